@@ -11,7 +11,7 @@ import numpy as np
 
 from devices.errors import HeteroError
 from devices.interpreter.block import Block, Step, Task, kernel_error, store
-from devices.interpreter.calls import CALL_MAKERS, Call, CallMaker, Scratch
+from devices.interpreter.calls import CALL_MAKERS, Call, Scratch
 from devices.interpreter.implementations import ONLY_IN_A_RUN
 from devices.interpreter.layout import Span, lay_out
 from devices.interpreter.recorder import recorded
@@ -88,11 +88,6 @@ def _dense(array: np.ndarray) -> np.ndarray:
     return array.copy("C" if repeats else "K")
 
 
-def maker_of(task: Task) -> CallMaker | None:
-    """Return what makes the calls of the task's kernel, if something does."""
-    return None if task.call is None else CALL_MAKERS.get(task.implementation.definition.function)
-
-
 def calls_of(
     task: Task,
     recording: Recording | None,
@@ -103,15 +98,10 @@ def calls_of(
     """Return the calls that do what a task's kernel does, if there are some for such arrays."""
     if recording is not None:
         return recording.calls(scratch, outputs, inputs)
-    maker = maker_of(task)
-    if maker is None:
+    if task.call is None:
         return None
-    if maker.many:
-        return maker.make(scratch, tuple(outputs), *inputs, **task.attributes)
-    y = outputs[0] if len(outputs) == 1 else None
-    if y is None or not (maker.any_order or y.flags.c_contiguous):
-        return None
-    return maker.make(scratch, y, *inputs, **task.attributes)
+    make = CALL_MAKERS.get(task.implementation.definition.function)
+    return None if make is None else make(scratch, outputs[0], *inputs, **task.attributes)
 
 
 def trace(
@@ -230,8 +220,6 @@ class _TracedRun:
             self.trace.recordings[i] = recording
             recording.calls(scratch, outputs, inputs)
             over = recording.over
-        elif (maker := maker_of(task)) is not None:
-            over = maker.over
         if scratch.nbytes:
             self.trace.scratch_nbytes[i] = scratch.nbytes
             self._spans[~i] = Span(i, i, scratch.nbytes)

@@ -1,4 +1,4 @@
-"""Matrix products: MatMul, Gemm, Det and the fused FusedMatMul."""
+"""Matrix products: MatMul, Gemm and Det."""
 
 from __future__ import annotations
 
@@ -26,18 +26,6 @@ def matmul_1(xp: Xp, a: Array, b: Array) -> Array:
     same_type(a, b)
     a, b = wide(xp, a, b)
     return _product(xp, a, b).astype(dtype, copy=False)
-
-
-@op("FusedMatMul", since=1, domain="hetero")
-def fused_matmul_1(xp: Xp, a: Array, b: Array, c: Array | None = None) -> Array:
-    """Return ``a @ b + c``; c broadcasts to the product."""
-    dtype = a.dtype
-    same_type(a, b)
-    a, b, c = wide(xp, a, b, c)
-    y = _product(xp, a, b)
-    if c is not None:
-        xp.add(y, c, out=y)
-    return y.astype(dtype, copy=False)
 
 
 @op("Gemm", since=1)

@@ -102,23 +102,10 @@ def instance_normalization_6(
 ) -> Array:
     """Normalise each channel of each instance by its own mean and variance."""
     _per_channel(x, scale, b)
-    if not x.flags.c_contiguous:  # channels may be last in memory
-        pixels = xp.moveaxis(x, 1, -1)
-        y = _by_pixels(xp, pixels.reshape(len(x), -1, x.shape[1]), scale, b, epsilon)
-        return xp.moveaxis(y.reshape(pixels.shape), -1, 1)
     y, _, variance = _centred(xp, x.reshape(*x.shape[:2], prod(x.shape[2:])))
     y *= scale[:, None] / xp.sqrt(variance + epsilon)
     y += b[:, None]
     return y.reshape(x.shape)
-
-
-def _by_pixels(xp: Xp, x: Array, scale: Array, b: Array, epsilon: float) -> Array:
-    """Normalise the channels of x (N, pixels, C)."""
-    ones, count = xp.ones((1, x.shape[1]), x.dtype), x.dtype.type(x.shape[1])
-    y = x - xp.matmul(ones, x) / count
-    y *= scale / xp.sqrt(xp.matmul(ones, y * y) / count + epsilon)
-    y += b
-    return y
 
 
 def _trailing(x: Array, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

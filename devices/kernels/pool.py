@@ -8,7 +8,6 @@ Padding is never stored; outputs at the border read fewer elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -17,9 +16,6 @@ from devices.kernels.registry import op, taking
 from devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
-
-#: Up to this stride, reducing at every place in runs of memory beats reducing where it is needed.
-_LARGEST_DENSE_STRIDE = 3
 
 
 def _pool_window(x: Array, kernel_shape: Ints, ceil_mode: int = 0, **sliding: Any) -> Window:
@@ -33,45 +29,6 @@ def _pool_window(x: Array, kernel_shape: Ints, ceil_mode: int = 0, **sliding: An
     return window
 
 
-def _reduce_along_rows(
-    xp: Xp, x: Array, window: Window, combine: Callable[..., Array], start: object
-) -> Array | None:
-    """Reduce along the last axis as if it were one long row; None if that would not pay.
-
-    The tensor is combined with itself, shifted, at every place; then each output is picked where
-    its window begins. The few whose windows run over either end of their row are done apart.
-    """
-    size, stride, begin = window.input[-1], window.strides[-1], window.begin[-1]
-    outputs = window.output[-1]
-    shifts = [k * window.dilations[-1] for k in range(window.kernel[-1])]
-    inner = [o for o in range(outputs) if 0 <= o * stride - begin < size - shifts[-1]]
-    if stride > _LARGEST_DENSE_STRIDE or len(shifts) == 1 or len(inner) < 2:
-        return None
-    # Where there is an output for each input, results go to its place and need no picking.
-    same = stride == 1 and outputs == size
-    at = begin if same else 0
-    flat = x.reshape(-1)
-    dense = xp.empty_like(flat)
-    places = dense[at : at + flat.size - shifts[-1]]
-    so_far = flat[: places.size]
-    for shift in shifts[1:]:
-        combine(so_far, flat[shift : shift + places.size], out=places)
-        so_far = places
-    y = dense.reshape(x.shape)
-    if not same:
-        first, last = (inner[i] * stride - begin for i in (0, -1))
-        picked = y[..., first : last + 1 : stride]
-        if len(inner) == outputs:
-            return picked
-        y = xp.empty((*x.shape[:-1], outputs), x.dtype)
-        y[..., inner[0] : inner[-1] + 1] = picked
-    for o in {*range(outputs)} - {*inner}:
-        reads = [o * stride - begin + shift for shift in shifts]
-        parts = [x[..., i] for i in reads if 0 <= i < size]
-        y[..., o] = reduce(combine, parts) if parts else start
-    return y
-
-
 def _reduce_windows(
     xp: Xp, x: Array, window: Window, combine: Callable[..., Array], start: object
 ) -> Array:
@@ -79,10 +36,6 @@ def _reduce_windows(
     for axis in range(len(window.kernel)):
         before = (slice(None),) * (2 + axis)
         size = window.output[axis]
-        if axis == len(window.kernel) - 1 and x.size and x.flags.c_contiguous:
-            rows = _reduce_along_rows(xp, x, window, combine, start)
-            if rows is not None:
-                return rows
         reads = [window.valid(axis, k) for k in range(window.kernel[axis])]
         whole = [k for k, (to, _) in enumerate(reads) if to == slice(0, size)][:2]
         parts = [x[(*before, reads[k][1])] for k in whole]

@@ -18,11 +18,8 @@ from devices.transforms.inline_functions import inline_functions
 from devices.transforms.integer_products import fuse_dynamic_matmul, fuse_integer_matmul
 from devices.transforms.layer_norm import fuse_layer_norm
 from devices.transforms.literals import literals_to_constants
-from devices.transforms.matmul_add import fuse_matmul_add
-from devices.transforms.movement import merge_movements
 from devices.transforms.quantized import fuse_fake_quantize, quantize_once
 from devices.transforms.quantized_operators import standard_quantized
-from devices.transforms.scale_into_conv import move_scale_into_conv
 from devices.transforms.scale_shift import fuse_scale_shift
 
 
@@ -50,13 +47,10 @@ THEN: Final = (
     Pass(quantize_once, oldest_opset=10),
     Pass(fuse_dynamic_matmul, oldest_opset=11),
     Pass(fuse_integer_matmul, oldest_opset=10),
-    Pass(merge_movements),
     Pass(fold_batchnorm_into_conv),
     Pass(fuse_scale_shift),
-    Pass(move_scale_into_conv),
     Pass(fuse_layer_norm),
     Pass(fuse_gelu),
-    Pass(fuse_matmul_add),
     Pass(fuse_conv_activation),
     Pass(remove_dead_nodes, oldest_opset=0),
 )

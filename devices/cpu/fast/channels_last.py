@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import overload
 
 import numpy as np
 
@@ -41,15 +40,6 @@ def is_last(x: np.ndarray) -> bool:
 def planes(y: np.ndarray) -> np.ndarray:
     """Return an array (N, H, W, C) as a value (N, C, H, W)."""
     return y.transpose(0, 3, 1, 2)
-
-
-@overload
-def planar(x: np.ndarray) -> np.ndarray: ...
-@overload
-def planar(x: np.ndarray | None) -> np.ndarray | None: ...
-def planar(x: np.ndarray | None) -> np.ndarray | None:
-    """Return x (N, C, W) as (N, C, 1, W); what is of another rank stays as it is."""
-    return x if x is None or x.ndim != 3 else x[:, :, None]
 
 
 def windows(
@@ -93,14 +83,11 @@ def pixel_calls(scratch: BandScratch, x: np.ndarray) -> tuple[np.ndarray, list[C
 
 
 def pad_calls(
-    scratch: BandScratch, x: np.ndarray, before: Sequence[int], size: Sequence[int], groups: int
+    scratch: BandScratch, x: np.ndarray, before: Sequence[int], size: Sequence[int]
 ) -> tuple[np.ndarray, list[Call]]:
-    """Return `pixels` of x with zeros around it, of spatial `size`, and the calls that do it.
-
-    The channels are those that shuffling `groups` of them gives.
-    """
+    """Return `pixels` of x with zeros around it, of spatial `size`, and the calls that do it."""
     (n, c, h, w), (top, left) = x.shape, before
-    if (h, w) == tuple(size) and groups == 1:
+    if (h, w) == tuple(size):
         return pixel_calls(scratch, x)
     y = scratch((n, *size, c), x.dtype)
     rows = y[:, top : top + h]
@@ -108,10 +95,7 @@ def pad_calls(
     if scratch.is_new:  # nobody else writes to the sides
         rims += [rows[:, :, :left], rows[:, :, left + w :]]
     calls: list[Call] = [partial(rim.fill, 0) for rim in rims if rim.size]
-    middle, last = rows[:, :, left : left + w], x.transpose(0, 2, 3, 1)
-    for i, part in enumerate(np.split(last, groups, 3)):
-        calls += copy_pixels(middle[..., i::groups], part)
-    return y, calls
+    return y, calls + copy_pixels(rows[:, :, left : left + w], x.transpose(0, 2, 3, 1))
 
 
 def copy_pixels(y: np.ndarray, x: np.ndarray) -> list[Call]:

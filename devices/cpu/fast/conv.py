@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,19 +17,22 @@ from devices.cpu.fast.channels_last import (
     is_last,
     pad_calls,
     pixel_calls,
-    planar,
     planes,
     row_calls,
     row_of,
     windows,
 )
-from devices.cpu.fast.fast_kernels import fast_op
-from devices.interpreter.calls import Call, Scratch
+from devices.interpreter.calls import CALL_MAKERS, Call, Scratch
 from devices.interpreter.copies import copy_call
-from devices.kernels.registry import taking
+from devices.kernels import KernelRegistry
+from devices.kernels.element_types import Xp
+from devices.kernels.registry import op, taking
 from devices.kernels.window import Window, sliding_window
 
 Ints = Sequence[int]
+
+#: The kernel that suits only a CPU.
+FAST: Final = KernelRegistry()
 
 #: Bytes of columns, or of the input, to hold at once, and of the output beside them.
 _BLOCK_BYTES = 1 << 19
@@ -69,39 +72,46 @@ def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
     return set(kernel) != {1} or set(strides) != {1} or group > 1
 
 
-@fast_op("ChannelsLastConv", any_order=True)
+@op("ChannelsLastConv", since=1, domain="hetero", registry=FAST)
 @taking(sliding_window)
 def channels_last_conv(
-    scratch: Scratch, y: np.ndarray | None, x: np.ndarray, w: np.ndarray,
-    b: np.ndarray | None = None, z: np.ndarray | None = None, *,
-    group: int = 1, kernel_shape: Ints, activation: str = "",
-    activation_params: Sequence[float] = (), winograd: int = 0, bias_row: int = 0,
-    shuffled: int = 1, **sliding: Any,
-) -> tuple[np.ndarray, Iterator[Call]] | None:  # fmt: skip
+    xp: Xp, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None,
+    z: np.ndarray | None = None, *, group: int = 1, kernel_shape: Ints, activation: str = "",
+    activation_params: Sequence[float] = (), winograd: int = 0, bias_row: int = 0, **sliding: Any,
+) -> np.ndarray:  # fmt: skip
     """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
 
-    `bias_row` tells that the bias is the weights' last row; without Winograd's tiles, x's channels
-    are read as shuffling `shuffled` groups of them gives.
-
-    The result has its channels last in memory; x and z are read fastest where they do too. Those of
-    (N, C, W) are taken as of a height of 1.
+    `bias_row` tells that the bias is the weights' last row. The result has its channels last in
+    memory; x and z are read fastest where they do too.
     """
-    is_line = x.ndim == 3
-    x, y, z = planar(x), planar(y), planar(z)
     window = sliding_window(x.shape[2:], kernel_shape, **sliding)
-    if y is None:
-        by_channel = _is_by_channel(w, window, group, winograd)
-        channels = group if by_channel else w.shape[-1] * group
-        depth = (w.shape[1] - bias_row) // (1 if winograd else prod(window.kernel))
-        read = 1 if by_channel else depth
-        if x.ndim != 4 or x.shape[1] != read * group:
-            raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
-        y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
-    elif not is_last(y):
-        return None
+    by_channel = _is_by_channel(w, window, group, winograd)
+    channels = group if by_channel else w.shape[-1] * group
+    depth = (w.shape[1] - bias_row) // (1 if winograd else prod(window.kernel))
+    read = 1 if by_channel else depth
+    if x.ndim != 4 or x.shape[1] != read * group:
+        raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
+    y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
     last = _Last(b, z, activation, activation_params)
-    calls = _calls(scratch, y, x, w, window, group, winograd, shuffled, last)
-    return y[:, :, 0] if is_line else y, calls
+    for call in _calls(Scratch(), y, x, w, window, group, winograd, last):
+        call()
+    return y
+
+
+def _make_calls(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None,
+    z: np.ndarray | None = None, *, group: int = 1, kernel_shape: Ints, activation: str = "",
+    activation_params: Sequence[float] = (), winograd: int = 0, bias_row: int = 0, **sliding: Any,
+) -> list[Call] | None:  # fmt: skip
+    """Return the calls of the kernel above."""
+    if not is_last(y):
+        return None
+    window = sliding_window(x.shape[2:], kernel_shape, **sliding)
+    last = _Last(b, z, activation, activation_params)
+    return list(_calls(scratch, y, x, w, window, group, winograd, last))
+
+
+CALL_MAKERS[channels_last_conv] = _make_calls
 
 
 def _is_by_channel(w: np.ndarray, window: Window, group: int, winograd: int) -> bool:
@@ -142,7 +152,6 @@ def _calls(
     window: Window,
     group: int,
     winograd: int,
-    shuffled: int,
     last: _Last,
 ) -> Iterator[Call]:
     """Yield the calls that put the convolution into y, whose channels are last, band by band."""
@@ -159,7 +168,7 @@ def _calls(
         copied = copies_columns(window.kernel, window.strides, group)
         most = _rows(x, y, window, group * sum(w.shape[1:]), copied)
         convolve = partial(_by_columns, own, w, window)
-    if most < y.shape[1] and shuffled == 1 and 4 * x.nbytes <= y.nbytes:
+    if most < y.shape[1] and 4 * x.nbytes <= y.nbytes:
         # Bands share rows, and a small input that is not in order is put so once.
         pixels, calls = pixel_calls(BandScratch(scratch), x)
         yield from calls
@@ -167,7 +176,7 @@ def _calls(
     for images, rows in bands(len(y), y.shape[1], most, winograd or 1):
         for space in (pads, residuals, own):
             space.rewind()
-        part, calls = _padded(pads, x[images], window, rows, winograd, shuffled)
+        part, calls = _padded(pads, x[images], window, rows, winograd)
         yield from calls
         block, residual = y[images, rows], None
         if last.z is not None:
@@ -191,7 +200,7 @@ def _rows(x: np.ndarray, y: np.ndarray, window: Window, elements: int, copied: b
 
 
 def _padded(
-    scratch: BandScratch, x: np.ndarray, window: Window, rows: slice, winograd: int, shuffled: int
+    scratch: BandScratch, x: np.ndarray, window: Window, rows: slice, winograd: int
 ) -> tuple[np.ndarray, list[Call]]:
     """Return the pixels that some output rows read, and the calls that put them there."""
     (top, left), (height, width), count = window.begin, window.input, rows.stop - rows.start
@@ -204,7 +213,7 @@ def _padded(
     start = rows.start * window.strides[0] - top
     first, end = (min(max(row, 0), height) for row in (start, start + deep))
     before = (min(first - start, deep), left)
-    return pad_calls(scratch, x[:, :, first:end], before, (deep, wide), shuffled)
+    return pad_calls(scratch, x[:, :, first:end], before, (deep, wide))
 
 
 def bias_row(b: np.ndarray) -> np.ndarray:

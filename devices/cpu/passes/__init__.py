@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from devices.cpu.passes.channel_shuffle import fuse_channel_shuffle
 from devices.cpu.passes.channels_last import prepare_convolutions
-from devices.cpu.passes.recurrent_weights import prepare_recurrent
 from devices.transforms import FIRST, THEN, Pass
 from devices.transforms.dead_nodes import remove_dead_nodes
 from devices.transforms.single_precision import compute_in_single
@@ -15,8 +13,6 @@ HOST_PASSES: Final = (
     *FIRST,
     Pass(compute_in_single),
     *THEN,
-    Pass(fuse_channel_shuffle),
     Pass(prepare_convolutions, oldest_opset=0),
-    Pass(prepare_recurrent),
     Pass(remove_dead_nodes, oldest_opset=0),
 )

@@ -12,11 +12,11 @@ import pytest
 from onnx import NodeProto, helper
 
 from devices.cpu.fast import conv as convolution
-from devices.cpu.fast import lrn, winograd
+from devices.cpu.fast import winograd
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.winograd import prepare, tile_calls
 from devices.cpu.plugin import CPUPlugin
-from devices.interpreter.calls import CALL_MAKERS, Scratch
+from devices.interpreter.calls import Scratch
 from devices.model.reader import read_model
 from tests.support.small_models import compile_cpu, make_model, run_cpu
 
@@ -110,7 +110,7 @@ def test_a_residual_block_along_one_axis_gives_what_onnx_runtime_gives(kernel: i
         helper.make_node("Relu", ["s"], ["y"]),
     ]
     x, constants = values(2, 6, 40), conv(6, 6, (kernel,))
-    assert {node.op_type for node in transformed(nodes, x, constants)} == {"ChannelsLastConv"}
+    assert {node.op_type for node in transformed(nodes, x, constants)} == {"FusedConv"}
     check(nodes, x, constants)
 
 
@@ -160,11 +160,7 @@ def test_prepared_weights_lie_in_order(strides: list[int], group: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 41])
 @pytest.mark.parametrize("attributes", [{}, {"beta": 0.5}, {"alpha": 0.3, "bias": 2.0}])
-@pytest.mark.parametrize("many", [1, 2000])
-def test_responses_are_normalised_across_channels(
-    size: int, attributes: dict[str, float], many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lrn, "_BLOCK_NBYTES", many)
+def test_responses_are_normalised_across_channels(size: int, attributes: dict[str, float]) -> None:
     nodes = [
         helper.make_node("Conv", ["x", "v"], ["c"]),
         helper.make_node("LRN", ["c"], ["y"], size=size, **attributes),
@@ -272,30 +268,6 @@ def test_pools_and_sums_keep_channels_last() -> None:
         assert kernel.function(np, x, **pool).strides == x.strides
 
 
-@pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize("kernel", [(3, 3), (2, 5), (8, 9), (1, 1)])
-@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 1, 0)])
-def test_bound_pools_give_what_their_kernels_do(
-    name: str, kernel: tuple[int, int], pads: tuple[int, ...]
-) -> None:
-    pool = CPUPlugin.backend.find_kernel("", name, 22)
-    assert pool is not None
-    x = np.moveaxis(values(2, 8, 9, 5), 3, 1)
-    for strides, dilations, ceil_mode in product([(1, 1), (3, 2)], [(1, 1), (1, 2)], [0, 1]):
-        attributes = {"kernel_shape": kernel, "pads": pads, "strides": strides}
-        attributes |= {"dilations": dilations, "ceil_mode": ceil_mode}
-        try:
-            y = pool.function(np, x, **attributes)
-        except ValueError:  # it does not fit
-            continue
-        bound = np.moveaxis(np.empty(np.moveaxis(y, 1, 3).shape, y.dtype), 3, 1)
-        calls = CALL_MAKERS[pool.function].make(Scratch(), bound, x, **attributes)
-        assert calls
-        for call in calls:
-            call()
-        np.testing.assert_array_equal(bound, y)
-
-
 @pytest.mark.parametrize("read", ["weights", "bias"])
 def test_what_is_not_known_beforehand_stays_as_it_is(read: str) -> None:
     given = "w" if read == "weights" else "b"
@@ -318,113 +290,6 @@ def test_a_convolution_of_wrong_channels_says_what_it_wants() -> None:
         dim.ClearField("value")
     with pytest.raises(ValueError, match="1 groups of 3 channels wanted"):
         run_cpu(model, {"x": values(1, 5, 6, 6)})
-
-
-@pytest.mark.parametrize("first", ["Conv", "Relu"], ids=["channels last", "channels first"])
-def test_shuffled_channels_are_one_operator(first: str) -> None:
-    nodes = [
-        helper.make_node(first, ["x", "w"] if first == "Conv" else ["x"], ["c"]),
-        helper.make_node("Reshape", ["c", "groups"], ["g"]),
-        helper.make_node("Transpose", ["g"], ["t"], perm=[0, 2, 1, 3, 4]),
-        helper.make_node("Reshape", ["t", "whole"], ["y"]),
-    ]
-    constants: dict[str, Any] = {"w": values(6, 6, 1, 1)} if first == "Conv" else {}
-    constants |= {"groups": np.array([2, 3, 2, 4, 5]), "whole": np.array([2, 6, 4, 5])}
-    x = values(2, 6, 4, 5)
-    kinds = [node.op_type for node in transformed(nodes, x, constants)]
-    assert kinds == ["ChannelsLastConv" if first == "Conv" else "Relu", "ChannelShuffle"]
-    check(nodes, x, constants)
-
-
-@pytest.mark.parametrize(
-    ("group", "kernel", "pads"),
-    [(6, 3, [1] * 4), (6, 2, [0] * 4), (2, 1, [0] * 4), (1, 3, [1] * 4)],
-)
-def test_a_convolution_shuffles_the_channels_that_it_reads(
-    group: int, kernel: int, pads: list[int]
-) -> None:
-    nodes = [
-        helper.make_node("Reshape", ["x", "groups"], ["g"]),
-        helper.make_node("Transpose", ["g"], ["t"], perm=[0, 2, 1, 3, 4]),
-        helper.make_node("Reshape", ["t", "whole"], ["c"]),
-        helper.make_node("Conv", ["c", "w", "b"], ["y"], group=group, pads=pads),
-    ]
-    constants = conv(6, 6, (kernel, kernel), group)
-    constants |= {"groups": np.array([2, 3, 2, 4, 5]), "whole": np.array([2, 6, 4, 5])}
-    x = values(2, 6, 4, 5)
-    assert [node.op_type for node in transformed(nodes, x, constants)] == ["ChannelsLastConv"]
-    check(nodes, x, constants)
-
-
-@pytest.mark.parametrize("kernel", [(2, 2), (1, 3)])
-@pytest.mark.parametrize("first", ["Conv", "Relu"], ids=["channels last", "channels first"])
-@pytest.mark.parametrize("bias", [[], ["bias"]])
-def test_transposed_convolutions_side_by_side_are_one_product(
-    kernel: tuple[int, int], first: str, bias: list[str]
-) -> None:
-    nodes = [
-        helper.make_node(first, ["x", "w"] if first == "Conv" else ["x"], ["c"]),
-        helper.make_node("ConvTranspose", ["c", "v", *bias], ["y"], strides=kernel),
-    ]
-    constants = {"w": values(6, 6, 1, 1), "v": values(6, 4, *kernel), "bias": values(4)}
-    x = values(2, 6, 5, 7)
-    assert transformed(nodes, x, constants)[-1].op_type == "ChannelsLastConvTranspose"
-    check(nodes, x, constants)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "attributes"),
-    [
-        ((2, 2), {"strides": [2, 1]}),
-        ((2, 2), {"strides": [2, 2], "pads": [0, 1, 0, 0]}),
-        ((2, 2), {"strides": [2, 2], "output_shape": [9, 13]}),
-        ((2, 2), {"strides": [3, 4]}),
-        ((3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-        ((4, 3), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
-        ((3, 2), {"dilations": [2, 3], "pads": [3, 0, 1, 2]}),
-        ((1, 1), {"strides": [2, 2], "output_padding": [1, 0]}),
-        # As large as the kernels side by side, and yet something else.
-        ((3, 3), {"strides": [3, 3], "pads": [1, 1, 1, 1], "output_padding": [2, 2]}),
-        ((2, 2), {"strides": [2, 2], "dilations": [2, 2], "pads": [0, 0, 1, 1]}),
-    ],
-)
-@pytest.mark.parametrize("bias", [[], ["bias"]])
-def test_other_transposed_convolutions_are_a_product_and_sums(
-    kernel: tuple[int, int], attributes: dict[str, Any], bias: list[str]
-) -> None:
-    node = helper.make_node("ConvTranspose", ["x", "v", *bias], ["y"], **attributes)
-    constants, x = {"v": values(6, 4, *kernel), "bias": values(4)}, values(2, 6, 5, 7)
-    assert transformed([node], x, constants)[-1].op_type == "ChannelsLastConvTranspose"
-    check([node], x, constants)
-
-
-@pytest.mark.parametrize(
-    "attributes", [{}, {"strides": [3]}, {"strides": [2], "pads": [1, 0], "output_padding": [1]}]
-)
-def test_a_transposed_convolution_along_one_axis_is_planar(attributes: dict[str, Any]) -> None:
-    node = helper.make_node("ConvTranspose", ["x", "v"], ["y"], **attributes)
-    constants, x = {"v": values(6, 4, 3)}, values(2, 6, 9)
-    assert transformed([node], x, constants)[-1].op_type == "ChannelsLastConvTranspose"
-    check([node], x, constants)
-
-
-def test_a_transposed_convolution_of_several_groups_stays_as_it_is() -> None:
-    node = helper.make_node("ConvTranspose", ["x", "v"], ["y"], group=2)
-    constants, x = {"v": values(6, 4, 2, 2)}, values(2, 6, 5, 7)
-    assert [node.op_type for node in transformed([node], x, constants)] == ["ConvTranspose"]
-    check([node], x, constants)
-
-
-def test_a_transposition_of_other_axes_is_no_shuffle() -> None:
-    nodes = [
-        helper.make_node("Reshape", ["x", "groups"], ["g"]),
-        helper.make_node("Transpose", ["g"], ["t"], perm=[0, 2, 1, 3, 4]),
-        helper.make_node("Reshape", ["t", "whole"], ["y"]),
-    ]
-    constants = {"groups": np.array([2, 6, 4, 1, 5]), "whole": np.array([2, 6, 4, 5])}
-    x = values(2, 6, 4, 5)
-    assert [node.op_type for node in transformed(nodes, x, constants)][1] == "Transpose"
-    check(nodes, x, constants)
 
 
 def test_accuracy_leaves_convolutions_as_they_are_written() -> None:

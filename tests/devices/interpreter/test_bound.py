@@ -17,7 +17,6 @@ from devices.conformance.onnx_suite import Case, backend_cases
 from devices.cpu.plugin import CPUPlugin
 from devices.errors import KernelError, RequestCancelledError
 from devices.interpreter import bound_cache
-from devices.interpreter.calls import makes_calls
 from devices.interpreter.layout import Span, lay_out
 from devices.interpreter.trace import trace
 from devices.model.reader import read_model
@@ -493,13 +492,6 @@ def test_what_no_bound_call_touches_has_no_memory_that_stays() -> None:
     finally:
         tracemalloc.stop()
     assert held < x.nbytes / 2
-
-
-def test_a_kernel_is_bound_once() -> None:
-    with pytest.raises(ValueError, match="MaxPool's kernel since opset 1 are made twice"):
-        makes_calls("MaxPool", 1)(lambda scratch, y, x: None)
-    with pytest.raises(ValueError, match="no kernel since opset 2"):
-        makes_calls("MaxPool", 2)(lambda scratch, y, x: None)
 
 
 def test_a_model_that_is_dropped_frees_its_memory_at_once() -> None:

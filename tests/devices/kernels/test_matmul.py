@@ -95,14 +95,6 @@ def test_det(shape, opset):
     check("Det", [floats(*shape)], {}, opset, 1e-4, 1e-5, oracle=run_reference)
 
 
-@pytest.mark.parametrize("c", [None, (5,), (3, 5), (2, 3, 5), (3, 1)])
-def test_fused_matmul(c):
-    a, b = floats(2, 3, 4), floats(4, 5)
-    added = None if c is None else floats(*c)
-    expected = a @ b if added is None else a @ b + added
-    check("FusedMatMul", [a, b, added], {}, 1, 1e-5, 1e-5, domain="hetero", expected=[expected])
-
-
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "error"),
     [
