@@ -14,16 +14,18 @@ class BytesInFlight:
     """A count of the bytes in flight, for all machines that share it."""
 
     def __init__(self) -> None:
-        self.nbytes = 0
+        #: Of admitted requests; and how many requests' attempts are awaited.
+        self.nbytes = self.num_running = 0
         self._lock = threading.Lock()
         #: Called once when there are fewer.
         self._waiting: list[Callable[[], None]] = []
 
-    def add(self, nbytes: int) -> None:
-        """Count `nbytes` more, or less."""
+    def add(self, nbytes: int, num_running: int = 0) -> None:
+        """Count so many bytes, and attempts, more or less."""
         told: list[Callable[[], None]] = []
         with self._lock:
             self.nbytes += nbytes
+            self.num_running += num_running
             if nbytes < 0 and self._waiting:
                 told, self._waiting = self._waiting, told
         for call in told:

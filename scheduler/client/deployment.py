@@ -183,11 +183,6 @@ class BaseDeployment(ABC):
         return self._deployments.clock
 
     @property
-    def num_awaited(self) -> int:
-        """How many attempts were sent and are not answered."""
-        return self._runner.num_awaited
-
-    @property
     def routes(self) -> tuple[Route, ...]:
         """The ways that requests take."""
         return self.placement.routes
@@ -315,7 +310,7 @@ class BaseDeployment(ABC):
         """Return each route's stages that take inputs of the model, with those, or none at all."""
         return tuple(
             tuple(
-                (stage, tuple(name for name in stage.inputs if name in self._inputs))
+                (stage, tuple(dict.fromkeys(n for n in stage.inputs if n in self._inputs)))
                 for stage in (placement.stages[number] for number in route.stages)
                 if not self._inputs.isdisjoint(stage.inputs)
                 or self.known.given(placement, stage.index).keys() >= set(stage.inputs)
@@ -367,13 +362,18 @@ class BaseDeployment(ABC):
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
         is_known = not (request.profile or request.keep)
+        is_used = memory.is_used
         for stage, names in self._firsts[request.route]:
             if is_known and stage.index in self.known:
                 self._known(request, stage)
                 continue
             task, address = Task(request, stage.index), self._addresses[stage.device]
-            values = {name: inputs[name] for name in names}
-            if not memory.is_used or memory.give(self._channel, task, address, values):
+            values: Mapping[str, Value] | None = inputs
+            if len(names) < len(inputs):
+                values = {name: inputs[name] for name in names}
+            if is_used and values:
+                values = memory.give(self._channel, task, address, values)
+            if values is not None:
                 self._channel.send(address, Values(task, values))
 
     def _known(self, request: Request, stage: Stage) -> None:

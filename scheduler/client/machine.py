@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import inf
+from operator import attrgetter
 from typing import Final
 
 from devices.errors import (
@@ -38,6 +38,7 @@ _PAUSE_S: Final = 0.2
 
 
 _S = RequestState
+_output_nbytes: Final = attrgetter("output_nbytes")
 #: States in which a request counts as in flight.
 _ADMITTED: Final = frozenset({_S.RUNNING, _S.PARKED, _S.HELD})
 #: Events of a single request that was submitted.
@@ -77,12 +78,11 @@ class ClientMachine:
             lambda entry: self.state(entry[1]) in (_S.NEW, _S.WAITING)
         )
         #: (time, id): when something of a request is due.
-        self._due: LazyHeap[tuple[float, int]] = LazyHeap(lambda entry: entry[1] in self._live)
+        self.due: LazyHeap[tuple[float, int]] = LazyHeap(lambda entry: entry[1] in self._live)
         #: Admitted requests, the first first, where answers are to come so.
         self._order: OrderedDict[int, RequestRecord] = OrderedDict()
-        #: Requests that wait for admission; that are admitted and have not ended; whose attempts
-        #: are awaited.
-        self.num_waiting = self.num_in_flight = self.num_running = 0
+        #: Requests that wait for admission; that are admitted and have not ended.
+        self.num_waiting = self.num_in_flight = 0
         self._suspects = Suspects()
         self._cluster_error: ClusterError | None = None
         self._closed = False
@@ -90,14 +90,8 @@ class ClientMachine:
     @property
     def next_deadline_s(self) -> float | None:
         """When `TimePassed` is wanted next, or None."""
-        first = self._due.first()
+        first = self.due.first()
         return first[0] if first else None
-
-    @property
-    def earliest_s(self) -> float:
-        """No `TimePassed` is wanted sooner; infinity where none is at all."""
-        entries = self._due.entries
-        return entries[0][0] if entries else inf
 
     @property
     def waits_for_bytes(self) -> bool:
@@ -122,11 +116,6 @@ class ClientMachine:
         request = self.record(request_id)
         return request.state if request else None
 
-    def is_current(self, request_id: int, attempt: int) -> bool:
-        """Whether an attempt's answer is still waited for."""
-        request = self._live.get(request_id)
-        return bool(request and request.state is _S.RUNNING and request.attempt == attempt)
-
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request; empty for one unknown or forgotten."""
         request = self.record(request_id)
@@ -141,9 +130,14 @@ class ClientMachine:
         while len(self._ended) > self.limits.remembered:
             self._ended.popitem(last=False)
         done: list[ClientInstruction] = []
-        for request in self._concerned(event):
-            done += self._step(request, event)
-        if self._suspects:
+        if isinstance(event, _OF_ONE):
+            number = event.request_id
+            if request := self._live.get(number) or self._ended.get(number):
+                done = self._step(request, event)
+        else:
+            for request in self._concerned(event):
+                done += self._step(request, event)
+        if self._suspects.parked:
             done += self._try_suspect(event.now_s)
         if self._order:
             done += self._deliver_held(event.now_s)
@@ -153,13 +147,10 @@ class ClientMachine:
 
     def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
         """Take in what an event says of no single request; return the requests that it is for."""
-        if isinstance(event, _OF_ONE):
-            known = self.record(event.request_id)
-            return (known,) if known else ()
         match event:
             case events.Submitted():
                 number = event.request_id
-                if self.record(number):
+                if number in self._live or number in self._ended:
                     raise InvalidTransitionError(f"request {number} submitted twice")
                 admit_by_s = event.now_s + self.limits.admission_timeout_s
                 request = self._live[number] = RequestRecord(event, number, admit_by_s)
@@ -200,13 +191,13 @@ class ClientMachine:
         if before is after:
             return
         self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
-        self.num_running += (after is _S.RUNNING) - (before is _S.RUNNING)
         if request.is_suspect:
             self._suspects.moved(request)
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
         self.num_in_flight += admitted
-        if admitted:
-            self._in_flight.add(admitted * request.nbytes)
+        running = (after is _S.RUNNING) - (before is _S.RUNNING)
+        if admitted or running:
+            self._in_flight.add(admitted * request.nbytes, running)
         if admitted > 0:
             request.admitted_s = now_s
         if after in ENDED and before not in ENDED:
@@ -218,8 +209,8 @@ class ClientMachine:
 
     def _take_due(self, now_s: float) -> list[RequestRecord]:
         due: dict[int, RequestRecord] = {}
-        while (first := self._due.first()) and first[0] <= now_s:
-            self._due.pop()
+        while (first := self.due.first()) and first[0] <= now_s:
+            self.due.pop()
             due[first[1]] = self._live[first[1]]
         return list(due.values())
 
@@ -264,7 +255,7 @@ class ClientMachine:
         request.route = route
         request.outputs, request.runs = {}, {}
         self._routes.begin(route)
-        request.note(now_s, f"started on route {route}" if len(self._routes) > 1 else "started")
+        request.note(now_s, f"started on route {route}" if self._routes.count > 1 else "started")
         return [events.StartAttempt(request.id, request.attempt, route)]
 
     def _stop(self, request: RequestRecord) -> list[ClientInstruction]:
@@ -293,7 +284,7 @@ class ClientMachine:
         request.error, request.resume_s = error, now_s
         if self._routes.is_any_live(request.avoided):
             request.resume_s += _PAUSE_S * 2 ** (request.attempt - 1)
-            self._due.push((request.resume_s, request.id))
+            self.due.push((request.resume_s, request.id))
         request.note(now_s, f"parked: {self._why_parked(request)}")
         return _S.PARKED, drop
 
@@ -329,7 +320,7 @@ class ClientMachine:
         if event.deadline_s <= event.now_s:
             return self._expire(request, event.now_s)
         if not self.num_waiting and self._has_room(request):
-            self._due.push((event.deadline_s, request.id))
+            self.due.push((event.deadline_s, request.id))
             return _S.RUNNING, self._enter(request, event.now_s)
         away = self._routes.why_away()
         if away:
@@ -344,7 +335,7 @@ class ClientMachine:
                 self._overload(request),
             )
         for due_s in {event.deadline_s, min(event.deadline_s, request.admit_by_s)}:
-            self._due.push((due_s, request.id))
+            self.due.push((due_s, request.id))
         self._waiting.push((-event.priority, request.id))
         request.note(event.now_s, f"waits: {away_text(away) if away else self._full}")
         return _S.WAITING, []
@@ -378,7 +369,7 @@ class ClientMachine:
         self._routes.end(request.route)
         nbytes = event.nbytes
         if nbytes is None:
-            nbytes = sum([run.output_nbytes for run in runs.values()])
+            nbytes = sum(map(_output_nbytes, runs.values()))
         self._expected.learn(request.submitted.nbytes, nbytes)
         request.note(event.now_s, "answered")
         if self.limits.in_order:
@@ -492,4 +483,4 @@ class ClientMachine:
 
 def _deliver(request: RequestRecord) -> events.Deliver:
     runs = request.runs
-    return events.Deliver(request.id, request.outputs, tuple([runs[i] for i in sorted(runs)]))
+    return events.Deliver(request.id, request.outputs, tuple(map(runs.__getitem__, sorted(runs))))

@@ -22,13 +22,10 @@ class Outbox:
 
     def __init__(self, later: Callable[[Callable[[], None]], None]) -> None:
         self._later = later
-        #: Those that are yet to be carried out, or are being.
+        #: Those that are yet to be carried out, or are being; one that Ctrl-C ends half-way is done
+        #: again, which must change nothing.
         self.orders: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
-
-    def append(self, order: Callable[[], None]) -> None:
-        """Add an order; done again where Ctrl-C ends it half-way, it must change nothing."""
-        self.orders.append(order)
 
     def carry_out(self) -> None:
         """Carry out what is there, in this thread, unless another is at it, which then goes on."""

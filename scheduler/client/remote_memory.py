@@ -192,26 +192,27 @@ class RemoteMemory:
         if self._is_lost(kept.address):
             raise lost_tensor(port, kept)
 
-    def give(self, channel: Channel, task: Task, address: str, values: dict[str, Value]) -> bool:
-        """Have whoever keeps inputs of a task send them to its device, and take them out.
+    def give(
+        self, channel: Channel, task: Task, address: str, values: Mapping[str, Value]
+    ) -> Mapping[str, Value] | None:
+        """Have whoever keeps inputs of a task send them to its device; return the others.
 
         `channel`: the task's client's.
-        Returns whether there are others to be sent, or none at all.
+        Returns: None where there are no others to be sent.
         Raises TensorError: the device that keeps one is gone.
         """
         keys: dict[str, dict[str, str]] = {}
         for name, kept in [(n, v) for n, v in values.items() if isinstance(v, Kept)]:
             self._check(name, kept)
             keys.setdefault(kept.address, {})[name] = kept.key
-            del values[name]
         if not keys:
-            return True
+            return values
         unheld = self._take_unheld()
         for holder, named in keys.items():
             free = tuple(unheld.pop(holder, ()))
             channel.send(holder, Give(task, channel.address, address, named, free))
         self._free(unheld)
-        return bool(values)
+        return {n: v for n, v in values.items() if not isinstance(v, Kept)} or None
 
     def close(self) -> None:
         """Take nothing more, and stop waiting."""

@@ -32,13 +32,9 @@ class Routes:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._ways: list[_Way] = []
-        self._all: list[int] = []
         #: Why a device is away, the first to go first.
         self._away: dict[str, DeviceLost | DeviceGone] = {}
         self.add(routes)
-
-    def __len__(self) -> int:
-        return len(self._ways)
 
     def add(self, routes: Sequence[Route]) -> None:
         """Add routes, numbered after those that are there."""
@@ -49,7 +45,8 @@ class Routes:
             self._ways.append(
                 _Way(frozenset(plan.devices), route.share, len(route.stages), num_outputs)
             )
-        self._all = list(range(len(self._ways)))
+        self.count = len(self._ways)
+        self._all = list(range(self.count))
 
     def lose(self, event: DeviceLost | DeviceGone) -> None:
         """Take note that a device is away."""
@@ -104,7 +101,7 @@ class Routes:
 
         `near`: devices that it is to have, and if it can be no others.
         """
-        live = self._live(but)
+        live = self._live(but) if but or self._away else self._all
         if near and len(live) > 1:
             far = {
                 n: (len(near - has), len(has - near))
@@ -127,8 +124,6 @@ class Routes:
         return chosen
 
     def _live(self, but: Collection[int] = ()) -> list[int]:
-        if not but and not self._away:
-            return self._all
         return [
             number
             for number, way in enumerate(self._ways)

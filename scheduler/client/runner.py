@@ -113,11 +113,6 @@ class RequestRunner:
         self._deployment = deployment
         self.home = HomeProcess()
 
-    @property
-    def num_awaited(self) -> int:
-        """How many attempts are awaited."""
-        return self._machine.num_running
-
     def submit(
         self, inputs: Mapping[str, Value], request: Request, near: frozenset[str] = frozenset()
     ) -> Submission:
@@ -197,10 +192,10 @@ class RequestRunner:
             calls = list(self._calls.values())  # at once: callers add theirs without the lock
             return [(c.attempt, c.inputs) for c in calls if c.attempt]
 
-    def is_current(self, request_id: int, attempt: int) -> bool:
-        """Whether an attempt's answer is still waited for."""
-        with self._lock:
-            return self._machine.is_current(request_id, attempt)
+    def has_ended(self, attempt: Request) -> bool:
+        """Whether an attempt's answer is no longer waited for."""
+        call = self._calls.get(attempt.id)
+        return call is None or call.attempt is not attempt
 
     def handle(self, event: ClientEvent) -> None:
         """Give the machine an event, and see that what it asks for is done, in order."""
@@ -208,9 +203,9 @@ class RequestRunner:
         with self._lock:
             for instruction in self._machine.handle(event):
                 self._take(instruction)
-            due_s = self._machine.earliest_s
-            if due_s < self._timer.due_s:
-                self._timer.by(due_s)
+            due = self._machine.due.entries
+            if due and due[0][0] < self._timer.due_s:
+                self._timer.by(due[0][0])
             if self._machine.num_waiting and self._waits_for_bytes():
                 is_new_wait = True
         if is_new_wait:
@@ -234,7 +229,7 @@ class RequestRunner:
                 self._deployment, number, instruction.attempt, instruction.route
             )
             if call.is_granted:
-                self._outbox.append(partial(self._start, call, started))
+                self._outbox.orders.append(partial(self._start, call, started))
                 return
             # The caller starts its own first attempt: whoever made room for it has its own work
             # to do.
@@ -246,16 +241,16 @@ class RequestRunner:
             call = self._calls[number]
             dropped, call.attempt = call.attempt, None
             assert dropped is not None
-            self._outbox.append(partial(self._attempts.drop, dropped))
+            self._outbox.orders.append(partial(self._attempts.drop, dropped))
             return
         call = self._calls.pop(number)
         call.attempt = None
         record = self._machine.record(number)
         assert record is not None
         if isinstance(instruction, events.Deliver):
-            self._outbox.append(partial(self._deliver, call, record, instruction))
+            self._outbox.orders.append(partial(self._deliver, call, record, instruction))
             return
-        self._outbox.append(partial(self._fail, call, record, instruction.error))
+        self._outbox.orders.append(partial(self._fail, call, record, instruction.error))
         if not call.is_granted:  # its caller waits for no order: it may be who carries them out
             call.future.set_exception(instruction.error)
             if call.gate is not None:

@@ -16,11 +16,8 @@ class Suspects:
     """Those that are parked, the next to be tried first, and the one that runs."""
 
     def __init__(self) -> None:
-        self._parked: OrderedDict[int, RequestRecord] = OrderedDict()
+        self.parked: OrderedDict[int, RequestRecord] = OrderedDict()
         self.running: RequestRecord | None = None
-
-    def __len__(self) -> int:
-        return len(self._parked)
 
     def blame(self, request: RequestRecord) -> None:
         """Take note that a device has ended with a request on it."""
@@ -32,13 +29,13 @@ class Suspects:
     def moved(self, request: RequestRecord) -> None:
         """Take in a request's state."""
         if request.is_suspect and request.state is RequestState.PARKED:
-            self._parked.setdefault(request.id, request)
+            self.parked.setdefault(request.id, request)
         else:
-            self._parked.pop(request.id, None)
+            self.parked.pop(request.id, None)
         if request is self.running:
             self.running = None
 
     def due(self, now_s: float) -> Iterator[RequestRecord]:
         """Return those that may be tried now, if none runs."""
         if self.running is None:
-            yield from (r for r in self._parked.values() if now_s >= r.resume_s)
+            yield from (r for r in self.parked.values() if now_s >= r.resume_s)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 from devices.errors import HeteroError, InferenceError
@@ -195,7 +196,8 @@ class DeviceLoop:
                     request, number, inputs, ready_s=due.ready_s, left=left
                 )
                 due.runs = (*due.runs, went)
-                due.stage.took(went.ended_s - went.started_s)
+                took_s, usual_s = went.ended_s - went.started_s, due.stage.usual_s
+                due.stage.usual_s = took_s if usual_s == inf else usual_s + (took_s - usual_s) / 4
             except Exception as error:
                 failure = self._failure(due.task, error)
             del self._begun[thread]

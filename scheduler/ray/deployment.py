@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +37,7 @@ class RayDeployment(BaseDeployment):
 
     `devices`: the placement's devices by the names that it uses.
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
-    `clock_offset_s`: returns how far an address's clock is before ours, where that is known.
+    `clock_offset_s`: as of `BaseDeployment`.
     `reception`: receives what the devices send.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
     `remake`, `stateful`: see `scheduler.executor.Executor.deploy`.
@@ -54,7 +55,7 @@ class RayDeployment(BaseDeployment):
         sources: Sequence[StageSource],
         num_threads: Mapping[str, int],
         connect: Callable[[Receiver], Channel],
-        clock_offset_s: Callable[[str], float | None],
+        clock_offset_s: Callable[[str], float | None] | None,
         reception: Reception,
         session: RaySession,
         ask: Callable[..., Any],
@@ -133,10 +134,7 @@ class RayDeployment(BaseDeployment):
         """Send the inputs to the stages that take them, and have the answer received."""
         super().start(request, inputs)
         if self._may_help(request):
-            runner = self._runner
-            self._reception.receive_until(
-                lambda: not runner.is_current(request.id, request.attempt)
-            )
+            self._reception.receive_until(partial(self._runner.has_ended, request))
         else:
             self._reception.expect()
 

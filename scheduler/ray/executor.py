@@ -172,7 +172,7 @@ class RayExecutor:
         self._keeper.serve(self._channel)
         self._reception = Reception(
             self._channel,
-            lambda: memory.num_awaited + sum(d.num_awaited for d in self._deployments),
+            lambda: memory.num_awaited + self._deployments.in_flight.num_running,
         )
         self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)
@@ -239,7 +239,7 @@ class RayExecutor:
             sources=sources,
             num_threads=plan_shares(placement, sources, self.devices(wait=False), company),
             connect=partial(self._shared.connect, key),
-            clock_offset_s=self._channel.clock_offset_s,
+            clock_offset_s=None if self._session.is_local else self._channel.clock_offset_s,
             reception=self._reception,
             session=self._session,
             ask=self._ask,

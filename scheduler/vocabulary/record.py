@@ -75,7 +75,7 @@ class RequestRecord:
 
     def note(self, now_s: float, what: str) -> None:
         """Add a line to its story."""
-        self.story.append(StoryLine(now_s, self.attempt, what))
+        self.story.append(tuple.__new__(StoryLine, (now_s, self.attempt, what)))
 
     def lines(self) -> tuple[str, ...]:
         """Return its story as text."""

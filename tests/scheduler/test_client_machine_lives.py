@@ -86,9 +86,12 @@ class ClientLives(RuleBasedStateMachine):
     @rule(data=st.data(), nbytes=st.integers(0, 15))
     def answer(self, data: st.DataObject, nbytes: int) -> None:
         request, attempt = data.draw(st.sampled_from(self.attempts))
-        if self.m.is_current(request, attempt):
+        if self.is_current(request, attempt):
             self.running.pop(request)
         self.tell(answered(self.now_s, request, attempt, (request, attempt), nbytes))
+
+    def is_current(self, request: int, attempt: int) -> bool:
+        return self.running.get(request, (0,))[0] == attempt
 
     def late(self) -> list[tuple[int, int]]:
         """Return the attempts after which others of their requests run."""
@@ -107,7 +110,7 @@ class ClientLives(RuleBasedStateMachine):
     def fail(self, data: st.DataObject, error: BaseException) -> None:
         request, attempt = data.draw(st.sampled_from(self.attempts))
         running = dict(self.running)
-        late = not self.m.is_current(request, attempt)
+        late = not self.is_current(request, attempt)
         self.tell(ev.AttemptFailed(self.now_s, request, attempt, error))
         assert self.running == running or not late
 

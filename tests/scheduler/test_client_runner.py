@@ -145,7 +145,7 @@ def test_an_attempt_that_is_dropped_as_it_starts_is_awaited_no_more(clock: Clock
     submission = runner.submit({}, PLAIN)
     with pytest.raises(RequestCancelledError):
         submission.future.result(_WAIT_S)
-    assert runner.num_awaited == 0
+    assert runner._in_flight.num_running == 0
     assert runner.attempts() == []
     runner.close()
 

@@ -257,5 +257,5 @@ def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExec
     for _ in range(50):
         deployment.submit({"x": X}).future.result(300)
     assert all(loop.is_empty for loop in executor._loops.values())
-    assert not deployment.num_awaited
+    assert not executor._deployments.in_flight.num_running
     assert not deployment._runner._calls

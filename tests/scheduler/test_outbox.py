@@ -22,11 +22,11 @@ def test_an_order_decided_later_waits_for_one_that_another_thread_is_at() -> Non
         assert goes_on.wait(_WAIT_S)
         done.append(1)
 
-    outbox.append(first)
+    outbox.orders.append(first)
     carries_out = threading.Thread(target=outbox.carry_out)
     carries_out.start()
     assert began.wait(_WAIT_S)
-    outbox.append(lambda: done.append(2))
+    outbox.orders.append(lambda: done.append(2))
     outbox.carry_out()  # returns at once: the other goes on with it
     assert done == []
     goes_on.set()
@@ -38,11 +38,11 @@ def test_an_order_that_leads_to_others_ends_before_they_begin() -> None:
     outbox, done = Outbox(lambda order: None), []
 
     def first() -> None:
-        outbox.append(lambda: done.append("second"))
+        outbox.orders.append(lambda: done.append("second"))
         outbox.carry_out()
         done.append("first")
 
-    outbox.append(first)
+    outbox.orders.append(first)
     outbox.carry_out()
     assert done == ["first", "second"]
 
@@ -61,7 +61,7 @@ def test_what_raises_keeps_nothing_behind_it_and_an_interrupt_hands_all_over() -
         raise RuntimeError
 
     for order in (wrong, interrupted, lambda: done.append("last")):
-        outbox.append(order)
+        outbox.orders.append(order)
     with pytest.raises(KeyboardInterrupt):
         outbox.carry_out()
     assert done == []
@@ -77,7 +77,7 @@ def test_orders_of_many_threads_are_each_carried_out_once() -> None:
         for _ in range(500):
             with lock:
                 given.append(number := len(given))
-                outbox.append(lambda number=number: done.append(number))
+                outbox.orders.append(lambda number=number: done.append(number))
             outbox.carry_out()
 
     threads = [threading.Thread(target=work) for _ in range(8)]

@@ -805,10 +805,10 @@ class History:
                     "live": len(machine._live),
                     "in flight": machine.num_in_flight,
                     "waiting": machine.num_waiting,
-                    "running": machine.num_running,
+                    "running": machine._in_flight.num_running,
                     "bytes": machine.nbytes_in_flight,
                     "orders": len(runner._outbox.orders),
-                    "suspects": len(machine._suspects),
+                    "suspects": len(machine._suspects.parked),
                     "routes": sum(way.num_running for way in machine._routes._ways),
                     "order": len(machine._order),
                 }
