@@ -44,9 +44,7 @@ from hetero.properties.table import cache_folder, listed
 from hetero.query.answers import Answers
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
-from hetero.simulate.advise import Simulation, simulate
-from hetero.simulate.arrivals import read_arrivals
-from hetero.simulate.fleet import planned_fleet, read_fleet
+from hetero.simulate.advise import Simulation, simulate_plan
 from hetero.version import Version
 from scheduler.device.probe import PluginSpec
 from scheduler.executor import Executor
@@ -91,9 +89,7 @@ class Core:
                 "file; options are given to set_property and compile_model."
             )
         if address is not None and executor != "ray":
-            raise ArgumentError(
-                f"address={address!r} names a Ray cluster, but executor is {executor!r}."
-            )
+            raise ArgumentError(f"address={address!r} is a Ray cluster; executor is {executor!r}.")
         if isinstance(plugins, str) or not isinstance(plugins, Iterable):
             raise ArgumentTypeError(
                 f"plugins={plugins!r}: wanted a list of plugins, as ['my_module:MyPlugin']."
@@ -519,8 +515,7 @@ class Core:
         Parameters
         ----------
         model, device_name, config, affinity
-            As for `compile_model`. Pins hold. With the policy ``PRIORITY`` the plan is the priority
-            list's, and only judged.
+            As for `compile_model`. Pins hold. With ``PRIORITY`` the list's plan is only judged.
         costs : Costs, optional
             What `profile_model` measured; else ``COST_FILE``'s, those measured before by this Core
             or kept in ``CACHE_DIR``, or measured now for ``PROFILE_SECONDS``.
@@ -550,24 +545,28 @@ class Core:
         devices: Mapping[str, int] | None = None,
         cluster: str | Path | None = None,
         arrivals: str | None = None,
-        **options: Any,
+        requests: int = 10_000,
+        slo_s: float = float("inf"),
+        batch: str | None = None,
+        seed: int = 0,
+        trace: str | Path | None = None,
+        curve: bool = False,
+        progress: Progress | None = None,
     ) -> Simulation:
         """Have the real scheduler serve requests in virtual time, on devices that need not exist.
 
         Parameters
         ----------
-        model, device_name, config, affinity, costs
+        model, device_name, config, affinity, costs, progress
             As for `plan_model`, whose plan is served.
-        devices, cluster
-            Plugin -> how many devices; or a YAML file of devices, links and clients.
-        arrivals : str, optional
-            ``poisson:200/s``, ``gamma:200/s:2`` or a file of times; else as fast as is answered.
-        options
-            ``requests``, ``slo_s``, ``seed``, ``progress``: see `hetero.simulate.advise.simulate`.
+        devices, cluster, arrivals, requests, slo_s, batch, seed, trace, curve
+            As the options of ``hetero simulate``: `docs/simulate.md`.
         """
-        report = self.plan_model(model, device_name, config, affinity=affinity, costs=costs)
-        fleet = read_fleet(cluster, report) if cluster else planned_fleet(report, devices or {})
-        return simulate(report, fleet, read_arrivals(arrivals) if arrivals else None, **options)
+        return simulate_plan(
+            self.plan_model(model, device_name, config, affinity=affinity, costs=costs),
+            devices=devices, cluster=cluster, arrivals=arrivals, batch=batch, requests=requests,
+            slo_s=slo_s, seed=seed, trace=trace, curve=curve, progress=progress,
+        )  # fmt: skip
 
     def read_costs(
         self,

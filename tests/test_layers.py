@@ -215,7 +215,7 @@ HETERO: dict[str, set[str]] = {
     "compare": {"affinity", "compile", "core", "properties"},
     "report": {"affinity", "compile", "observe", "partition", "planning", "query"},
     "examples": set(),
-    "simulate": {"planning"},
+    "simulate": {"observe", "planning"},
     "serve": {"compile", "generate", "observe", "version"},
 }
 #: Library -> where it may be imported: glob patterns of paths.

@@ -17,6 +17,8 @@ from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import seconds_text
 from hetero.simulate.advise import Change, Simulation
+from hetero.simulate.page import page_html
+from scheduler.formats.publish import publish
 
 #: Devices, links and clients shown before the rest is left to ``--json``.
 _SHOWN = 12
@@ -28,10 +30,17 @@ _SHOWN = 12
 @click.option("--arrivals", metavar="poisson:RATE/s|gamma:RATE/s:VARIATION|FILE",
               help="When requests come; without it, as fast as they are answered.")  # fmt: skip
 @click.option("--slo", metavar="TIME", help="What counts as in time, as 50ms or 0.5s.")
+@click.option("--batch", metavar="ROWS[:TIME]",
+              help="Requests are joined, as by AUTO_BATCH_SIZE=ROWS; a full batch takes TIME times "
+              "as long as one row, by default ROWS times.")  # fmt: skip
 @click.option("--cluster", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A YAML file of devices, links and clients in place of the plan's.")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(min=100), default=10_000, show_default=True,
               help="How many requests come.")  # fmt: skip
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write the requests, a thousand at most, as a trace for Perfetto.")  # fmt: skip
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write an HTML page: times and use against the load, tables.")  # fmt: skip
 @with_core(plans=True, imagines=True)
 def simulate(
     core: Core,
@@ -42,8 +51,11 @@ def simulate(
     fleet: dict[str, int],
     arrivals: str | None,
     slo: str | None,
+    batch: str | None,
     cluster: Path | None,
     requests: int,
+    trace: Path | None,
+    page: Path | None,
     as_json: bool,
 ) -> None:
     """Serve MODEL's requests in virtual time: rates, times, what limits them, what to add.
@@ -59,8 +71,10 @@ def simulate(
         found = core.simulate(
             source, device, config, affinity=pins or None, devices=fleet, cluster=cluster,
             arrivals=arrivals, slo_s=inf if slo is None else _seconds(slo), requests=requests,
-            progress=tell,
+            batch=batch, trace=trace, curve=page is not None, progress=tell,
         )  # fmt: skip
+    if page is not None:
+        publish(page, lambda file: file.write(page_html(found).encode()))
     if as_json:
         print_json("simulation", found.document())
     else:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf, isinf
+from pathlib import Path
 from typing import Any
 
 from devices.errors import ArgumentError
+from hetero.observe.trace import Trace
 from hetero.planning.report import PlanReport
-from hetero.simulate.arrivals import Arrivals
-from hetero.simulate.fleet import Fleet
+from hetero.simulate.arrivals import Arrivals, read_arrivals
+from hetero.simulate.batches import Batches, read_batches
+from hetero.simulate.fleet import Fleet, planned_fleet, read_fleet
 from hetero.simulate.run import Outcome, Used, run
+from scheduler.observe.observer import Observer
 
 #: The most requests of a run that is only compared with others.
 _SHORT = 2_000
+#: Requests of a trace.
+_TRACED = 1_000
+#: Loads of the curve, by what the fleet can answer.
+_LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 #: Steps in which the greatest rate is narrowed down, and the share of the answers that are in time.
 _STEPS = 7
 _IN_TIME = 0.99
@@ -71,6 +80,8 @@ class Simulation:
     knee_per_s : float or None
         The greatest rate of Poisson arrivals of which 99 % are answered in time; None without a
         time.
+    curve : tuple of (float, Outcome)
+        Poisson arrivals a second, and what came of them, where it was asked for.
     """
 
     model: str
@@ -85,6 +96,7 @@ class Simulation:
     added: tuple[Change, ...]
     lost: tuple[Change, ...]
     knee_per_s: float | None
+    curve: tuple[tuple[float, Outcome], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -104,23 +116,29 @@ def simulate(
     *,
     requests: int = 10_000,
     slo_s: float = inf,
+    batches: Batches = Batches(),  # noqa: B008  # it is frozen
     seed: int = 0,
-    progress: Callable[[int, int, str], None] = lambda done, all_, what: None,
+    trace: str | Path | None = None,
+    curve: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Simulation:
     """Serve requests in virtual time, and try what could be added and lost.
 
     Raises ArgumentError: more requests come than the fleet can serve; it says how many it can.
     """
     changes = _changes(report, fleet)
-    steps = 2 + len(changes) + (_STEPS if slo_s < inf else 0)
+    loads = _LOADS if curve else ()
+    steps = 2 + len(changes) + len(loads) + (_STEPS if slo_s < inf else 0) + (trace is not None)
     done = iter(range(steps))
 
     def tell(what: str) -> None:
-        progress(next(done, steps), steps, what)
+        if progress is not None:
+            progress(next(done, steps), steps, what)
 
-    tell("capacity")
     short = min(requests, _SHORT)
-    full = run(report, fleet, None, requests=short, seed=seed)
+    serve = partial(run, report, batches=batches, seed=seed)
+    tell("capacity")
+    full = serve(fleet, None, requests=short)
     capacity = full.throughput_per_s
     if arrivals is not None and arrivals.rate_per_s > capacity * 1.02:
         raise ArgumentError(
@@ -129,16 +147,23 @@ def simulate(
             "devices."
         )
     tell("the arrivals")
-    outcome = run(report, fleet, arrivals, requests=requests, slo_s=slo_s, seed=seed)
+    outcome = serve(fleet, arrivals, requests=requests, slo_s=slo_s)
     found: list[Change] = []
     for change, other in changes:
         tell(change.name)
-        rate = 0.0
-        if other is not None:
-            rate = run(report, other, None, requests=short, seed=seed).throughput_per_s
+        rate = 0.0 if other is None else serve(other, None, requests=short).throughput_per_s
         found.append(replace(change, rate_per_s=rate, gain=rate / capacity - 1))
-    gains = [c for c, (_, other) in zip(found, changes, strict=True) if c.name.startswith("+")]
-    losses = [c for c in found if c.name.startswith("-")]
+    points = []
+    for load in loads:
+        tell(f"a load of {load:.0%}")
+        come = Arrivals("", load * capacity)
+        points.append((come.rate_per_s, serve(fleet, come, requests=short, slo_s=slo_s)))
+    if trace is not None:
+        tell("the trace")
+        observers: list[Observer] = []
+        nodes = {device.name: device.node for device in fleet.devices}
+        with Trace(trace, observers, lambda: nodes, lambda: (), _TRACED):
+            serve(fleet, arrivals, requests=min(requests, _TRACED), observers=observers)
     return Simulation(
         model=report.model,
         basis=report.basis,
@@ -149,12 +174,29 @@ def simulate(
         outcome=outcome,
         capacity_per_s=capacity,
         bottleneck=_sentence(full, fleet),
-        added=tuple(sorted(gains, key=lambda c: -c.gain)),
-        lost=tuple(sorted(losses, key=lambda c: c.gain)),
-        knee_per_s=_knee(report, fleet, capacity, short, slo_s, seed, tell)
-        if slo_s < inf
-        else None,
+        added=tuple(sorted((c for c in found if c.name[0] == "+"), key=lambda c: -c.gain)),
+        lost=tuple(sorted((c for c in found if c.name[0] == "-"), key=lambda c: c.gain)),
+        knee_per_s=_knee(serve, fleet, capacity, short, slo_s, tell) if slo_s < inf else None,
+        curve=tuple(points),
     )
+
+
+def simulate_plan(
+    report: PlanReport,
+    *,
+    devices: Mapping[str, int] | None,
+    cluster: str | Path | None,
+    arrivals: str | None,
+    batch: str | None,
+    **options: Any,
+) -> Simulation:
+    """Serve requests of a plan with what `Core.simulate` is given, as it has it."""
+    if cluster and devices:
+        raise ArgumentError("cluster= lists the devices; leave out devices=.")
+    fleet = read_fleet(cluster, report) if cluster else planned_fleet(report, devices or {})
+    come = read_arrivals(arrivals) if arrivals else None
+    batches = read_batches(batch) if batch else Batches()
+    return simulate(report, fleet, come, batches=batches, **options)
 
 
 def _changes(report: PlanReport, fleet: Fleet) -> list[tuple[Change, Fleet | None]]:
@@ -204,12 +246,11 @@ def _sentence(full: Outcome, fleet: Fleet) -> str:
 
 
 def _knee(
-    report: PlanReport,
+    serve: Callable[..., Outcome],
     fleet: Fleet,
     capacity: float,
-    requests: int,
+    short: int,
     slo_s: float,
-    seed: int,
     tell: Callable[[str], None],
 ) -> float:
     """Return the greatest rate at which enough answers come in time."""
@@ -217,8 +258,7 @@ def _knee(
     for _ in range(_STEPS):
         tell("the greatest rate in time")
         rate = (low + high) / 2
-        arrivals = Arrivals("", rate)
-        outcome = run(report, fleet, arrivals, requests=requests, slo_s=slo_s, seed=seed)
+        outcome = serve(fleet, Arrivals("", rate), requests=short, slo_s=slo_s)
         if outcome.goodput_per_s >= _IN_TIME * outcome.throughput_per_s and not outcome.failed:
             low = rate
         else:

@@ -118,54 +118,65 @@ def read_fleet(path: str | Path, report: PlanReport) -> Fleet:
 
     try:
         document = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ArgumentError(f"cluster {str(path)!r} cannot be read: {error}") from error
     where = f"cluster {str(path)!r}"
     top = _mapping(where, document, {"devices", "links", "clients"})
     planned = list(dict.fromkeys(stage.device for stage in report.stages))
-    rows = _mapping(f"{where}: devices", top.get("devices"), None)
+    known = {"like", "node", "factor", "price"}
+    rows = {
+        str(name): _mapping(f"{where}: device {name!r}", row, known)
+        for name, row in _mapping(f"{where}: devices", top.get("devices"), None).items()
+    }
+    at = f"{where}: clients"
+    clients = _mapping(at, top.get("clients"), {"count", "microseconds", "node", "price"})
+    count = _number(at, clients, "count", 1)
+    if count < 1 or count != int(count):
+        raise ArgumentError(f"{at}: count {count:g}; wanted 1 or more.")
+    per_request_s = _number(at, clients, "microseconds", _CLIENT_S * 1e6) / 1e6
+    client_price = _number(at, clients, "price", 0.0)
     devices = []
-    for name, row in rows.items():
+    for name, fields in rows.items():
         at = f"{where}: device {name!r}"
-        fields = _mapping(at, row, {"like", "node", "factor", "price"})
-        like, factor = _root(at, str(name), rows, planned)
+        like, factor = _root(at, name, rows, planned)
         node = str(fields.get("node", _HERE))
-        devices.append(FleetDevice(str(name), like, node, factor, _number(at, fields, "price", 0)))
+        devices.append(FleetDevice(name, like, node, factor, _number(at, fields, "price", 0)))
     missing = sorted(set(planned) - {device.like for device in devices})
     if missing:
         raise ArgumentError(
             f"{where}: no device is like {', '.join(missing)}, which the plan uses."
         )
-    links = {}
-    for number, row in enumerate(top.get("links") or ()):
+    client_node = str(clients.get("node", devices[0].node))
+    nodes = {device.node for device in devices} | {client_node}
+    links: dict[tuple[str, str], FleetLink] = {}
+    listed = top.get("links") or []
+    if not isinstance(listed, list):
+        raise ArgumentError(f"{where}: links: wanted a list, got {listed!r}.")
+    for number, row in enumerate(listed):
         at = f"{where}: link {number}"
         fields = _mapping(at, row, {"between", "delay_ms", "megabytes_per_s", "price"})
         ends = fields.get("between")
-        nodes = {device.node for device in devices} | {_client_node(top, devices)}
         if not (isinstance(ends, list) and len(ends) == 2 and set(map(str, ends)) <= nodes):
             raise ArgumentError(f"{at}: between {ends!r}; wanted two of {sorted(nodes)}.")
         one, other = sorted(map(str, ends))
+        if one == other or (one, other) in links:
+            why = "is within a node" if one == other else "is there twice"
+            raise ArgumentError(f"{at}: between {one} and {other} {why}; wanted one for two nodes.")
         links[one, other] = FleetLink(
             _number(at, fields, "delay_ms", 0.05) / 1e3,
             _number(at, fields, "megabytes_per_s", 0.0) * 1e6,
             _number(at, fields, "price", 0.0),
         )
-    at = f"{where}: clients"
-    clients = _mapping(at, top.get("clients") or {}, {"count", "microseconds", "node", "price"})
-    count = _number(at, clients, "count", 1)
-    if count < 1 or count != int(count):
-        raise ArgumentError(f"{at}: count {count:g}; wanted 1 or more.")
-    return Fleet(
-        tuple(devices), links, int(count), _number(at, clients, "microseconds", 200.0) / 1e6,
-        _client_node(top, devices), _number(at, clients, "price", 0.0),
-    )  # fmt: skip
+    return Fleet(tuple(devices), links, int(count), per_request_s, client_node, client_price)
 
 
-def _root(at: str, name: str, rows: Mapping[Any, Any], planned: list[str]) -> tuple[str, float]:
+def _root(
+    at: str, name: str, rows: Mapping[str, Mapping[str, Any]], planned: list[str]
+) -> tuple[str, float]:
     """Return which of the plan's devices one is like, by way of others, and its factor."""
     seen, factor = [name], 1.0
     while True:
-        row = rows[seen[-1]] or {}
+        row = rows[seen[-1]]
         factor *= _number(at, row, "factor", 1.0)
         like = str(row.get("like", seen[-1]))
         if like in planned:
@@ -180,10 +191,6 @@ def _root(at: str, name: str, rows: Mapping[Any, Any], planned: list[str]) -> tu
                 "of this file."
             )
         seen.append(like)
-
-
-def _client_node(top: Mapping[str, Any], devices: list[FleetDevice]) -> str:
-    return str((top.get("clients") or {}).get("node", devices[0].node))
 
 
 def _mapping(where: str, found: Any, known: set[str] | None) -> Mapping[str, Any]:

@@ -16,7 +16,10 @@ from devices.request.request import PLAIN
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.report import PlanReport
 from hetero.simulate.arrivals import Arrivals
+from hetero.simulate.batches import Batches
 from hetero.simulate.fleet import Fleet, FleetDevice
+from scheduler.client.batching import Batching
+from scheduler.observe.observer import Observer
 from scheduler.universe.client import PlayedClient
 from scheduler.universe.cluster import PlayedCluster
 from scheduler.universe.device import PlayedDevice, Work
@@ -87,30 +90,36 @@ class Outcome:
 class _Planned(Work):
     """What the plan says that stages take."""
 
-    def __init__(self, report: PlanReport, fleet: Fleet) -> None:
+    def __init__(self, report: PlanReport, fleet: Fleet, batches: Batches) -> None:
+        self._batches = batches
         self._factor = {device.name: device.factor for device in fleet.devices}
         self.seconds = {
             (stage.variant, stage.index): stage.run_s + stage.overhead_s for stage in report.stages
         }
         self._of: dict[tuple[str, ...], float] = {}
-        self._values: dict[str, np.ndarray] = {}
+        self._nbytes: dict[str, int] = {}
         for number, variant in enumerate(report.variants):
             model = variant.partition.source
             for s in variant.partition.subgraphs:
                 self._of[tuple(s.node_names)] = self.seconds[number, s.index]
                 for name in (*s.inputs, *s.outputs):
-                    nbytes = value_nbytes(model.spec(name))
-                    self._values[name] = np.broadcast_to(np.uint8(0), (int(nbytes),))
+                    self._nbytes[name] = int(value_nbytes(model.spec(name)))
 
-    def value(self, name: str) -> np.ndarray:
-        """Return something as large as a value is."""
-        return self._values.get(name, np.zeros(0, np.uint8))
+    def value(self, name: str, rows: int = 1) -> np.ndarray:
+        """Return something as large as so many rows of a value are."""
+        return np.broadcast_to(np.uint8(0), (rows, self._nbytes.get(name, 0)))
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
-        return self._of[stage.node_names] * self._factor[device]
+        factor = self._factor[device] * self._batches.factor(_rows(inputs))
+        return self._of[stage.node_names] * factor
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
-        return [self.value(name) for name in stage.outputs]
+        rows = _rows(inputs)
+        return [self.value(name, rows) for name in stage.outputs]
+
+
+def _rows(inputs: Sequence[Any]) -> int:
+    return max((len(value) for value in inputs), default=1)
 
 
 def place(report: PlanReport, fleet: Fleet) -> Placement:
@@ -145,11 +154,20 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
 class _Serving:
     """A world that serves a fleet's requests."""
 
-    def __init__(self, report: PlanReport, fleet: Fleet, in_flight: int, seed: int) -> None:
-        self.world = World(seed)
+    def __init__(
+        self,
+        report: PlanReport,
+        fleet: Fleet,
+        in_flight: int,
+        batches: Batches,
+        seed: int,
+        observers: Sequence[Observer],
+    ) -> None:
+        # Who observes is told when runs began: then programs take the time, in threads.
+        self.world = World(seed, is_threaded=bool(observers))
         self._fleet = fleet
-        self._in_flight = in_flight
-        self._work = _Planned(report, fleet)
+        self._in_flight = in_flight * batches.size
+        self._work = _Planned(report, fleet, batches)
         nodes = {device.name: device.node for device in fleet.devices}
 
         def link(sender: str, receiver: str) -> Link:
@@ -166,10 +184,18 @@ class _Serving:
         self._inputs = {spec.name: self._work.value(spec.name) for spec in inputs}
         limits = Limits(requests=in_flight, nbytes=2**62, waiting=2**30, remembered=16)
         self.clients = [
-            PlayedClient(self._cluster, f"client {i}", fleet.client_node, cost_s=fleet.client_s / 2)
+            PlayedClient(
+                self._cluster, f"client {i}", fleet.client_node, observers,
+                cost_s=fleet.client_s / 2,
+            )
             for i in range(fleet.clients)
-        ]
-        self._deployments = [client.deploy(placement, limits) for client in self.clients]
+        ]  # fmt: skip
+        batching = None
+        if batches.size > 1:
+            busy = sum(max(route.plan.levels, default=0) + 1 for route in placement.routes)
+            batching = Batching(batches.size, batches.timeout_s, busy, max(busy, in_flight))
+        self._deployments = [client.deploy(placement, limits, batching) for client in self.clients]
+        self._below = [getattr(deployment, "below", deployment) for deployment in self._deployments]
         self._count = 0
         self.ended: list[tuple[float, float, bool]] = []
         self.on_end: Callable[[], None] = lambda: None
@@ -186,10 +212,11 @@ class _Serving:
 
     def _submit(self, number: int, begun_s: float) -> None:
         deployment = self._deployments[number]
-        load = deployment.current_load()
+        load = self._below[number].current_load()
         submit = partial(self._call, deployment, begun_s)
-        # Only who waits for room needs a thread.
-        if load.num_waiting or load.num_in_flight >= self._in_flight:
+        # Only who waits for room needs a thread; where all is done by threads, this is one.
+        is_full = load.num_waiting or load.num_in_flight >= self._in_flight
+        if is_full and not self.world.is_threaded:
             self.world.enter(submit)
         else:
             submit()
@@ -233,15 +260,18 @@ def run(
     requests: int,
     slo_s: float = inf,
     in_flight: int = 0,
+    batches: Batches = Batches(),  # noqa: B008  # it is frozen
     seed: int = 0,
+    observers: Sequence[Observer] = (),
 ) -> Outcome:
     """Serve requests; return what that took.
 
     `arrivals`: None: as many are in flight as may be, all the time.
-    `in_flight`: of one client at most; 0: four of each device, 32 at least.
+    `in_flight`: requests, or batches, of one client at most; 0: four of each device, 32 at least.
+    `observers`: told of each request; all takes several times as long then.
     """
     in_flight = in_flight or max(32, 4 * len(fleet.devices))
-    serving = _Serving(report, fleet, in_flight, seed)
+    serving = _Serving(report, fleet, in_flight, batches, seed, observers)
     world = serving.world
     if arrivals is not None:
         for time_s in arrivals.times_s(requests, Random(seed)):
@@ -255,7 +285,7 @@ def run(
                 serving.arrive()
 
         serving.on_end = again
-        for _ in range(min(requests, in_flight * fleet.clients)):
+        for _ in range(min(requests, in_flight * batches.size * fleet.clients)):
             world.after(0.0, again)
     while len(serving.ended) < requests and world.step():
         pass

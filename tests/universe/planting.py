@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 PLANTED = tomllib.loads((Path(__file__).parent / "planted.toml").read_text())
 
 
-def planted(name: str) -> tuple[Path, str]:
+def planted(name: str, root: Path = ROOT) -> tuple[Path, str]:
     """Return a file with a bug in it: where it is, and its text.
 
     Raises ValueError: the line is not there once.
     """
     row = PLANTED[name]
-    text = (ROOT / row["file"]).read_text()
+    text = (root / row["file"]).read_text()
     if text.count(row["old"]) != 1:
         raise ValueError(
             f"{name}: {row['old']!r} is {text.count(row['old'])} times in {row['file']}"
@@ -36,7 +36,7 @@ def planted(name: str) -> tuple[Path, str]:
 
 def find(name: str, seeds: int, folder: Path) -> tuple[int, str] | None:
     """Run seeds on a copy with a bug; return the one that finds it, and what it says."""
-    path, text = planted(name)
+    path, text = planted(name, folder)
     before = (folder / path).read_text()
     (folder / path).write_text(text)
     command = [sys.executable, "-m", "tests.universe", "--until-broken", "--seeds", str(seeds)]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from devices.errors import ArgumentError
+import hetero
+from devices.errors import ArgumentError, PlanError
 from devices.model.reader import read_model
 from hetero.planning.choose import Choice, choose
 from hetero.planning.report import PlanReport
 from hetero.simulate.advise import simulate
 from hetero.simulate.arrivals import Arrivals, read_arrivals
+from hetero.simulate.batches import read_batches
 from hetero.simulate.fleet import Fleet, planned_fleet, read_fleet
+from hetero.simulate.page import page_html
 from hetero.simulate.run import run
 from tests.support.chains import chain
 from tests.support.costs import costs, task
@@ -111,6 +115,13 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local], delay_ms: -1}]",
          "delay_ms -1"),
         ("devices: {D0: {}, D1: {}}\nclients: {count: 0}", "count 0"),
+        ("devices: {D0: {}, D1: {}}\nclients: [2]", "clients: wanted keys and values"),
+        ("devices: {D0: {}, D1: 5}", "D1.*wanted keys and values"),
+        ("devices: {D0: {}, D1: {}}\nlinks: {a: b}", "links: wanted a list"),
+        ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, a]}]", "within a node"),
+        ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local]}, {between: [local, a]}]",
+         "twice"),
+        ("devices: \0", "cannot be read"),
         ("devices: {", "cannot be read"),
     ],
 )  # fmt: skip
@@ -145,3 +156,46 @@ def test_more_than_it_can_serve() -> None:
         simulate(report, planned_fleet(report, {}), read_arrivals("poisson:200/s"), requests=500)
     with pytest.raises(ArgumentError, match="uses only D0"):
         planned_fleet(report, {"ORT": 2})
+
+
+def test_joined_requests_share_the_time_of_a_run() -> None:
+    report = planned(0.010)
+    alone = run(report, fleet(report), None, requests=500)
+    joined = run(report, fleet(report), None, requests=2000, batches=read_batches("4:2"))
+    assert alone.throughput_per_s == pytest.approx(100, rel=0.01)
+    assert joined.throughput_per_s == pytest.approx(200, rel=0.02)
+    few = run(report, fleet(report), Arrivals("", 10.0), requests=200, batches=read_batches("4:2"))
+    assert few.p50_s == pytest.approx(0.010, rel=0.05)
+    for text in ("0", "4:0.5", "x", "4:1:1", "4:1.2.3"):
+        with pytest.raises(ArgumentError, match="ROWS:TIME"):
+            read_batches(text)
+
+
+def test_the_trace_shows_each_run_for_as_long_as_it_took(tmp_path: Path) -> None:
+    report = planned(0.004, 0.010)
+    path = tmp_path / "trace.json"
+    simulate(report, fleet(report), Arrivals("", 40.0), requests=200, trace=path)
+    events = json.loads(path.read_text())["traceEvents"]
+    runs = [e for e in events if e["ph"] == "X" and e.get("args", {}).get("device") == "D1"]
+    assert len(runs) == 200
+    assert {round(run["dur"]) for run in runs} == {10_000}
+
+
+def test_the_page_draws_what_the_curve_has() -> None:
+    report = planned(0.004, 0.010)
+    found = simulate(report, fleet(report), Arrivals("", 40.0), requests=200, slo_s=0.1, curve=True)
+    rates = [rate for rate, _ in found.curve]
+    assert rates == sorted(rates)
+    assert found.curve[-1][1].p99_s > found.curve[0][1].p99_s
+    page = page_html(found)
+    tree = ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    lines = [line.attrib["points"].split() for line in tree.iter("polyline")]
+    assert [len(points) for points in lines] == [len(rates)] * 3
+    assert all(name in page for name in ("D1", "client 0", "+1 D1"))
+
+
+def test_costs_of_another_model_or_shape() -> None:
+    measured = costs(read_model(chain(2)), {"CPU": {"n0": 0.001, "n1": 0.001}})
+    with hetero.Core("inprocess") as core, pytest.raises(PlanError) as told:
+        core.simulate(chain(3), "HETERO:CPU", costs=measured)
+    assert told.value.differences
