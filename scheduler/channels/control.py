@@ -147,7 +147,7 @@ class Control:
             for request in fields[0]:
                 self._guarded(self._drop, request)
             return
-        peer = self._peers.find(sender)
+        peer = self._peers.met.get(sender)
         if peer is None:
             return
         if kind == LEAVE:
@@ -288,14 +288,14 @@ class Control:
         inbox = self._inbox
         while inbox.missed:
             link, (mark, numbers) = inbox.missed.popitem()
-            peer = self._peers.find(inbox.link(link).address)
+            peer = self._peers.met.get(inbox.link(link).address)
             if peer is not None:
                 peer.tell(MISSED, link, mark, numbers)
         lost_by: set[Peer] = set()
         while inbox.losses:
             link, first, last, why = inbox.losses.popleft()
             self._num_lost += last - first + 1
-            peer = self._peers.find(inbox.link(link).address)
+            peer = self._peers.met.get(inbox.link(link).address)
             if peer is not None:
                 peer.tell(LOST, link, first, last, why)
                 lost_by.add(peer)

@@ -169,7 +169,7 @@ class DirectChannel:
         ClusterError
             If the party is on another node and listens on its own only.
         """
-        peer = self._peers.find(address)
+        peer = self._peers.met.get(address)
         if peer is None:
             if address == self._address:
                 self._send_self(message)
@@ -246,19 +246,19 @@ class DirectChannel:
         BlobError, ClusterError
             As `send` does.
         """
-        peer = self._peers.find(address) or self._meet(address)
+        peer = self._peers.met.get(address) or self._meet(address)
         if peer is not None:
             peer.watched = True
 
     def unwatch(self, address: str) -> None:
         """Tell nothing more of a party; it is forgotten once it is silent for long."""
-        peer = self._peers.find(address)
+        peer = self._peers.met.get(address)
         if peer is not None:
             peer.watched = peer.told = False
 
     def is_silent(self, address: str) -> bool:
         """Whether nothing is heard of a party now; so of one that was never met."""
-        peer = self._peers.find(address)
+        peer = self._peers.met.get(address)
         return peer is None or peer.silent
 
     def clock_offset_s(self, address: str) -> float | None:
@@ -267,19 +267,19 @@ class DirectChannel:
         0 on one node, where all share a clock. Else from the beat of late with the shortest way
         there and back; wrong by at most half of that.
         """
-        peer = self._peers.find(address)
+        peer = self._peers.met.get(address)
         if peer is None or not peer.clocks:
             return None
         return 0.0 if peer.endpoint.is_near else min(peer.clocks)[1]
 
     def silent_s(self, address: str) -> float | None:
         """Return for how long nothing was heard of a party; None for one never met."""
-        peer = self._peers.find(address)
+        peer = self._peers.met.get(address)
         return None if peer is None else time.monotonic() - peer.heard_s
 
     def status_of(self, address: str) -> Mapping[str, float]:
         """Return the numbers in a party's last beat; empty before the first."""
-        peer = self._peers.find(address)
+        peer = self._peers.met.get(address)
         return {} if peer is None else peer.status
 
     def close(self) -> None:

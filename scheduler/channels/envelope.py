@@ -20,7 +20,7 @@ from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.formats.error_entries import error_entry, error_of
 from scheduler.formats.msgpack_check import unpack
-from scheduler.formats.value_tree import TreeReader, TreeWriter
+from scheduler.formats.value_tree import DTYPES, NAMES, TENSOR, TreeReader, TreeWriter
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -34,7 +34,7 @@ from scheduler.vocabulary.messages import (
 )
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 2
+VERSION: Final = 3
 #: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
 #: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
 INLINE_NBYTES: Final = 16 * 1024
@@ -92,28 +92,43 @@ class MessageWriter(TreeWriter):
         segments = self._segments = []
         self._put = put
         try:
-            packed = self._pack(self._message_tree(message))
+            if isinstance(message, (Values, Outputs)):
+                (request, stage), tensors, runs = message
+                kind = _VALUES if type(message) is Values else _OUTPUTS
+                packed = self._pack((kind, (*request, stage), self._named(tensors), runs))
+            else:
+                packed = self._pack(self._message_tree(message))
         finally:
             self._put, self._segments = None, []  # they hold what is sent
         return [b"".join((before, _PREFIX, packed)), *segments]
 
     def _message_tree(self, message: Message) -> tuple[Any, ...]:
-        if isinstance(message, (Values, Outputs)):
-            kind = _VALUES if type(message) is Values else _OUTPUTS
-            task, tensors, runs = message
-            return kind, task, self._named(tensors), runs
+        if isinstance(message, Free):
+            return _FREE, message.keys
+        if isinstance(message, Dropped):
+            return _DROPPED, (*message.request, 0)
+        request, stage = message.task
+        task = (*request, stage)
         if isinstance(message, Failure):
-            return _FAILURE, message.task, error_entry(message.error, self)
+            return _FAILURE, task, error_entry(message.error, self)
         if isinstance(message, Keep):
-            return _KEEP, message.task, message.client, self._named(message.tensors)
-        if isinstance(message, Give):
-            return (_GIVE, *message)
-        return (_DROPPED if isinstance(message, Dropped) else _FREE, *message)
+            return _KEEP, task, message.client, self._named(message.tensors)
+        assert isinstance(message, Give)
+        return (_GIVE, task, *message[1:])
 
     def _named(self, tensors: Mapping[str, Value]) -> list[Any]:
         pairs: list[Any] = []
         for name, value in tensors.items():
-            pairs += (name, self.tree(value))
+            if (  # most values by far
+                type(value) is np.ndarray
+                and value.nbytes <= self._inline_nbytes
+                and value.flags.c_contiguous
+                and value.dtype in NAMES
+            ):
+                entry = (TENSOR, NAMES[value.dtype], value.shape, value.tobytes())
+                pairs += (name, entry)
+            else:
+                pairs += (name, self.tree(value))
         return pairs
 
     def place(self, array: np.ndarray) -> Any:
@@ -152,8 +167,7 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         kind = tree[0]
         if kind in (_VALUES, _OUTPUTS):
             _, task, tensors, runs = tree
-            went = tuple([_run(run) for run in runs]) if runs else ()
-            fields = (_task(task), _values(tensors, parts, get), went)
+            fields = (_task(task), _values(tensors, parts, get), tuple(map(_run, runs)))
             if kind == _VALUES:
                 return tuple.__new__(Values, fields)
             return tuple.__new__(Outputs, fields)
@@ -162,8 +176,8 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
             task, error = rest
             return Failure(_task(task), error_of(error, _Reader(parts, get)))
         if kind == _DROPPED:
-            (request,) = rest
-            return Dropped(_request(request))
+            (task,) = rest
+            return Dropped(_task(task).request)
         if kind == _KEEP:
             task, client, tensors = rest
             return Keep(_task(task), _text(client), _values(tensors, parts, get))
@@ -232,7 +246,8 @@ def _kinds(record: type) -> frozenset[tuple[type, ...]]:
     return frozenset(itertools.product(*found))
 
 
-_REQUEST: Final = _kinds(Request)
+#: A task is its request's fields, then the stage.
+_TASK: Final = frozenset((*kinds, int) for kinds in _kinds(Request))
 _RUN: Final = _kinds(StageRun)
 
 
@@ -241,23 +256,30 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else dict(value)
 
 
-def _request(entry: Any) -> Request:
-    if type(entry) is not list or tuple(map(type, entry)) not in _REQUEST:
-        raise BlobError("message with a damaged request.")
-    kept = entry[-1]
-    entry[-1] = tuple(map(_text, kept)) if kept else ()
-    return tuple.__new__(Request, entry)
-
-
 def _values(pairs: Any, parts: Sequence[Any], get: Get | None) -> dict[str, Value]:
-    reader = _Reader(parts, get)
     values: dict[str, Value] = {}
     rest = iter(pairs)
-    for name, value in zip(rest, rest, strict=True):
+    for name, tree in zip(rest, rest, strict=True):
         if type(name) is not str:
             raise BlobError("message with a tensor that has no name.")
-        values[name] = reader.value(value)
+        value = _small(tree)
+        values[name] = _Reader(parts, get).value(tree) if value is None else value
     return values
+
+
+def _small(tree: Any) -> np.ndarray | None:
+    """Return a tensor in C's order that lies in the tree; None for what is not so simple."""
+    if type(tree) is list and len(tree) == 4 and tree[0] == TENSOR:
+        _, name, sizes, place = tree
+        if type(place) is bytes and type(name) is str and type(sizes) is list:
+            dtype = DTYPES.get(name)
+            try:
+                tensor: np.ndarray = np.ndarray(sizes, dtype, place)
+            except (TypeError, ValueError):
+                return None
+            if dtype is not None and tensor.nbytes == len(place):
+                return tensor
+    return None
 
 
 def _text(entry: Any) -> str:
@@ -267,10 +289,12 @@ def _text(entry: Any) -> str:
 
 
 def _task(entry: Any) -> Task:
-    request, stage = entry
-    if type(stage) is not int:
+    if type(entry) is not list or tuple(map(type, entry)) not in _TASK:
         raise BlobError("message with a damaged task.")
-    return tuple.__new__(Task, (_request(request), stage))
+    stage = entry.pop()
+    kept = entry[-1]
+    entry[-1] = tuple(map(_text, kept)) if kept else ()
+    return tuple.__new__(Task, (tuple.__new__(Request, entry), stage))
 
 
 def _run(entry: Any) -> StageRun:

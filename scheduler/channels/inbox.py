@@ -67,6 +67,9 @@ class Inbox:
         self._poll.register(self._near, select.POLLIN)
         for pull in far:
             self._poll.register(pull.fileno(), select.POLLIN)
+        #: Whether ZeroMQ may have something: its descriptors tell only of what comes after a look
+        #: that found nothing.
+        self._is_far_due = True
         self._turns = 0
 
     def link(self, link: bytes) -> Incoming:
@@ -157,7 +160,9 @@ class Inbox:
         arrival = None
         # ZeroMQ's descriptor may be ready without a message.
         while arrival is None and (end_s is None or now_s <= end_s):
-            self._poll.poll(None if end_s is None else (end_s - now_s) * 1e3 + 1)
+            ready = self._poll.poll(None if end_s is None else (end_s - now_s) * 1e3 + 1)
+            if len(ready) != 1 or ready[0][0] != self._near.fileno():
+                self._is_far_due = True
             arrival = self._received()
             if arrival is None:
                 now_s = time.monotonic()
@@ -171,7 +176,7 @@ class Inbox:
         try:
             return self._datagram(self._near.recv(MOST_DATAGRAM_NBYTES))
         except BlockingIOError:
-            return self._from_far()
+            return self._from_far() if self._is_far_due else None
 
     def _from_far(self) -> _Found | None:
         for pull in self._far:
@@ -181,5 +186,7 @@ class Inbox:
                     frames.append(pull.recv(copy=False).buffer)
                 if (arrival := self._message(frames)) is not None:
                     self._far.reverse()  # the other one comes first next time
+                    self._is_far_due = True
                     return arrival
+        self._is_far_due = False
         return None

@@ -66,21 +66,17 @@ class Held:
     """Which thread's messages are held back, and for whom: what follows soon goes with them."""
 
     def __init__(self) -> None:
-        self._thread: int | None = None
+        #: None: nobody's.
+        self.thread: int | None = None
         self.peers: list[Peer] = []
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the calling thread's are."""
-        return self._thread is not None and self._thread == threading.get_ident()
 
     def begin(self) -> None:
         """Hold back the calling thread's."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     def end(self) -> None:
         """Send them, and hold back none."""
-        self._thread = None
+        self.thread = None
         peers, self.peers = self.peers, []
         for peer in peers:
             peer.send_held()
@@ -180,7 +176,7 @@ class Peer:
         number = near.count + 1
         if self._near and self._datagrams is None:
             self._datagrams = _connected(self.endpoint.datagram_path)
-        if self._held.is_here and self._datagrams is not None:
+        if self._held.thread == threading.get_ident() and self._datagrams is not None:
             frames = self._writer.frames(message, self._put)
             if len(frames) == 1 and not self._filled:
                 self._hold(frames[0])
@@ -382,17 +378,14 @@ class Peers:
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self._peers: dict[str, Peer] = {}
+        #: By the addresses of those that were met.
+        self.met: dict[str, Peer] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def __iter__(self) -> Iterator[Peer]:
         with self._lock:
-            return iter(list(self._peers.values()))
-
-    def find(self, address: str) -> Peer | None:
-        """Return the peer of an address that was met."""
-        return self._peers.get(address)
+            return iter(list(self.met.values()))
 
     def meet(
         self, address: str, now_s: float, *, stranger: bool = False
@@ -404,21 +397,21 @@ class Peers:
         Raises BlobError: it is no address; ClusterError: it cannot be reached from here.
         """
         with self._lock:
-            peer = self._peers.get(address)
+            peer = self.met.get(address)
             if peer is not None:
                 return peer, False
             if self._closed:
                 return None
-            if stranger and len(self._peers) >= _MOST_STRANGERS:
+            if stranger and len(self.met) >= _MOST_STRANGERS:
                 return None
             peer = Peer(address, to_endpoint(address), self._links, now_s)
-            self._peers[address] = peer
+            self.met[address] = peer
             return peer, True
 
     def forget(self, address: str) -> None:
         """Close what leads to an address."""
         with self._lock:
-            peer = self._peers.pop(address, None)
+            peer = self.met.pop(address, None)
         if peer is not None:
             peer.close()
 
@@ -426,8 +419,8 @@ class Peers:
         """Close all, and meet nobody any more."""
         with self._lock:
             self._closed = True
-            peers = list(self._peers.values())
-            self._peers.clear()
+            peers = list(self.met.values())
+            self.met.clear()
         for peer in peers:
             peer.close()
 

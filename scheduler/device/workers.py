@@ -290,8 +290,8 @@ class PumpingWorkers(BaseWorkers):
         assert self._channel is not None
         num_waits, num_run, is_many = 0, 0, False
         while self._receive():
-            if self._channel.num_waits != num_waits:
-                num_waits = self._channel.num_waits
+            if (waits := self._channel.num_waits) != num_waits:
+                num_waits = waits
                 is_many, num_run = num_run > 1, 0  # as it was the last time
             if is_many and self._count == 1 and self._usual_s < _HAND_OVER_S:
                 self._channel.hold()

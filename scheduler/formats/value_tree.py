@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import BlobError
-from devices.model.element_type import DTYPES
+from devices.model.element_type import DTYPES as ELEMENT_DTYPES
 from scheduler.formats.memory_order import as_before, axis_order, in_memory_order
 from scheduler.formats.tensor_entries import (
     frozen,
@@ -27,13 +27,13 @@ from scheduler.formats.tensor_entries import (
 )
 
 #: Tensor element types, by name; strings go apart.
-_DTYPES: Final[dict[str, np.dtype]] = {
-    dtype.name: dtype for dtype in DTYPES.values() if dtype != np.dtype(object)
+DTYPES: Final[dict[str, np.dtype]] = {
+    dtype.name: dtype for dtype in ELEMENT_DTYPES.values() if dtype != np.dtype(object)
 }
 #: The reverse; byte orders other than the machine's are not in it.
-_NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
 
-_LIST, _MAP, _TENSOR, _SCALAR, _STRINGS, _INTEGER = range(6)
+_LIST, _MAP, TENSOR, _SCALAR, _STRINGS, _INTEGER = range(6)
 
 
 class TreeWriter(ABC):
@@ -51,10 +51,6 @@ class TreeWriter(ABC):
 
         Raises TypeError: it is no value of ONNX; BlobError: it is nested too deep.
         """
-        if type(value) is np.ndarray:  # most values by far
-            name = _NAMES.get(value.dtype)
-            if name is not None and value.flags.c_contiguous:
-                return (_TENSOR, name, value.shape, self.place(value))
         if depth > self.depth:
             raise BlobError(f"a value nested deeper than {self.depth} cannot be sent.")
         if isinstance(value, np.generic) and not isinstance(value, str | bytes):
@@ -65,7 +61,7 @@ class TreeWriter(ABC):
             fits = -(2**63) <= value < 2**64
             return int(value) if fits else (_INTEGER, str(value))
         if isinstance(value, np.ndarray):
-            return self._tensor(_TENSOR, value)
+            return self._tensor(TENSOR, value)
         if isinstance(value, list | tuple):
             return (_LIST, *(self.tree(item, depth + 1) for item in value))
         if isinstance(value, Mapping):
@@ -86,7 +82,7 @@ class TreeWriter(ABC):
         if array.dtype.kind in "OUS":
             return (_STRINGS, array.shape, texts_of(array))
         name = array.dtype.name
-        if name not in _DTYPES:
+        if name not in DTYPES:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: ONNX has none.")
         array = little_endian(array)
         order = axis_order(array)
@@ -113,10 +109,6 @@ class TreeReader(ABC):
 
         Raises BlobError: it is the tree of no value, or of one that is nested too deep.
         """
-        if type(tree) is list and len(tree) == 4 and tree[0] == _TENSOR:  # most values by far
-            tensor = self._plain(*tree[1:])
-            if tensor is not None:
-                return tensor
         if depth > self.depth:
             raise BlobError(f"message nested deeper than {self.depth}.")
         if tree is None or isinstance(tree, bool | int | float | str | bytes):
@@ -133,19 +125,6 @@ class TreeReader(ABC):
                 raise
             raise BlobError(f"message with a damaged value: {error}.") from error
 
-    @staticmethod
-    def _plain(name: Any, sizes: Any, place: Any) -> np.ndarray | None:
-        """Return a tensor in C's order that lies in the tree; None where that is not so simple."""
-        if type(place) is bytes and type(name) is str and type(sizes) is list:
-            dtype = _DTYPES.get(name)
-            try:
-                tensor: np.ndarray = np.ndarray(sizes, dtype, place)
-            except (TypeError, ValueError):
-                return None
-            if dtype is not None and tensor.nbytes == len(place):
-                return tensor
-        return None
-
     def _list(self, items: list[Any], depth: int) -> list[Any]:
         return [self.value(item, depth + 1) for item in items]
 
@@ -158,7 +137,7 @@ class TreeReader(ABC):
     def _tensor(self, items: list[Any], depth: int) -> np.ndarray:
         name, sizes, place, *rest = items
         (order,) = rest or ((),)
-        dtype, shape = _DTYPES.get(name), shape_of(sizes, self.rank, "message")
+        dtype, shape = DTYPES.get(name), shape_of(sizes, self.rank, "message")
         if dtype is None:
             raise BlobError(f"message with a tensor of type {name!r}.")
         count = math.prod(shape)
@@ -191,7 +170,7 @@ class TreeReader(ABC):
 _READERS: Final[dict[int, Callable[[TreeReader, list[Any], int], Any]]] = {
     _LIST: TreeReader._list,
     _MAP: TreeReader._map,
-    _TENSOR: TreeReader._tensor,
+    TENSOR: TreeReader._tensor,
     _SCALAR: TreeReader._scalar,
     _STRINGS: TreeReader._strings,
     _INTEGER: TreeReader._integer,

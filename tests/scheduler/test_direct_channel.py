@@ -62,7 +62,7 @@ def test_what_finds_no_room_in_the_kernel_goes_by_the_other_way(
     count = 2000  # more than any kernel holds for one receiver
     for number in range(count):
         first.channel.send(second.address, values(number))
-    peer = first.channel._peers.find(second.address)
+    peer = first.channel._peers.met.get(second.address)
     assert peer is not None
     assert peer.near.count
     assert peer.far.count
@@ -92,7 +92,7 @@ def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
     check(third.next(), 4, 1_000)
     for number in range(100):
         check(second.next(), number)
-    peer = first.channel._peers.find(second.address)
+    peer = first.channel._peers.met.get(second.address)
     assert peer is not None
     assert (peer.near.count, peer.far.count) == (100, 0)
     first.channel.send(second.address, values(100))
@@ -126,7 +126,7 @@ def test_what_is_held_and_finds_no_room_goes_by_the_other_way(party: Callable[..
         first.channel.send(second.address, values(number))
         first.channel.send(second.address, values(number + 1))
         first.channel.let_go()
-    peer = first.channel._peers.find(second.address)
+    peer = first.channel._peers.met.get(second.address)
     assert peer is not None
     assert peer.far.count
     assert sorted(number_of(second.next()) for _ in range(2000)) == list(range(2000))
@@ -348,7 +348,7 @@ def test_messages_that_did_not_come_are_told_to_both_sides(party: Callable[..., 
     first, second = (party(beat_s=0.02, shared_nbytes=None) for _ in range(2))
     first.channel.send(second.address, values(1, size))
     check(second.next(), 1, size)
-    peer = first.channel._peers.find(second.address)
+    peer = first.channel._peers.met.get(second.address)
     assert peer is not None
     peer.far.count += 2  # as if a connection had broken with two on their way
     first.channel.send(second.address, values(4, size))
@@ -363,7 +363,7 @@ def test_an_end_that_does_not_come_is_told_to_both_sides(party: Callable[..., Pa
     first, second = party(beat_s=0.02), party(beat_s=0.02)
     first.channel.send(second.address, values(1))
     check(second.next(), 1)
-    peer = first.channel._peers.find(second.address)
+    peer = first.channel._peers.met.get(second.address)
     assert peer is not None
     peer.far.count += 2
     with pumping(second):

@@ -109,7 +109,7 @@ def test_what_a_broken_connection_has_lost_is_sent_again(
     check(both[1], 2)
     assert first.lost.empty()
     assert second.lost.empty()
-    peer = first.channel._peers.find(address)
+    peer = first.channel._peers.met.get(address)
     assert peer is not None
     wait_for(lambda: peer.far.again(1, 10**6) is None)  # it is known to have come
 
@@ -163,7 +163,7 @@ def test_beats_to_all_go_on_while_a_tensor_is_on_its_way_into_a_channel(
     assert encoding.wait(LONG_S)
     for other in (second, third):
         for _ in range(3):
-            peer = other.channel._peers.find(first.address)
+            peer = other.channel._peers.met.get(first.address)
             assert peer is not None
             before_s = peer.heard_s
             end_s = time.monotonic() + LONG_S
