@@ -200,7 +200,9 @@ def test_a_flow_tells_right_wrong_lost_and_doubled_answers_apart() -> None:
     flow = Flow(Odd(ways), window=2, rate=1e6, timeout_s=1)  # type: ignore[arg-type]
     while flow.requests < len(ways) + 5:
         assert flow._thread.is_alive()
-    flow.stop(0.2)
+    flow._stopped.set()
+    flow._thread.join(300)  # all answers come in it
+    flow.stop(0)
     assert (flow.wrong, flow.duplicated, flow.lost) == (1, 1, 3)
     assert flow.errors == {"DeviceLostError": 2}
     assert len(flow.answers) == flow.requests - 4
