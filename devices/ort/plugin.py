@@ -43,6 +43,8 @@ class ORTPlugin(Plugin):
     """
 
     name: ClassVar[str] = "ORT"
+    #: Caches alone, which its programs lengthen where they are.
+    leaves_outputs: ClassVar[bool] = True
     rank: ClassVar[int] = 40
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),

@@ -23,6 +23,7 @@ from devices.model.model import Constant, Model
 from devices.model.node_contents import check_inside
 from devices.model.reader import read_model
 from devices.model.tensor_spec import TensorSpec
+from devices.ort.caches import Caches, CacheTensor
 from devices.ort.provider import Provider
 from devices.ort.session import open_session, session_model
 from devices.plugin.failures import run_failed
@@ -83,6 +84,14 @@ class OrtProgram(Program):
         self._session: onnxruntime.InferenceSession | None = None
         if self._wanted:
             self._session, self._weights = self._open(self._options())
+        self._caches: Caches | None = None
+        if provider.is_cpu and payload is None:
+            self._caches = Caches.of(model)
+        elif provider.is_cpu and payload is not None and "caches" in payload.header:
+            self._caches = Caches(*payload.header["caches"])
+        presents = set(self._caches.pairs.values()) if self._caches else set()
+        #: Positions of the caches' next values.
+        self._kept = frozenset(i for i, p in enumerate(model.outputs) if p.name in presents)
         self._fed = {i.name for i in self._session.get_inputs()} if self._session else set()
         #: Whether the session takes all that is given, and gives all that is wanted, in order.
         self._is_whole = self._fed.issuperset(self._names) and self._wanted == [
@@ -92,7 +101,10 @@ class OrtProgram(Program):
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancelling terminates it between nodes."""
         given = dict(zip(self._names, inputs, strict=True))
-        if context.profile and self._session:
+        caches = self._caches if self._caches and context.left >= self._kept else None
+        if caches is None and any(type(value) is CacheTensor for value in inputs):
+            given = {n: v.to_host() if type(v) is CacheTensor else v for n, v in given.items()}
+        if context.profile and self._session and caches is None:
             for name, seconds in self._profile(given).items():
                 context.record(name, seconds)
         made: dict[str, Value] = {}
@@ -105,7 +117,10 @@ class OrtProgram(Program):
             with NativeCall(stop), context.on_cancel(stop):
                 try:
                     fed = given if self._is_whole else self._feeds(given)
-                    values = self._session.run(self._wanted, fed, options)
+                    if caches and caches.are_begun(fed):
+                        values = caches.run(self._session, fed, self._wanted, options)
+                    else:
+                        values = self._session.run(self._wanted, fed, options)
                 except Exception as error:
                     context.check_cancelled()
                     what = f"ONNX Runtime failed on model {self._model.name!r}"
@@ -140,6 +155,8 @@ class OrtProgram(Program):
             "stubs": stubs,
             "wanted": self._wanted,
         }
+        if self._caches:
+            header["caches"] = [self._caches.pairs, list(self._caches.count)]
         return Payload(header, tensors)
 
     def close(self) -> None:

@@ -51,6 +51,7 @@ class ProviderPlugin(ORTPlugin):
 
     #: ONNX Runtime's name of the provider.
     provider_name: ClassVar[str]
+    leaves_outputs: ClassVar[bool] = False
     properties: ClassVar[PropertyTable] = ORTPlugin.properties.extended(
         Property(
             "PROVIDER_OPTIONS", dict, {}, True,
