@@ -104,6 +104,9 @@ class CostPlanner:
             placed = place_by_priority(model, request, lambda d, _: supports[d], {})
         if costs is None:
             costs = self._costs(model, request, progress)
+        else:
+            shapes = _shapes(model, request) if own["PLAN_SHAPES"] else None
+            check_costs(costs, model.content_hash, {}, "costs=", shapes)
         for name, reason in costs.missing.items():
             _log.warning("model=%s: planned without %s: %s", model.name, name, reason)
         devices = tuple(d for d in request.devices if d in costs.devices)
