@@ -3,7 +3,11 @@
 The same bytes to each server in turns, over raw sockets from another process: ours, a bare ASGI
 echo on the same uvicorn, and MLServer where the path of its command is given. x + 1 on 32 floats as
 JSON at 1 and 16 connections; light:squeezenet and a tensor of 10 MB as raw bytes, beside the same
-requests as calls in the server's own process.
+requests as calls in the server's own process. Those 10 MB also go by gRPC, by shared memory, and
+through an echo of two bare sockets: less than that no server costs. Ratios are of the medians.
+
+``--soak SECONDS`` prints what the server holds ten times on the way; ``--loadgen QPS`` runs MLPerf
+LoadGen's Server and Offline scenarios through the server, and on the device alone.
 """
 
 from __future__ import annotations
@@ -18,15 +22,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 import hetero
+from hetero.serve.proto_file import proto_file
 
 DEVICES = "HETERO:ORT,CPU"
 LARGE = 2_500_000
@@ -70,49 +77,106 @@ def raw_request(model: str, name: str, array: np.ndarray) -> bytes:
 
 def load(port: int, request: bytes, connections: int, seconds: float) -> list[float]:
     """Send a request over and over on so many connections; return each one's seconds."""
-    selector = selectors.DefaultSelector()
     took: list[float] = []
-    for _ in range(connections):
-        made = socket.create_connection(("127.0.0.1", port))
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(made, selectors.EVENT_READ, [time.perf_counter(), bytearray(), 0])
-        made.sendall(request)
-    end = time.perf_counter() + seconds
-    while (now := time.perf_counter()) < end:
-        for key, _ in selector.select(1.0):
-            state, made = key.data, key.fileobj
-            state[1] += made.recv(1 << 20)
-            if not state[2] and (head := state[1].find(b"\r\n\r\n")) >= 0:
-                lines = bytes(state[1][:head]).lower()
-                if b" 200 " not in lines.split(b"\r\n")[0]:
-                    raise RuntimeError(bytes(state[1][:500]))
-                length = int(lines.split(b"content-length:")[1].split(b"\r\n")[0])
-                state[2] = head + 4 + length
-            if state[2] and len(state[1]) >= state[2]:
-                now = time.perf_counter()
-                took.append(now - state[0])
-                key.data[:] = [now, bytearray(), 0]
-                made.sendall(request)
-    for key in list(selector.get_map().values()):
-        key.fileobj.close()
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for _ in range(connections):
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            memory = bytearray(2 * len(request) + 65536)  # the client's time is no result
+            selector.register(made, selectors.EVENT_READ, [time.perf_counter(), 0, 0, memory])
+            made.sendall(request)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for key, _ in selector.select(1.0):
+                began_s, at, whole, memory = key.data
+                at += key.fileobj.recv_into(memoryview(memory)[at:])
+                if not whole and (head := memory.find(b"\r\n\r\n", 0, at)) >= 0:
+                    lines = bytes(memory[:head]).lower()
+                    if b" 200 " not in lines.split(b"\r\n")[0]:
+                        raise RuntimeError(bytes(memory[:500]))
+                    length = int(lines.split(b"\r\ncontent-length:")[1].split(b"\r\n")[0])
+                    whole = head + 4 + length
+                if whole and at >= whole:
+                    now = time.perf_counter()
+                    took.append(now - began_s)
+                    began_s, at, whole = now, 0, 0
+                    key.fileobj.sendall(request)
+                key.data[:3] = began_s, at, whole
     return took
+
+
+def load_grpc(port: int, array: np.ndarray, seconds: float) -> list[float]:
+    """Send a tensor over and over by gRPC, as raw bytes; return each request's seconds."""
+    file = proto_file("open_inference.proto")
+    request = file.messages["ModelInferRequest"](model_name="large")
+    request.inputs.add(name="x", datatype="FP32", shape=array.shape)
+    request.raw_input_contents.append(array.tobytes())
+    sizes = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+    took: list[float] = []
+    data, end = request.SerializeToString(), time.perf_counter() + seconds
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=sizes) as channel:
+        call = channel.unary_unary(f"/{file.service}/ModelInfer", bytes, bytes)
+        while (began_s := time.perf_counter()) < end:
+            call(data, timeout=60)
+            took.append(time.perf_counter() - began_s)
+    return took
+
+
+@contextmanager
+def shared_request(port: int, array: np.ndarray) -> Iterator[bytes]:
+    """Register memory for a tensor and its result, and yield the request that names it."""
+    memory = shared_memory.SharedMemory(create=True, size=2 * array.nbytes)
+    try:
+        np.frombuffer(memory.buf, array.dtype, array.size)[:] = array
+        body = json.dumps({"key": memory.name, "offset": 0, "byte_size": memory.size}).encode()
+        with suppress(IndexError):
+            load(port, post("/v2/systemsharedmemory/region/bench/register", body), 1, 0.0)
+        time.sleep(0.5)
+        here = {"shared_memory_region": "bench", "shared_memory_byte_size": array.nbytes}
+        x = {"name": "x", "shape": array.shape, "datatype": "FP32", "parameters": here}
+        there = {**here, "shared_memory_offset": array.nbytes}
+        told = {"inputs": [x], "outputs": [{"name": "y", "parameters": there}]}
+        yield post("/v2/models/large/infer", json.dumps(told).encode())
+    finally:
+        memory.close()
+        memory.unlink()
 
 
 async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Read a body, and answer with it: what any application on this server costs at least."""
-    body = b""
+    parts: list[bytes] = []
     more = True
     while more:
         message = await receive()
-        body += message.get("body", b"")
+        parts.append(message.get("body", b""))
         more = message.get("more_body", False)
+    body = b"".join(parts)
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": 200, "headers": [length]})
     await send({"type": "http.response.body", "body": body})
 
 
+def echo_bytes(nbytes: int) -> None:
+    """Answer each so many bytes with as many: what the sockets cost, and no server's work."""
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % nbytes
+    memory = memoryview(bytearray(answer + bytes(nbytes)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            made, _ = listener.accept()
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            at = 0
+            while got := made.recv_into(memory[len(answer) + at :]):
+                if (at := at + got) == nbytes:
+                    made.sendall(memory)
+                    at = 0
+
+
 def run_server(kind: str) -> None:
     """Serve until stdin ends, and say where; be asked for calls in this process on the way."""
+    if kind.isdigit():
+        echo_bytes(int(kind))
     if kind == "echo":
         import uvicorn
 
@@ -130,8 +194,9 @@ def run_server(kind: str) -> None:
             "large": core.compile_model(plus_one(LARGE).SerializeToString(), DEVICES),
             "squeezenet": core.compile_model("light:squeezenet", DEVICES),
         }
-        with hetero.serve(compiled, 0) as server:
-            print(server.port, flush=True)
+        options = {"shared_memory": True, "body_nbytes": 2**26}
+        with hetero.serve(compiled, 0, grpc_port=0, **options) as server:
+            print(server.port, server.grpc_port, flush=True)
             for line in sys.stdin:
                 model, array = compiled[line.strip()], inputs()[line.strip()][1]
                 took = []
@@ -153,15 +218,15 @@ def inputs() -> dict[str, tuple[str, np.ndarray]]:
 
 
 @contextmanager
-def started(*command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start a server of this module, and end it."""
+def started(*command: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start a server of this module, and end it; yields its process and its ports."""
     line = [sys.executable, "-m", "benchmarks.serve", *command]
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
-            yield process, int(process.stdout.readline())
+            yield process, [*map(int, process.stdout.readline().split())]
         finally:
             process.kill()
 
@@ -215,50 +280,142 @@ def row(what: str, connections: int, took: Sequence[float], seconds: float) -> d
     }
 
 
-def measure(command: str) -> list[dict[str, Any]]:
-    """Return the rows: each server has a turn in each round."""
-    found: dict[tuple[str, int], list[float]] = {}
-    with started("--server", "ours") as (ours, port), started("--server", "echo") as (_, echo_port):
-        assert ours.stdin is not None
-        assert ours.stdout is not None
-        small = json_request(32)
-        turns = [("x + 1: hetero", port, small), ("x + 1: bare ASGI echo", echo_port, small)]
+Found = dict[tuple[str, int], list[float]]
+
+
+def measure_small(command: str, found: Found) -> None:
+    """Measure x + 1 on 32 floats: each server has a turn in each round."""
+    request = json_request(32)
+    with started("--server", "ours") as (_, ports), started("--server", "echo") as (_, echo_ports):
+        turns = [("x + 1: hetero", ports[0]), ("x + 1: bare ASGI echo", echo_ports[0])]
         with mlserver(command) if command else nullcontext() as other:
             if other:
-                turns.append(("x + 1: MLServer", other, small))
+                turns.append(("x + 1: MLServer", other))
             for _ in range(ROUNDS):
                 for connections in (1, 16):
-                    for name, where, request in turns:
+                    for name, where in turns:
                         took = load(where, request, connections, ROUND_S)
                         found.setdefault((name, connections), []).extend(took)
-        for model in ("squeezenet", "large"):
-            name, array = inputs()[model]
-            request = raw_request(model, name, array)
-            for _ in range(ROUNDS):
+
+
+def measure_models(found: Found) -> None:
+    """Measure squeezenet and a tensor of 10 MB beside calls in the server's process."""
+    requests = {m: raw_request(m, *inputs()[m]) for m in ("squeezenet", "large")}
+    nbytes = f"{len(requests['large'])}"
+    with (
+        started("--server", "ours") as (ours, (port, grpc_port)),
+        started("--server", "echo") as (_, echo_ports),
+        started("--server", nbytes) as (_, bare_ports),
+        shared_request(port, inputs()["large"][1]) as shared,
+    ):
+        assert ours.stdin is not None
+        assert ours.stdout is not None
+        large = requests["large"]
+        for _ in range(ROUNDS):
+            for model, request in requests.items():
                 took = load(port, request, 1, ROUND_S)
                 found.setdefault((f"{model}: hetero", 1), []).extend(took)
                 ours.stdin.write(f"{model}\n")
                 ours.stdin.flush()
                 took = json.loads(ours.stdout.readline())
                 found.setdefault((f"{model}: a call in process", 1), []).extend(took)
-    return [row(*key, took, ROUNDS * ROUND_S) for key, took in found.items()]
+            for name, took in (
+                ("hetero, by gRPC", load_grpc(grpc_port, inputs()["large"][1], ROUND_S)),
+                ("hetero, shared memory", load(port, shared, 1, ROUND_S)),
+                ("bare ASGI echo", load(echo_ports[0], large, 1, ROUND_S)),
+                ("bare socket echo", load(bare_ports[0], large, 1, ROUND_S)),
+            ):
+                found.setdefault((f"large: {name}", 1), []).extend(took)
+
+
+#: Row -> what its requests a second are held to.
+RATIOS = {
+    "x + 1: hetero": ("x + 1: bare ASGI echo", "x + 1: MLServer"),
+    "squeezenet: hetero": ("squeezenet: a call in process",),
+    "large: hetero": (
+        "large: a call in process", "large: bare ASGI echo", "large: bare socket echo",
+    ),
+    "large: hetero, by gRPC": ("large: bare socket echo",),
+    "large: hetero, shared memory": ("large: a call in process",),
+}  # fmt: skip
+
+
+def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return our speed over each peer's, by the medians."""
+    medians = {(row["what"], row["connections"]): row["p50_ms"] for row in rows}
+    return [
+        {
+            "what": f"{what} / {other.partition(': ')[2]}",
+            "connections": connections,
+            "ratio": round(medians[other, connections] / median_ms, 3),
+        }
+        for (what, connections), median_ms in medians.items()
+        for other in RATIOS.get(what, ())
+        if (other, connections) in medians
+    ]
+
+
+def soak(seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield what the server holds, ten times, while clients ask, err and leave."""
+    requests = json_request(32), raw_request("large", *inputs()["large"])
+    bad = post("/v2/models/plus/infer", b"{")
+    with started("--server", "ours") as (ours, (port, grpc_port)):
+        total = 0
+        for _ in range(10):
+            end = time.monotonic() + seconds / 10
+            while time.monotonic() < end:
+                total += len(load(port, requests[0], 16, 1.0)) + len(
+                    load(port, requests[1], 2, 1.0)
+                )
+                total += len(load_grpc(grpc_port, inputs()["large"][1], 0.5))
+                with suppress(RuntimeError):
+                    load(port, bad, 1, 0.1)
+                with socket.create_connection(("127.0.0.1", port)) as leaver:
+                    leaver.sendall(requests[1][: len(requests[1]) // 2])
+            time.sleep(1.0)  # what the last connections had is closed
+            lines = Path(f"/proc/{ours.pid}/status").read_text().splitlines()
+            held = dict(line.split(":", 1) for line in lines)
+            files = [str(f.readlink()) for f in Path(f"/proc/{ours.pid}/fd").iterdir()]
+            yield {
+                "requests": total,
+                "memory_mb": int(held["VmRSS"].split()[0]) // 1024,
+                "threads": int(held["Threads"]),
+                "descriptors": len(files),
+                "sockets": sum(name.startswith("socket:") for name in files),
+            }
 
 
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--json", action="store_true")
     reader.add_argument("--mlserver", default="", help="the path of MLServer's command")
-    reader.add_argument("--server", choices=("ours", "echo"), help=argparse.SUPPRESS)
+    reader.add_argument("--soak", type=float, metavar="SECONDS", help="only: what stays behind")
+    reader.add_argument(
+        "--loadgen", type=float, metavar="QPS",
+        help="only: MLPerf LoadGen's scenarios (pip install mlcommons-loadgen), squeezenet at QPS",
+    )  # fmt: skip
+    reader.add_argument("--server", help=argparse.SUPPRESS)
     given = reader.parse_args()
     if given.server:
         run_server(given.server)
         return
-    rows = measure(given.mlserver)
+    if given.soak:
+        rows = soak(given.soak)
+    elif given.loadgen:
+        from benchmarks.serve_loadgen import scenarios
+
+        rows = scenarios(given.loadgen)
+    else:
+        found: Found = {}
+        measure_small(given.mlserver, found)
+        measure_models(found)
+        measured = [row(*key, took, ROUNDS * ROUND_S) for key, took in found.items()]
+        rows = iter([*measured, *ratios(measured)])
     if given.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([*rows], indent=1))
         return
     for line in rows:
-        print("  ".join(f"{key} {value}" for key, value in line.items()))
+        print("  ".join(f"{key} {value}" for key, value in line.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ class Request(NamedTuple):
         deployment's ways the attempt takes.
     priority : int
         Of requests that wait for the same, those of greater priority go first.
+    trace : str
+        The trace that it is a part of (W3C's ``traceparent``), for its story; devices have none.
     keep : tuple of str
         Outputs that stay in the process of the device that makes them.
     """
@@ -37,13 +39,14 @@ class Request(NamedTuple):
     attempt: int = 0
     route: int = 0
     priority: int = 0
+    trace: str = ""
     keep: tuple[str, ...] = ()
 
     def admitted(self, deployment: str, number: int, attempt: int, route: int) -> Request:
         """Return it as what an attempt sends; quicker than `_replace`."""
         return Request(
             self.timeout_s, self.profile, self.waits, self.inline,
-            deployment, number, attempt, route, self.priority, self.keep,
+            deployment, number, attempt, route, self.priority, "", self.keep,
         )  # fmt: skip
 
 

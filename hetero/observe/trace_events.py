@@ -171,6 +171,7 @@ def _request_events(request: ObservedRequest, tid: int, clock: _Clock) -> Iterat
             "state": record.state.value,
             "attempts": record.attempt,
             "input_nbytes": record.submitted.nbytes,
+            **({"traceparent": trace} if (trace := record.submitted.trace) else {}),
         },
     }
     admitted_s = end_s if record.admitted_s is None else record.admitted_s

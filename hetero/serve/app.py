@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from devices.errors import HeteroError
 from devices.request.request import Request
-from hetero.serve.access_log import write_line
+from hetero.serve.access_log import trace_of, write_line
 from hetero.serve.completions import Completions
 from hetero.serve.errors import refused, told
 from hetero.serve.http_exchange import ClientGone, Exchange, Receive, Send
@@ -195,7 +195,8 @@ class ServingApp:
             if headers.get(_TIMEOUT_MS, b"").isdigit():
                 left_s = int(headers[_TIMEOUT_MS]) / 1000
                 timeout_s = min(left_s, timeout_s or left_s) or None
-            request = Request(timeout_s, waits=False, priority=call.priority)
+            trace = trace_of(headers, b"traceparent") if b"traceparent" in headers else ""
+            request = Request(timeout_s, waits=False, priority=call.priority, trace=trace)
             timed.runs()
             turns = self._turns_of(model)
             begun = turns.begin(values, request)

@@ -13,6 +13,7 @@ from google.protobuf.json_format import ParseDict
 
 from devices.errors import ArgumentError, HeteroError, RequestCancelledError
 from devices.request.request import Request
+from hetero.serve.access_log import trace_of
 from hetero.serve.errors import GRPC_CODES, refused, told
 from hetero.serve.grpc_messages import Message, read_call_of, read_message, write_answer
 from hetero.serve.proto_file import proto_file
@@ -169,7 +170,10 @@ class GrpcServer:
             values = model.values(call)
             left = [s for s in (call.timeout_s, context.time_remaining()) if s is not None]
             timeout_s = min(left) if left else None
-            options = Request(timeout_s, priority=call.priority, inline=timeout_s is None)
+            options = Request(
+                timeout_s, priority=call.priority, inline=timeout_s is None,
+                trace=trace_of(dict(context.invocation_metadata()), "traceparent"),
+            )  # fmt: skip
             timed.runs()
             submission = model.submit(values, options)
             if not submission.future.done() and not context.add_callback(submission.cancel):

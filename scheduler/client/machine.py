@@ -309,7 +309,8 @@ class ClientMachine:
     # Handlers of the table: (request, event) -> (next state, instructions).
 
     def _admit(self, request: RequestRecord, event: events.Submitted) -> _Next:
-        request.note(event.now_s, f"submitted with {event.nbytes} bytes")
+        of = f", of trace {event.trace}" if event.trace else ""
+        request.note(event.now_s, f"submitted with {event.nbytes} bytes{of}")
         if self._closed:
             error: BaseException = RequestCancelledError(
                 f"{self._name}: closed; compile the model again.", request_id=request.id

@@ -129,8 +129,9 @@ class RequestRunner:
         call = _Call(inputs, request)
         self._calls[request_id] = call
         submitted = events.Submitted(
-            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority, near
-        )
+            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority, near,
+            request.trace,
+        )  # fmt: skip
         try:
             self.handle(submitted)
             waited_s = 0.0

@@ -26,7 +26,7 @@ class Submitted:
 
     Where `waits` is not set, it is refused rather than made to wait for room. Of those that wait,
     the ones of greater `priority` are admitted first. It goes by the devices that are `near`, as
-    they keep some of its inputs, where a route does.
+    they keep some of its inputs, where a route does. Its story names the `trace` that it is of.
     """
 
     now_s: float
@@ -36,6 +36,7 @@ class Submitted:
     waits: bool = True
     priority: int = 0
     near: frozenset[str] = frozenset()
+    trace: str = ""
 
 
 @dataclass(slots=True)

@@ -27,6 +27,8 @@ from tests.support.gated_plugin import GatedPlugin
 from tests.support.serving import Response, ask, plus_one, serving, tensor
 
 pytest.importorskip("uvicorn")
+pytest.importorskip("google.protobuf")
+from hetero.serve.proto_file import proto_file
 
 INFER = "/v2/models/plus/infer"
 BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
@@ -201,6 +203,46 @@ def test_the_access_log_tells_the_trace(caplog: pytest.LogCaptureFixture) -> Non
     line = json.loads(record.message)
     assert (line["path"], line["status"], line["trace_id"]) == (INFER, 200, "a" * 32)
     assert line["received_nbytes"] == len(json.dumps(BODY))
+
+
+@pytest.mark.parametrize("by", ["http", "grpc"])
+def test_the_trace_of_a_client_is_in_ours(by: str, tmp_path: Path) -> None:
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    with hetero.Core("inprocess") as core, core.trace(tmp_path / "trace.json"):
+        model = core.read_model(plus_one().SerializeToString())
+        with hetero.serve(core.compile_model(model, "CPU"), 0, grpc_port=0) as server:
+            if by == "http":
+                assert ask(server, INFER, BODY, headers={"traceparent": parent}).status == 200
+            else:
+                grpc = pytest.importorskip("grpc")
+                file = proto_file("open_inference.proto")
+                request = file.messages["ModelInferRequest"](model_name="plus")
+                request.inputs.add(name="x", datatype="FP32", shape=[1])
+                request.raw_input_contents.append(bytes(4))
+                with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+                    call = channel.unary_unary(
+                        f"/{file.service}/ModelInfer", lambda message: message.SerializeToString()
+                    )
+                    metadata = [("traceparent", parent)]
+                    call(request, timeout=PATIENCE_S, metadata=metadata)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    told = [event["args"]["traceparent"] for event in events if "state" in event.get("args", {})]
+    assert told == [parent]
+
+
+@pytest.mark.parametrize(("header_ms", "timeout", "status"), [
+    ("50", None, 504), ("50", 60_000_000, 504), ("60000", 50_000, 504), ("soon", None, 200),
+])  # fmt: skip
+def test_a_proxys_deadline_holds(
+    gated: Server, pool: ThreadPoolExecutor, header_ms: str, timeout: int | None, status: int
+) -> None:
+    body = {**BODY, "parameters": {"timeout": timeout} if timeout else {}}
+    headers = {"x-envoy-expected-rq-timeout-ms": header_ms}
+    asked = pool.submit(ask, gated, INFER, body, headers=headers)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    if status == 200:
+        GatedPlugin.gate.set()
+    assert asked.result(PATIENCE_S).status == status
 
 
 def test_requests_of_unlike_clients_are_joined(pool: ThreadPoolExecutor) -> None:
