@@ -21,18 +21,12 @@ from typing import Any
 import hetero
 from hetero.cli.inputs import model_inputs
 from hetero.cli.measuring import measure
-from hetero.cli.prediction import stage_measurements
 from hetero.planning.cost.cost_file import write_costs
-from hetero.planning.cost.feedback import learn
 
 #: What is compared: name -> properties.
 WAYS: dict[str, dict[str, Any]] = {
     "priority": {"MODEL_DISTRIBUTION_POLICY": "PRIORITY"},
     "auto": {"MODEL_DISTRIBUTION_POLICY": "AUTO", "PERFORMANCE_HINT": "THROUGHPUT"},
-    "auto, learnt": {
-        "MODEL_DISTRIBUTION_POLICY": "AUTO",
-        "PERFORMANCE_HINT": "THROUGHPUT",
-    },
     "auto, shared": {
         "MODEL_DISTRIBUTION_POLICY": "AUTO",
         "PERFORMANCE_HINT": "THROUGHPUT",
@@ -56,14 +50,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         write_costs(costs, path)
         compiled: dict[str, hetero.CompiledModel] = {}
         for name, way in WAYS.items():
-            if name == "auto, learnt":
-                first = compiled["auto"]
-                alone = measure(first, values, 1, None, options.seconds)
-                busy = measure(first, values, options.jobs, None, options.seconds)
-                learnt = learn(costs, stage_measurements(first, alone, busy))
-                write_costs(learnt, path.with_name("learnt.json"))
-            file = path.with_name("learnt.json") if "learnt" in name else path
-            config = {**base, **way, "COST_FILE": str(file)}
+            config = {**base, **way, "COST_FILE": str(path)}
             compiled[name] = stack.enter_context(core.compile_model(model, options.device, config))
         periods: dict[str, list[float]] = {name: [] for name in WAYS}
         for turn in range(options.rounds + 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,14 +13,12 @@ from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
 from hetero.cli.measuring import PERCENTILES, measure
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planned_for, planning_options
-from hetero.cli.prediction import prediction, show_prediction, stage_measurements
+from hetero.cli.prediction import prediction, show_prediction
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.cli.watching import watch_options
 from hetero.core import Core
-from hetero.planning.cost.cost_file import write_costs
-from hetero.planning.cost.feedback import learn
 from hetero.report.text import Rows
 
 #: Stages shown before the rest is left to ``--json``.
@@ -38,8 +35,6 @@ SHOWN = 40
 @click.option("--seconds", "-t", type=Finite(min=0, min_open=True), default=10.0,
               show_default=True, help="Stop after this many seconds.")  # fmt: skip
 @planning_options
-@click.option("--update-costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A cost file that learns from the subgraphs measured.")  # fmt: skip
 @watch_options
 @blob_options
 @with_core(runs_model=True)
@@ -55,7 +50,6 @@ def bench(
     jobs: int,
     requests: int | None,
     seconds: float,
-    update_costs: Path | None,
     remap: dict[str, str],
     weights: str | None,
     as_json: bool,
@@ -66,8 +60,6 @@ def bench(
     it with the figures so far and exit code 1.
     """
     source = preprocessing.of_model(core, model, inputs)
-    if source is None and update_costs is not None:
-        raise click.UsageError("--update-costs is for models; a blob was planned already.")
     values = None
     if source is not None:
         values = model_inputs(model, source, inputs, shapes)
@@ -78,10 +70,6 @@ def bench(
     compile_s = time.perf_counter() - began
     if values is None:
         values = model_inputs(model, compiled.partition.source, inputs, shapes)
-    known = None
-    if update_costs is not None and source is not None:
-        # Before the long part: a file that does not fit is refused at once.
-        known = core.read_costs(update_costs, source, device, config)
     jobs = jobs or compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
     with progress("measuring one request at a time"):
         first = measure(compiled, values, 1, 1, seconds)
@@ -105,16 +93,12 @@ def bench(
         "prediction": None if busy is None else prediction(compiled, alone, busy),
         "interrupted": interrupted,
     }
-    if update_costs is not None and known is not None and busy is not None:
-        write_costs(learn(known, stage_measurements(compiled, alone, busy)), update_costs)
     if as_json:
         print_json("bench", document)
     else:
         show_subgraphs(compiled)
         _show(document)
         show_prediction(document["prediction"])
-        if known is not None and busy is not None:
-            show(f"updated {update_costs}")
         if interrupted:
             show("interrupted: these are the figures so far")
     if interrupted:

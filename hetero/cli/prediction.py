@@ -6,27 +6,8 @@ from typing import Any
 
 from hetero.cli.terminal import show
 from hetero.compile.compiled_model import CompiledModel
-from hetero.planning.cost.feedback import StageMeasurement
 from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
-
-
-def stage_measurements(
-    compiled: CompiledModel, alone: dict[str, Any], busy: dict[str, Any]
-) -> list[StageMeasurement]:
-    """Return what the measured stages teach about costs."""
-    loaded = {row["stage"]: row["run_s"] for row in busy["stages"]}
-    subgraphs = {subgraph.index: subgraph for subgraph in compiled.subgraphs}
-    return [
-        StageMeasurement(
-            row["device"],
-            subgraphs[row["stage"]].node_names,
-            row["run_s"],
-            loaded[row["stage"]],
-        )
-        for row in alone["stages"]
-        if row["stage"] in loaded
-    ]
 
 
 def prediction(

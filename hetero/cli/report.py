@@ -18,8 +18,6 @@ from hetero.cli.pairs import together
 from hetero.cli.terminal import plain, remark, show
 from hetero.report import (
     annotated_model,
-    model_explorer_overlay,
-    report_dot,
     report_html,
     report_table,
     strict_problems,
@@ -33,12 +31,10 @@ def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
         output_file(
             "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
         ),
-        output_file("--dot", metavar="FILE.dot", help="Write the graph for Graphviz."),
         output_file(
             "--annotate", metavar="FILE.onnx",
             help="Write the model with each node's device and reason in it.",
         ),
-        output_file("--overlay", metavar="FILE.json", help="Write node data for Model Explorer."),
         click.option("--nodes", is_flag=True, help="List every node, not only counts."),
         click.option(
             "--strict", is_flag=True,
@@ -53,9 +49,7 @@ def render(
     *,
     as_json: bool = False,
     html: Path | None = None,
-    dot: Path | None = None,
     annotate: Path | None = None,
-    overlay: Path | None = None,
     nodes: bool = False,
     strict: bool = False,
 ) -> None:
@@ -67,19 +61,17 @@ def render(
     Raises click.exceptions.Exit with 1 if a node has no device, or under `strict` if anything is
         not as requested.
     """
-    forms = ((html, report_html), (dot, report_dot), (overlay, model_explorer_overlay))
-    for path in (html, dot, annotate, overlay):
+    for path in (html, annotate):
         refuse_weights(path, model)
-    for path, form in forms:
-        if path:
-            publish(path, partial(write_text, form(document)))
+    if html:
+        publish(html, partial(write_text, report_html(document)))
     if annotate:
         write_models(annotate.parent, {annotate.name: annotated_model(model, document)})
     if as_json:
         click.echo(json.dumps(plain(document), indent=2, allow_nan=False))
     else:
         show(report_table(document, nodes=nodes))
-    for path in (html, dot, annotate, overlay):
+    for path in (html, annotate):
         if path:
             remark(f"wrote {path}")
     problems = strict_problems(document) if strict else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import onnx
@@ -38,13 +37,3 @@ def annotated_model(model: Model, document: dict[str, Any]) -> Model:
     said = {VERDICT_KEY: document["verdict"]["sentence"], PLACEMENT_KEY: document["placement"]}
     set_metadata(header, said)
     return written.replace(header=header)
-
-
-def model_explorer_overlay(document: dict[str, Any]) -> str:
-    """Return node data for Model Explorer: each node's device, by its first output's name."""
-    results = {
-        node["outputs"][0]["name"]: {"value": node["device"] or "no device"}
-        for node in document["nodes"]
-        if node["outputs"]
-    }
-    return json.dumps({document["model"]["name"]: {"name": "hetero device", "results": results}})

@@ -73,7 +73,7 @@ def test_profile_plan_bench_and_learn(model: str, tmp_path: Path) -> None:
     benched = as_json(
         invoke(
             "bench", model, *DEVICES, *APART, "--costs", str(path), "--hint", "THROUGHPUT",
-            "-n", "20", "--plan-seconds", "0.3", "--update-costs", str(path), "--json",
+            "-n", "20", "--plan-seconds", "0.3", "--json",
         )
     )  # fmt: skip
     found = benched["prediction"]
@@ -82,11 +82,6 @@ def test_profile_plan_bench_and_learn(model: str, tmp_path: Path) -> None:
     assert not found["cut_short"]
     assert len(found["stages"]) == len(benched["subgraphs"]) == 2
     assert all(row["ratio"] is not None for row in (*found["stages"], *found["wires"]))
-    after = read_costs(path)
-    assert after != before
-    # The two are alike: each learns from both subgraphs.
-    assert {t.source for t in after.devices["NULL.0"].nodes.values()} == {"calibrated"}
-    assert after.devices["NULL.0"] == after.devices["NULL.1"]
 
 
 def test_bench_without_a_plan_has_no_prediction(model: str) -> None:
@@ -133,8 +128,6 @@ def test_costs_of_other_devices_are_refused(model: str, tmp_path: Path) -> None:
     result = invoke("plan", model, *other, "--costs", str(path))
     assert isinstance(result.exception, PlanError)
     assert "NULL_NODE_TIME_US 500.0, wanted 100.0" in str(result.exception)
-    result = invoke("bench", model, *other, "--update-costs", str(path), "-n", "2")
-    assert isinstance(result.exception, PlanError)
 
 
 def test_pins_are_no_part_of_a_profile(model: str) -> None:

@@ -26,8 +26,6 @@ from hetero.planning import Variant
 from hetero.report import (
     annotated_model,
     build_report,
-    model_explorer_overlay,
-    report_dot,
     report_table,
     strict_problems,
 )
@@ -320,35 +318,6 @@ def test_the_annotated_model_says_it_all_and_compiles_to_the_same_placement() ->
     assert again.SerializeToString() == proto.SerializeToString()
 
 
-def test_dot_draws_every_node_every_subgraph_and_every_wire() -> None:
-    document = build_report(branches_survey())
-    text = report_dot(document)
-    for node in document["nodes"]:
-        assert f'"{node["name"]}" [label=' in text
-    assert len(re.findall(r"subgraph cluster_\d+ \{", text)) == 3
-    # Three tensors cross, one of them to two nodes.
-    assert text.count("penwidth=2") == 4
-    assert '"relu" -> "tanh" [label="16 B", penwidth=2];' in text
-    assert '"input x" -> "matmul";' in text
-    assert '"add" -> "output y";' in text
-    assert text.count("{") == text.count("}")
-
-
-def test_dot_quotes_names() -> None:
-    model = chain("Abs")
-    model.graph.node[0].name = 'a"; }\\ b'
-    text = report_dot(build_report(survey_of(model, {"CPU": None})))
-    assert r'"a\"; }\\ b" [label=' in text
-
-
-def test_model_explorer_gets_each_nodes_device() -> None:
-    survey = branches_survey()
-    overlay = json.loads(model_explorer_overlay(build_report(survey)))
-    results = overlay["branches"]["results"]
-    assert results["left"] == {"value": "CPU"}
-    assert len(results) == 6
-
-
 def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     document = build_report(branches_survey())
@@ -387,9 +356,7 @@ def query(*arguments: object) -> Any:
 
 
 def test_query_prints_the_document_and_writes_every_form(model_file: Path, tmp_path: Path) -> None:
-    files = {
-        "--html": "r.html", "--dot": "r.dot", "--annotate": "a.onnx", "--overlay": "o.json",
-    }  # fmt: skip
+    files = {"--html": "r.html", "--annotate": "a.onnx"}
     paths = [part for option, name in files.items() for part in (option, tmp_path / name)]
     result = query(model_file, "-d", "HETERO:ORT,CPU", "-a", "neg=CPU", "--json", *paths)
     assert result.exit_code == 0, result.output
@@ -398,10 +365,8 @@ def test_query_prints_the_document_and_writes_every_form(model_file: Path, tmp_p
     assert document["request"]["pins"] == {"neg": "CPU"}
     assert {n["name"]: n["device"] for n in document["nodes"]}["neg"] == "CPU"
     assert "matmul" in (tmp_path / "r.html").read_text()
-    assert "cluster_0" in (tmp_path / "r.dot").read_text()
     annotated = read_model(tmp_path / "a.onnx")
     assert annotated.nodes[annotated.index_of["neg"]].metadata["hetero.device"] == "CPU"
-    assert json.loads((tmp_path / "o.json").read_text())["branches"]["results"]
 
 
 def test_strict_fails_with_the_lint_that_says_why(model_file: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from devices.errors import PlanError
 from hetero.planning.cost import Costs, Line, Time
 from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
-from hetero.planning.cost.feedback import StageMeasurement, learn
 from scheduler.vocabulary.rows import THIS_PROCESS
 from tests.support.costs import costs, identity
 from tests.support.graphs import build
@@ -135,35 +134,3 @@ def test_every_difference_is_told() -> None:
                  "GPU was not measured: gone", "NULL is not in it; it has ORT, CPU"):  # fmt: skip
         assert part in message
     assert len(caught.value.differences) == 5
-
-
-def test_learning_makes_the_subgraph_its_measured_time() -> None:
-    learnt = learn(
-        sample(), [StageMeasurement("ORT", ("a", "b"), alone_s=6e-3, busy_s=9e-3)]
-    ).devices["ORT"]
-    assert learnt.nodes["a"].seconds == pytest.approx(2e-3)
-    assert learnt.nodes["b"].seconds == pytest.approx(4e-3)
-    assert learnt.nodes["a"].source == "calibrated"
-    assert learnt.nodes["c"] == sample().devices["ORT"].nodes["c"]
-    assert learnt.alone.load.seconds == pytest.approx(1.5)
-    assert learnt.company == sample().devices["ORT"].company
-    assert learn(sample(), [StageMeasurement("GPU", ("a",), 1.0, 1.0)]) == sample()
-
-
-def test_what_ran_in_company_teaches_about_company() -> None:
-    """With half the cores nodes took twice as long, and half as long again with all at work."""
-    given = sample()
-    shared = {n: replace(d, share=Time(2.0, "calibrated")) for n, d in given.devices.items()}
-    rows = [StageMeasurement(d, ("c",), alone_s=8e-3, busy_s=12e-3) for d in ("ORT", "CPU")]
-    learnt = learn(replace(given, devices=shared), rows).devices["ORT"]
-    assert learnt.nodes["c"].seconds == pytest.approx(4e-3)
-    assert learnt.company.load.seconds == pytest.approx(3.0)
-    assert learnt.alone == given.devices["ORT"].alone
-
-
-def test_equal_devices_learn_together() -> None:
-    times = {d: {"a": 1e-3, "b": 2e-3, "c": 3e-3} for d in ("ORT.0", "ORT.1")}
-    given = costs(MODEL, times)
-    learnt = learn(given, [StageMeasurement("ORT.1", ("a",), alone_s=4e-3, busy_s=4e-3)])
-    assert learnt.devices["ORT.0"] == learnt.devices["ORT.1"]
-    assert learnt.devices["ORT.0"].nodes["a"].seconds == pytest.approx(4e-3)
