@@ -27,10 +27,6 @@ from devices.plugin.support import Refusal
 #: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
 Step = Callable[[list[Value], RunContext], None]
 
-#: Nodes of a body below which binding it takes more time than it saves.
-_FEWEST_BOUND_TASKS: Final = 8
-#: Bytes of inputs and captured values that a bound body copies in each run, at most.
-_MOST_COPIED_NBYTES: Final = 1 << 20
 #: The slot of absent optional inputs; it always holds None.
 _ABSENT: Final = 0
 
@@ -158,21 +154,10 @@ class _Body:
         self._names = (*captures, *constants)
         self._constants = tuple(constants.values())
         self._scope = scope
-        many = len(block.tasks) >= _FEWEST_BOUND_TASKS
-        self._bound = scope.bound_cache(block) if many and scope.bound_cache is not None else None
-        self._shapes: list[Any] = []
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> list[Value]:
-        """Compute the outputs, bound once shapes are as they were in the run before."""
-        if self._bound is None or context.profile:
-            return self._block.run(inputs, context)
-        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
-        shapes = [x.shape for x in arrays]
-        again, self._shapes = shapes == self._shapes, shapes
-        if not again or sum(x.nbytes for x in arrays) > _MOST_COPIED_NBYTES:
-            return self._block.run(inputs, context)
-        outputs: list[Value] = self._bound.run(inputs, context)
-        return outputs
+        """Compute the outputs."""
+        return self._block.run(inputs, context)
 
     def outputs(self, inputs: Sequence[Value]) -> list[BodyOutput]:
         """Return the element type and shape of each output."""

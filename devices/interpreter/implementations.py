@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
@@ -52,8 +52,6 @@ class Scope:
     blocks: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     #: What computes.
     backend: ArrayBackend = NUMPY
-    #: Makes of a body's block what runs it bound to its inputs' shapes.
-    bound_cache: Callable[[Any], Any] | None = None
 
     @classmethod
     def of_model(cls, model: Model, backend: ArrayBackend = NUMPY) -> Scope:

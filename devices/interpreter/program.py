@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -30,16 +29,15 @@ class InterpretedProgram(Program):
 
     def __init__(self, model: Model, backend: ArrayBackend) -> None:
         self._model = model
-        # Bound blocks write with numpy's functions into memory of the host.
-        cache = BoundCache if backend.is_on_host else None
         self._block: Block = build_block(
             model.nodes,
             inputs=[port.name for port in model.inputs],
             outputs=[port.name for port in model.outputs],
             constants={name: constant.array for name, constant in model.constants.items()},
-            scope=replace(Scope.of_model(model, backend), bound_cache=cache),
+            scope=Scope.of_model(model, backend),
         )
-        self._bound = None if cache is None else cache(self._block)
+        # Bound blocks write with numpy's functions into memory of the host.
+        self._bound = BoundCache(self._block) if backend.is_on_host else None
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError where a node's inputs break its specification."""

@@ -118,47 +118,29 @@ def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
     return xp.clip(index, 0, a.size - 1), weights
 
 
-def along(x: Array, axis: int, values: Array) -> Array:
+def _along(x: Array, axis: int, values: Array) -> Array:
     """Return (output) values so that they broadcast along an axis of x."""
     return values.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
-def samples(xp: Xp, a: Axis, rules: Rules) -> tuple[Array, Array | None]:
-    """Return the indices that an axis is read at, (taps, output), and their weights, if any."""
-    source = _source(xp, a, rules.coordinates)
-    if rules.mode != "nearest":
-        return _taps(xp, a, source, rules)
-    index = _nearest(xp, source, rules.nearest, a.scale)
-    return xp.clip(index, 0, a.size - 1).astype(xp.int64)[None], None
-
-
 def _resample(xp: Xp, x: Array, a: Axis, rules: Rules) -> Array:
-    index, weights = samples(xp, a, rules)
-    y = xp.take(x, index[0], axis=a.axis)
-    if weights is not None:
+    source = _source(xp, a, rules.coordinates)
+    if rules.mode == "nearest":
+        index = _nearest(xp, source, rules.nearest, a.scale)
+        y = xp.take(x, xp.clip(index, 0, a.size - 1).astype(xp.int64), axis=a.axis)
+    else:
+        index, weights = _taps(xp, a, source, rules)
         weights = weights.astype(x.dtype, copy=False)
-        y *= along(x, a.axis, weights[0])
+        y = xp.take(x, index[0], axis=a.axis)
+        y *= _along(x, a.axis, weights[0])
         for i, w in zip(index[1:], weights[1:], strict=True):
             part = xp.take(x, i, axis=a.axis)
-            part *= along(x, a.axis, w)
+            part *= _along(x, a.axis, w)
             y += part
     if rules.coordinates == "tf_crop_and_resize":
-        source = _source(xp, a, rules.coordinates)
         outside = (source < 0) | (source > a.size - 1)
-        y = xp.where(along(x, a.axis, outside), x.dtype.type(rules.extrapolation), y)
+        y = xp.where(_along(x, a.axis, outside), x.dtype.type(rules.extrapolation), y)
     return y
-
-
-def resized(axes: list[Axis], rules: Rules) -> list[Axis]:
-    """Return the axes that change, the last one first: gathering along it costs most."""
-    cropped = rules.coordinates == "tf_crop_and_resize"
-    changed = [a for a in axes if cropped or a.size != a.output or a.scale != 1]
-    return sorted(changed, key=lambda a: -a.axis)
-
-
-def channels_last(axes: list[Axis], rank: int) -> list[Axis]:
-    """Return the axes as they are where the second one is moved to the end."""
-    return [a._replace(axis=rank - 1 if a.axis == 1 else max(a.axis - 1, 0)) for a in axes]
 
 
 def _resize(xp: Xp, x: Array, axes: list[Axis], rules: Rules) -> Array:
@@ -166,16 +148,16 @@ def _resize(xp: Xp, x: Array, axes: list[Axis], rules: Rules) -> Array:
     for a in axes:
         if a.size == 0 and a.output > 0:
             raise ValueError(f"axis {a.axis} has size 0 and cannot be resized to {a.output}")
-    if x.ndim > 2 and not x.flags.c_contiguous:  # channels may be last in memory
-        pixels = xp.ascontiguousarray(xp.moveaxis(x, 1, -1))
-        return xp.moveaxis(_resize(xp, pixels, channels_last(axes, x.ndim), rules), -1, 1)
     dtype, y = x.dtype, x
     if rules.mode != "nearest":
         (y,) = wide(xp, x)
         if y.dtype.kind not in "f":
             y = y.astype(xp.float32 if y.dtype.itemsize < 4 else xp.float64)
-    for a in resized(axes, rules):
-        y = _resample(xp, y, a, rules)
+    cropped = rules.coordinates == "tf_crop_and_resize"
+    # The last axis first: gathering along it costs most.
+    for a in sorted(axes, key=lambda a: -a.axis):
+        if cropped or a.size != a.output or a.scale != 1:
+            y = _resample(xp, y, a, rules)
     return to_integers(xp, y, dtype) if dtype.kind in "iu" else y.astype(dtype, copy=False)
 
 
@@ -251,7 +233,7 @@ _MODES = {"mode": ("nearest", "linear", "cubic"), "nearest_mode": _ROUNDINGS}
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
-def rules_18(
+def _rules_18(
     xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
     sizes: Array | None = None, *,
     antialias: int = 0, axes: Ints | None = None,
@@ -291,13 +273,13 @@ def rules_18(
         "keep_aspect_ratio_policy": _POLICIES,
     },
 )
-@taking(rules_18)
+@taking(_rules_18)
 def resize_18(
     xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
     sizes: Array | None = None, **rules: Any,
 ) -> Array:  # fmt: skip
     """Resample `axes` (all if absent) to `sizes`, or by `scales`."""
-    return _resize(xp, x, *rules_18(xp, x, roi, scales, sizes, **rules))
+    return _resize(xp, x, *_rules_18(xp, x, roi, scales, sizes, **rules))
 
 
 @op(
@@ -306,7 +288,7 @@ def resize_18(
     host=_HOST,
     choices=_MODES | {"coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn")},
 )
-@taking(rules_18, but=("antialias", "axes", "keep_aspect_ratio_policy"))
+@taking(_rules_18, but=("antialias", "axes", "keep_aspect_ratio_policy"))
 def resize_11(
     xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
     sizes: Array | None = None, **rules: Any,
