@@ -40,14 +40,9 @@ _HEADERS: Final = {
 class ServingApp:
     """The application; any ASGI server takes it.
 
-    Parameters
-    ----------
-    service : Service
-        The models and rules.
-    tokens : collection of str
-        One of them has to come with each request but health checks; none: anybody may ask.
-    access_log : bool
-        Whether each request is logged.
+    `service`: the models and rules.
+    `tokens`: one of them has to come with each request but health checks; none: anybody may ask.
+    `access_log`: whether each request is logged.
     """
 
     def __init__(

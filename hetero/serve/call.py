@@ -104,10 +104,7 @@ def read_call(
 
     `tensor`: reads an input that is not in the client's memory; it is asked in the inputs' order.
 
-    Raises
-    ------
-    ProtocolError
-        It is not as the protocol says, or asks for what is not here.
+    Raises ProtocolError: it is not as the protocol says, or asks for what is not here.
     """
     parameters = document.parameters or _USUAL
     if parameters.sequence_id:

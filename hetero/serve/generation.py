@@ -42,12 +42,8 @@ class Generations:
     ) -> AsyncIterator[Piece]:
         """Yield what a model generates, a token or more at once; closing it ends the generation.
 
-        Raises
-        ------
-        OverloadedError
-            Too many go on already.
-        ArgumentError
-            The model is no decoder, or an option or the prompt is out of its range.
+        Raises OverloadedError: too many go on already; ArgumentError: the model is no decoder, or
+        an option or the prompt is out of its range.
         """
         if self._num_running >= _MOST:
             raise OverloadedError(f"{_MOST} texts are being generated already; try again later.")
@@ -95,10 +91,8 @@ def _begins(text: str, stops: tuple[str, ...]) -> bool:
 def prompt_ids(model: ServedModel, prompt: str | list[object]) -> list[int]:
     """Return a prompt's token ids.
 
-    Raises
-    ------
-    ProtocolError
-        It is neither a text nor a list of ids, or a text and the model has no tokenizer.
+    Raises ProtocolError: it is neither a text nor a list of ids, or a text and the model has no
+    tokenizer.
     """
     if isinstance(prompt, str):
         return model.texts.ids(prompt)

@@ -82,10 +82,7 @@ def _varint(value: int) -> bytes:
 def read_call_of(message: Message, regions: Regions) -> InferCall:
     """Return the call of a ModelInferRequest; `InferCall.binary` says that it came as raw bytes.
 
-    Raises
-    ------
-    ProtocolError
-        It is not as the protocol says.
+    Raises ProtocolError: it is not as the protocol says.
     """
     head, raws = message
     document = {

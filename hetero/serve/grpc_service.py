@@ -31,23 +31,13 @@ Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 class GrpcServer:
     """Answers gRPC calls until it is closed.
 
-    Parameters
-    ----------
-    service : Service
-        The models and rules.
-    host, port : str, int
-        Where to listen; port 0 takes one that is free.
-    tokens : collection of str
-        One of them has to come with each call; none: anybody may call.
-    certificate : tuple of bytes, optional
-        The private key and the certificate chain, for TLS.
-    shared_port : bool
-        Whether other processes listen on the same port.
+    `service`: the models and rules.
+    `host`, `port`: where to listen; port 0 takes one that is free.
+    `tokens`: one of them has to come with each call; none: anybody may call.
+    `certificate`: the private key and the certificate chain, for TLS.
+    `shared_port`: whether other processes listen on the same port.
 
-    Raises
-    ------
-    ArgumentError
-        It cannot listen there.
+    Raises ArgumentError: it cannot listen there.
     """
 
     def __init__(

@@ -46,12 +46,8 @@ class Exchange:
     async def body(self) -> Raw:
         """Return the request's body.
 
-        Raises
-        ------
-        ProtocolError
-            It is too large, or takes too long.
-        ClientGone
-            Only a part of it was sent.
+        Raises ProtocolError: it is too large, or takes too long; ClientGone: only a part of it was
+        sent.
         """
         length = self.headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._bounds.body_nbytes:
@@ -88,10 +84,7 @@ class Exchange:
     async def unless_gone(self, run: Coroutine[Any, Any, T]) -> T:
         """Return what `run` does, which is cancelled once the client has gone; the body was read.
 
-        Raises
-        ------
-        ClientGone
-            The client has gone.
+        Raises ClientGone: the client has gone.
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None

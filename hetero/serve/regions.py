@@ -47,10 +47,7 @@ class Regions:
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Take in a region: bytes of the shared memory object `key`.
 
-        Raises
-        ------
-        ProtocolError
-            There is no such object or it is too small, or the name is taken.
+        Raises ProtocolError: there is no such object or it is too small, or the name is taken.
         """
         self._require_allowed()
         if name in self._regions:
@@ -84,10 +81,7 @@ class Regions:
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Return the regions, or the one of a name.
 
-        Raises
-        ------
-        ProtocolError
-            There is none of that name.
+        Raises ProtocolError: there is none of that name.
         """
         self._require_allowed()
         names = [name] if name else [*self._regions]

@@ -66,10 +66,7 @@ class Repository:
     def find(self, name: str, version: str = "") -> ServedModel:
         """Return a version of a model; without one, the highest that is ready.
 
-        Raises
-        ------
-        ProtocolError
-            There is none, or it is not loaded.
+        Raises ProtocolError: there is none, or it is not loaded.
         """
         entries = self._entries.get(name)
         if entries is None:
@@ -126,10 +123,7 @@ class Repository:
     def load(self, name: str) -> None:
         """Load a model's versions, or those that have changed.
 
-        Raises
-        ------
-        ProtocolError
-            There is no such model, or a version of it cannot be loaded.
+        Raises ProtocolError: there is no such model, or a version of it cannot be loaded.
         """
         with self._changing:
             sources = [source for source in self._find_sources() if source.name == name]
@@ -143,10 +137,7 @@ class Repository:
     def unload(self, name: str) -> None:
         """Serve a model no more; requests that run end as they would have.
 
-        Raises
-        ------
-        ProtocolError
-            There is no such model.
+        Raises ProtocolError: there is no such model.
         """
         with self._changing:
             if name not in self._entries:

@@ -26,10 +26,8 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 def unpacked(body: Raw, encoding: str, most_nbytes: int) -> Raw:
     """Return a body without its Content-Encoding.
 
-    Raises
-    ------
-    ProtocolError
-        It is damaged, of another encoding, or has more than `most_nbytes` unpacked.
+    Raises ProtocolError: it is damaged, of another encoding, or has more than `most_nbytes`
+    unpacked.
     """
     if encoding in ("", "identity"):
         return body
@@ -82,10 +80,7 @@ def read_infer(body: Raw, json_nbytes: str | None, regions: Regions) -> InferCal
 
     `json_nbytes`: the header Inference-Header-Content-Length, where raw bytes follow the JSON.
 
-    Raises
-    ------
-    ProtocolError
-        It is not JSON, or not as the protocol says.
+    Raises ProtocolError: it is not JSON, or not as the protocol says.
     """
     length = len(body)
     if json_nbytes is not None:
@@ -131,10 +126,7 @@ def write_infer(
 ) -> tuple[int | None, list[Raw]]:
     """Return the JSON's length where raw bytes follow it, else None; and the body, in parts.
 
-    Raises
-    ------
-    ProtocolError
-        JSON has no form for an output that was not asked for as raw bytes.
+    Raises ProtocolError: JSON has no form for an output that was not asked for as raw bytes.
     """
     entries: list[dict[str, Any]] = []
     raws: list[Raw] = []

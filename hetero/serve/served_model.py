@@ -31,19 +31,11 @@ class ServedModel:
 
     Requests begin with the model's states at their beginning: nothing is kept between them.
 
-    Parameters
-    ----------
-    name, version : str
-        What clients ask for.
-    compiled : CompiledModel
-        What runs it; closed once nobody holds it any more.
-    folder : Path, optional
-        Where its tokenizer may be.
+    `name`, `version`: what clients ask for.
+    `compiled`: what runs it; closed once nobody holds it any more.
+    `folder`: where its tokenizer may be.
 
-    Raises
-    ------
-    ProtocolError
-        An input or output is of a type that the protocol does not have.
+    Raises ProtocolError: an input or output is of a type that the protocol does not have.
     """
 
     def __init__(
@@ -70,10 +62,8 @@ class ServedModel:
     def values(self, call: InferCall) -> dict[str, Value]:
         """Return a call's inputs, checked, as the devices take them.
 
-        Raises
-        ------
-        TensorNameError, TensorTypeError, TensorShapeError, ProtocolError
-            They are not the model's, or outputs are asked for that it does not have.
+        Raises TensorNameError, TensorTypeError, TensorShapeError, ProtocolError: they are not the
+        model's, or outputs are asked for that it does not have.
         """
         for name, array in call.inputs.items():
             wanted = self._datatypes.get(name)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from devices.errors import ArgumentError, UnsupportedOperationError
@@ -73,17 +72,10 @@ class ServerOptions:
 class Server:
     """Serves models until it is closed; made by `hetero.serve`.
 
-    Parameters
-    ----------
-    repository : Repository
-        The models.
-    options : ServerOptions
-        How it listens and what it allows.
+    `repository`: the models.
+    `options`: how it listens and what it allows.
 
-    Raises
-    ------
-    ArgumentError
-        It cannot listen there, or its certificate cannot be read.
+    Raises ArgumentError: it cannot listen there, or its certificate cannot be read.
     """
 
     def __init__(self, repository: Repository, options: ServerOptions) -> None:
@@ -156,21 +148,13 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def until_started(self, patience_s: float = 30.0) -> Server:
         """Return once it answers.
 
-        Raises
-        ------
-        ArgumentError
-            It does not, in `patience_s` seconds.
+        Raises ArgumentError: it does not, in `patience_s` seconds.
         """
         deadline_s = time.monotonic() + patience_s
         while not self._uvicorn.started:

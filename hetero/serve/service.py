@@ -71,10 +71,8 @@ class Service:
     def load(self, name: str, parameters: object) -> None:
         """Load a model, or what of it has changed.
 
-        Raises
-        ------
-        ProtocolError
-            There is none, it cannot be loaded, or parameters are given: there are none here.
+        Raises ProtocolError: there is none, it cannot be loaded, or parameters are given: there are
+        none here.
         """
         if parameters:
             raise refused("load takes no parameters here.", 501)

@@ -13,10 +13,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import msgspec
 import yaml
 
 from devices.errors import ArgumentError, ModelError, ModelNotFoundError
@@ -30,28 +30,19 @@ _USUAL: Final = ("model.onnx", "model.hetero")
 _SUFFIXES: Final = (".onnx", ".hetero")
 
 
-@dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a model of a repository is compiled.
 
-    Attributes
-    ----------
-    device : str
-        The device string; empty takes the blob's own, or every device.
-    config : mapping of str to object
-        Options of `hetero.Core.compile_model`.
-    affinity : mapping of str to str
-        Pins.
-    versions : str or tuple of str
-        ``latest``, ``all``, or those that are served.
-    decoder : bool
-        Whether it is read by `hetero.read_decoder`, to generate texts.
+    `device`: the device string; empty takes the blob's own, or every device.
+    `config`, `affinity`: options of `hetero.Core.compile_model`, and pins.
+    `versions`: those that are served.
+    `decoder`: whether it is read by `hetero.read_decoder`, to generate texts.
     """
 
     device: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    affinity: Mapping[str, str] = field(default_factory=dict)
-    versions: str | tuple[str, ...] = "all"
+    config: dict[str, Any] = {}
+    affinity: dict[str, str] = {}
+    versions: Literal["all", "latest"] | list[str | int] = "all"
     decoder: bool = False
 
 
@@ -102,20 +93,18 @@ def _chosen(name: str, versions: Mapping[str, Path], options: ModelOptions) -> l
         return list(versions)
     if wanted == "latest":
         return list(versions)[-1:]
-    if absent := [version for version in wanted if version not in versions]:
+    chosen = [*map(str, wanted)]
+    if absent := [version for version in chosen if version not in versions]:
         raise ArgumentError(
             f"{name}/{OPTIONS_FILE} names version {absent[0]}; there are {', '.join(versions)}."
         )
-    return list(wanted)
+    return chosen
 
 
 def _model_file(folder: Path) -> Path:
     """Return the file that is the model.
 
-    Raises
-    ------
-    ModelNotFoundError
-        There is none, or not only one.
+    Raises ModelNotFoundError: there is none, or not only one.
     """
     for name in _USUAL:
         if (folder / name).is_file():
@@ -131,10 +120,7 @@ def _model_file(folder: Path) -> Path:
 def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
     """Return a model's options; the usual ones where there is no such file.
 
-    Raises
-    ------
-    ArgumentError
-        It is not YAML, or says what is not known.
+    Raises ArgumentError: it is not YAML, or says what is not known.
     """
     if not path.is_file():
         return usual
@@ -142,26 +128,13 @@ def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
         told = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is not YAML: {error}") from error
-    kinds: dict[str, Any] = {
-        "device": str,
-        "config": dict,
-        "affinity": dict,
-        "versions": str | list,
-        "decoder": bool,
-    }
-    if not isinstance(told, dict) or (unknown := sorted(map(str, told.keys() - kinds.keys()))):
-        got = ", ".join(unknown) if isinstance(told, dict) else type(told).__name__
-        raise ArgumentError(f"{path} has {got}; its keys are {', '.join(kinds)}.")
-    for key, value in told.items():
-        if not isinstance(value, kinds[key]):
-            raise ArgumentError(f"{path}: {key} is a {type(value).__name__}.")
-    versions = told.get("versions", "all")
-    if isinstance(versions, str) and versions not in ("all", "latest"):
-        raise ArgumentError(f"{path}: versions is {versions!r}; wanted all, latest or a list.")
-    if isinstance(versions, list):
-        told["versions"] = tuple(map(str, versions))
-    told["config"] = {**usual.config, **told.get("config", {})}
-    return replace(usual, **told)
+    try:
+        options = msgspec.convert(told, ModelOptions)
+    except msgspec.ValidationError as error:
+        known = ", ".join(ModelOptions.__struct_fields__)
+        raise ArgumentError(f"{path}: {error}. Its keys are {known}.") from error
+    given = {name: getattr(options, name) for name in told}
+    return msgspec.structs.replace(usual, **given | {"config": usual.config | options.config})
 
 
 def _source(name: str, version: str, path: Path, options: ModelOptions, load: Load) -> ModelSource:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 from typing import Any, Final
 
 from devices.request.answer import Answer
@@ -86,12 +85,7 @@ class Timed:
         """Note the answer to a request of so many rows, which is written next."""
         self._writes_s, self._answer, self._rows = time.perf_counter(), answer, rows
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         ended_s, counts = time.perf_counter(), self._statistics
         took_s = ended_s - self._began_s
         with counts.lock:

@@ -36,11 +36,8 @@ def _decoder(element: type, depth: int) -> msgspec.json.Decoder[list[Any]]:
 def from_json(name: str, datatype: str, shape: Sequence[int], data: Raw) -> np.ndarray:
     """Return the tensor that nested or flat JSON data is.
 
-    Raises
-    ------
-    ProtocolError
-        The data is ragged, has another number of elements than the shape, or values that the
-        datatype does not have.
+    Raises ProtocolError: the data is ragged, has another number of elements than the shape, or
+    values that the datatype does not have.
     """
     element = row_of(name, datatype).element
     depth = 1
@@ -76,10 +73,8 @@ def from_values(
 def from_raw(name: str, datatype: str, shape: Sequence[int], data: Raw) -> np.ndarray:
     """Return the tensor of raw bytes, little-endian and row-major, without a copy if aligned.
 
-    Raises
-    ------
-    ProtocolError
-        There are more or fewer bytes than the shape says, or strings that are not UTF-8.
+    Raises ProtocolError: there are more or fewer bytes than the shape says, or strings that are not
+    UTF-8.
     """
     dtype = row_of(name, datatype).dtype
     if dtype.hasobject:
@@ -138,10 +133,8 @@ def to_raw(array: np.ndarray) -> Raw:
 def to_json(name: str, array: np.ndarray) -> Any:
     """Return a tensor's elements, flat, as JSON has them: an array of numbers, or strings.
 
-    Raises
-    ------
-    ProtocolError
-        JSON has no form for an element: NaN, infinities, bytes that are not UTF-8.
+    Raises ProtocolError: JSON has no form for an element: NaN, infinities, bytes that are not
+    UTF-8.
     """
     if array.dtype.hasobject:
         try:

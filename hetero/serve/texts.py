@@ -43,10 +43,7 @@ class Texts:
     def ids(self, text: str) -> list[int]:
         """Return a text's token ids.
 
-        Raises
-        ------
-        ProtocolError
-            There is no tokenizer.
+        Raises ProtocolError: there is no tokenizer.
         """
         if self._tokenizer is None:
             raise refused(f"{self._missing}. Give the prompt as a list of token ids.", 501)
@@ -59,10 +56,7 @@ class Texts:
     def prompt(self, messages: Sequence[Any]) -> str:
         """Return the prompt that a chat's messages are to the model.
 
-        Raises
-        ------
-        ProtocolError
-            The model has no template for chats, or it refuses the messages.
+        Raises ProtocolError: the model has no template for chats, or it refuses the messages.
         """
         if not self._template:
             raise refused(

@@ -48,12 +48,8 @@ class Turns:
     ) -> Answer:
         """Return the answer of a request that was begun; whoever cancels this cancels it.
 
-        Raises
-        ------
-        OverloadedError
-            There is no room, and too many wait for some.
-        HeteroError
-            What the request failed with.
+        Raises OverloadedError: there is no room, and too many wait for some; HeteroError: what the
+        request failed with.
         """
         submission = begun or await self._wait_for_turn(values, request)
         made = submission.future

@@ -23,10 +23,7 @@ def reserve(host: str, port: int, stack: ExitStack) -> int:
 
     A socket that is bound and does not listen gets no connections.
 
-    Raises
-    ------
-    ArgumentError
-        It is taken.
+    Raises ArgumentError: it is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kept = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
@@ -43,21 +40,12 @@ def run_workers(
 ) -> None:
     """Run a command in so many processes until it is interrupted; start anew those that end.
 
-    Parameters
-    ----------
-    command : sequence of str
-        What a worker is.
-    count : int
-        How many.
-    drain_s : float
-        Seconds that they have to end.
-    started : callable
-        Called with the processes' ids, whenever they have changed.
+    `command`: what a worker is.
+    `count`: how many.
+    `drain_s`: seconds that they have to end.
+    `started`: called with the processes' ids, whenever they have changed.
 
-    Raises
-    ------
-    ClusterError
-        Workers cannot start.
+    Raises ClusterError: workers cannot start.
     """
     workers: list[tuple[subprocess.Popen[bytes], float]] = []
     failures = 0
