@@ -250,10 +250,12 @@ def test_what_state_saves_is_counted(rows: Any) -> None:
 
 
 def test_simulated_runs_are_set_beside_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    simulate.main(["--only", "1 stage 10 ms, 80 %", "--requests", "40", "--json"])
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["rate"] > 0
-    assert row["rate error"] > -1
+    cases = ["NULL 20 ms, batches of 4, 60 %", "ORT 2 stages, 70 %"]
+    simulate.main(["--only", *cases, "--seconds", "0.2", "--advice", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["run"] for row in found["rows"]] == cases
+    assert all(row["rate"] > 0 and row["rate error"] > -1 for row in found["rows"])
+    assert found["advice"][0]["advice"].startswith("+1")
     simulate.main(["--scale", "10", "--requests", "100", "--json"])
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["events"] > 100 * 5
