@@ -179,7 +179,7 @@ class TensorSpec:
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of `shape` fits this spec."""
-        if self.shape is None:
+        if self.shape is None or tuple.__eq__(self.shape, shape):
             return True
         return len(shape) == len(self.shape) and all(
             not isinstance(want, int) or want == got

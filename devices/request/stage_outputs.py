@@ -56,6 +56,18 @@ class StageOutputs:
         _take(inputs, taken)
         received: list[Value] = []
         for value, expected in zip(outputs, self._expected, strict=True):
+            if (  # its own memory, as most have
+                expected is not None
+                and type(value) is np.ndarray
+                and value.dtype is expected.dtype
+                and value.shape == expected.shape
+                and value.base is None
+                and value.flags.writeable
+                and id(value) not in taken
+            ):
+                taken.add(id(value))
+                received.append(value)
+                continue
             tensor = np.asarray(value) if isinstance(value, np.generic) else value
             if expected is not None and not _fits(tensor, expected):
                 raise self._unexpected(len(received), tensor)

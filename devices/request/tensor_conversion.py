@@ -68,7 +68,7 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
             dtype is not None
             and value.dtype == dtype
             and not dtype.hasobject
-            and (value.shape == spec.shape or spec.accepts(value.shape))
+            and spec.accepts(value.shape)
             and value.flags.c_contiguous
         ):
             return value.copy() if copy else value

@@ -202,7 +202,8 @@ class RequestTensors:
         taken = {}
         for port in self._outputs:
             value = outputs[port.name]
-            if port.is_tensor and not port.accepts(np.shape(value)):
+            is_array = isinstance(value, np.ndarray)
+            if port.is_tensor and not port.accepts(value.shape if is_array else np.shape(value)):
                 warnings.warn(_another_shape(port), stacklevel=2)
             held = self._output(port)
             if port.name in self._owned_by_user:

@@ -86,8 +86,8 @@ class Inbox:
         return arrival or None
 
     def _datagram(self, head: bytes) -> _Found:
-        if not self._is_mine(head):
-            return ()
+        if len(head) < PREFIX.size or not head.startswith(self._identity):
+            return _not_ours(head)
         _, link, number, num_more = PREFIX.unpack_from(head)
         incoming = self.incoming.get(link) or self.link(link)
         lost = incoming.take(number, max(0, -num_more))
@@ -102,8 +102,8 @@ class Inbox:
     def _message(self, frames: list[Any]) -> _Found | None:
         """Take in what came by ZeroMQ; None for what is said of messages."""
         head: bytes = frames[0]
-        if not self._is_mine(head):
-            return ()
+        if len(head) < PREFIX.size or not head.startswith(self._identity):
+            return _not_ours(head)
         _, link, number, num_more = PREFIX.unpack_from(head)
         incoming = self.incoming.get(link) or self.link(link)
         if num_more == MARK and len(head) == PREFIX.size + MARK_NUMBER.size:
@@ -122,13 +122,6 @@ class Inbox:
             self.losses.append((link, number, number, "it is cut short"))
             return ()
         return link, number, frames, PREFIX.size
-
-    def _is_mine(self, head: bytes) -> bool:
-        if head.startswith(self._identity) and len(head) >= PREFIX.size:
-            return True
-        if head:  # else somebody woke us
-            _log.warning("a message of %d bytes for another party is dropped", len(head))
-        return False
 
     def _first_of(self, link: bytes, number: int, head: bytes, num_more: int) -> _Found:
         """Return the first message of a datagram with several; the others are read after it."""
@@ -190,3 +183,9 @@ class Inbox:
                     return arrival
         self._is_far_due = False
         return None
+
+
+def _not_ours(head: bytes) -> tuple[()]:
+    if head:  # else somebody woke us
+        _log.warning("a message of %d bytes for another party is dropped", len(head))
+    return ()

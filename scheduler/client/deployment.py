@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -49,6 +50,8 @@ _CALLBACK_THREADS: Final = 4
 #: A request that takes less runs in the thread of a caller that waits for it: waking another costs
 #: some 50 microseconds, and Ctrl-C and time-outs are not noticed by a thread that computes.
 _QUICK_S: Final = 0.02
+_STARTED_S: Final = attrgetter("started_s")
+_ENDED_S: Final = attrgetter("ended_s")
 
 D = TypeVar("D", bound="BaseDeployment")
 
@@ -432,7 +435,8 @@ class BaseDeployment(ABC):
         """Return the whole answer of what stages made of it; `runs` are in stage order."""
         if self._clock_offset_s:
             runs = tuple([self._by_our_clock(run) for run in runs])
-        self._is_quick = sum([run.ended_s - run.started_s for run in runs]) < _QUICK_S
+        took_s = sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs))
+        self._is_quick = took_s < _QUICK_S
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in made:

@@ -102,7 +102,8 @@ class RemoteMemory:
         self._home = HomeProcess()
         self._channel: Channel | None = None
         self._numbers = itertools.count(1)
-        self._awaited: dict[int, Promise[Mapping[str, Value]]] = {}
+        #: Answers that are awaited, by number.
+        self.awaited: dict[int, Promise[Mapping[str, Value]]] = {}
         self._lock = threading.Lock()
         #: (address, key) of tensors that nobody holds, and whether the clock was told of some.
         self._unheld: deque[tuple[str, str]] = deque()
@@ -115,11 +116,6 @@ class RemoteMemory:
     def is_used(self) -> bool:
         """Whether devices keep, or kept, something."""
         return self._channel is not None
-
-    @property
-    def num_awaited(self) -> int:
-        """How many answers are awaited."""
-        return len(self._awaited)
 
     def context(self, device: str, address: Callable[[], str]) -> DeviceContext:
         """Return a device's memory; `address` returns where the device is reached now."""
@@ -218,7 +214,7 @@ class RemoteMemory:
         """Take nothing more, and stop waiting."""
         with self._lock:
             self._closed = True
-            awaited, self._awaited = list(self._awaited.values()), {}
+            awaited, self.awaited = list(self.awaited.values()), {}
             channel = self._channel
         for future in awaited:
             future.set_exception(self._closed_error())
@@ -237,7 +233,7 @@ class RemoteMemory:
         answered = self._clock.event()
         future.add_done_callback(lambda _: answered.set())
         with self._lock:
-            self._awaited[number] = future
+            self.awaited[number] = future
         self._expect()
         try:
             channel.send(address, message(Task(Request(deployment=self._name, id=number), 0)))
@@ -261,13 +257,13 @@ class RemoteMemory:
             return future.result()
         finally:
             with self._lock:
-                self._awaited.pop(number, None)
+                self.awaited.pop(number, None)
 
     def _receive(self, message: Message) -> None:
         if not isinstance(message, Values | Failure):
             return
         with self._lock:
-            future = self._awaited.pop(message.task.request.id, None)
+            future = self.awaited.pop(message.task.request.id, None)
         if future is None:  # it came too late
             return
         if isinstance(message, Values):

@@ -172,7 +172,7 @@ class RayExecutor:
         self._keeper.serve(self._channel)
         self._reception = Reception(
             self._channel,
-            lambda: memory.num_awaited + self._deployments.in_flight.num_running,
+            lambda: len(memory.awaited) + self._deployments.in_flight.num_running,
         )
         self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)

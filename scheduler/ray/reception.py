@@ -51,7 +51,8 @@ class Reception:
             with self._lock:
                 if helps := not (self._is_helped or self._closed) and self._num_awaited() <= 1:
                     self._is_helped = True
-                    self._is_due.clear()
+                    if self._is_due.is_set():
+                        self._is_due.clear()
                     is_parked = self._is_parked
             if not helps:
                 self.expect()

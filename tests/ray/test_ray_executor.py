@@ -312,7 +312,7 @@ def test_ended_requests_leave_nothing_behind(executor: RayExecutor) -> None:
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(20):
         deployment.submit({"x": X}).future.result(300)
-    assert not deployment.num_awaited
+    assert not executor._deployments.in_flight.num_running
     assert not deployment._runner._calls
 
 

@@ -819,7 +819,7 @@ class History:
                 if batched._callers or batched._batcher.num_in_flight or batched._batcher._groups:
                     self._break("a batcher has something left")
         for client in self.clients:
-            if client.memory.num_awaited:
+            if client.memory.awaited:
                 self._break("a tensor is still awaited")
 
 
