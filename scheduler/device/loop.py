@@ -121,7 +121,8 @@ class DeviceLoop:
     def open_stage(self, opened: StageOpened) -> None:
         """Take tasks of a loaded stage; again to change where its outputs go."""
         with self._lock:
-            self._machine.handle(opened)
+            instructions = self._machine.handle(opened)
+        self._follow(instructions)
 
     def close_deployment(self, deployment: str) -> None:
         """Drop a deployment's tasks and let go of its stages."""

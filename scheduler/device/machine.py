@@ -223,8 +223,8 @@ class DeviceMachine:
             case events.AttemptDropped():
                 done = self._drop(event)
             case events.StageOpened():
-                self._open(event)
-                return []
+                self._open(event)  # it may have more streams, for others' tasks too
+                done = []
             case events.DeploymentClosed():
                 done = self._close(event.deployment)
             case events.ClientGone():

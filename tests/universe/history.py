@@ -488,6 +488,8 @@ class History:
         name = draw.choice(self.names)
         for_s = draw.choice((0.05, 0.5, 2.5, 6.0))
         self.num_losses += 1
+        for _ in range(3):  # callers come as a device is lost
+            self.world.after(0.05 * draw.random(), self._arrive, draw.choice(self.models), 1)
         if kind == "crash":
             cluster.crash(name)
         elif kind == "stop":
