@@ -44,7 +44,7 @@ from hetero.properties.table import cache_folder, listed
 from hetero.query.answers import Answers
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
-from hetero.simulate.advise import Simulation, simulate_plan
+from hetero.simulate.model import simulate_model
 from hetero.version import Version
 from scheduler.device.probe import PluginSpec
 from scheduler.executor import Executor
@@ -95,12 +95,9 @@ class Core:
                 f"plugins={plugins!r}: wanted a list of plugins, as ['my_module:MyPlugin']."
             )
         self._devices = Devices(
-            executor,
-            address,
-            parse_counts(devices),
-            plugins,
+            executor, address, parse_counts(devices), plugins,
             lambda: self._scopes.of_executor(executor),
-        )
+        )  # fmt: skip
         self._scopes = Scopes(self._devices.rows, lambda *names: self.executor.get_property(*names))
         self._extensions = Extensions()
         self._watching: list[Trace | MetricsServer] = []
@@ -534,39 +531,7 @@ class Core:
         request = without_stand_ins(self._request(source, device_name, config or {}, affinity))
         return self._planner.verified(source, request, costs=costs, progress=progress)
 
-    def simulate(
-        self,
-        model: Source | Model,
-        device_name: str = "HETERO",
-        config: Config | None = None,
-        *,
-        affinity: AffinitySource | None = None,
-        costs: Costs | None = None,
-        devices: Mapping[str, int] | None = None,
-        cluster: str | Path | None = None,
-        arrivals: str | None = None,
-        requests: int = 10_000,
-        slo_s: float = float("inf"),
-        batch: str | None = None,
-        seed: int = 0,
-        trace: str | Path | None = None,
-        curve: bool = False,
-        progress: Progress | None = None,
-    ) -> Simulation:
-        """Have the real scheduler serve requests in virtual time, on devices that need not exist.
-
-        Parameters
-        ----------
-        model, device_name, config, affinity, costs, progress
-            As for `plan_model`, whose plan is served.
-        devices, cluster, arrivals, requests, slo_s, batch, seed, trace, curve
-            As the options of ``hetero simulate``: `docs/simulate.md`.
-        """
-        return simulate_plan(
-            self.plan_model(model, device_name, config, affinity=affinity, costs=costs),
-            devices=devices, cluster=cluster, arrivals=arrivals, batch=batch, requests=requests,
-            slo_s=slo_s, seed=seed, trace=trace, curve=curve, progress=progress,
-        )  # fmt: skip
+    simulate = simulate_model
 
     def read_costs(
         self,
@@ -626,27 +591,22 @@ class Core:
         blob.blob.verify()
         self._extensions.require(blob)
         model = blob.source()
-        available = (
-            self.available_devices if device_name is None else self.resolve_devices(device_name)
-        )
+        there = self.available_devices if device_name is None else self.resolve_devices(device_name)
         config = config or {}
-        placed = place_devices(blob, available, remap)
+        placed = place_devices(blob, there, remap)
         known = self._scopes.tables()
         if absent := {name: name for name in blob.used if name not in placed}:
             if device_name is None:
-                raise absent_devices(blob, absent, available)
+                raise absent_devices(blob, absent, there)
             _log.warning("model=%s: compiled again for %s", blob.name, device_name)
             options, pins = recompilation(blob, placed, config, known)
             return self.compile_model(model, device_name, options, affinity=pins)
         cuts = tuple(cut.on(placed, "compiled for") for cut in blob.cuts(model))
-        split = import_config(
-            blob, placed, self._scopes.split(config, placed.values()), config, known
-        )
+        here = self._scopes.split(config, placed.values())
+        split = import_config(blob, placed, here, config, known)
         pins = {name: placed[old] for name, old in blob.pins.items() if old in placed}
-        used = dict.fromkeys(d for cut in cuts for d in cut.plan.devices)
-        request = CompileRequest(
-            self._devices.described(used), split.own, split.devices, Affinity(pins)
-        )
+        used = self._devices.described(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
+        request = CompileRequest(used, split.own, split.devices, Affinity(pins))
         sources = import_sources(blob, cuts, request)
         deployment = self._compiler.deploy(cuts, sources, request)
         return self._compiler.compiled(model, request, deployment)

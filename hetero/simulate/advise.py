@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf, isinf
@@ -12,9 +12,9 @@ from typing import Any
 from devices.errors import ArgumentError
 from hetero.observe.trace import Trace
 from hetero.planning.report import PlanReport
-from hetero.simulate.arrivals import Arrivals, read_arrivals
-from hetero.simulate.batches import Batches, read_batches
-from hetero.simulate.fleet import Fleet, planned_fleet, read_fleet
+from hetero.simulate.arrivals import Arrivals
+from hetero.simulate.batches import Batches
+from hetero.simulate.fleet import Fleet
 from hetero.simulate.run import Outcome, Used, run
 from scheduler.observe.observer import Observer
 
@@ -179,24 +179,6 @@ def simulate(
         knee_per_s=_knee(serve, fleet, capacity, short, slo_s, tell) if slo_s < inf else None,
         curve=tuple(points),
     )
-
-
-def simulate_plan(
-    report: PlanReport,
-    *,
-    devices: Mapping[str, int] | None,
-    cluster: str | Path | None,
-    arrivals: str | None,
-    batch: str | None,
-    **options: Any,
-) -> Simulation:
-    """Serve requests of a plan with what `Core.simulate` is given, as it has it."""
-    if cluster and devices:
-        raise ArgumentError("cluster= lists the devices; leave out devices=.")
-    fleet = read_fleet(cluster, report) if cluster else planned_fleet(report, devices or {})
-    come = read_arrivals(arrivals) if arrivals else None
-    batches = read_batches(batch) if batch else Batches()
-    return simulate(report, fleet, come, batches=batches, **options)
 
 
 def _changes(report: PlanReport, fleet: Fleet) -> list[tuple[Change, Fleet | None]]:
