@@ -275,7 +275,7 @@ class RayExecutor:
         until_s = time.monotonic() + AWAITED_S
         tried: set[str] | None = None
         told = gone
-        while gone.device in deployment.gone and not self._closed:
+        while gone.device in deployment.gone and not (self._closed or self._session.is_left):
             try:
                 listed = {row.name for row in self.devices(wait=False)}
                 with self._remaking:
@@ -283,13 +283,15 @@ class RayExecutor:
                         tried = listed
                         self._add(deployment, deployment.remake(frozenset(deployment.gone)))
             except Exception as error:  # whatever it is, the deployment is looked after
-                _log.warning(
-                    "%s cannot do without %s: %s", deployment.key, gone.device, error,
-                    exc_info=not isinstance(error, HeteroError),
-                )  # fmt: skip
+                cause = f"{gone.cause.rstrip('.')}; without it: {error}"
+                if cause != told.cause:
+                    _log.warning(
+                        "%s cannot do without %s: %s", deployment.key, gone.device, error,
+                        exc_info=not isinstance(error, HeteroError),
+                    )  # fmt: skip
                 if isinstance(error, DeviceLostError):  # it may be back the next time
                     tried = None
-                told = replace(gone, cause=f"{gone.cause.rstrip('.')}; without it: {error}")
+                told = replace(gone, cause=cause)
             if deployment.has_route or time.monotonic() >= until_s:
                 deployment.give_up(told)
                 return

@@ -40,6 +40,24 @@ with hetero.Core() as core:
             print(model(np.ones(16, np.float32))[0].shape, flush=True)
 """
 
+#: Has two texts in their middle, ends the first, says ready, and the next token for each line.
+TALKER = """
+import sys
+import hetero
+from hetero.examples.small_decoder import small_decoder
+model = hetero.read_decoder(small_decoder())
+pins = {"*_1": "CPU.1", "sample": "CPU.1"}
+with hetero.Core() as core:
+    with core.compile_model(model, "HETERO:CPU.0,CPU.1", affinity=pins) as compiled:
+        texts = [compiled.generate([3, 14, 15], 40) for _ in range(2)]
+        for text in texts:
+            next(text)
+        texts[0].cancel()
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(next(texts[1]), flush=True)
+"""
+
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
@@ -165,3 +183,32 @@ def test_a_second_client_asks_no_node_and_finds_the_devices_of_the_first(
     monkeypatch.setattr(RayDevices, "_ask", None)
     assert process() == first
     assert listed[0] == listed[1]
+
+
+@pytest.mark.slow
+def test_caches_of_a_text_that_is_cancelled_and_of_a_client_that_is_killed_are_freed(
+    environment: dict[str, str],
+) -> None:
+    def kept() -> list[int]:
+        rows = {row["name"]: row for row in told("pool status", environment)["devices"]}
+        return [rows[name]["kept_nbytes"] for name in ("CPU.0", "CPU.1")]
+
+    def await_kept(wanted: int) -> None:
+        until_s = time.monotonic() + 60
+        while kept() != [wanted, wanted]:
+            assert time.monotonic() < until_s, kept()
+
+    told("pool up --devices CPU=2", environment)
+    talker = subprocess.Popen(
+        [sys.executable, "-c", TALKER],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert answer(talker) == "ready"
+    # Of one text, on each device: keys and values of 2 heads of 8 floats for each of 3 tokens.
+    await_kept(2 * 2 * 8 * 4 * 3)
+    talker.send_signal(signal.SIGKILL)
+    talker.wait()
+    await_kept(0)
