@@ -77,7 +77,7 @@ def generate(
     start(core)
     compiled = load(core, model, source, device, config, pins, {})
     began = time.perf_counter()
-    generation = compiled.generate(ids, max_new_tokens, **sampling)
+    generation = compiled.generate(ids or [], max_new_tokens, **sampling)
     stream = None if words is None else TextStream(words)
     first_s = 0.0
     text = ""

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
+import numpy.typing as npt
+
 from devices.errors import ArgumentTypeError, PropertyError
 from devices.model.notebook import html_table
 from devices.model.tensor_spec import TensorSpec
@@ -22,7 +24,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.admission import optimal_requests
 from hetero.compile.deployed_model import DeployedModel
-from hetero.generate.generation import generate
+from hetero.generate.generation import BatchGeneration, Generation, Prompt, generate
 from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
 from hetero.partition.cut import Cut
@@ -182,9 +184,43 @@ class CompiledModel(BaseCompiledModel):
         """
         return self.target.submit(values, Request(timeout_s=timeout_s, priority=priority))
 
+    @overload
     def generate(
         self,
-        ids: Any,
+        ids: Prompt,
+        max_new_tokens: int = ...,
+        *,
+        temperature: float = ...,
+        top_k: int = ...,
+        top_p: float = ...,
+        min_p: float = ...,
+        repetition_penalty: float = ...,
+        seed: int | None = ...,
+        stop: Collection[int] = ...,
+        eos: Collection[int] | None = ...,
+        inputs: Mapping[str, npt.ArrayLike] | None = ...,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        ids: Sequence[Prompt],
+        max_new_tokens: int = ...,
+        *,
+        temperature: float = ...,
+        top_k: int = ...,
+        top_p: float = ...,
+        min_p: float = ...,
+        repetition_penalty: float = ...,
+        seed: int | None = ...,
+        stop: Collection[int] = ...,
+        eos: Collection[int] | None = ...,
+        inputs: Mapping[str, npt.ArrayLike] | None = ...,
+    ) -> BatchGeneration: ...
+
+    def generate(
+        self,
+        ids: Prompt | Sequence[Prompt],
         max_new_tokens: int = 256,
         *,
         temperature: float = 0.0,
@@ -195,8 +231,8 @@ class CompiledModel(BaseCompiledModel):
         seed: int | None = None,
         stop: Collection[int] = (),
         eos: Collection[int] | None = None,
-        inputs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
+    ) -> Generation | BatchGeneration:
         """Return the tokens that follow a prompt, one by one: an iterator, also for asyncio.
 
         The model is one that `hetero.read_decoder` read. Any number may go on at once; they share

@@ -51,7 +51,8 @@ def read_decoder(
         do not say it.
     ports : mapping of str to str, optional
         Port -> what it is, where names do not say it: ``ids``, ``mask``, ``positions``,
-        ``is_next``, ``source`` (what an encoder made) or ``logits``.
+        ``is_next``, ``past_length``, ``total_length``, ``source`` (what an encoder made) or
+        ``logits``.
     eos : sequence of int, optional
         Tokens that end a text, instead of the configuration's.
     logits : bool

@@ -14,6 +14,7 @@ from collections.abc import (
 from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from devices.errors import (
     ArgumentError,
@@ -30,6 +31,10 @@ from hetero.generate.sampling import Sampling
 from hetero.generate.steps import Steps
 
 T = TypeVar("T")
+#: All that a stream gave, once it has ended.
+A = TypeVar("A")
+#: Token ids.
+Prompt = Sequence[int] | np.ndarray
 FinishReason = Literal["stop", "length", "cancelled"]
 #: How often one token is tried again after caches were lost with a device.
 _MOST_LOSSES: Final = 5
@@ -129,7 +134,7 @@ class _Text:
             self.finish_reason = "length"
 
 
-class _Stream(Generic[T], Iterator[T], AsyncIterator[T]):
+class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
     """Steps as an iterator, also for asyncio, and awaited for all at once."""
 
     def __init__(self, texts: Sequence[_Text], loop: _Loop) -> None:
@@ -158,15 +163,15 @@ class _Stream(Generic[T], Iterator[T], AsyncIterator[T]):
             raise StopAsyncIteration
         return self._given(given)
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
+    def __await__(self) -> Generator[Any, None, A]:
         return self._all().__await__()
 
-    async def _all(self) -> list[Any]:
+    async def _all(self) -> A:
         async for _ in self:
             pass
         return self._everything()
 
-    def _everything(self) -> list[Any]:
+    def _everything(self) -> A:
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -194,7 +199,7 @@ class _Stream(Generic[T], Iterator[T], AsyncIterator[T]):
         return given if any(token is not None for token in given) else None
 
 
-class Generation(_Stream[int]):
+class Generation(_Stream[int, list[int]]):
     """What `CompiledModel.generate` returns: an iterator over the tokens that follow a prompt.
 
     ``for token in generation``, ``async for token in generation``, or ``await generation`` for the
@@ -243,7 +248,7 @@ class Generation(_Stream[int]):
         return self.tokens
 
 
-class BatchGeneration(_Stream[list[int | None]]):
+class BatchGeneration(_Stream[list[int | None], list[list[int]]]):
     """What `CompiledModel.generate` returns for several prompts: they go on together, row by row.
 
     A step gives a list of each text's next token, None for one that has ended. One run of the model
@@ -284,20 +289,21 @@ class BatchGeneration(_Stream[list[int | None]]):
 def generate(
     decoder: Decoder,
     create: Callable[[], InferRequest],
-    ids: Any,
+    ids: Prompt | Sequence[Prompt],
     max_new_tokens: int,
     sampling: Sampling,
     seed: int | None,
     stop: Collection[int],
     eos: Collection[int] | None,
-    sources: Mapping[str, Any],
+    sources: Mapping[str, npt.ArrayLike],
 ) -> Generation | BatchGeneration:
     """Return the generation of a prompt, or of several; see `CompiledModel.generate`.
 
     `create`: makes its request.
     """
     several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
-    prompts = tuple(checked_prompt(decoder, i) for i in (ids if several else [ids]))
+    each: Sequence[Any] = list(ids) if several else [ids]
+    prompts = tuple(checked_prompt(decoder, one) for one in each)
     longest = max(map(len, prompts))
     if sources.keys() != set(decoder.sources):
         raise TensorNameError(
@@ -332,7 +338,7 @@ def generate(
     return Generation(prompts[0], texts[0], loop)
 
 
-def checked_prompt(decoder: Decoder, ids: Any) -> tuple[int, ...]:
+def checked_prompt(decoder: Decoder, ids: npt.ArrayLike) -> tuple[int, ...]:
     """Return a prompt's ids.
 
     Raises ArgumentTypeError, ArgumentError: they are none, none of the vocabulary's, or too many.

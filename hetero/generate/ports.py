@@ -23,6 +23,8 @@ ROLES: Final = {
     "mask": ("attention_mask", "decoder_attention_mask"),
     "positions": ("position_ids", "cache_position"),
     "is_next": ("use_cache_branch",),
+    "past_length": ("write_indices", "past_length", "past_seq_len"),
+    "total_length": ("nonpad_kv_seqlen", "total_length", "total_seq_len"),
     "source": ("encoder_hidden_states", "encoder_attention_mask"),
 }
 #: Roles that several inputs may have.
@@ -60,6 +62,9 @@ class Decoder:
         Where the ids are, [batch, length] or [length]; empty where there is none.
     is_next : str
         Whether caches hold something; empty where there is none.
+    past_length, total_length : str
+        How many tokens caches hold, and with the ids, [batch] or one number; empty where there is
+        none. Opset 24's TensorScatter and Attention want them.
     token, sampling, seen : str
         The ports of the node that chooses; see `hetero.generate.sampling`.
     context_length : int or None
@@ -78,6 +83,8 @@ class Decoder:
     mask: str = ""
     positions: str = ""
     is_next: str = ""
+    past_length: str = ""
+    total_length: str = ""
     token: str = ""
     sampling: str = ""
     seen: str = ""
@@ -170,7 +177,7 @@ def find_ports(
     return Decoder(
         logits=logits.name,
         vocabulary=size,
-        context_length=_context_length(read),
+        context_length=_context_length(model, named, read),
         eos=tuple(i for i in ends if 0 <= i < size),
         sources=sources,
         pads="mask" in named and not any(node.op_type in _BY_LENGTH for node in model.nodes),
@@ -224,9 +231,13 @@ def _read_configuration(folder: Path | None) -> dict[str, Any]:
     return found
 
 
-def _context_length(read: Mapping[str, Any]) -> int | None:
+def _context_length(model: Model, named: Mapping[str, str], read: Mapping[str, Any]) -> int | None:
     names = ("context_length", "max_position_embeddings", "n_positions", "max_seq_len")
-    return next((read[name] for name in names if isinstance(read.get(name), int)), None)
+    most = [read[name] for name in names if isinstance(read.get(name), int)][:1]
+    if "past_length" in named:  # caches that are written in place are as long as their ports
+        shapes = [variable.input.shape or () for variable in variables_of(model)]
+        most += [s[-2] for s in shapes if len(s) == 4 and isinstance(s[-2], int)]
+    return min(most, default=None)
 
 
 def _numbers(value: Any) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from devices.model.tensor_spec import TensorSpec
 from hetero.generate.ports import Decoder
@@ -32,7 +33,7 @@ class Steps:
         prompts: Sequence[tuple[int, ...]],
         sampling: Sampling,
         seeds: Sequence[int],
-        sources: Mapping[str, Any],
+        sources: Mapping[str, npt.ArrayLike],
     ) -> None:
         self._types: Final = {port.name: port for port in ports}
         self._decoder: Final = decoder
@@ -73,6 +74,10 @@ class Steps:
         if decoder.positions:
             flat = len(self._types[decoder.positions].shape or (0, 0)) == 1
             given[decoder.positions] = self._places[0 if flat else slice(None), past:upto]
+        for name, length in ((decoder.past_length, past), (decoder.total_length, upto)):
+            if name:
+                port = self._types[name]
+                given[name] = np.full(np.shape(new)[: len(port.shape or ())], length, port.dtype)
         if decoder.is_next:
             given[decoder.is_next] = np.asarray([past > 0])
         return given

@@ -1,0 +1,180 @@
+"""Decoders whose states are not grown by Concat: opset 23 and 24's attention, recurrent ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx.parser import parse_model
+from onnx.reference import ReferenceEvaluator
+
+import hetero
+from hetero.errors import ArgumentError
+
+ROOM = 24
+PROMPT = [3, 14, 15]
+
+_BEGIN = """<ir_version: 10, opset_import: ["": {opset}]>
+decoder (int64[batch, length] input_ids, {ports})
+    => (float[batch, length, 40] logits, {made})
+{{
+    words = Gather (embedding, input_ids)
+"""
+_PROJECTED = """
+    q = MatMul (words, wq)
+    k = MatMul (words, wk)
+    v = MatMul (words, wv)
+"""
+_END = """
+    logits = MatMul (y, head)
+}
+"""
+
+
+def attention() -> onnx.ModelProto:
+    """Return a layer of opset 23's Attention, which makes the longer cache itself."""
+    cache = "float[batch, 2, {0}, 8]"
+    ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
+    made = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
+    return _model(
+        23,
+        ports,
+        made,
+        _PROJECTED
+        + """
+    y, "present.0.key", "present.0.value" =
+        Attention <is_causal = 1, q_num_heads = 2, kv_num_heads = 2>
+        (q, k, v, , "past_key_values.0.key", "past_key_values.0.value")
+""",
+    )
+
+
+def scattered() -> onnx.ModelProto:
+    """Return a layer of opset 24's, whose cache has its full length from the beginning."""
+    cache = f"float[batch, 2, {ROOM}, 8]"
+    ports = [f"{cache} past_key_values.0.{kind}" for kind in ("key", "value")]
+    ports += ["int64[batch] write_indices", "int64[batch] nonpad_kv_seqlen"]
+    made = [f"{cache} present.0.{kind}" for kind in ("key", "value")]
+    return _model(
+        24,
+        ports,
+        made,
+        _PROJECTED
+        + """
+    split = Constant <value = int64[4] {0, 0, 2, 8}> ()
+    join = Constant <value = int64[3] {0, 0, 16}> ()
+    q_rows = Reshape (q, split)
+    q_heads = Transpose <perm = [0, 2, 1, 3]> (q_rows)
+    k_rows = Reshape (k, split)
+    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_rows)
+    v_rows = Reshape (v, split)
+    v_heads = Transpose <perm = [0, 2, 1, 3]> (v_rows)
+    "present.0.key" = TensorScatter ("past_key_values.0.key", k_heads, write_indices)
+    "present.0.value" = TensorScatter ("past_key_values.0.value", v_heads, write_indices)
+    y_heads = Attention
+        (q_heads, "present.0.key", "present.0.value", , , , nonpad_kv_seqlen)
+    y_rows = Transpose <perm = [0, 2, 1, 3]> (y_heads)
+    y = Reshape (y_rows, join)
+""",
+    )
+
+
+def recurrent() -> onnx.ModelProto:
+    """Return a layer with a state of one size, which takes the place of the one before."""
+    return _model(
+        17,
+        ["float[1, batch, 16] past_state.0"],
+        ["float[1, batch, 16] present_state.0"],
+        """
+    turned = Transpose <perm = [1, 0, 2]> (words)
+    all, "present_state.0" = GRU <hidden_size = 16> (turned, wx, wh, , , "past_state.0")
+    one = Constant <value = int64[1] {1}> ()
+    each = Squeeze (all, one)
+    y = Transpose <perm = [1, 0, 2]> (each)
+""",
+    )
+
+
+def _model(opset: int, ports: list[str], made: list[str], body: str) -> onnx.ModelProto:
+    def quoted(port: str) -> str:
+        kind, _, name = port.rpartition(" ")
+        return f'{kind} "{name}"'
+
+    text = _BEGIN.format(
+        opset=opset, ports=", ".join(map(quoted, ports)), made=", ".join(map(quoted, made))
+    )
+    model = parse_model(text + body + _END)
+    rng = np.random.default_rng(5)
+    shapes = {"embedding": (40, 16), "head": (16, 40), "wx": (1, 48, 16), "wh": (1, 48, 16)}
+    for name in ("embedding", "head", "wq", "wk", "wv", "wx", "wh"):
+        if any(name in node.input for node in model.graph.node):
+            weight = rng.standard_normal(shapes.get(name, (16, 16))).astype(np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    return model
+
+
+def greedy(model: onnx.ModelProto, count: int) -> list[int]:
+    """Return the best tokens by ONNX's evaluator, its states handed along by hand."""
+    evaluator = ReferenceEvaluator(model)
+    states = {
+        port.name: np.zeros([d.dim_value or int(d.dim_param == "batch") for d in _dims(port)], "f")
+        for port in model.graph.input
+        if port.name.startswith("past")
+    }
+    names = [port.name for port in model.graph.output]
+    ids, past, tokens = PROMPT, 0, []
+    for _ in range(count):
+        given = {"input_ids": np.int64([ids]), **states}
+        for name, length in (("write_indices", past), ("nonpad_kv_seqlen", past + len(ids))):
+            if any(port.name == name for port in model.graph.input):
+                given[name] = np.int64([length])
+        made = dict(zip(names, evaluator.run(None, given), strict=True))
+        states = {
+            name: made[name.replace("past_key_values", "present").replace("past_", "present_")]
+            for name in states
+        }
+        past, ids = past + len(ids), [int(made["logits"][0, -1].argmax())]
+        tokens += ids
+    return tokens
+
+
+def _dims(port: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
+    return list(port.type.tensor_type.shape.dim)
+
+
+@pytest.mark.parametrize("make", [attention, scattered, recurrent])
+def test_states_of_every_kind_are_found_and_handed_on(
+    make: Callable[[], onnx.ModelProto],
+) -> None:
+    model = make()
+    with hetero.Core("inprocess", devices={"CPU": 2}) as core:
+        pins = {"sample": "CPU.1"}
+        compiled = core.compile_model(hetero.read_decoder(model), "HETERO", affinity=pins)
+        text = compiled.generate(PROMPT, 12)
+        assert list(text) == greedy(model, 12)
+
+
+def test_a_cache_of_one_length_bounds_the_text() -> None:
+    with hetero.Core("inprocess", devices={"CPU": 1}) as core:
+        compiled = core.compile_model(hetero.read_decoder(scattered()), "CPU")
+        text = compiled.generate(PROMPT, 100)
+        assert len(list(text)) == ROOM - len(PROMPT)
+        with pytest.raises(ArgumentError, match=f"{ROOM} tokens; the model takes {ROOM}"):
+            compiled.generate([1] * ROOM)
+
+
+def test_lengths_by_other_names_are_asked_for() -> None:
+    model = scattered()
+    for port in model.graph.input:
+        port.name = port.name.replace("write_indices", "where")
+    for node in model.graph.node:
+        node.input[:] = ["where" if name == "write_indices" else name for name in node.input]
+    with pytest.raises(ArgumentError, match=r"'where'.*ports=\{name: one of .*past_length"):
+        hetero.read_decoder(model)
+    read = hetero.read_decoder(model, ports={"where": "past_length"})
+    with hetero.Core("inprocess", devices={"CPU": 1}) as core:
+        text = core.compile_model(read, "CPU").generate(PROMPT, 4)
+        assert list(text) == greedy(scattered(), 4)
