@@ -27,6 +27,14 @@ def test_it_is_built_without_warnings(tmp_path: Path) -> None:
     assert [name for name in listed if not (tmp_path / "site" / name).is_file()] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda p: p.stem)
+def test_a_notebook_runs(notebook: Path) -> None:
+    client = pytest.importorskip("nbclient", reason="needs pip install -e '.[docs]'")
+    cells = pytest.importorskip("nbformat").read(notebook, as_version=4)
+    client.NotebookClient(cells, timeout=400, kernel_name="python3").execute()  # raises what does
+
+
 def test_llms_txt_lists_every_page() -> None:
     listed = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text())
     assert sorted([*listed, "index"]) == sorted(page.stem for page in DOCS.glob("*.md"))

@@ -61,7 +61,9 @@ def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str
     fields: dict[str, Any] = {"devices": [device], "possible": not missing, "missing": missing}
     if not missing:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
-    return _row(f"single {device}", "single", judged, **fields)
+    heeded = all(pinned == device for pinned in survey.pins.devices.values())
+    name = f"single {device}" if judged or heeded else f"single {device}, unpinned"
+    return _row(name, "single", judged, **fields)
 
 
 def _priority(
@@ -86,7 +88,8 @@ def _priority(
         fields |= _cut_of(document)
     elif not missing:
         fields |= _cut_size(survey, placed)
-    return _row("priority", "priority", **fields)
+    heeded = survey.pins.devices.items() <= placed.items()
+    return _row("priority" if heeded else "priority, unpinned", "priority", **fields)
 
 
 def _cut_of(document: dict[str, Any]) -> dict[str, Any]:
