@@ -124,7 +124,8 @@ def with_core(
             executor = "ray" if named or elsewhere or starts else "inprocess"
         if plugins:  # a module beside which the user stands, as `python -m` would find it
             sys.path.insert(0, str(Path.cwd()))
-        watch = {name: rest.pop(name) for name in WATCH if name in rest}
+        # What is imagined has a trace of its own.
+        watch = {name: rest.pop(name) for name in WATCH if name in rest and not imagines}
         with (
             Core(executor, address=address, devices=device_counts, plugins=plugins) as core,
             watched(core, **watch),

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from devices.errors import ArgumentError
+from hetero.cli.files import output_file
 from hetero.cli.loading import read
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
@@ -37,9 +38,9 @@ _SHOWN = 12
               help="A YAML file of devices, links and clients in place of the plan's.")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(min=100), default=10_000, show_default=True,
               help="How many requests come.")  # fmt: skip
-@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path),
+@output_file("--trace",
               help="Write the requests, a thousand at most, as a trace for Perfetto.")  # fmt: skip
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path),
+@output_file("--page",
               help="Write an HTML page: times and use against the load, tables.")  # fmt: skip
 @with_core(plans=True, imagines=True)
 def simulate(

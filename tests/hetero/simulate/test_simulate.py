@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import onnx
 import pytest
 
 import hetero
 from devices.errors import ArgumentError, PlanError
 from devices.model.reader import read_model
 from hetero.planning.choose import Choice, choose
+from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.report import PlanReport
 from hetero.simulate.advise import simulate
 from hetero.simulate.arrivals import Arrivals, read_arrivals
@@ -20,6 +22,7 @@ from hetero.simulate.fleet import Fleet, planned_fleet, read_fleet
 from hetero.simulate.page import page_html
 from hetero.simulate.run import run
 from tests.support.chains import chain
+from tests.support.command_line import Shell
 from tests.support.costs import costs, task
 
 
@@ -199,3 +202,23 @@ def test_costs_of_another_model_or_shape() -> None:
     with hetero.Core("inprocess") as core, pytest.raises(PlanError) as told:
         core.simulate(chain(3), "HETERO:CPU", costs=measured)
     assert told.value.differences
+
+
+def test_the_command_writes_what_it_is_asked_for(shell: Shell, tmp_path: Path) -> None:
+    model, file = tmp_path / "model.onnx", tmp_path / "costs.json"
+    header = '<ir_version: 8, opset_import: ["": 17]>'
+    body = "small (float[1, 64] x) => (float[1, 64] y) { h = Exp(x) y = Neg(h) }"
+    onnx.save(onnx.parser.parse_model(f"{header} {body}"), model)
+    with hetero.Core("inprocess") as core:
+        write_costs(core.profile_model(str(model), "HETERO:CPU", seconds=0.5), file)
+    trace, page = tmp_path / "trace.json", tmp_path / "page.html"
+    words = f"simulate {model} -d HETERO:CPU --costs {file} --executor inprocess -n 200"
+    done = shell(f"{words} --batch 4:2 --slo 1s --trace {trace} --page {page}")
+    assert done.code == 0, done.err
+    assert "it can answer" in done.out
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert page.read_text().count("<svg") == 2
+    for wrong, says in (("--batch 0", "ROWS:TIME"), ("--arrivals poisson:1e9/s", "can answer")):
+        told = shell(f"{words} {wrong}")
+        assert told.code != 0
+        assert says in told.err
