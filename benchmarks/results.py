@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots import ratios
 from benchmarks.tables import cell
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
+PICTURE = RESULTS / "ratios.svg"
 #: The order of the page.
 ORDER = (
     "kernels", "kernels-small", "memory-of-cpu", "one_device", "scheduler", "pipelines", "scale",
@@ -27,7 +29,7 @@ ORDER = (
 HEAD = """# Benchmarks
 
 `python -m benchmarks.NAME [--json]` runs one, beside a peer in the same run: shared machines drift, so ratios say more than times.
-`python -m benchmarks.results page` made this page of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4.
+`python -m benchmarks.results page` made this page and its picture of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4. ![Times over those of peers](benchmarks/results/ratios.svg)
 """  # noqa: E501 - a line of the page
 
 
@@ -60,9 +62,13 @@ def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
     """Return the page of the newest result of each benchmark."""
-    newest = {r["benchmark"]: r for r in sorted(results, key=lambda r: r["date"])}
-    unknown = newest.keys() - set(ORDER)
-    return HEAD + "".join(_section(newest[n]) for n in (*ORDER, *sorted(unknown)) if n in newest)
+    return HEAD + "".join(map(_section, newest(results)))
+
+
+def newest(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the newest result of each benchmark, in the page's order."""
+    found = {r["benchmark"]: r for r in sorted(results, key=lambda r: r["date"])}
+    return [found[n] for n in (*ORDER, *sorted(found.keys() - set(ORDER))) if n in found]
 
 
 def _section(result: Mapping[str, Any]) -> str:
@@ -88,6 +94,7 @@ def main(arguments: Sequence[str]) -> None:
             print(record(machine, name, rest))
         case ["page"]:
             PAGE.write_text(page(kept()))
+            PICTURE.write_text(ratios(newest(kept())))
         case _:
             raise SystemExit(__doc__)
 

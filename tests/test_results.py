@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 
-from benchmarks.results import PAGE, kept, page
+from benchmarks.plots import ratios
+from benchmarks.results import PAGE, PICTURE, kept, newest, page
 
 
 def test_the_page_is_made_of_the_results() -> None:
     assert PAGE.read_text() == page(kept()), "stale: `python -m benchmarks.results page` writes it"
+    assert PICTURE.read_text() == ratios(newest(kept())), "stale: the same command writes it"
     assert len(PAGE.read_text().splitlines()) <= 150
 
 

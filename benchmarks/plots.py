@@ -1,0 +1,66 @@
+"""The picture of BENCHMARKS.md: times over a peer's of the same run, on one logarithmic axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from xml.sax.saxutils import escape
+
+from benchmarks.tables import cell
+
+#: Columns that are a time over a peer's: less is better, 1 is the peer.
+RATIOS: Final = ("over ONNX Runtime", "in process: p50 ratio", "on Ray: p50 ratio")
+_CHAIN: Final = "a bare ZeroMQ chain's: blue in process, orange on Ray"
+_PEERS: Final = dict(zip(RATIOS, ("ONNX Runtime's", _CHAIN, _CHAIN), strict=True))
+_COLOURS: Final = ("#2f6fde", "#2f6fde", "#d9690d")
+#: The axis' ends, and where the plot begins and ends, in pixels.
+_LOW, _HIGH, _LEFT, _RIGHT = 0.05, 20.0, 210, 780
+_ROW: Final = 15
+_HEAD: Final = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" role="img">
+<title>Times over those of a peer</title>
+<style>text {{ font: 11px sans-serif; fill: #5d6878; }} .name {{ text-anchor: end; }}
+.mark {{ text-anchor: middle; }} .head {{ font-weight: bold; }} line {{ stroke: #a3adba; }}
+line.at1 {{ stroke: #5d6878; stroke-width: 2; }}</style>"""
+
+
+def ratios(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return an SVG of every row of these results that has a ratio to a peer."""
+    body: list[str] = []
+    top = 40
+    for result in results:
+        shown = [row for row in result["rows"] if any(name in row for name in RATIOS)]
+        if not shown:
+            continue
+        peer = next(_PEERS[name] for name in RATIOS if name in shown[0])
+        said = f"{result['benchmark']}: time over {peer}"
+        body.append(f'<text class="head" x="8" y="{top}">{said}</text>')
+        for row in shown:
+            top += _ROW
+            body += _row(row, top)
+        top += 2 * _ROW
+    axis = [
+        f'<line class="at{mark:g}" x1="{_x(mark):.0f}" x2="{_x(mark):.0f}" y1="22" '
+        f'y2="{top - _ROW}"/><text class="mark" x="{_x(mark):.0f}" y="14">{mark:g}×</text>'
+        for mark in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+    ]
+    return "\n".join([_HEAD.format(height=top), *axis, *body, "</svg>", ""])
+
+
+def _row(row: Mapping[str, Any], y: int) -> list[str]:
+    first = next(name for name in row if name in RATIOS)
+    said = list(row)[: list(row).index(first)][:2]
+    label = cell(row[said[0]]) + (f", {cell(row[said[1]])} {said[1]}" if said[1:] else "")
+    drawn = [f'<text class="name" x="{_LEFT - 12}" y="{y + 4}">{escape(label)}</text>']
+    for name, colour in zip(RATIOS, _COLOURS, strict=True):
+        if row.get(name) is not None:
+            drawn.append(
+                f'<circle cx="{_x(row[name]):.1f}" cy="{y}" r="4.5" fill="{colour}"><title>'
+                f"{escape(label)}, {name}: {row[name]:g}</title></circle>"
+            )
+    return drawn
+
+
+def _x(ratio: float) -> float:
+    share = math.log(ratio / _LOW) / math.log(_HIGH / _LOW)
+    return _LEFT + min(max(share, 0.0), 1.0) * (_RIGHT - _LEFT)
