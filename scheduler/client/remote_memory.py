@@ -101,6 +101,8 @@ class RemoteMemory:
         self._expect = expect
         self._home = HomeProcess()
         self._channel: Channel | None = None
+        #: Whether devices keep, or kept, something.
+        self.is_used = False
         self._numbers = itertools.count(1)
         #: Answers that are awaited, by number.
         self.awaited: dict[int, Promise[Mapping[str, Value]]] = {}
@@ -111,11 +113,6 @@ class RemoteMemory:
         #: Address of a device that is not heard -> until when it is tried to free what.
         self._unheard: dict[str, tuple[float, list[str]]] = {}
         self._closed = False
-
-    @property
-    def is_used(self) -> bool:
-        """Whether devices keep, or kept, something."""
-        return self._channel is not None
 
     def context(self, device: str, address: Callable[[], str]) -> DeviceContext:
         """Return a device's memory; `address` returns where the device is reached now."""
@@ -278,6 +275,7 @@ class RemoteMemory:
                 raise self._closed_error()
             if self._channel is None:
                 self._channel = self._connect(self._name, self._receive)
+                self.is_used = True
                 self._timer = self._clock.timer(self._free_unheld)
             return self._channel
 

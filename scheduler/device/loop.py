@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from devices.errors import HeteroError, InferenceError
 from devices.plugin.remote import RemoteTensor
@@ -37,6 +37,9 @@ from scheduler.vocabulary.messages import (
 )
 
 _log = logging.getLogger(__name__)
+
+#: Makes a message without a call of Python's: there are several for each request.
+_new: Final[Callable[..., Any]] = tuple.__new__
 
 #: Deployments that were closed lately, whose clients are told of what comes late for them.
 _REMEMBERED: Final = 1024
@@ -285,7 +288,8 @@ class DeviceLoop:
             tensors = outputs
             if len(names) < len(outputs):
                 tensors = {name: outputs[name] for name in names}
-            self._send(address, Values(Task(request, stage), tensors, runs))
+            values = _new(Values, (_new(Task, (request, stage)), tensors, runs))
+            self._send(address, values)
         if opened.outputs or not sends:
             tensors = outputs
             if len(opened.outputs) < len(outputs):
@@ -294,7 +298,7 @@ class DeviceLoop:
                 tensors = self._kept.keep_outputs(opened.client, request, tensors)
                 if self._machine.is_dropped(request):  # in the meantime
                     self._kept.free_attempt(request)
-            self._channel.send(opened.client, Outputs(task, tensors, runs))
+            self._channel.send(opened.client, _new(Outputs, (task, tensors, runs)))
 
     def _tell(self, task: Task, message: Message) -> None:
         """Send the task's client a message; nobody knows that of a deployment that never was."""
