@@ -68,7 +68,7 @@ def _ok(server: Subject, answer: Answer) -> bool:
 
 
 def _refused(server: Subject, answer: Answer) -> bool:
-    return 400 <= int(answer.status) < 500 and isinstance(answer.json()["error"], str)
+    return 400 <= int(answer.status) < 500 and isinstance(answer.json().get("error"), str)
 
 
 def _is_4xx(server: Subject, answer: Answer) -> bool:
