@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from typing import Any, Final
 
 import httptools
@@ -25,6 +26,7 @@ _LARGE_NBYTES: Final = 2**17
 _KEPT_NBYTES: Final = 2**26
 #: Addresses of tensors are multiples of that, as vectors of processors want.
 _ALIGNED: Final = 64
+_NO_MEMORY: Final = np.empty(0, np.uint8)
 
 
 class ServingProtocol(HttpToolsProtocol):
@@ -40,7 +42,7 @@ class ServingProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reader: _BodyReader | None = None
         #: Memory of the last large body.
-        self.memory = bytearray()
+        self.memory = _NO_MEMORY
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request."""
@@ -154,14 +156,12 @@ class _BodyReader(asyncio.BufferedProtocol):
     ) -> None:
         self._connection = connection
         memory = connection.memory
-        try:
-            memory.append(memory.pop())  # not where somebody still looks at it
-        except (BufferError, IndexError):
-            memory = bytearray()
-        if not nbytes + _ALIGNED <= len(memory) <= 2 * (nbytes + _ALIGNED):
-            memory = bytearray(nbytes + _ALIGNED)
-        connection.memory = memory if len(memory) <= _KEPT_NBYTES else bytearray()
-        began = -(np.frombuffer(memory, np.uint8).ctypes.data + head_nbytes) % _ALIGNED
+        # The connection's own, this name and the argument: nobody else looks at it any more.
+        is_free = sys.getrefcount(memory) <= 3
+        if not is_free or not nbytes + _ALIGNED <= memory.size <= 2 * (nbytes + _ALIGNED):
+            memory = np.empty(nbytes + _ALIGNED, np.uint8)  # pages come as they are written
+        connection.memory = memory if memory.size <= _KEPT_NBYTES else _NO_MEMORY
+        began = -(memory.ctypes.data + head_nbytes) % _ALIGNED
         self._body = memoryview(memory)[began : began + nbytes]
         self._body[: len(first)] = first
         self._at = len(first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -14,6 +15,7 @@ import pytest
 from onnx import TensorProto
 
 from hetero.serve.server import Server
+from tests.support.gated_plugin import GatedPlugin
 from tests.support.serving import identity, plus_one, serving
 
 pytest.importorskip("uvicorn")
@@ -58,16 +60,32 @@ def test_one_after_the_other_on_a_connection(server: Server) -> None:
             np.testing.assert_array_equal(got, array + 1 if model == "plus" else array)
 
 
-def test_answers_of_a_body_stay_while_the_next_is_read(server: Server) -> None:
-    """Identity answers with its input's memory, which is sent while the next request comes."""
-    arrays = [np.full(4 * COUNT, value, np.float32) for value in (1.0, 2.0)]
-    path = b"POST /v2/models/same/infer HTTP/1.1\r\nhost: x\r\n"
-    with socket.create_connection((server.host, server.port)) as client:
+def head_of(model: str, body: bytes, headers: dict[str, str]) -> bytes:
+    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "host: x", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+def test_a_body_stays_while_the_next_is_read() -> None:
+    """The second request comes while a device still has the first one's tensor."""
+    arrays = [np.full(COUNT, value, np.float32) for value in (1.0, 2.0)]
+    bodies = [body_of(array) for array in arrays]
+    sent = [head_of("plus", *body) + body[0] for body in bodies]
+    with (
+        serving("GATED", plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+        socket.create_connection((server.host, server.port)) as client,
+    ):
         client.settimeout(60)
-        for array in arrays:
-            body, headers = body_of(array)
-            lines = f"content-length: {len(body)}\r\n{LENGTH}: {headers[LENGTH]}\r\n\r\n"
-            client.sendall(path + lines.encode() + body)
+        client.sendall(sent[0])
+        assert GatedPlugin.began.wait(60)
+        client.sendall(sent[1][:300_000])
+        deadline = time.monotonic() + 60
+        while not any(made.pipeline for made in server._uvicorn.server_state.connections):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        GatedPlugin.gate.set()
+        client.sendall(sent[1][300_000:])
         read = client.makefile("rb")
         for array in arrays:
             told = {}
@@ -77,14 +95,13 @@ def test_answers_of_a_body_stay_while_the_next_is_read(server: Server) -> None:
                 told[name] = value
             data = read.read(int(told["content-length"]))
             got = np.frombuffer(data[int(told[LENGTH.lower()]) :], np.float32)
-            np.testing.assert_array_equal(got, array)
+            np.testing.assert_array_equal(got, array + 1)
 
 
 def test_a_client_that_leaves_in_the_middle_harms_nobody(server: Server) -> None:
     body, headers = body_of(np.ones(COUNT, np.float32))
     with socket.create_connection((server.host, server.port)) as leaver:
-        head = f"content-length: {len(body)}\r\n{LENGTH}: {headers[LENGTH]}\r\n\r\n"
-        leaver.sendall(b"POST /v2/models/plus/infer HTTP/1.1\r\nhost: x\r\n" + head.encode())
+        leaver.sendall(head_of("plus", body, headers))
         leaver.sendall(body[:500_000])
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
         got = infer(connection, "plus", np.zeros(COUNT, np.float32))
