@@ -147,7 +147,10 @@ class RequestRunner:
             # Ended before it was admitted: the caller hears of it here, and only here.
             error = call.future.exception()
             assert error is not None
-            raise error
+            try:
+                raise error
+            finally:  # else it would hold itself, and with the traceback the inputs
+                del call, error
         return Submission(
             request_id,
             call.future,

@@ -14,6 +14,7 @@ from tests.universe.planting import PLANTED, ROOT, planted
 #: Seeds that broke something once, and what it was.
 KEPT = {
     227: "an error that its call leads to held remote tensors of the inputs until Python's gc came",
+    290: "an error that was raised where its request was not admitted held itself, and the inputs",
 }
 
 
