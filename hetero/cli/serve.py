@@ -199,7 +199,7 @@ def _tell(index: list[dict[str, str]], as_json: bool) -> None:
 
 def _run_workers(host: str, port: int, grpc_port: int | None, count: int, drain_s: float) -> None:
     """Run this command in several processes on the same ports."""
-    from hetero.serve.workers import reserve, run_workers
+    from hetero.serve.workers import bound, run_workers
 
     context = click.get_current_context()
     on_ray = context.params.get("executor") == "ray"
@@ -209,10 +209,12 @@ def _run_workers(host: str, port: int, grpc_port: int | None, count: int, drain_
         if find_head() is None:
             raise click.UsageError("workers share a pool's devices: start `hetero pool up` first.")
     with ExitStack() as stack:
-        port = reserve(host, port, stack)
+        kept = stack.enter_context(bound(host, port, shared=True))
+        port = kept.getsockname()[1]
         more = ["--workers", "1", "--shared-port", "--port", f"{port}"]
         if grpc_port is not None:
-            more += ["--grpc-port", f"{reserve(host, grpc_port, stack)}"]
+            kept = stack.enter_context(bound(host, grpc_port, shared=True))
+            more += ["--grpc-port", f"{kept.getsockname()[1]}"]
         command = [sys.executable, "-m", "hetero", *sys.argv[1:], *more]
         remark(f"serving at {host}:{port} with {count} workers; Ctrl-C ends them")
         run_workers(command, count, drain_s, lambda ids: remark(f"workers: {ids}"))

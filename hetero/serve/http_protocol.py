@@ -162,7 +162,7 @@ class _BodyReader(asyncio.BufferedProtocol):
             memory = np.empty(nbytes + _ALIGNED, np.uint8)  # pages come as they are written
         connection.memory = memory if memory.size <= _KEPT_NBYTES else _NO_MEMORY
         began = -(memory.ctypes.data + head_nbytes) % _ALIGNED
-        self._body = memoryview(memory)[began : began + nbytes]
+        self._body = memory.data[began : began + nbytes]
         self._body[: len(first)] = first
         self._at = len(first)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from devices.errors import ArgumentError, UnsupportedOperationError
 from hetero.compile.compiled_model import CompiledModel
+from hetero.serve.workers import bound
 
 if TYPE_CHECKING:
     from hetero.serve.repository import Repository
@@ -102,7 +102,8 @@ class Server:
             config.load()
         except OSError as error:
             raise ArgumentError(f"TLS: {options.tls_certificate}: {error}") from error
-        self._socket = _listening(options)
+        self._socket = bound(options.host, options.port, shared=options.shared_port)
+        self._socket.listen(2048)
         self.host: Final = options.host
         self.port: Final[int] = self._socket.getsockname()[1]
         self._grpc = self._started_grpc()
@@ -248,25 +249,3 @@ def require_extra() -> None:
         raise UnsupportedOperationError(
             f"serving needs {error.name}: pip install 'hetero[serve]'."
         ) from error
-
-
-def _listening(options: ServerOptions) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises ArgumentError: it cannot.
-    """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if options.shared_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((options.host, options.port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ArgumentError(
-            f"cannot serve at {options.host}:{options.port}: {error}. Give another port; 0 takes "
-            "one that is free."
-        ) from error
-    return listener

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Final
 
 from devices.errors import ArgumentError, ClusterError
@@ -18,21 +17,24 @@ _MOST_FAILURES: Final = 3
 _LOOK_S: Final = 0.2
 
 
-def reserve(host: str, port: int, stack: ExitStack) -> int:
-    """Keep a port, 0 for a free one, for workers that share it; return its number.
+def bound(host: str, port: int, *, shared: bool) -> socket.socket:
+    """Return a socket at a port, 0 for a free one; until it listens it gets no connections.
 
-    A socket that is bound and does not listen gets no connections.
+    `shared`: whether other processes have it, too.
 
     Raises ArgumentError: it is taken.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    kept = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        kept.bind((host, port))
-    except OSError as error:
-        raise ArgumentError(f"cannot serve at {host}:{port}: {error}.") from error
-    return int(kept.getsockname()[1])
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        made.bind((host, port))
+    except (OSError, OverflowError) as error:
+        made.close()
+        raise ArgumentError(
+            f"cannot serve at {host}:{port}: {error}. Give another port; 0 takes one that is free."
+        ) from error
+    return made
 
 
 def run_workers(
