@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,7 +12,7 @@ from rich.live import Live
 
 from hetero.cli.figures import PERCENTILES, Look, figures
 from hetero.cli.finite import Finite
-from hetero.cli.terminal import console, print_json, show
+from hetero.cli.terminal import console, print_json, remark, show
 from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text
 
@@ -44,14 +45,15 @@ def top(address: str, interval: float, once: bool, as_json: bool) -> None:
     if once or not console().is_terminal:
         show(*_tables(figures(now, before)))
         return
-    with Live(console=console(), auto_refresh=False) as live:
-        try:
-            while True:
-                live.update(Group(*_tables(figures(now, before))), refresh=True)
-                time.sleep(interval)
+    with Live(console=console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            live.update(Group(*_tables(figures(now, before))), refresh=True)
+            time.sleep(interval)
+            try:
                 before, now = now, _look(url)
-        except KeyboardInterrupt:
-            return
+            except click.ClickException:
+                remark(f"{url} gives no more metrics: its process has ended, or does not answer.")
+                return
 
 
 def _url(address: str) -> str:

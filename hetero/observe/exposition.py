@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import TCPServer
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from scheduler.observe.metrics import Family
 
 #: Seconds that someone who connects may take to say what is wanted.
 _PATIENCE_S: Final = 10.0
+#: Connections that are answered at once, a thread each; one more is closed.
+MOST_CONNECTIONS: Final = 32
 
 
 def write_text(families: Iterable[Family]) -> str:
@@ -48,6 +51,7 @@ class MetricsHTTPServer(ThreadingWSGIServer):
 
     def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__((host, port), _Handler)
         self.set_app(lambda environ, start: _answer(text, start))
 
@@ -56,6 +60,20 @@ class MetricsHTTPServer(ThreadingWSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # typeshed gives any family's
         self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, where there is room."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Go on with the others."""

@@ -9,8 +9,8 @@ SCRIPT = """
 import sys, threading
 import numpy as np
 import hetero
-device, how = sys.argv[1:]
-compiled = hetero.Core(executor="inprocess").compile_model("light:squeezenet", device)
+device, how, executor = sys.argv[1:]
+compiled = hetero.Core(executor=executor).compile_model("light:squeezenet", device)
 (port,) = compiled.inputs
 x = np.ones(port.shape, np.float32)
 if how == "daemon":
@@ -32,18 +32,28 @@ else:
 """
 
 
+ENDS = pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 7), ("daemon", 0)])
+
+
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 7), ("daemon", 0)])
+@ENDS
 @pytest.mark.parametrize("device", ["ORT", "HETERO:ORT,CPU", "OV", "HETERO:OV,ORT,CPU"])
-def test_it_ends_with_requests_in_flight(device, how, code):
+def test_it_ends_with_requests_in_flight(device, how, code, executor="inprocess"):
     for vendor, module in (("ORT", "onnxruntime"), ("OV", "openvino")):
         if vendor in device:
             pytest.importorskip(module)
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, device, how],
+        [sys.executable, "-c", SCRIPT, device, how, executor],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ran.returncode == code, ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@ENDS
+def test_it_ends_with_requests_in_flight_on_ray(how, code):
+    test_it_ends_with_requests_in_flight("HETERO:ORT,CPU", how, code, "ray")
 
 
 FORK = """

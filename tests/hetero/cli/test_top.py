@@ -83,6 +83,17 @@ def test_people_see_it_live_until_they_have_seen_enough(
     assert "branches" in done.out
 
 
+def test_a_process_that_ends_ends_it(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("hetero.cli.top")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with hetero.Core(executor="inprocess") as core, core.serve_metrics() as metrics:
+        end = SimpleNamespace(sleep=lambda seconds: metrics.close(), monotonic=time.monotonic)
+        monkeypatch.setattr(module, "time", end)
+        done = shell("top", metrics.url, ray=True)
+    assert (done.code, "has ended" in done.err) == (0, True)
+    assert "--metrics-port" not in done.err
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [

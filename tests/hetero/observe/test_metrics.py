@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -14,6 +16,7 @@ import onnx
 import pytest
 
 import hetero
+from hetero.observe import exposition as served
 from hetero.observe.metrics_server import MetricsServer
 from scheduler.observe.load import Load
 from tests.scheduler.parties import wait_for
@@ -123,3 +126,24 @@ def test_a_command_says_where_its_figures_are(shell: Shell, tmp_path: Path) -> N
     done = shell("run --metrics-port 0 -d CPU", tmp_path / "branches.onnx")
     assert done.code == 0
     assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", done.err)
+
+
+def test_connections_that_say_nothing_are_bounded(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served._Handler, "timeout", 600)  # as if no time passed
+    with core.serve_metrics() as metrics, contextlib.ExitStack() as opened:
+        port = int(metrics.url.rpartition(":")[2].partition("/")[0])
+        for i in range(served.MOST_CONNECTIONS + 5):
+            one = opened.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            if i >= served.MOST_CONNECTIONS:  # they are taken one after the other
+                assert one.recv(1) == b""
+        opened.close()
+        wait_for(lambda: answers(metrics.url))
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(scrape(url))
+    except OSError:
+        return False
