@@ -28,7 +28,7 @@ from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_r
 from devices.model.ports import HasPorts
 from devices.model.tensor_proto import PROTOBUF_NBYTES
 from devices.model.tensor_spec import TensorSpec
-from devices.model.type_inference import infer_types
+from devices.model.type_inference import infer_types, make_inferable
 
 #: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.
 INFERENCE_NBYTES: Final = 4096
@@ -279,6 +279,7 @@ class Model(HasPorts):
             return self._given_specs
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
         forget_hints(proto.graph, self.producers, self.value_info)
+        make_inferable(proto.graph)
         graph = infer_types(proto)
         infos = (*graph.input, *graph.value_info, *graph.output)
         found = {spec.name: spec for spec in map(TensorSpec.from_proto, infos) if spec.type}

@@ -31,6 +31,16 @@ _WORKER: Final = WorkerProcess(
 _WITH_RULES: Final = WorkerProcess("microsoft_types:infer", [str(Path(__file__).parent)])
 _RULED: Final = (b"com.microsoft", b"SimplifiedLayerNormalization")
 
+#: What is made like the first input, which ONNX's inference does not say of them.
+_LIKE_INPUT: Final = frozenset(["GroupNormalization", "MeanVarianceNormalization"])
+
+
+def make_inferable(graph: onnx.GraphProto) -> None:
+    """Put nodes whose types ONNX infers in the place of some whose types it does not."""
+    for node in graph.node:
+        if node.op_type in _LIKE_INPUT and not node.domain:
+            node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output))
+
 
 def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
     """Return the main graph with the types that ONNX infers.

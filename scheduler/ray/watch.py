@@ -23,10 +23,11 @@ _AGAIN_S: Final = 0.1
 #: Seconds for the answer of the head's host, which its kernel gives, and of the head.
 _HOST_S: Final = 0.5
 _ANSWER_S: Final = 5.0
-#: A head that refuses, or whose host is not reached (a cut link, no power), is gone after so many
-#: seconds, one that lets in and is silent (it has too much to do) after more; both leave time to
-#: leave Ray.
-_UNREACHED_S: Final = 3.0
+#: A head that refuses is gone after so many seconds; one whose host is not reached (a cut link, no
+#: power) after more, as requests that need no head go on meanwhile, and one that lets in and is
+#: silent (it has too much to do) after more still. All leave time to leave Ray.
+_REFUSED_S: Final = 3.0
+_UNREACHED_S: Final = 18.0
 _SILENT_S: Final = 25.0
 
 
@@ -75,13 +76,17 @@ class ClusterWatch:
                     silent_since_s = None
                     continue
                 silent_since_s = silent_since_s or begun_s
-                unreached = isinstance(error.__cause__, ConnectionError)
-                silent_s = time.monotonic() - silent_since_s
-                if silent_s >= (_UNREACHED_S if unreached else _SILENT_S):
+                if time.monotonic() - silent_since_s >= _patience_s(error.__cause__):
                     self.gone = _gone(self.address, error)
                     _log.error("cluster=%s is gone: %s", self.address, error.__cause__)
                     self._tell(self.gone)
                     return
+
+
+def _patience_s(cause: BaseException | None) -> float:
+    if isinstance(cause, ConnectionRefusedError):
+        return _REFUSED_S
+    return _UNREACHED_S if isinstance(cause, ConnectionError) else _SILENT_S
 
 
 def _gone(address: str, found: ClusterError) -> ClusterError:

@@ -28,6 +28,8 @@ PATIENCE_S: Final = 120.0
 #: Deadline of requests of a flow, which outlasts the cut.
 TIMEOUT_S: Final = 60.0
 CUT_S: Final = 20.0
+#: Seconds that a head may be cut off while requests need nothing of it.
+AWAY_S: Final = 15.0
 #: Deadline of the one request that is asked to end while the link is cut.
 SHORT_S: Final = 3.0
 PLUGINS: Final = ("tests.scheduler.plugins:ToyPlugin",)
@@ -152,6 +154,17 @@ def half_cut(network: Network) -> dict[str, Any]:
     return story(flow, [(begun_s, "half cut"), (time.monotonic(), "healed")])
 
 
+def lossy(network: Network) -> dict[str, Any]:
+    """The link of a host that has a stage loses one frame in ten, and delays and reorders them."""
+    core = cluster(network, 3)
+    flow = start_flow(core, PLACES)
+    time.sleep(2)
+    begun_s = time.monotonic()
+    network.spoil(2, 0.1, 0.1)
+    time.sleep(30)
+    return story(flow, [(begun_s, "spoilt")])
+
+
 def flapping(network: Network) -> dict[str, Any]:
     """The link of a host that has a stage is cut again and again, and healed each time."""
     core = cluster(network, 3)
@@ -186,6 +199,20 @@ def head_cut(network: Network) -> dict[str, Any]:
         except hetero.HeteroError as error:
             told.append((type(error).__name__, round(time.monotonic() - begun_s, 2)))
     return {"told": told}
+
+
+def head_away(network: Network) -> dict[str, Any]:
+    """The link of the cluster's head is cut for a while, and requests need nothing of it."""
+    ray.init = partial(ray.init, _node_ip_address=network.address(1))
+    core = cluster(network, 2, head=2)
+    own = next(name for name, node in toys(core).items() if node == "host1")
+    flow = start_flow(core, {}, f"HETERO:{own},{own.replace('TOY', 'NULL')}")
+    time.sleep(2)
+    begun_s = time.monotonic()
+    network.cut(2)
+    time.sleep(AWAY_S)
+    network.heal(2)
+    return story(flow, [(begun_s, "cut")])
 
 
 def ended(compiled: hetero.CompiledModel) -> tuple[str, float]:
@@ -235,7 +262,7 @@ def added(network: Network) -> dict[str, Any]:
 
 SCENARIOS: Final[dict[str, Callable[[Network], dict[str, Any]]]] = {
     scenario.__name__: scenario
-    for scenario in (everywhere, cut, half_cut, flapping, killed, added, head_cut)
+    for scenario in (everywhere, cut, half_cut, lossy, flapping, killed, added, head_cut, head_away)
 }
 
 

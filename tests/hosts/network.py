@@ -68,6 +68,23 @@ class Network:
         """Put it back."""
         _ip("-n", self._space("switch"), "link", "set", f"port{host}", "master", "bridge")
 
+    def spoil(self, host: int, share: float, delay_s: float) -> None:
+        """Have a host's link lose a share of what goes by it, and delay the rest."""
+        here, there = f"here{host}", f"there{host}"
+        switch = ("-n", self._space("switch"), "link")
+        _ip(*switch, "add", here, "type", "veth", "peer", "name", there)
+        for device in (here, there):
+            _ip(*switch, "set", device, "up")
+        self.cut(host)
+        _ip(*switch, "set", there, "master", "bridge")
+        relay = [sys.executable, "-m", "tests.hosts.lossy", f"port{host}", here]
+        subprocess.Popen(
+            ["ip", "netns", "exec", self._space("switch"), *relay, str(share), str(delay_s)],
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,  # else whoever reads its starter's waits for it
+            stderr=subprocess.DEVNULL,
+        )
+
     def deafen(self, host: int) -> None:
         """Lose all that reaches a host, and nothing that it sends."""
         rules = ("-n", self._space(host), "rule")

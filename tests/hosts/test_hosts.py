@@ -94,6 +94,14 @@ def test_no_answer_is_lost_when_a_link_is_cut_again_and_again(run: Run) -> None:
     nothing_amiss(run("flapping"))
 
 
+def test_no_answer_is_lost_over_a_link_that_loses_and_delays(run: Run) -> None:
+    nothing_amiss(run("lossy"))
+
+
+def test_requests_that_need_no_head_go_on_while_it_is_cut_off(run: Run) -> None:
+    nothing_amiss(run("head_away", hosts=2))
+
+
 def test_requests_go_on_elsewhere_when_a_host_loses_its_power(run: Run) -> None:
     found = run("killed")
     nothing_amiss(found)

@@ -76,7 +76,7 @@ def test_a_head_that_lets_in_and_has_no_time_to_answer_is_still_there(
 
 
 def test_a_head_that_refuses_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_LOOK_S", "_AGAIN_S", "_UNREACHED_S"):
+    for name in ("_LOOK_S", "_AGAIN_S", "_REFUSED_S"):
         monkeypatch.setattr(watch, name, 0.01)
     server = socket.create_server(("127.0.0.1", 0))
     with watched(server) as told:

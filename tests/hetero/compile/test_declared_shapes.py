@@ -134,3 +134,16 @@ def test_what_follows_from_known_shapes_binds_a_device(declared: str) -> None:
         )
         with pytest.raises(InferenceError, match=r"gave float32\[3, 2\] as output 'y'"):
             alone({"x": X})
+
+
+@pytest.mark.parametrize(
+    "line", ["GroupNormalization<num_groups = 2>(x, s, s)", "MeanVarianceNormalization(x)"]
+)
+def test_what_is_made_like_an_input_has_its_shape(line: str) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[n,4,5] x, float[4] s) => (float[] y) '
+        f"{{ a = {line} y = Relu(a) }}"
+    )
+    with hetero.Core(executor="inprocess") as core:
+        model = core.read_model(parser.parse_model(text))
+        assert [model.spec(value).shape for value in ("a", "y")] == [("n", 4, 5)] * 2

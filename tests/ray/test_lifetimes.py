@@ -1,0 +1,39 @@
+"""Models on Ray that nobody needs any more leave the devices."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import ray
+
+import hetero
+from tests.scheduler.parties import wait_for
+from tests.support.models import branches
+
+pytestmark = pytest.mark.ray
+
+
+def test_models_that_are_dropped_in_cycles_leave_their_devices(core: hetero.Core) -> None:
+    executor: Any = core.executor
+    keys = set()
+    for _ in range(3):
+        compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
+        deployment: Any = compiled.deployment
+        keys.add(deployment.key)
+        cycle: list[Any] = [compiled]
+        cycle.append(cycle)
+        del compiled, deployment, cycle
+
+    def are_gone() -> bool:
+        gc.collect()
+        return keys.isdisjoint(d.key for d in executor._deployments)
+
+    wait_for(are_gone)
+    actors = [executor._devices.device(name).actor for name in ("CPU.0", "CPU.1")]
+
+    def have_left() -> bool:
+        return not any(ray.get([a.has_all.remote([key]) for a in actors for key in keys]))
+
+    wait_for(have_left)
