@@ -1,22 +1,29 @@
 """Decoders token by token: over a bare session's loop, several texts at once, and stages of 10 ms.
 
-``python -m benchmarks.generate [FOLDER ...] [--genai PYTHON] [--executors ...] [--json]``: a folder
-is an export's, with ``model.onnx``. One thread a device. The ways take turns: onnxruntime with the
-loop and the caches by hand, onnxruntime-genai in a process of its own where PYTHON is an
-interpreter that has it and the folder its configuration, and ours on one ORT device and cut in
-three by layers. `ratio` is of the bare session's rate, `genai_ratio` of onnxruntime-genai's, in the
-same turn; rows are prompts in one call. Without a folder only the stages of 10 ms are measured.
+``python -m benchmarks.generate [FOLDER ...] [--genai PYTHON] [--executors ...] [--faults N]
+[--json]``: a folder is an export's, with ``model.onnx``. One thread a device. The ways take turns:
+onnxruntime with the loop and the caches by hand, onnxruntime-genai in a process of its own where
+PYTHON is an interpreter that has it and the folder its configuration, and ours on one ORT device
+and cut in three by layers. `ratio` is of the bare session's rate, `genai_ratio` of the peer's in
+the same turn; rows are prompts in one call. Without a folder only the stages of 10 ms are measured.
+Of gaps between tokens, `ms_per_step` is the 95th of 100 while prompts of ``--beside`` tokens run,
+`ratio` that over the one alone; and with faults the longest of four texts on Ray, where a device of
+three is killed or stopped N times each. Texts that come out other than they should end it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,10 +34,16 @@ import hetero
 from benchmarks.tables import names, print_rows
 from hetero.examples.small_decoder import small_decoder
 from hetero.generate.layers import find_layers
+from hetero.generate.ports import Decoder
 
 _PROMPT: Final = list(range(5, 37))
 _STAGE_US: Final = 10_000
 _STAGES: Final = 4
+_TEXTS: Final = 4
+_DEVICES: Final = ("ORT.0", "ORT.1", "ORT.2")
+_ENDS: Final = [signal.SIGKILL, signal.SIGSTOP]
+#: Seconds between two faults, in which a device is started again.
+_PAUSE_S: Final = 8.0
 #: Seconds of `count` tokens, the prompt's run left out.
 Way = Callable[[int], float]
 
@@ -129,8 +142,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row for each way of an export."""
     model = hetero.read_decoder(folder / "model.onnx")
-    layers = find_layers(model)
-    pins = {n: f"ORT.{i * 3 // len(layers)}" for i, group in enumerate(layers) for n in group}
+    pins = _by_thirds(model)
     options = {"INFERENCE_NUM_THREADS": 1}
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -160,6 +172,84 @@ def measure(
         }
         for name, (_, num) in ways.items()
     ]
+
+
+def talk(
+    compiled: hetero.CompiledModel, prompt: list[int], tokens: int, begun: Callable[[], object]
+) -> tuple[list[int], list[float]]:
+    """Return a text and the seconds between its tokens; `begun` is called after a quarter."""
+    generation, spans = compiled.generate(prompt, tokens + 1, eos=()), []
+    next(generation)
+    begin_s = time.perf_counter()
+    for position, _ in enumerate(generation):
+        spans.append(time.perf_counter() - begin_s)
+        if position == tokens // 4:
+            begun()
+        begin_s = time.perf_counter()
+    return generation.tokens, spans
+
+
+def gaps(folder: Path, kinds: Sequence[str], tokens: int, beside: int) -> list[dict[str, Any]]:
+    """Return how far apart tokens are while long prompts run beside."""
+    found = []
+    model = hetero.read_decoder(folder / "model.onnx")
+    size = Decoder.of(model).vocabulary
+    long = [i % size for i in range(beside)]
+    for kind in kinds:
+        with (
+            hetero.Core(kind, devices={"ORT": 1}) as core,  # type: ignore[arg-type]
+            core.compile_model(model, "ORT", {"INFERENCE_NUM_THREADS": 1}) as compiled,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            _, alone = [talk(compiled, _PROMPT, tokens, int) for _ in range(2)][1]
+            text = pool.submit(talk, compiled, _PROMPT, tokens, int)
+            while not text.done():
+                list(compiled.generate(long, 1, eos=()))
+            p95_s, alone_s = (float(np.percentile(s, 95)) for s in (text.result()[1], alone))
+        found.append(_row(folder, f"{kind} p95 gap, prompts beside", p95_s, p95_s / alone_s))
+    return found
+
+
+def faults(folder: Path, count: int, tokens: int) -> list[dict[str, Any]]:
+    """Return the longest gaps of four texts over three devices one of which is ended."""
+    model = hetero.read_decoder(folder / "model.onnx")
+    prompts = [_PROMPT[i:] + _PROMPT[:i] for i in range(_TEXTS)]
+    found = []
+    with hetero.Core("ray", devices={"ORT": 3}) as core, ThreadPoolExecutor(_TEXTS) as pool:
+        options = {"INFERENCE_NUM_THREADS": 1}
+        devices = "HETERO:ORT.0,ORT.1,ORT.2"
+        compiled = core.compile_model(model, devices, options, affinity=_by_thirds(model))
+        want = [talk(compiled, prompt, tokens, int)[0] for prompt in prompts]
+        executor: Any = core.executor
+        for turn, (how, device) in enumerate(product(_ENDS * count, _DEVICES)):
+            pid = executor._ask(executor._devices.device(device), "ping")
+            begun = threading.Barrier(_TEXTS + 1)
+            texts = [pool.submit(talk, compiled, p, tokens, begun.wait) for p in prompts]
+            begun.wait()
+            os.kill(pid, how)
+            told = [text.result() for text in texts]
+            if [text for text, _ in told] != want:
+                raise SystemExit(f"{how.name} {device}: texts are not what they were alone")
+            longest_s = max(span for _, spans in told for span in spans)
+            found.append(_row(folder, f"ray {turn}: {how.name} {device}", longest_s))
+            time.sleep(_PAUSE_S)
+    return found
+
+
+def _row(folder: Path, way: str, gap_s: float, ratio: float | None = None) -> dict[str, Any]:
+    return {
+        "export": f"{folder.parent.name}/{folder.name}",
+        "way": way,
+        "tokens_per_s": None,
+        "ratio": ratio,
+        "genai_ratio": None,
+        "ms_per_step": gap_s * 1e3,
+    }
+
+
+def _by_thirds(model: hetero.Model) -> dict[str, str]:
+    layers = find_layers(model)
+    return {n: _DEVICES[i * 3 // len(layers)] for i, group in enumerate(layers) for n in group}
 
 
 def stages(kinds: Sequence[str], tokens: int) -> list[dict[str, Any]]:
@@ -216,6 +306,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--beside", type=int, default=1024, metavar="TOKENS")
+    parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     rows = [
@@ -225,6 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             folder, given.executors, given.genai, given.tokens, given.turns, given.rows
         )
     ]
+    for folder in given.folders:
+        rows += gaps(folder, given.executors, given.tokens, given.beside)
+        rows += faults(folder, given.faults, given.tokens) if given.faults else []
     rows += stages(given.executors, given.tokens)
     print_rows(rows, given.json)
 

@@ -13,7 +13,7 @@ from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
 
 #: The most tokens of a prompt that one run sees, so that others' tokens are computed in between.
-CHUNK: Final = 256
+CHUNK: Final = 128
 
 
 class Steps:
