@@ -24,6 +24,8 @@ from hetero.properties.table import HETERO_PROPERTIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 PACKAGES = ("devices", "hetero", "scheduler")
+#: What users import.
+MODULES = (hetero, hetero.preprocess, hetero.properties, devices, devices.testing)
 _COMMON = tuple(COMMON_PROPERTIES.values())
 PROPERTIES: dict[str, Iterable[Property]] = {
     "HETERO and its compiled models": HETERO_PROPERTIES.values(),
@@ -75,7 +77,6 @@ def members(kind: type) -> dict[str, Any]:
 def public(module: ModuleType) -> dict[str, Any]:
     """Return a module's public names that are no modules, errors and versions apart."""
     found = {name: getattr(module, name) for name in sorted(module.__all__)}
-    found.pop("ConstOutput", None)  # TensorSpec under another name
     return {
         name: thing
         for name, thing in found.items()
@@ -99,9 +100,12 @@ def _head() -> Iterator[str]:
 
 def _names() -> Iterator[str]:
     shown: set[int] = set()
-    for module in (hetero, hetero.preprocess, devices, devices.testing):
+    for module in MODULES:
         yield from ("", f"## `{module.__name__}`", "", sentence(module))
         for name, thing in public(module).items():
+            if (own := getattr(thing, "__name__", name)) != name and own in module.__all__:
+                yield from ("", f"`{name}` is another name of `{own}`.")
+                continue
             if id(thing) in shown:
                 continue
             shown.add(id(thing))

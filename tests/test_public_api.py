@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import devices
-import devices.testing
 import hetero
 import hetero.errors
 from devices import errors
@@ -68,8 +66,10 @@ def test_the_reference_is_what_the_code_says() -> None:
 
 
 def test_all_that_is_public_is_explained() -> None:
-    for module in (hetero, hetero.preprocess, devices, devices.testing):
+    page = reference.page()
+    for module in reference.MODULES:
         for name, thing in reference.public(module).items():
+            assert f"`{name}" in page, name
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 assert reference.sentence(thing), name
             for member, found in reference.members(thing).items() if inspect.isclass(thing) else ():
