@@ -43,10 +43,9 @@ def recorded(
     if task.call is None or kernel.host == (ALL,) or task.node.op_type in ONLY_IN_A_RUN:
         return None
     given = partial(kernel.function, **task.attributes)
-    for in_pieces in (True, False):
-        recording = _record(given, inputs, varying, outputs, in_pieces)
-        if recording is None or _gives(recording, inputs, outputs):
-            return recording
+    recording = _record(given, inputs, varying, outputs)
+    if recording is None or _gives(recording, inputs, outputs):
+        return recording
     _log.warning(
         "node %r (%s) is not bound: what was recorded of its kernel gives other elements",
         task.node.name, task.node.op_type,
@@ -59,7 +58,6 @@ def _record(
     inputs: Sequence[Any],
     varying: Sequence[bool],
     outputs: Sequence[Any],
-    in_pieces: bool,
 ) -> Recording | None:
     tape = Tape(inputs)
     try:
@@ -68,7 +66,7 @@ def _record(
             for i, (x, is_varying) in enumerate(zip(inputs, varying, strict=True))
         ]
         found = kernel(_Namespace(tape), *given)
-        return tape.recording(found if isinstance(found, tuple) else (found,), outputs, in_pieces)
+        return tape.recording(found if isinstance(found, tuple) else (found,), outputs)
     except Exception:  # the kernel ran before: what it trips over are the stand-ins
         return None
 

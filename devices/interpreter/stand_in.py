@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -62,13 +61,7 @@ class Tape:
         offset = real.__array_interface__["data"][0] - byte_bounds(self._buffers[buffer])[0]
         return Place(buffer, offset, real.shape, real.strides, real.dtype)
 
-    def step(
-        self,
-        make: Callable[..., Call],
-        *arrays: StandIn | np.ndarray,
-        lead: int = 0,
-        fixed: frozenset[int] = frozenset(),
-    ) -> StandIn:
+    def step(self, make: Callable[..., Call], *arrays: StandIn | np.ndarray) -> StandIn:
         """Add a step and return what it writes to, which is the last of the arrays."""
         to = arrays[-1]
         if not isinstance(to, StandIn) or to.buffer < len(self._layouts):
@@ -76,25 +69,14 @@ class Tape:
         if len(self._steps) >= _MOST_STEPS:
             raise CannotRecord
         if to.size:
-            self._steps.append(Step(make, tuple(map(self.place, arrays)), lead, fixed=fixed))
+            self._steps.append(Step(make, tuple(map(self.place, arrays))))
         return to
 
     def elementwise(self, make: Callable[..., Call], *arrays: Any) -> StandIn:
         """Add a step that takes each element by itself, other arrays broadcast to the last."""
         to = self.step(make, *arrays)
-        if not to.size:
-            return to
-        rank, places = to.ndim, list(self._steps[-1].places)
-        fixed = set()
-        for i, place in enumerate(places):
-            added = rank - len(place.shape)
-            if prod(place.shape) == 1 < to.size:
-                places[i] = place._replace(shape=(), strides=())
-                fixed.add(i)
-            elif added:
-                shape, strides = (1,) * added + place.shape, (0,) * added + place.strides
-                places[i] = place._replace(shape=shape, strides=strides)
-        self._steps[-1] = Step(make, tuple(places), rank, True, frozenset(fixed))
+        if to.size:
+            self._steps[-1] = self._steps[-1]._replace(is_elementwise=True)
         return to
 
     def copied(self, x: StandIn | np.ndarray, to: StandIn) -> StandIn:
@@ -106,7 +88,7 @@ class Tape:
         return self.elementwise(lambda a, c, y: partial(np.copyto, y, a, where=c), x, condition, to)
 
     def recording(
-        self, found: Sequence[Any], results: Sequence[np.ndarray | None], in_pieces: bool
+        self, found: Sequence[Any], results: Sequence[np.ndarray | None]
     ) -> Recording | None:
         """Return what is on the tape, each result in a buffer of its own as the outputs lie."""
         buffers: list[int] = []
@@ -120,7 +102,7 @@ class Tape:
             if not own or given.real.strides != result.strides or given.dtype != result.dtype:
                 given = self.copied(given, self.made(np.empty_like(result)))
             buffers.append(given.buffer)
-        return edited(self._steps, self._layouts, buffers, self._constants, self._sizes, in_pieces)
+        return edited(self._steps, self._layouts, buffers, self._constants, self._sizes)
 
 
 def _real(value: Any) -> Any:
@@ -255,13 +237,11 @@ class StandIn(NDArrayOperatorsMixin):
         keepdims: bool = False,
     ) -> StandIn:  # fmt: skip
         given = range(x.ndim) if axis is None else np.atleast_1d(axis).tolist()
-        # Counted from the end, they are the same whatever leading axes are cut or merged.
         axes = tuple(sorted(a - x.ndim if a >= 0 else a for a in given))
         if to is None:
             to = self.tape.made(ufunc.reduce(x.real, axes, dtype, keepdims=keepdims))
-        lead = x.ndim + min(axes, default=0)
         return self.tape.step(
-            lambda x, y: partial(ufunc.reduce, x, axes, dtype, y, keepdims), x, to, lead=lead
+            lambda x, y: partial(ufunc.reduce, x, axes, dtype, y, keepdims), x, to
         )
 
     def _accumulate(
@@ -278,13 +258,7 @@ class StandIn(NDArrayOperatorsMixin):
             stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
             shape = (*stack, a.shape[-2], b.shape[-1])
             to = self.tape.made(np.zeros(shape, a.dtype))  # nobody looks at what it would be
-        # Rows times one column come out the same however many there are; those of a wider matrix
-        # may not.
-        if a.ndim == b.ndim == 2:
-            lead, fixed = int(b.shape[1] == 1), frozenset([1])
-        else:
-            lead, fixed = (a.ndim - 2, frozenset[int]()) if a.ndim == b.ndim else (0, frozenset())
-        return self.tape.step(partial(partial, np.matmul), a, b, to, lead=lead, fixed=fixed)
+        return self.tape.step(partial(partial, np.matmul), a, b, to)
 
     def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:
         """Add the steps that one of numpy's functions is."""
@@ -350,9 +324,7 @@ class _Functions:
         if subscripts != "...i->..." or out is not None:
             raise CannotRecord
         to = x.tape.made(np.einsum(subscripts, x.real))
-        return x.tape.step(
-            lambda x, y: partial(np.einsum, "...i->...", x, out=y), x, to, lead=to.ndim
-        )
+        return x.tape.step(lambda x, y: partial(np.einsum, "...i->...", x, out=y), x, to)
 
     @staticmethod
     def argmax(x: StandIn, axis: Any = None, keepdims: bool = False) -> StandIn:
@@ -360,7 +332,7 @@ class _Functions:
             raise CannotRecord
         to = x.tape.made(np.argmax(x.real, axis, keepdims=keepdims))
         found = to[..., 0] if keepdims else to
-        x.tape.step(lambda x, y: partial(x.argmax, -1, y), x, found, lead=x.ndim - 1)
+        x.tape.step(lambda x, y: partial(x.argmax, -1, y), x, found)
         return to
 
     @staticmethod
@@ -382,7 +354,7 @@ class _Functions:
         if axis % x.ndim != x.ndim - 1 or not x.flags.c_contiguous or indices.shape[-1] != 1:
             raise CannotRecord
         to = x.tape.made(np.take_along_axis(x.real, indices.real, axis))
-        return x.tape.step(_picking, x, indices, to, lead=x.ndim - 1)
+        return x.tape.step(_picking, x, indices, to)
 
     @staticmethod
     def concatenate(arrays: Sequence[Any], axis: int = 0) -> StandIn:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from devices.interpreter.calls import Call, Scratch
 from devices.interpreter.copies import copy_call
 from devices.interpreter.layout import Span, lay_out
-
-#: Bytes of the pieces that several steps work on one after the other, so that they stay in cache.
-_PIECE_NBYTES: Final = 1 << 17
-#: Steps that are cut into pieces together: so many that it saves more than the calls cost.
-_SHORTEST_RUN: Final = 3
-_LONGEST_RUN: Final = 64
 
 
 class Place(NamedTuple):
@@ -35,99 +29,16 @@ class Place(NamedTuple):
         """The size of its elements."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def ordered(self, axes: Sequence[int]) -> Place:
-        """Return the place with its axes in another order."""
-        shape, strides = (tuple([of[i] for i in axes]) for of in (self.shape, self.strides))
-        return self._replace(shape=shape, strides=strides)
-
-    def rows(self, first: int, last: int) -> Place:
-        """Return some rows; the one row of what broadcasts."""
-        if self.shape[0] == 1:
-            return self
-        offset = self.offset + first * self.strides[0]
-        return self._replace(offset=offset, shape=(last - first, *self.shape[1:]))
-
-    def only_row(self) -> Place:
-        """Return the place without its first axis."""
-        return self._replace(shape=self.shape[1:], strides=self.strides[1:])
-
-    def merges(self, written: Place) -> bool:
-        """Tell whether the first two axes are one in memory, as those of the written place."""
-        if self.shape[:2] != written.shape[:2]:
-            return self.shape[:2] == (1, 1)
-        return self.strides[0] == self.shape[1] * self.strides[1]
-
-    def merged(self) -> Place:
-        """Return the place with its first two axes as one."""
-        shape = (self.shape[0] * self.shape[1], *self.shape[2:])
-        return self._replace(shape=shape, strides=self.strides[1:])
-
-    def split(self, count: int) -> Place:
-        """Return the place with its first axis as two, the first of them of `count` rows."""
-        size, stride = self.shape[0], self.strides[0]
-        first, second = (1, 1) if size == 1 else (count, size // count)
-        strides = (stride * second, stride, *self.strides[1:])
-        return self._replace(shape=(first, second, *self.shape[1:]), strides=strides)
-
-    def slot(self, rows: int) -> tuple[int, int] | None:
-        """Return the distance between rows and the number of the first; None if they overlap."""
-        if self.shape[0] != rows or min(self.strides) < 0 or not self.strides[0]:
-            return None
-        step = self.strides[0]
-        inner = zip(self.shape[1:], self.strides[1:], strict=True)
-        extent = self.dtype.itemsize + sum((n - 1) * stride for n, stride in inner)
-        if self.offset % step + extent > step:
-            return None
-        return step, self.offset // step
-
 
 class Step(NamedTuple):
     """One call: `make` makes it of the arrays at `places`, the last of which it writes to.
 
-    Along its first `lead` axes it may be done piece by piece; places at the positions `fixed` are
-    then read whole. `is_elementwise`: each element by itself, whatever the order of the axes.
+    `is_elementwise`: each element by itself, whatever the order of the axes.
     """
 
     make: Callable[..., Call]
     places: tuple[Place, ...]
-    lead: int = 0
     is_elementwise: bool = False
-    fixed: frozenset[int] = frozenset()
-
-    @property
-    def rows(self) -> int:
-        """How many pieces it may be cut into, at most; 0 if it is one."""
-        return self.places[-1].shape[0] if self.lead else 0
-
-    def cut(self) -> list[Place]:
-        """Return the places of which a piece is enough for a piece of the result."""
-        return [place for i, place in enumerate(self.places) if i not in self.fixed]
-
-    def each(self, change: Callable[[Place], Place], more_lead: int = 0) -> Step:
-        """Return the step with those places changed."""
-        places = [p if i in self.fixed else change(p) for i, p in enumerate(self.places)]
-        return self._replace(places=tuple(places), lead=self.lead + more_lead)
-
-    def piece(self, first: int, last: int, inside: set[int]) -> Step:
-        """Return the step for some rows; each piece has buffers `inside` it to itself."""
-
-        def rows(place: Place) -> Place:
-            cut = place.rows(first, last)
-            return cut._replace(offset=place.offset) if place.buffer in inside else cut
-
-        return self.each(rows)
-
-    def merged(self) -> Step:
-        """Return the step with its axes as they lie in memory, as few as its places allow."""
-        step, strides = self, self.places[-1].strides
-        if step.is_elementwise:
-            order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
-            step = step.each(lambda place: place.ordered(order))
-        while step.rows == 1:
-            step = step.each(Place.only_row, -1)
-        while step.lead > 1 and all(place.merges(step.places[-1]) for place in step.cut()):
-            step = step.each(Place.merged, -1)
-        return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +113,11 @@ def edited(
     outputs: Sequence[int],
     constants: Mapping[int, np.ndarray],
     sizes: Mapping[int, int],
-    in_pieces: bool,
 ) -> Recording:
     """Return a recording that uses little memory; `sizes` are those of the buffers of its own."""
     own = set(sizes).difference(outputs)
     steps = _in_place(steps, own, sizes)
     over = () if len(outputs) != 1 else tuple(_over(steps, len(layouts), outputs[0]))
-    is_large = any(place.nbytes > _PIECE_NBYTES for step in steps for place in step.places)
-    if in_pieces and is_large:
-        steps = list(_pieces(steps, own, dict.fromkeys(over, outputs[0])))
     spans: dict[int, Span] = {}
     for i, step in enumerate(steps):
         for place in step.places:
@@ -284,57 +191,3 @@ def _over(steps: Sequence[Step], inputs: int, output: int) -> Iterator[int]:
             and (steps[at].is_elementwise or at not in found.get(number, ()))
         ):
             yield number
-
-
-def _pieces(steps: Sequence[Step], own: Iterable[int], alias: Mapping[int, int]) -> Iterator[Step]:
-    """Yield the steps, those that are done row by row a few rows at a time."""
-    found = _mentions(steps)
-    for start, run in _runs(steps, alias):
-        rows = run[0].rows
-        largest = max(place.nbytes for step in run for place in step.cut())
-        if len(run) < _SHORTEST_RUN or not rows or largest <= _PIECE_NBYTES:
-            yield from run
-            continue
-        within = range(start, start + len(run))
-        inside = {b for b in own if b in found and all(i in within for i in found[b])}
-        count = max(1, rows * _PIECE_NBYTES // largest)
-        # BLAS adds up the last rows of an odd count in another order.
-        count -= count % 8 if count > 8 else 0
-        for first in range(0, rows, count):
-            cut = [step.piece(first, min(rows, first + count), inside) for step in run]
-            yield from cut if count > 1 else _pieces(cut, inside, alias)
-
-
-def _runs(steps: Sequence[Step], alias: Mapping[int, int]) -> Iterator[tuple[int, list[Step]]]:
-    """Yield the steps in runs that have rows in common, and where each begins."""
-    run: list[Step] = []
-    start = 0
-    for i, step in enumerate(map(Step.merged, steps)):
-        longer = _joined(run, step, alias) if len(run) < _LONGEST_RUN else None
-        if longer is None:
-            if run:
-                yield start, run
-            start, longer = i, [step]
-        run = longer
-    if run:
-        yield start, run
-
-
-def _joined(run: list[Step], step: Step, alias: Mapping[int, int]) -> list[Step] | None:
-    """Return the run with the step; None if they are not done row by row together."""
-    if not run:
-        return [step]
-    counts = {run[0].rows, step.rows}
-    rows = min(counts)
-    longer = [*run, step]
-    if not rows or any(s.rows % rows or (s.rows > rows and not s.is_elementwise) for s in longer):
-        return None
-    longer = [s if s.rows == rows else s.each(lambda p: p.split(rows), 1) for s in longer]
-    written = {alias.get(s.places[-1].buffer, s.places[-1].buffer) for s in longer}
-    slots: dict[int, set[tuple[int, int] | None]] = {}
-    for s in longer:
-        for i, place in enumerate(s.places):
-            slot = None if i in s.fixed else place.slot(rows)
-            slots.setdefault(alias.get(place.buffer, place.buffer), set()).add(slot)
-    ok = all(len(slots[b]) == 1 and None not in slots[b] for b in written)
-    return longer if ok else None

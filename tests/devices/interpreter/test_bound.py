@@ -278,7 +278,7 @@ def test_bound_runs_side_by_side_have_memory_of_their_own() -> None:
         ("ReduceMean", {"keepdims": 0, "axes": [-1]}, [(3, 5000)]),
     ],
 )
-def test_arrays_larger_than_a_cache_are_bound_in_pieces(
+def test_arrays_larger_than_a_cache_are_bound(
     op_type: str, keywords: dict[str, Any], shapes: list[tuple[int, ...]]
 ) -> None:
     names = "xsb"[: len(shapes)]

@@ -25,7 +25,7 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def record(kernel: Any, x: np.ndarray, y: np.ndarray) -> Recording | None:
-    return recorder._record(kernel, [x], [True], [y], in_pieces=True)
+    return recorder._record(kernel, [x], [True], [y])
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 16, 70, 90), (9, 40, 300), (700, 900)])
@@ -33,7 +33,7 @@ def record(kernel: Any, x: np.ndarray, y: np.ndarray) -> Recording | None:
     "op_type", ["Gelu", "LogSoftmax", "Mish", "Selu", "Softmax", "Softplus", "Swish"]
 )
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pieces_of_any_size_give_what_the_kernel_gives_of_other_elements(
+def test_what_is_recorded_gives_what_the_kernel_gives_of_other_elements(
     op_type: str, shape: tuple[int, ...], channels_last: bool
 ) -> None:
     kernel = KERNELS.find("", op_type, 24)
