@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.in_place import IN_PLACE
+from devices.kernels.fused_activation import activate
 from devices.kernels.registry import op
 
 
@@ -26,5 +26,5 @@ def scale_shift_1(
     per_channel = (-1, *(1,) * (x.ndim - 2))
     y = x * scale.reshape(per_channel)
     y += shift.reshape(per_channel)
-    IN_PLACE[activation](xp, y, *activation_params)
+    activate(xp, y, activation, activation_params)
     return y

@@ -12,9 +12,6 @@ from devices.kernels.element_types import Array, Xp
 from devices.kernels.precision import wide
 from devices.kernels.window import Window
 
-#: Changes a block of the output in place; called as ``activate(xp, block)``.
-Activate = Callable[..., None]
-
 #: Bytes of columns to hold at once, so that large images take no memory many times their own.
 _COLUMN_BYTES = 1 << 21
 #: Columns below which a matrix product no longer pays for reading the weights.
@@ -29,12 +26,12 @@ def convolve(
     z: Array | None,
     window: Window,
     group: int,
-    activate: Activate,
+    finish: Callable[[Array], None] = lambda block: None,
 ) -> Array:
-    """Return ``activate(x convolved with w, + b, + z)`` of shape (N, M, *window.output).
+    """Return ``x convolved with w, + b, + z`` of shape (N, M, *window.output).
 
     x is (N, C, ...), w (M, C/group, ...) of its type, b (M), z of the output's shape.
-    ``activate(xp, y)`` changes a block of the output in place.
+    ``finish(block)`` changes blocks of the output in place at last.
     """
     n, m = x.shape[0], w.shape[0]
     shape = (n, m, *window.output)
@@ -55,7 +52,7 @@ def convolve(
                 block += b.reshape(m, *(1,) * len(window.output))
             if z is not None:
                 block += z[image, :, rows]
-            activate(xp, block)
+            finish(block)
     return y.astype(dtype, copy=False)
 
 

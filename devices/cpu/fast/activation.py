@@ -10,7 +10,7 @@ import numpy as np
 
 from devices.interpreter.calls import Call
 from devices.interpreter.stand_in import CLIP
-from devices.kernels.in_place import IN_PLACE
+from devices.kernels.fused_activation import activate
 
 
 def activation_calls(y: np.ndarray, activation: str, params: Sequence[float]) -> Iterator[Call]:
@@ -23,7 +23,7 @@ def activation_calls(y: np.ndarray, activation: str, params: Sequence[float]) ->
         yield from (partial(np.divide, y, step, y), partial(np.rint, y, y))
         yield from (_clip(y, low, high), partial(np.multiply, y, step, y))
     elif activation:
-        yield partial(IN_PLACE[activation], np, y, *params)
+        yield partial(activate, np, y, activation, params)
 
 
 def _clip(y: np.ndarray, low: float = -inf, high: float = inf) -> Call:
