@@ -15,6 +15,7 @@ from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.liveness import (
+    DeviceState,
     Heard,
     Liveness,
     MessagesLost,
@@ -27,19 +28,20 @@ from scheduler.client.liveness import (
     StaysAway,
     TimePassed,
     Unloaded,
+    Unreached,
 )
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.observe.observer import Observer
 from scheduler.universe.cluster import PlayedCluster, Watcher
 from scheduler.universe.device import PlayedDevice
 from scheduler.universe.world import Process, WorldClock, WorldEvent
-from scheduler.vocabulary.events import ClientEvent, StageOpened
+from scheduler.vocabulary.events import ClientEvent, DeviceLost, DeviceReturned, StageOpened
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Placement
 
 #: Seconds after which a call to a device's process has failed.
 _CALL_S: Final = 2.0
-#: Seconds between two looks at how long stages have run.
+#: Seconds between two looks at how long stages have run, and at nodes that are cut off.
 _LOOK_S: Final = 0.5
 
 
@@ -48,6 +50,9 @@ class PlayedDeployment(BaseDeployment):
 
     def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
         self._client = client
+        #: Devices that are lost now; those that have not heard where others are.
+        self.away: set[str] = set()
+        self.stale: set[str] = set()
         self.num_streams: dict[int, int] = {}
         devices = client.cluster.devices
         super().__init__(
@@ -62,6 +67,10 @@ class PlayedDeployment(BaseDeployment):
 
     def tell(self, event: ClientEvent) -> None:
         """Hand in what became of a device."""
+        if isinstance(event, DeviceLost):
+            self.away.add(event.device)
+        elif isinstance(event, DeviceReturned):
+            self.away.discard(event.device)
         self._runner.handle(event)
 
     def opened_on(self, device: str) -> list[StageOpened]:
@@ -196,6 +205,13 @@ class PlayedClient(Watcher):
         if is_watched and not self.cluster.is_heard(device.process, self.process):
             self._silent.add(device.address)
             self.see(Silent(self.world.now, device.address, self.cluster.timeout_s))
+            self._reach(device)
+
+    def _reach(self, device: PlayedDevice) -> None:
+        """While a silent device's node is cut off, say so."""
+        if device.address in self._silent and self.cluster.is_cut(device.process, self.process):
+            self.see(Unreached(self.world.now, device.address))
+            self.process.do(_LOOK_S, 0.0, self._reach, device)
 
     def _look_for_overdue(self) -> None:
         for device in list(self._watched.values()):
@@ -229,8 +245,22 @@ class PlayedClient(Watcher):
             elif not isinstance(order, StaysAway):
                 self.deployments.tell(order)
                 for deployment in self.deployments:
-                    if order.device in deployment.placement.devices:
+                    if order.device not in deployment.placement.devices:
+                        continue
+                    if isinstance(order, DeviceReturned) and order.device in deployment.stale:
+                        self.world.spawn(partial(self._reopen, deployment, order))
+                    else:
                         deployment.tell(order)
+
+    def _reopen(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
+        """Have a device that was cut off hear where others are before requests come to it."""
+        device = self.cluster.devices[order.device]
+        if not self._ask(device, partial(_open, device, deployment.opened_on(device.name))):
+            self.see(Silent(self.world.now, device.address, 0.0))
+            return
+        deployment.stale.discard(device.name)
+        if self._liveness.state(device.name) is DeviceState.LIVE:
+            deployment.tell(order)
 
     # What is done.
 
@@ -259,12 +289,15 @@ class PlayedClient(Watcher):
             deployment.move(name, device.address)
             if not self._ask(device, partial(_open, device, deployment.opened_on(name))):
                 return False
-            others = [self.cluster.devices[o] for o in deployment.placement.devices if o != name]
+            deployment.stale.discard(name)
+            others = [o for o in deployment.placement.devices if o != name]
+            deployment.stale |= deployment.away.intersection(others)
+            told = [self.cluster.devices[o] for o in others if o not in deployment.away]
             asked = [
                 self._call(other, partial(_open, other, deployment.opened_on(other.name)))
-                for other in others
+                for other in told
             ]
-            for other, answered in zip(others, asked, strict=True):
+            for other, answered in zip(told, asked, strict=True):
                 is_heard = self.cluster.is_heard(other.process, self.process)
                 if is_heard and not answered.wait(_CALL_S):
                     return False

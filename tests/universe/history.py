@@ -45,6 +45,8 @@ from tests.universe.threads import Threads, locks_of
 #: Virtual seconds in which all is answered once nothing goes wrong any more: a process may be
 #: stopped for 6 seconds yet, and a device be started after a pause of 10.
 HEALED_S = 30.0
+#: Of a long history so much more for each request: all may wait for one slow way.
+LATE_S = 0.2
 #: Seconds in which a request is answered then, and all that is let go of is freed.
 SOON_S = 10.0
 #: Turns that each other client may have while one waits: start-time fair queueing bounds the
@@ -338,6 +340,8 @@ class History:
             heal_s += share * max(model.mean_s for model in self.models)
         world.after(heal_s, self._heal)
         self._until_s = heal_s + HEALED_S
+        if self._is_long:  # as many wait as came
+            self._until_s += LATE_S * self.num_requests
         if draw.random() < self.faults.close:
             closing = draw.choice(self.models)
             world.after(draw.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
@@ -755,6 +759,7 @@ class History:
                 fine = (
                     not call.request.waits
                     or limits.waiting < 1024
+                    or self._is_long  # more may come than can wait
                     or limits.admission_timeout_s < 600
                 )
             case TensorError():
