@@ -42,6 +42,8 @@ _STAGES: Final = 4
 _TEXTS: Final = 4
 _DEVICES: Final = ("ORT.0", "ORT.1", "ORT.2")
 _ENDS: Final = [signal.SIGKILL, signal.SIGSTOP]
+#: Seconds in which texts come to a quarter.
+_BEGUN_S: Final = 120.0
 #: Seconds between two faults, in which a device is started again.
 _PAUSE_S: Final = 8.0
 #: Seconds of `count` tokens, the prompt's run left out.
@@ -223,7 +225,7 @@ def faults(folder: Path, count: int, tokens: int) -> list[dict[str, Any]]:
         executor: Any = core.executor
         for turn, (how, device) in enumerate(product(_ENDS * count, _DEVICES)):
             pid = executor._ask(executor._devices.device(device), "ping")
-            begun = threading.Barrier(_TEXTS + 1)
+            begun = threading.Barrier(_TEXTS + 1, timeout=_BEGUN_S)
             texts = [pool.submit(talk, compiled, p, tokens, begun.wait) for p in prompts]
             begun.wait()
             os.kill(pid, how)
