@@ -17,12 +17,14 @@ from devices.request.compiled_model import CompiledModel
 
 pytest.importorskip("onnxruntime")
 
+#: As it was first imported, whatever tests of missing modules left on the package.
+MODULE: Any = importlib.import_module("devices.ort.caches")
 STATES = {"past_key": "present_key", "past_value": "present_value"}
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.ort.caches._BLOCK", 4)
+    monkeypatch.setattr(MODULE, "_BLOCK", 4)
 
 
 def attention() -> onnx.ModelProto:
@@ -76,8 +78,8 @@ def test_a_cache_grows_in_place_as_a_session_grows_copies(
         made.append(room.array.shape[2])
         return room
 
-    room_of: Any = importlib.import_module("devices.ort.caches")._Room
-    monkeypatch.setattr("devices.ort.caches._Room", counted)
+    room_of: Any = MODULE._Room
+    monkeypatch.setattr(MODULE, "_Room", counted)
     peer = pytest.importorskip("onnxruntime").InferenceSession(attention().SerializeToString())
     caches = [np.zeros((1, 2, 0, 8), np.float32)] * 2
     rng = np.random.default_rng(3)

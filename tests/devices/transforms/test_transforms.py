@@ -112,7 +112,7 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
 
 MORE: dict[str, Any] = WEIGHTS | {
     "k1": floats(5, 4, 1, 1),
-    "b3": floats(4, 1, 1),
+    "b3": floats(4, 1, 1), "w6": floats(6, 6),
     "axes": np.array([0], np.int64),
     "first": np.array(0, np.int64),
     "minus": np.array([-1], np.int64), "one": np.float32(1),

@@ -191,7 +191,11 @@ def test_the_version_is_the_packages(shell: Shell) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
-    [n for n in EXAMPLES if n not in ("profile", "plan", "top") and not n.startswith("pool")],
+    [
+        n
+        for n in EXAMPLES
+        if n not in ("profile", "plan", "simulate", "top") and not n.startswith("pool")
+    ],
 )
 def test_the_help_ends_in_an_example_that_runs(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

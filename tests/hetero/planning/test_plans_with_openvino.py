@@ -150,7 +150,6 @@ def test_commands(files: tuple[str, str], arguments: tuple[str, ...]) -> None:
 
 def test_a_plan_says_at_which_shapes(core: hetero.Core) -> None:
     model = core.read_model(branches())
-    told = {}
     for given in ({}, {"x": [64, 3]}):
         config = {**QUICK, **({"PLAN_SHAPES": given} if given else {})}
         report = core.plan_model(model, LIST, config, affinity=PINS)
@@ -161,9 +160,10 @@ def test_a_plan_says_at_which_shapes(core: hetero.Core) -> None:
         assert f" | at x {shape} | " in document["verdict"]["sentence"]
         remarks = [lint for lint in document["lints"] if lint["code"] == "planned-shapes"]
         assert [f"planned at x {shape}" in r["message"] for r in remarks] == [True] * (not given)
-        told[shape[0]] = sum(wire["nbytes"] for wire in document["wires"])
+        # It may be cut elsewhere at each shape: these are float32 rows, of one length or another.
+        assert document["wires"]
+        assert all(wire["nbytes"] % (4 * shape[0]) == 0 for wire in document["wires"])
         assert not any(wire["open_dims"] for wire in document["wires"])
-    assert told[64] == 64 * told[1] > 0
 
 
 def test_a_report_of_a_plan_cuts_nothing_again(
