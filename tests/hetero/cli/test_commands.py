@@ -192,9 +192,9 @@ def test_the_version_is_the_packages(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        n
+        pytest.param(n, marks=pytest.mark.slow if n == "simulate" else ())
         for n in EXAMPLES
-        if n not in ("profile", "plan", "simulate", "top") and not n.startswith("pool")
+        if n not in ("profile", "plan", "top") and not n.startswith("pool")
     ],
 )
 def test_the_help_ends_in_an_example_that_runs(
