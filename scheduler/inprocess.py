@@ -85,7 +85,7 @@ class InProcessDeployment(BaseDeployment):
             num_streams[index] = self._load_stage(host, index, source, num_threads[stage.device])
             if self.known.includes(self.placement, index, source.model):
                 self.known.make(index, partial(host.make, self.key, index))
-        self.take(self.placement)
+        self.take()
         for stage in self.placement.stages:
             opened = self.opened(stage.index, num_streams[stage.index])
             self._devices[stage.device].open_stage(opened)

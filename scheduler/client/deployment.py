@@ -142,8 +142,11 @@ class BaseDeployment(ABC):
         self._constants = {name: constants[name] for name in wanted}
         #: They are not asked again, but for their times.
         self.known = KnownStages()
+        #: Stages are loaded while another placement may come.
+        self._taking = threading.Lock()
         self._inputs = frozenset(spec.name for spec in plan.inputs)
-        self.take(placement)
+        self.placement = placement
+        self.take()
         self._openings = itertools.count(1)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
@@ -301,11 +304,13 @@ class BaseDeployment(ABC):
         self.take(self.placement.extended(placement))
         return self.placement
 
-    def take(self, placement: Placement) -> None:
-        """Have requests take a placement, and its stages what is known."""
-        self.known.keep(len(placement.stages))
-        self._firsts = self._first_stages(placement)
-        self.placement = placement
+    def take(self, placement: Placement | None = None) -> None:
+        """Have requests take a placement, and its stages what is known; None: the present one."""
+        with self._taking:
+            placement = self.placement if placement is None else placement
+            self.known.keep(len(placement.stages))
+            self._firsts = self._first_stages(placement)
+            self.placement = placement
 
     def _first_stages(
         self, placement: Placement

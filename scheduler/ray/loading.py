@@ -52,7 +52,7 @@ class StageLoader:
             num_streams |= self._load(deployment, once or left)
             for stage in once:
                 known.make(stage.index, partial(deployment.make, stage.index))
-        deployment.take(deployment.placement)  # another may have come meanwhile
+        deployment.take()  # not `placement`: another may have come meanwhile
         return num_streams
 
     def _load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:

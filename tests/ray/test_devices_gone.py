@@ -132,6 +132,27 @@ def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
     assert [model({"x": X})[0].shape for model in kept]
 
 
+def test_a_placement_that_comes_while_a_device_is_loaded_again_stays(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor: Any = core.executor
+    before = {deployment.key for deployment in executor._deployments}
+    kept = [core.compile_model(branches(), name) for name in ("CPU.0", "CPU.1")]
+    mine, other = (each for each in executor._deployments if each.key not in before)
+    was, load = (mine.placement, mine.sources), executor._loader._load
+
+    def meanwhile(deployment: Any, stages: Any) -> Any:
+        mine.add(Remade(other.placement, other.sources, {}), other.devices, other.num_threads)
+        return load(deployment, stages)
+
+    monkeypatch.setattr(executor._loader, "_load", meanwhile)
+    executor._loader.load(mine, mine.placement.stages)
+    assert {stage.device for stage in mine.placement.stages} == {"CPU.0", "CPU.1"}
+    mine.take_back(*was)
+    for model in kept:
+        np.testing.assert_allclose(model({"x": X})[0], branches_output(X), rtol=1e-6)
+
+
 def test_devices_whose_node_is_back_start_side_by_side(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
