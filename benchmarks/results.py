@@ -27,7 +27,6 @@ ORDER = (
     "partition_scale", "planning", "prediction",
 )  # fmt: skip
 HEAD = """# Benchmarks
-
 `python -m benchmarks.NAME [--json]` runs one, beside a peer in the same run: shared machines drift, so ratios say more than times.
 `python -m benchmarks.results page` made this page and its picture of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4. ![Times over those of peers](benchmarks/results/ratios.svg)
 """  # noqa: E501 - a line of the page
@@ -80,7 +79,7 @@ def _section(result: Mapping[str, Any]) -> str:
     cells.insert(1, ["---"] * len(cells[0]))
     lines = "\n".join(f"| {' | '.join(line)} |" for line in cells)
     where = f"`{result['command']}`: {result['date']}, {result['machine']}, {result['commit']}."
-    return f"\n**{result['benchmark']}** {' '.join((where, result['note'])).strip()}\n\n{lines}\n"
+    return f"\n**{result['benchmark']}** {' '.join((where, result['note'])).strip()}\n{lines}\n"
 
 
 def kept() -> list[dict[str, Any]]:
