@@ -117,13 +117,19 @@ def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
         assert "joining" in devices._probes
 
 
+def one_each(core: hetero.Core) -> tuple[list[hetero.CompiledModel], list[Any]]:
+    """Return a model on each of two devices, and their deployments."""
+    deployments: Any = core.executor._deployments  # type: ignore[attr-defined]
+    before = {deployment.key for deployment in deployments}
+    compiled = [core.compile_model(branches(), name) for name in ("CPU.0", "CPU.1")]
+    return compiled, [each for each in deployments if each.key not in before]
+
+
 def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor: Any = core.executor
-    before = {deployment.key for deployment in executor._deployments}
-    kept = [core.compile_model(branches(), name) for name in ("CPU.0", "CPU.1")]
-    mine, other = (each for each in executor._deployments if each.key not in before)
+    kept, (mine, other) = one_each(core)
     assert set(mine.devices) == {"CPU.0"}
     monkeypatch.setattr(executor._loader, "load", lambda *_: {}["CPU.1 is lost"])
     with pytest.raises(KeyError):
@@ -136,9 +142,7 @@ def test_a_placement_that_comes_while_a_device_is_loaded_again_stays(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor: Any = core.executor
-    before = {deployment.key for deployment in executor._deployments}
-    kept = [core.compile_model(branches(), name) for name in ("CPU.0", "CPU.1")]
-    mine, other = (each for each in executor._deployments if each.key not in before)
+    kept, (mine, other) = one_each(core)
     was, load = (mine.placement, mine.sources), executor._loader._load
 
     def meanwhile(deployment: Any, stages: Any) -> Any:
