@@ -150,20 +150,6 @@ def _range_of(xp: Xp, x: Array) -> tuple[Array, Array]:
     return xp.minimum(xp.min(x), zero), xp.maximum(xp.max(x), zero)
 
 
-@op("DynamicFakeQuantize", since=1, domain="hetero")
-def dynamic_fake_quantize(xp: Xp, x: Array) -> tuple[Array, Array]:
-    """Return DynamicQuantizeLinear's integers less their zero point, as floats, and its scale.
-
-    Of a tensor of zeros, which any scale represents, the scale is the least one.
-    """
-    low, high = _range_of(xp, x)
-    scale = xp.maximum((high - low) / x.dtype.type(255), xp.finfo(x.dtype).tiny)
-    least = xp.rint(low / scale)
-    y = xp.asarray(x / scale)
-    xp.rint(y, out=y)
-    return xp.clip(y, least, least + x.dtype.type(255), out=y), scale
-
-
 @op("FakeQuantize", since=1, domain="hetero")
 def fake_quantize(xp: Xp, x: Array, *, scale: float, low: float, high: float) -> Array:
     """Return x rounded to multiples of `scale`, at least `low` and at most `high` times it."""
@@ -178,62 +164,18 @@ def fake_quantize(xp: Xp, x: Array, *, scale: float, low: float, high: float) ->
 _EXACT_TERMS: Final = 256
 
 
-def _integer_matmul(xp: Xp, a: Array, b: Array, terms: int = _EXACT_TERMS) -> Array:
+def _integer_matmul(xp: Xp, a: Array, b: Array) -> Array:
     """Return a @ b in int32, wrapping, of integers up to ±255 held in float32."""
-    y = xp.asarray(xp.matmul(a[..., :terms], _rows(b, 0, terms))).astype(xp.int32)
+    terms = _EXACT_TERMS
+    y = xp.asarray(xp.matmul(a[..., :terms], _rows(b, 0))).astype(xp.int32)
     for start in range(terms, a.shape[-1], terms):
-        block = xp.matmul(a[..., start : start + terms], _rows(b, start, terms))
-        y += block.astype(xp.int32)
+        y += xp.matmul(a[..., start : start + terms], _rows(b, start)).astype(xp.int32)
     return y
 
 
-def _rows(b: Array, start: int, terms: int) -> Array:
-    stop = start + terms
+def _rows(b: Array, start: int) -> Array:
+    stop = start + _EXACT_TERMS
     return b[start:stop] if b.ndim == 1 else b[..., start:stop, :]
-
-
-def exact_terms(b: Array) -> int:
-    """Return how many rows of b (..., K, N) times integers up to ±255 float32 adds exactly.
-
-    Either all of them, for no column's magnitudes add up to more than it holds, or what it holds
-    of whichever integers.
-    """
-    total = float(abs(b).sum(axis=-2).max()) if b.size else 0.0
-    return max(_EXACT_TERMS, b.shape[-2]) if total * 255 < 1 << 24 else _EXACT_TERMS
-
-
-@op("IntegerMatMul", since=1, domain="hetero")
-def integer_matmul(
-    xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None, *, terms: int, to_float: int = 0
-) -> Array:
-    """Return (a - a_zero_point) @ b in int32, b of integers up to ±255 held in float32.
-
-    float32 adds `terms` products exactly, which are all of them where the result is wanted
-    `to_float`.
-    """
-    _fit(a, b)
-    left = _shifted(xp, a, a_zero_point, xp.float32, rows=True)
-    return xp.matmul(left, b) if to_float else _integer_matmul(xp, left, b, terms)
-
-
-@op("ScaledMatMul", since=1, domain="hetero")
-def scaled_matmul(
-    xp: Xp, a: Array, b: Array, a_scale: Array, b_scale: Array, c: Array | None = None, *,
-    terms: int,
-) -> Array:  # fmt: skip
-    """Return a @ b * (a_scale * b_scale) + c, a and b of integers up to ±255, a's in float32.
-
-    float32 adds `terms` products exactly.
-    """
-    _fit(a, b)
-    b = b.astype(a.dtype, copy=False)
-    y = xp.asarray(xp.matmul(a[..., :terms], _rows(b, 0, terms)))
-    for start in range(terms, a.shape[-1], terms):
-        y += xp.matmul(a[..., start : start + terms], _rows(b, start, terms))
-    y *= a_scale * b_scale
-    if c is not None:
-        y += c
-    return y
 
 
 def _shifted(xp: Xp, x: Array, zero_point: Array | None, dtype: Any, rows: bool = False) -> Array:

@@ -15,7 +15,6 @@ from devices.transforms.dead_nodes import remove_dead_nodes
 from devices.transforms.gelu import fuse_gelu
 from devices.transforms.identities import eliminate_identities
 from devices.transforms.inline_functions import inline_functions
-from devices.transforms.integer_products import fuse_dynamic_matmul, fuse_integer_matmul
 from devices.transforms.layer_norm import fuse_layer_norm
 from devices.transforms.literals import literals_to_constants
 from devices.transforms.quantized import fuse_fake_quantize, quantize_once
@@ -45,8 +44,6 @@ THEN: Final = (
     Pass(remove_dead_nodes, oldest_opset=0),
     Pass(fuse_fake_quantize, oldest_opset=10),
     Pass(quantize_once, oldest_opset=10),
-    Pass(fuse_dynamic_matmul, oldest_opset=11),
-    Pass(fuse_integer_matmul, oldest_opset=10),
     Pass(fold_batchnorm_into_conv),
     Pass(fuse_scale_shift),
     Pass(fuse_layer_norm),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, helper
 
-from devices.kernels.quantize import exact_terms
 from tests.support.quantized import RNG, bytes_of, kinds, plain, run_cpu, weights_of
 from tests.support.small_models import make_model
 
@@ -159,16 +158,9 @@ def test_integer_products_of_constant_weights_are_exact(
     nodes += [helper.make_node("Cast", ["p"], ["y"], to=1)] if cast else []
     constants = {"w": w, "x_zero": np.uint8(0), "w_zero": np.int8(-1)}
     model = make_model(nodes, {"x": x}, ["y" if cast else "p"], constants)
-    assert kinds(model)[0] == "IntegerMatMul"
     (ours,) = run_cpu(model, {"x": x})
     assert ours.dtype == (np.float32 if cast else np.int32)
     assert np.array_equal(ours, x.astype(int) @ (w.astype(int) + 1))
-
-
-def test_exact_terms_are_what_float32_holds() -> None:
-    assert exact_terms(np.full((512, 2), 127, np.float32)) == 512
-    assert exact_terms(np.full((600, 2), 127, np.float32)) == 256
-    assert exact_terms(np.zeros((3, 0), np.float32)) == 256
 
 
 def dynamic(bias: bool = True) -> list[NodeProto]:
@@ -198,8 +190,6 @@ def test_layers_whose_activations_are_quantised_in_the_run_stay_floats_throughou
         "w_scale": np.linspace(0.01, 0.03, columns, dtype=np.float32),
     }  # fmt: skip
     model = make_model(dynamic(bias), {"x": x}, ["y"], constants)
-    assert kinds(model) == ["DynamicFakeQuantize", "ScaledMatMul"]
-    # float32 rounds once for each part whose sum it holds exactly.
     (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
 
@@ -210,20 +200,6 @@ def test_floats_are_spread_as_in_the_specification(row: list[float]) -> None:
     constants = {"w": np.eye(16, dtype=np.int8), "w_zero": np.int8(0), "w_scale": np.float32(1)}
     model = make_model(dynamic(bias=False), {"x": x}, ["y"], constants)
     assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
-
-
-@pytest.mark.parametrize("seen", ["q", "s", "z", "unit", "m"])
-def test_integers_that_others_read_stay(seen: str) -> None:
-    x = RNG.standard_normal((3, 8)).astype(np.float32)
-    constants = {
-        "w": weights_of(np.int8, 8, 5), "w_zero": np.int8(0), "w_scale": np.float32(0.01),
-        "b": np.ones(5, np.float32),
-    }  # fmt: skip
-    model = make_model(dynamic(), {"x": x}, ["y", seen], constants)
-    assert ("ScaledMatMul" in kinds(model)) == (seen == "m")
-    for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
@@ -253,7 +229,6 @@ def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
 @pytest.mark.parametrize("group", [1, 6])
 def test_convolutions_whose_activations_are_quantised_in_the_run_are_floats(group: int) -> None:
     model, x = dynamic_convolution(group)
-    assert {"DynamicFakeQuantize", "ChannelsLastConv"} < {*kinds(model)}
     (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
