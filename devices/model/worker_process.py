@@ -51,10 +51,11 @@ class WorkerProcess:
 
     def __init__(self, function: str, paths: Sequence[str], *, isolated: bool = False) -> None:
         flags = ["-I", *(["-S"] if isolated else [])]
-        program = str(Path(worker_program.__file__))
-        self._command = [sys.executable, *flags, program, function, *paths]
+        self._command = [sys.executable, *flags, str(Path(worker_program.__file__))]
+        self._arguments = [function, *paths]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._life = -1
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._end)
 
@@ -74,31 +75,44 @@ class WorkerProcess:
             until_s = time.monotonic() + _WAIT_S + _WAIT * time_s
             try:
                 answer = _exchange(process, head + request, until_s)
+            except TimeoutError:
+                self._end()
+                return Ended("it took too long")
             except BaseException:  # an answer that comes later is not the next request's
                 self._end()
                 raise
-            return Ended(self._end()) if answer is None else answer
+            return Ended(self._end(_WAIT_S)) if answer is None else answer
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # where native code says why it ends
-            start_new_session=True,  # Ctrl-C is for the user's process alone
-        )
+        watched, self._life = os.pipe()
+        try:
+            return subprocess.Popen(
+                [*self._command, str(watched), *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # where native code says why it ends
+                pass_fds=[watched],
+                start_new_session=True,  # Ctrl-C is for the user's process alone
+            )
+        except BaseException:
+            os.close(self._life)
+            raise
+        finally:
+            os.close(watched)
 
-    def _end(self) -> str:
-        """End the process and return how it ended: by itself, where it did."""
+    def _end(self, wait_s: float = 0) -> str:
+        """End the process, unless it ends by itself so soon, and return how it ended."""
         process, self._process = self._process, None
         if process is None:
             return "it had ended"
         with process:
             try:
-                status = process.wait(0.1)  # one that crashed is about to be gone
+                status = process.wait(wait_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 return "it took too long"
+            finally:
+                os.close(self._life)
         by_time = status == -signal.SIGXCPU
         named = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return "it took too long" if by_time else f"its process ended with {named}"
@@ -109,10 +123,14 @@ class WorkerProcess:
         if self._process is not None:
             self._process.returncode = 0  # as far as this process is concerned
             self._process = None
+            os.close(self._life)
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes, until_s: float) -> bytes | None:
-    """Send a request and return the answer; None where the process ends or time does."""
+    """Send a request and return the answer; None where the process ends before.
+
+    Raises TimeoutError where time does.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -125,13 +143,13 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes, until_s: float) 
 
 
 def _read(file: int, nbytes: int, until_s: float) -> bytes | None:
-    """Read so many bytes from a pipe; None where it ends before, or time does."""
+    """Read so many bytes from a pipe; None where it ends before."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
     found = bytearray()
     while len(found) < nbytes:
         if not poll.poll(max(0, until_s - time.monotonic()) * 1000):
-            return None
+            raise TimeoutError
         part = os.read(file, nbytes - len(found))
         if not part:
             return None

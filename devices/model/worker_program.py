@@ -34,7 +34,10 @@ def _limit(memory_nbytes: int, time_s: float) -> None:
 
 def main() -> None:
     """Answer requests until there are no more."""
-    function, *paths = sys.argv[1:]
+    watched, function, *paths = sys.argv[1:]
+    # The end of whoever asks, who never writes to this pipe, is a signal that ends this process.
+    fcntl.fcntl(int(watched), fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(int(watched), fcntl.F_SETFL, os.O_ASYNC)
     sys.path += [path for path in paths if path not in sys.path]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests = sys.stdin.buffer
@@ -43,19 +46,14 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     module, _, name = function.partition(":")
     answer_to = getattr(importlib.import_module(module), name)
-    # While it computes, the end of whoever asked is a signal that ends it.
-    fcntl.fcntl(requests, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(requests, fcntl.F_GETFL)
     while head := requests.read(24):
         nbytes, memory_nbytes, time_s = struct.unpack("<QQd", head)
         request = requests.read(nbytes)
-        fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
         _limit(memory_nbytes, time_s)
         try:
             answer = answer_to(request)
         except MemoryError:
             return
-        fcntl.fcntl(requests, fcntl.F_SETFL, flags)
         answers.write(struct.pack("<Q", len(answer)) + answer)
         answers.flush()
 

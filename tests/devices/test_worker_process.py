@@ -1,9 +1,12 @@
 """Questions that crash, hang or grow end the process that is asked, and nothing else."""
 
+import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
@@ -51,6 +54,23 @@ def test_it_stays_warm(worker):
     process = worker._process
     assert worker.ask(b"again", **LIMITS) == b"again"
     assert worker._process is process
+
+
+def test_a_request_that_comes_while_it_computes_does_not_end_it(worker, tmp_path):
+    worker.ask(b"well", **LIMITS)
+    started = tmp_path / "started"
+
+    def next_request():
+        deadline = time.monotonic() + 60
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        worker._process.stdin.write(struct.pack("<QQd", 4, 2**30, 1.0) + b"next")
+        worker._process.stdin.flush()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(next_request)
+        assert worker.ask(os.fsencode(started), **LIMITS) == os.fsencode(started)
+    worker._end()  # whose next answer would be to the request above
 
 
 SCRIPT = """
