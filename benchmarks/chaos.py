@@ -46,6 +46,7 @@ def _here(options: argparse.Namespace) -> None:
     from benchmarks.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
 
     node = {"num_cpus": 1}
+    (Path(tempfile.gettempdir()) / "ray").mkdir(exist_ok=True)  # Ray notes there which is the last
     cluster = Cluster(
         initialize_head=True,
         head_node_args={**node, "include_dashboard": False, "temp_dir": options.here},

@@ -4,10 +4,15 @@ Each choice raises every live route's credit by its share, and the chosen one pa
 A request is expected to be done when what runs on its route is, and its own turn has come by the
 shares. So while little runs, requests are spread as evenly as whole requests can be (of equal
 routes, in turn); and a route on which requests pile up is passed by until it has caught up.
+
+Credits are not raised one by one: they follow from a time that passes with each choice, in which
+each route has its turn. The next route is the first of a heap; as time alone can put one off,
+a place in it that is out of date is too early, and is mended when it comes up.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -20,11 +25,19 @@ class _Way:
     devices: frozenset[str]
     share: float
     #: How many stages' runs, and outputs of the model, make an answer whole.
-    num_stages: int = 0
-    num_outputs: int = 0
+    num_stages: int
+    num_outputs: int
+    #: When its turn is: what it has earned by its share since, and not been given, is its credit.
+    turn: float
     num_running: int = 0
-    #: What it has earned by its share and not been given; at most one request either way.
-    credit: float = 0.0
+    #: Its place in the heap.
+    due: float = 0.0
+
+    def due_at(self, now: float) -> float:
+        """Return when a request would be done; its credit is one request at most."""
+        # Sums of shares differ by rounding; what is that near is equal.
+        turn = max(self.turn, now - 1 / self.share)
+        return round(turn + (1 + self.num_running) / self.share, 9)
 
 
 class Routes:
@@ -34,6 +47,8 @@ class Routes:
         self._ways: list[_Way] = []
         #: Why a device is away, the first to go first.
         self._away: dict[str, DeviceLost | DeviceGone] = {}
+        #: Passes by one request of all live routes together.
+        self._now = 0.0
         self.add(routes)
 
     def add(self, routes: Sequence[Route]) -> None:
@@ -42,19 +57,34 @@ class Routes:
             plan = route.plan
             made = {name for stage in plan.stages for name in stage.outputs}
             num_outputs = len(made.intersection(plan.output_names)) if route.stages else 0
-            self._ways.append(
-                _Way(frozenset(plan.devices), route.share, len(route.stages), num_outputs)
-            )
+            devices, num_stages = frozenset(plan.devices), len(route.stages)
+            self._ways.append(_Way(devices, route.share, num_stages, num_outputs, self._now))
         self.count = len(self._ways)
-        self._all = list(range(self.count))
+        self._lay_out()
 
     def lose(self, event: DeviceLost | DeviceGone) -> None:
         """Take note that a device is away."""
         self._away[event.device] = event
+        self._lay_out()
 
     def regain(self, device: str) -> None:
         """Take note that a device is back."""
         self._away.pop(device, None)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Put the routes that have all their devices in order."""
+        away, ways = self._away.keys(), enumerate(self._ways)
+        self._live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
+        self._share = sum(way.share for way in self._live.values())
+        self._heap: list[tuple[float, int]] = []
+        for number in self._live:
+            self._put(number)
+
+    def _put(self, number: int) -> None:
+        way = self._ways[number]
+        way.due = way.due_at(self._now)
+        heapq.heappush(self._heap, (way.due, number))
 
     def uses(self, route: int, device: str) -> bool:
         """Whether a route needs a device."""
@@ -66,7 +96,10 @@ class Routes:
 
     def end(self, route: int) -> None:
         """Count it no longer."""
-        self._ways[route].num_running -= 1
+        way = self._ways[route]
+        way.num_running -= 1
+        if self.count > 1 and route in self._live and way.due_at(self._now) < way.due:
+            self._put(route)
 
     def is_whole(self, route: int, num_runs: int, num_outputs: int) -> bool:
         """Whether so many stages' runs and outputs are all of an attempt on a route."""
@@ -79,7 +112,7 @@ class Routes:
 
     def is_any_live(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has all its devices."""
-        return bool(self._live(but) if but or self._away else self._all)
+        return any(number not in but for number in self._live) if but else bool(self._live)
 
     def may_come(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has lost no device for good."""
@@ -91,41 +124,51 @@ class Routes:
 
     def why_away(self) -> DeviceLost | DeviceGone | None:
         """Return why no route is live: for good, if one is; None if one is live."""
+        if self._live:
+            return None
         needed = {device for way in self._ways for device in way.devices}
         causes = [event for device, event in self._away.items() if device in needed]
-        gone = [event for event in causes if isinstance(event, DeviceGone)]
-        return None if self._live() else (gone or causes)[0]
+        return next((e for e in causes if isinstance(e, DeviceGone)), causes[0])
 
     def choose(self, but: Collection[int] = (), near: frozenset[str] = frozenset()) -> int | None:
         """Return the live route, none of `but`, to take next; None where there is none.
 
         `near`: devices that it is to have, and if it can be no others.
         """
-        live = self._live(but) if but or self._away else self._all
-        if near and len(live) > 1:
-            far = {
-                n: (len(near - has), len(has - near))
-                for n in live
-                for has in (self._ways[n].devices,)
-            }
-            live = [n for n in live if far[n] == min(far.values())]
-        if len(live) < 2:
-            return live[0] if live else None
-        total = sum(self._ways[number].share for number in live)
-        for number in live:
-            way = self._ways[number]
-            way.credit = min(1.0, way.credit + way.share / total)
-        # Sums of shares differ by rounding; what is that near is equal.
-        due = {n: (1 + w.num_running - w.credit) / w.share for n in live for w in (self._ways[n],)}
-        soonest = min(due.values()) * (1 + 1e-9) + 1e-9
-        chosen = next(number for number in live if due[number] <= soonest)
+        if not self.is_any_live(but):
+            return None
+        if self.count == 1:
+            return 0
+        self._now += 1 / self._share
+        chosen = self._nearest(but, near) if near else self._first(but)
         way = self._ways[chosen]
-        way.credit = max(-1.0, way.credit - 1.0)
+        # It pays a request, and owes one at most.
+        way.turn = min(max(way.turn + 1 / way.share, self._now), self._now + 1 / way.share)
+        self._put(chosen)
         return chosen
 
-    def _live(self, but: Collection[int] = ()) -> list[int]:
-        return [
-            number
-            for number, way in enumerate(self._ways)
-            if number not in but and self._away.keys().isdisjoint(way.devices)
-        ]
+    def _first(self, but: Collection[int]) -> int:
+        """Return the route that is due first."""
+        passed: list[int] = []
+        while True:
+            due, number = heapq.heappop(self._heap)
+            way = self._ways[number]
+            if due != way.due:
+                continue  # it has another place
+            if number in but:
+                passed.append(number)
+            elif way.due_at(self._now) > due:
+                self._put(number)
+            else:
+                break
+        for other in passed:
+            self._put(other)
+        return number
+
+    def _nearest(self, but: Collection[int], near: frozenset[str]) -> int:
+        def rank(number: int) -> tuple[int, int, float, int]:
+            way = self._ways[number]
+            far, more = len(near - way.devices), len(way.devices - near)
+            return far, more, way.due_at(self._now), number
+
+        return min((number for number in self._live if number not in but), key=rank)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -99,6 +101,29 @@ def test_idle_routes_get_their_shares(shares: list[int]) -> None:
     got = Counter(routes.choose() for _ in range(count))
     for number, part in enumerate(shares):
         assert abs(got[number] - 20 * part) <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_route_that_is_due_first_is_chosen(seed: int) -> None:
+    """As found by looking at the credit of each, in whole numbers; the last route is stuck."""
+    random = Random(seed)
+    shares = [random.choice((1, 2, 4)) for _ in range(random.randint(2, 6))]
+    routes = Routes([route(str(i), share=part) for i, part in enumerate(shares)])
+    numbers = range(len(shares))
+    credit, running = [Fraction(0) for _ in numbers], [0 for _ in numbers]
+    for _ in range(300):
+        for number in numbers[:-1]:
+            if running[number] and random.random() < 0.6:
+                routes.end(number)
+                running[number] -= 1
+        but = random.choice(((), (), (random.choice(numbers),)))
+        credit = [min(Fraction(1), credit[i] + Fraction(shares[i], sum(shares))) for i in numbers]
+        due = [((1 + running[i] - credit[i]) / shares[i], i) for i in numbers if i not in but]
+        chosen = min(due)[1]
+        assert routes.choose(but) == chosen
+        credit[chosen] = max(Fraction(-1), credit[chosen] - 1)
+        routes.begin(chosen)
+        running[chosen] += 1
 
 
 def test_a_route_on_which_requests_pile_up_is_passed_by() -> None:
