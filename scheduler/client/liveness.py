@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Final
 
 from scheduler.vocabulary.events import DeviceEnded, DeviceGone, DeviceLost, DeviceReturned
@@ -201,12 +202,8 @@ class Liveness:
         self._devices: dict[str, _Device] = {}
         #: Address -> device, for the present addresses.
         self._at: dict[str, _Device] = {}
-
-    @property
-    def next_time_s(self) -> float | None:
-        """When `TimePassed` is wanted next, or None."""
-        times = [time for d in self._devices.values() for time in (d.restart_s, d.away_s)]
-        return min((time for time in times if time is not None), default=None)
+        #: When `TimePassed` is wanted next: before, there is nothing to look at.
+        self.next_time_s = inf
 
     def state(self, device: str) -> DeviceState | None:
         """Return how a device is; None for one that was never started."""
@@ -218,7 +215,7 @@ class Liveness:
             case Started():
                 return self._start(seen)
             case TimePassed(now_s):
-                return [order for d in self._devices.values() for order in self._wait(d, now_s)]
+                return self._look(now_s) if now_s >= self.next_time_s else []
             case StartFailed(now_s, name, cause, forever):
                 device = self._devices.get(name)
                 if device is None or device.state is not _S.RESTARTING:
@@ -249,6 +246,18 @@ class Liveness:
             case ProcessEnded(now_s, _, cause):
                 return self._end(device, now_s, cause)
 
+    def _look(self, now_s: float) -> list[Order]:
+        devices = self._devices.values()
+        orders = [order for device in devices for order in self._wait(device, now_s)]
+        times = [time for device in devices for time in (device.restart_s, device.away_s)]
+        self.next_time_s = min((time for time in times if time is not None), default=inf)
+        return orders
+
+    def _by(self, time_s: float) -> float:
+        """Have the devices looked at by then."""
+        self.next_time_s = min(self.next_time_s, time_s)
+        return time_s
+
     def _start(self, seen: Started) -> list[Order]:
         device = self._devices.setdefault(
             seen.device, _Device(seen.device, seen.node, seen.address)
@@ -265,14 +274,14 @@ class Liveness:
         if device.state is not _S.LIVE:
             return []
         device.state, device.cause = _S.SILENT, cause
-        device.restart_s = now_s + self._device_timeout_s
+        device.restart_s = self._by(now_s + self._device_timeout_s)
         return [self._lost(device, now_s, cause, may_live=True)]
 
     def _do_without(self, device: _Device, now_s: float) -> list[Order]:
         """Have clients go round a device that is cut off; it may be there yet, with its stages."""
         if device.state is not _S.SILENT:
             return []
-        device.restart_s = now_s + self._device_timeout_s
+        device.restart_s = self._by(now_s + self._device_timeout_s)
         return [StaysAway(now_s, device.name, device.node, device.cause)]
 
     def _hear(self, device: _Device, now_s: float, overdue_s: float) -> list[Order]:
@@ -295,14 +304,14 @@ class Liveness:
             orders.append(DeviceEnded(now_s, device.name))
         del self._at[device.address]
         device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
-        device.away_s = now_s + _AWAY_S
+        device.away_s = self._by(now_s + _AWAY_S)
         return orders + self._again(device, now_s)
 
     def _again(self, device: _Device, now_s: float) -> list[Order]:
         """Start a device now, or after a pause that grows with each start in a row."""
         pause_s = _PAUSE_S * 2 ** min(device.num_starts - 1, 10) if device.num_starts else 0.0
         device.num_starts += 1
-        device.restart_s = now_s + min(pause_s, _LONGEST_PAUSE_S)
+        device.restart_s = self._by(now_s + min(pause_s, _LONGEST_PAUSE_S))
         return self._restart(device, now_s)
 
     def _wait(self, device: _Device, now_s: float) -> list[Order]:

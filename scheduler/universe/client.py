@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from scheduler.channels.shared import SharedChannel
@@ -233,7 +234,7 @@ class PlayedClient(Watcher):
             self._see(TimePassed(self.world.now))
         self._is_seeing = False
         due_s = self._liveness.next_time_s
-        if due_s is not None:
+        if due_s < inf:
             late_s = max(0.0, due_s - self.world.now)
             self.process.do(late_s, 0.0, self.see, TimePassed(self.world.now + late_s))
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,6 +112,12 @@ def story(flow: Flow, faults: list[tuple[float, str]]) -> dict[str, Any]:
     time.sleep(10)
     flow.stop(TIMEOUT_S + 10)
     found = result(flow, faults, time.monotonic())
+    ends = sorted(end_s for _, end_s in flow.answers)
+    gaps = [(later - end_s, later) for end_s, later in pairwise(ends)]
+    found["longest_gaps_s"] = {
+        kind: round(max((gap for gap, later_s in gaps if later_s > at_s), default=inf), 3)
+        for at_s, kind in faults
+    }
     found["recovery_s"] = {
         kind: result(flow, [(at_s, kind)], time.monotonic())["recovery_max_s"]
         for at_s, kind in faults
@@ -132,8 +141,8 @@ def cut(network: Network) -> dict[str, Any]:
     with core.compile_model(model(), "HETERO:TOY.1,NULL.1", CONFIG) as on_second:
         ask(on_second, PATIENCE_S)
         time.sleep(2)
-        begun_s = time.monotonic()
         network.cut(2)
+        begun_s = time.monotonic()
         short = ended(on_second)
         time.sleep(max(0.0, CUT_S - (time.monotonic() - begun_s)))
         network.heal(2)
@@ -142,16 +151,39 @@ def cut(network: Network) -> dict[str, Any]:
     return {**found, "short": short}
 
 
-def half_cut(network: Network) -> dict[str, Any]:
-    """Nothing reaches a host that has a stage, though what it sends arrives."""
+def half_cut(network: Network, lose: Callable[[Network, int], None]) -> dict[str, Any]:
+    """Nothing reaches a host that has a stage, or nothing that it sends arrives."""
     core = cluster(network, 3)
     flow = start_flow(core, PLACES)
     time.sleep(2)
+    lose(network, 2)
     begun_s = time.monotonic()
-    network.deafen(2)
     time.sleep(CUT_S)
     network.restore(2)
     return story(flow, [(begun_s, "half cut"), (time.monotonic(), "healed")])
+
+
+def deaf(network: Network) -> dict[str, Any]:
+    return half_cut(network, Network.deafen)
+
+
+def mute(network: Network) -> dict[str, Any]:
+    return half_cut(network, Network.mute)
+
+
+def slow(network: Network) -> dict[str, Any]:
+    """A host that has a stage mostly stands still, and its link delays what goes by it."""
+    core = cluster(network, 3)
+    flow = start_flow(core, PLACES)
+    network.spoil(2, 0.0, 0.5)
+    time.sleep(2)
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + CUT_S:
+        network.signal(2, signal.SIGSTOP)
+        time.sleep(3.0)
+        network.signal(2, signal.SIGCONT)
+        time.sleep(0.3)
+    return story(flow, [(begun_s, "slow"), (time.monotonic(), "well")])
 
 
 def lossy(network: Network) -> dict[str, Any]:
@@ -262,7 +294,9 @@ def added(network: Network) -> dict[str, Any]:
 
 SCENARIOS: Final[dict[str, Callable[[Network], dict[str, Any]]]] = {
     scenario.__name__: scenario
-    for scenario in (everywhere, cut, half_cut, lossy, flapping, killed, added, head_cut, head_away)
+    for scenario in (
+        *(everywhere, cut, deaf, mute, slow, lossy, flapping, killed, added, head_cut, head_away),
+    )
 }
 
 

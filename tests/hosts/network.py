@@ -92,14 +92,26 @@ class Network:
         _ip(*rules, "add", "pref", "9", "lookup", "local")
         _ip(*rules, "del", "pref", "0")  # what is for the host itself comes first no longer
 
+    def mute(self, host: int) -> None:
+        """Lose all that a host sends to others, and nothing that reaches it."""
+        _ip("-n", self._space(host), "rule", "add", "pref", "5", "iif", "lo", "blackhole")
+
     def restore(self, host: int) -> None:
-        """Undo `deafen`."""
+        """Undo `deafen` or `mute`."""
         _ip("-n", self._space(host), "rule", "del", "pref", "5")
+
+    def signal(self, host: int | str, number: int) -> bool:
+        """Send a signal to every process on a host; whether there are any."""
+        pids = _ip("netns", "pids", self._space(host)).split()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), number)
+        return bool(pids)
 
     def kill(self, host: int) -> None:
         """Take a host's power: it says nothing more to anybody."""
         self.cut(host)
-        _end_processes(self._space(host))
+        self._end_processes(host)
 
     def open(self) -> None:
         """Make the switch."""
@@ -111,11 +123,15 @@ class Network:
 
     def close(self) -> None:
         """End every process on the hosts, and the hosts; again is harmless."""
-        spaces = [name for name in _spaces() if name.startswith(f"{self.name}-")]
-        for space in spaces:
-            _end_processes(space)
-            _ip("netns", "delete", space)
+        for space in _spaces():
+            if space.startswith(f"{self.name}-"):
+                self._end_processes(space.removeprefix(f"{self.name}-"))
+                _ip("netns", "delete", space)
         shutil.rmtree(self.folder(), ignore_errors=True)
+
+    def _end_processes(self, host: int | str) -> None:
+        while self.signal(host, signal.SIGKILL):
+            time.sleep(0.05)  # they may have started others meanwhile
 
     def _space(self, what: int | str) -> str:
         return f"{self.name}-{what}"
@@ -169,14 +185,6 @@ def _started(pid: int) -> str:
 def _spaces() -> list[str]:
     lines = _ip("netns", "list").splitlines()
     return [line.split()[0] for line in lines if line]
-
-
-def _end_processes(space: str) -> None:
-    while pids := _ip("netns", "pids", space).split():
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        time.sleep(0.05)  # they may have started others meanwhile
 
 
 def _ip(*arguments: str) -> str:

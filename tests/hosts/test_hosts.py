@@ -81,13 +81,15 @@ def test_no_answer_is_lost_when_a_link_is_cut_and_healed(run: Run) -> None:
     found = run("cut")
     nothing_amiss(found)
     assert found["recovery_s"]["healed"] < RECOVERY_S
-    assert found["recovery_s"]["cut"] < CUT_S  # others go on before it is healed
+    assert found["longest_gaps_s"]["cut"] < CUT_S  # others go on before it is healed
 
 
-def test_no_answer_is_lost_when_a_host_hears_nothing_for_a_while(run: Run) -> None:
-    found = run("half_cut")
+@pytest.mark.parametrize("scenario", ["deaf", "mute", "slow"])
+def test_no_answer_is_lost_when_a_host_is_half_cut_or_slow(run: Run, scenario: str) -> None:
+    found = run(scenario)
     nothing_amiss(found)
-    assert found["recovery_s"]["healed"] < RECOVERY_S
+    assert max(found["recovery_s"].values()) < RECOVERY_S
+    assert max(found["longest_gaps_s"].values()) < CUT_S  # others go on meanwhile
 
 
 def test_no_answer_is_lost_when_a_link_is_cut_again_and_again(run: Run) -> None:
