@@ -229,7 +229,13 @@ RESERVED = {
     "click": ["hetero/cli/*.py"],
     "PIL": ["hetero/cli/pictures.py"],
     "tokenizers": ["hetero/generate/text.py"],
-    "prometheus_client": ["hetero/observe/exposition.py"],
+    "prometheus_client": [
+        *(
+            "scheduler/observe/metrics.py",
+            "hetero/observe/exposition.py",
+            "hetero/serve/metrics.py",
+        ),
+    ],
     "uvicorn": ["hetero/serve/*.py"],
     "httptools": ["hetero/serve/*.py"],
     "orjson": ["hetero/serve/*.py"],

@@ -16,7 +16,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from devices.errors import HeteroError
-from scheduler.observe.metrics import Family
 
 #: Seconds that someone who connects may take to say what is wanted.
 _PATIENCE_S: Final = 10.0
@@ -24,9 +23,9 @@ _PATIENCE_S: Final = 10.0
 MOST_CONNECTIONS: Final = 32
 
 
-def write_text(families: Iterable[Family]) -> str:
+def write_text(families: Iterable[Metric]) -> str:
     """Return metrics as text."""
-    registry: Any = SimpleNamespace(collect=lambda: map(_metric, families))
+    registry: Any = SimpleNamespace(collect=lambda: families)
     return generate_latest(registry).decode()
 
 
@@ -93,11 +92,3 @@ def _answer(text: Callable[[], str], start: Callable[..., Any]) -> list[bytes]:
         status, kind, body = "503 no metrics now", "text/plain; charset=utf-8", str(error)
     start(status, [("Content-Type", kind)])
     return [body.encode()]
-
-
-def _metric(family: Family) -> Metric:
-    name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-    metric = Metric(name, family.help, family.kind)
-    for sample in family.samples:
-        metric.add_sample(family.name + sample.suffix, dict(sample.labels), float(sample.value))
-    return metric

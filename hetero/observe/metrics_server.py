@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from devices.errors import ArgumentError
 from scheduler.observe.load import Load
-from scheduler.observe.metrics import Metrics
 from scheduler.observe.observer import Observer
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ class MetricsServer:
     def __init__(
         self, observers: list[Observer], load: Callable[[], Load], host: str, port: int
     ) -> None:
+        from scheduler.observe.metrics import Metrics  # its library takes long to load
+
         self._observers = observers
         self._metrics = Metrics(load)
         self._host, self._port = host, port

@@ -1,17 +1,17 @@
 """Metrics: counters of requests and stages as they end, and what waits and runs at the moment.
 
-Times are in seconds and sizes in bytes, by Prometheus' conventions.
+Times are in seconds and sizes in bytes, by Prometheus' conventions and with its own library.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import Metric
 
 from scheduler.observe.load import Load
 from scheduler.observe.observer import DeviceEvent, ObservedRequest
@@ -23,46 +23,7 @@ BOUNDS_S: Final = (
     *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-
-
-class Sample(NamedTuple):
-    """One number; `suffix` is what its name has after the family's."""
-
-    labels: Mapping[str, str]
-    value: float
-    suffix: str = ""
-
-
-class Family(NamedTuple):
-    """Numbers of one name; `kind` is counter, gauge or histogram."""
-
-    name: str
-    kind: str
-    help: str
-    samples: list[Sample]
-
-
-@dataclass(slots=True)
-class _Model:
-    """Counts of one model's requests."""
-
-    states: Counter[str] = field(default_factory=Counter)
-    num_retries: int = 0
-    input_nbytes: int = 0
-    waited_s: float = 0.0
-    latency_s: float = 0.0
-    #: How many answered requests were in each bucket.
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-
-
-@dataclass(slots=True)
-class _Stage:
-    """Counts of one stage on one device."""
-
-    num_runs: int = 0
-    run_s: float = 0.0
-    queued_s: float = 0.0
-    output_nbytes: int = 0
+_Rows = Iterable[tuple[Mapping[str, str], float]]
 
 
 class Metrics:
@@ -78,169 +39,132 @@ class Metrics:
         self._load = load
         self._clock = clock
         self._since_s = clock()
-        self._models: defaultdict[str, _Model] = defaultdict(_Model)
-        #: By model, stage and device.
-        self._stages: defaultdict[tuple[str, int, str], _Stage] = defaultdict(_Stage)
-        self._losses: Counter[str] = Counter()
         self._away: set[str] = set()
-        self._lock = threading.Lock()
+        self._registry = CollectorRegistry()
+
+        def of_model(name: str, text: str, *more: str) -> Counter:
+            return Counter(f"hetero_{name}", text, ("model", *more), registry=self._registry)
+
+        def of_stage(name: str, text: str) -> Counter:
+            return of_model(f"stage_{name}", text, "stage", "device")
+
+        self._requests = of_model(
+            "requests", "Requests that ended, by the state they ended in.", "state"
+        )
+        self._retries = of_model("request_retries", "Attempts at requests after the first.")
+        self._input_nbytes = of_model("request_input_bytes", "Bytes of requests' inputs.")
+        self._waited_s = of_model(
+            "request_admission_seconds", "Time that requests waited for admission."
+        )
+        self._latency_s = Histogram(
+            "hetero_request_duration_seconds",
+            "Time from submission to answer, of requests that were answered.",
+            ("model",),
+            buckets=BOUNDS_S,
+            registry=self._registry,
+        )
+        self._runs = of_stage("runs", "Runs of stages, of requests that were answered.")
+        self._run_s = of_stage("busy_seconds", "Time of these runs; its rate is the utilisation.")
+        self._queued_s = of_stage(
+            "queue_seconds", "Time that stages waited in their devices' queues."
+        )
+        self._output_nbytes = of_stage("output_bytes", "Bytes that stages gave.")
+        self._losses = Counter(
+            "hetero_device_losses", "How often a device was lost.", ("device",),
+            registry=self._registry,
+        )  # fmt: skip
 
     def ended(self, request: ObservedRequest) -> None:
         """Count a request."""
         record = request.record
         name = request.route.plan.name
         begun_s, ended_s = record.submitted.now_s, record.ended_s or 0.0
-        with self._lock:
-            model = self._models[name]
-            model.states[record.state.value] += 1
-            model.num_retries += max(0, record.attempt - 1)
-            model.input_nbytes += record.submitted.nbytes
-            model.waited_s += (record.admitted_s or ended_s) - begun_s
-            if record.state is RequestState.ANSWERED:
-                model.latency_s += ended_s - begun_s
-                model.buckets[bisect_left(BOUNDS_S, ended_s - begun_s)] += 1
+        self._requests.labels(name, record.state.value).inc()
+        self._retries.labels(name).inc(max(0, record.attempt - 1))
+        self._input_nbytes.labels(name).inc(record.submitted.nbytes)
+        self._waited_s.labels(name).inc(max(0.0, (record.admitted_s or ended_s) - begun_s))
+        if record.state is RequestState.ANSWERED:
+            self._latency_s.labels(name).observe(ended_s - begun_s)
 
     def ran(self, request: ObservedRequest) -> None:
         """Count runs of stages."""
-        name = request.route.plan.name
-        with self._lock:
-            for run in request.runs:
-                stage = self._stages[name, run.stage, run.device]
-                stage.num_runs += 1
-                stage.run_s += run.ended_s - run.started_s
-                stage.queued_s += run.queued_s
-                stage.output_nbytes += run.output_nbytes
+        for run in request.runs:
+            stage = (request.route.plan.name, str(run.stage), run.device)
+            self._runs.labels(*stage).inc()
+            self._run_s.labels(*stage).inc(max(0.0, run.ended_s - run.started_s))
+            self._queued_s.labels(*stage).inc(max(0.0, run.queued_s))
+            self._output_nbytes.labels(*stage).inc(run.output_nbytes)
 
     def device(self, event: DeviceEvent) -> None:
         """Count a device that was lost; take note whether it is there."""
-        with self._lock:
-            if isinstance(event, DeviceLost):
-                self._losses[event.device] += 1
-            if isinstance(event, DeviceReturned):
-                self._away.discard(event.device)
-            else:
-                self._away.add(event.device)
+        if isinstance(event, DeviceLost):
+            self._losses.labels(event.device).inc()
+        if isinstance(event, DeviceReturned):
+            self._away.discard(event.device)
+        else:
+            self._away.add(event.device)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[Metric]:
         """Return all numbers as they are now."""
         load = self._load()
-        with self._lock:
-            return [
-                Family(
-                    "hetero_uptime_seconds", "gauge", "Seconds since counting began.",
-                    [Sample({}, self._clock() - self._since_s)],
-                ),
-                *self._of_requests(),
-                *self._of_stages(),
-                *self._of_load(load),
-                *self._of_devices(load),
-            ]  # fmt: skip
+        for name in load.devices:
+            self._losses.labels(name)
+        uptime_s = self._clock() - self._since_s
+        counted = list(self._registry.collect())
+        for metric in counted:
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+        return [
+            _gauge("uptime_seconds", "Seconds since counting began.", [({}, uptime_s)]),
+            *counted,
+            *_of_deployments(load),
+            *self._of_devices(load),
+        ]
 
-    def _of_requests(self) -> Iterator[Family]:
-        models = sorted(self._models.items())
-        yield Family(
-            "hetero_requests_total", "counter", "Requests that ended, by the state they ended in.",
-            [
-                Sample({"model": name, "state": state}, number)
-                for name, model in models
-                for state, number in sorted(model.states.items())
-            ],
+    def _of_devices(self, load: Load) -> Iterator[Metric]:
+        devices = [
+            ({"device": name, "node": device.node}, device)
+            for name, device in sorted(load.devices.items())
+        ]
+        told = [(labels, device.status) for labels, device in devices if device.status]
+        yield _gauge(
+            "device_up", "Whether a device that is used is there.",
+            [(labels, labels["device"] not in self._away) for labels, _ in devices],
         )  # fmt: skip
-        for metric, text, value in (
-            ("request_retries_total", "Attempts at requests after the first.", "num_retries"),
-            ("request_input_bytes_total", "Bytes of requests' inputs.", "input_nbytes"),
-            ("request_admission_seconds_total", "Time that requests waited for admission.",
-             "waited_s"),
-        ):  # fmt: skip
-            yield Family(
-                f"hetero_{metric}", "counter", text,
-                [Sample({"model": name}, getattr(model, value)) for name, model in models],
-            )  # fmt: skip
-        yield Family(
-            "hetero_request_duration_seconds", "histogram",
-            "Time from submission to answer, of requests that were answered.",
-            [sample for name, model in models for sample in _histogram(name, model)],
+        yield _gauge(
+            "device_heartbeat_age_seconds", "Time since a device was heard.",
+            [(labels, d.silent_s) for labels, d in devices if d.silent_s is not None],
         )  # fmt: skip
-
-    def _of_stages(self) -> Iterator[Family]:
-        for metric, text, value in (
-            ("runs_total", "Runs of stages, of requests that were answered.", "num_runs"),
-            ("busy_seconds_total", "Time of these runs; its rate is the utilisation.", "run_s"),
-            ("queue_seconds_total", "Time that stages waited in their devices' queues.",
-             "queued_s"),
-            ("output_bytes_total", "Bytes that stages gave.", "output_nbytes"),
-        ):  # fmt: skip
-            yield Family(
-                f"hetero_stage_{metric}", "counter", text,
-                [
-                    Sample(
-                        {"model": model, "stage": str(number), "device": device},
-                        getattr(stage, value),
-                    )
-                    for (model, number, device), stage in sorted(self._stages.items())
-                ],
-            )  # fmt: skip
-
-    def _of_load(self, load: Load) -> Iterator[Family]:
-        waiting: Counter[str] = Counter()
-        running: Counter[str] = Counter()
-        for deployment in load.deployments:
-            waiting[deployment.model] += deployment.num_waiting
-            running[deployment.model] += deployment.num_in_flight
-        for metric, text, numbers in (
-            ("requests_waiting", "Requests that wait for admission.", waiting),
-            ("requests_in_flight", "Requests that are admitted and have not ended.", running),
+        for name, text, key in (
+            ("streams", "Stages that a device may run at once.", "streams"),
+            ("kept_bytes", "Bytes of remote tensors and states on a device.", "kept_nbytes"),
         ):
-            yield Family(
-                f"hetero_{metric}", "gauge", text,
-                [Sample({"model": name}, number) for name, number in sorted(numbers.items())],
-            )  # fmt: skip
-        yield Family(
-            "hetero_in_flight_bytes", "gauge", "Bytes that requests in flight are counted for.",
-            [Sample({}, load.nbytes_in_flight)],
-        )  # fmt: skip
-
-    def _of_devices(self, load: Load) -> Iterator[Family]:
-        devices = sorted(load.devices.items())
-        labels = {name: {"device": name, "node": device.node} for name, device in devices}
-        yield Family(
-            "hetero_device_up", "gauge", "Whether a device that is used is there.",
-            [Sample(labels[name], name not in self._away) for name, _ in devices],
-        )  # fmt: skip
-        yield Family(
-            "hetero_device_losses_total", "counter", "How often a device was lost.",
-            [Sample({"device": name}, self._losses[name])
-             for name in sorted({*self._losses, *load.devices})],
-        )  # fmt: skip
-        yield Family(
-            "hetero_device_heartbeat_age_seconds", "gauge", "Time since a device was heard.",
-            [Sample(labels[name], device.silent_s)
-             for name, device in devices if device.silent_s is not None],
-        )  # fmt: skip
-        tasks: list[Sample] = []
-        for name, device in devices:
-            if device.status:
-                running = device.status["running"]
-                queued = device.status["tasks"] - running
-                tasks.append(Sample({**labels[name], "state": "queued"}, queued))
-                tasks.append(Sample({**labels[name], "state": "running"}, running))
-        yield Family(
-            "hetero_device_streams", "gauge", "Stages that a device may run at once.",
-            [Sample(labels[name], device.status["streams"])
-             for name, device in devices if device.status],
-        )  # fmt: skip
-        yield Family(
-            "hetero_device_kept_bytes", "gauge", "Bytes of remote tensors and states on a device.",
-            [Sample(labels[name], device.status["kept_nbytes"])
-             for name, device in devices if device.status],
-        )  # fmt: skip
-        yield Family("hetero_device_tasks", "gauge", "Runs of stages that a device holds.", tasks)
+            yield _gauge(f"device_{name}", text, [(labels, says[key]) for labels, says in told])
+        tasks = [
+            ({**labels, "state": state}, number)
+            for labels, says in told
+            for state, number in (
+                ("queued", says["tasks"] - says["running"]), ("running", says["running"])
+            )
+        ]  # fmt: skip
+        yield _gauge("device_tasks", "Runs of stages that a device holds.", tasks)
 
 
-def _histogram(name: str, model: _Model) -> Iterator[Sample]:
-    total = 0
-    for bound, number in zip((*map(str, BOUNDS_S), "+Inf"), model.buckets, strict=True):
-        total += number
-        yield Sample({"model": name, "le": bound}, total, "_bucket")
-    yield Sample({"model": name}, model.latency_s, "_sum")
-    yield Sample({"model": name}, total, "_count")
+def _of_deployments(load: Load) -> Iterator[Metric]:
+    waiting, running = Counts[str](), Counts[str]()
+    for deployment in load.deployments:
+        waiting[deployment.model] += deployment.num_waiting
+        running[deployment.model] += deployment.num_in_flight
+    for name, text, numbers in (
+        ("requests_waiting", "Requests that wait for admission.", waiting),
+        ("requests_in_flight", "Requests that are admitted and have not ended.", running),
+    ):
+        yield _gauge(name, text, [({"model": model}, n) for model, n in sorted(numbers.items())])
+    text = "Bytes that requests in flight are counted for."
+    yield _gauge("in_flight_bytes", text, [({}, load.nbytes_in_flight)])
+
+
+def _gauge(name: str, text: str, rows: _Rows) -> Metric:
+    metric = Metric(f"hetero_{name}", text, "gauge")
+    for labels, value in rows:
+        metric.add_sample(metric.name, dict(labels), float(value))
+    return metric

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from ray.util.metrics import Counter, Gauge
 
-from scheduler.observe.metrics import Family, Metrics, Sample
 from scheduler.observe.observer import Observer
 
 _log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ class RayReporter:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
-        self._metrics: Metrics | None = None
+        self._metrics: Any = None
         self._instruments: dict[str, Any] = {}
         #: What was told of each counter so far, by name and labels.
         self._told: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
@@ -44,31 +43,29 @@ class RayReporter:
 
     def report(self) -> None:
         """Report what has changed."""
-        counting = (o for o in tuple(self._observers) if isinstance(o, Metrics))
+        counting = (o for o in tuple(self._observers) if hasattr(o, "families"))
         metrics = next(counting, None)
         with self._lock:
             if metrics is not self._metrics:  # another one counts from 0
                 self._metrics = metrics
                 self._told.clear()
             for family in () if metrics is None else metrics.families():
-                for sample in family.samples:
-                    self._tell(family, sample)
+                for name, labels, value, *_ in family.samples:
+                    self._tell(family, name, labels, float(value))
 
-    def _tell(self, family: Family, sample: Sample) -> None:
-        name, labels = f"{family.name}{sample.suffix}", dict(sample.labels)
-        if family.kind != "counter":
-            gauge = self._instrument(Gauge, name, family, labels)
-            gauge.set(float(sample.value), labels)
+    def _tell(self, family: Any, name: str, labels: dict[str, str], value: float) -> None:
+        if family.type != "counter":
+            self._instrument(Gauge, name, family, labels).set(value, labels)
             return
         key = (name, frozenset(labels.items()))
-        more = sample.value - self._told.get(key, 0.0)
+        more = value - self._told.get(key, 0.0)
         if more > 0:
-            self._told[key] = sample.value
+            self._told[key] = value
             self._instrument(Counter, name.removesuffix("_total"), family, labels).inc(more, labels)
 
-    def _instrument(self, kind: Any, name: str, family: Family, labels: dict[str, str]) -> Any:
+    def _instrument(self, kind: Any, name: str, family: Any, labels: dict[str, str]) -> Any:
         if name not in self._instruments:
-            self._instruments[name] = kind(name, family.help, tuple(labels))
+            self._instruments[name] = kind(name, family.documentation, tuple(labels))
         return self._instruments[name]
 
     def _work(self) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from prometheus_client.metrics_core import Metric
 
 from devices.errors import AffinityError, PlanError
 from hetero.affinity.file import load_affinity
 from hetero.cli import cli, inputs
 from hetero.observe.exposition import read_text, write_text
 from hetero.planning.cost.cost_file import FORMAT, VERSION, read_costs
-from scheduler.observe.metrics import Family, Sample
 
 MODEL = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
@@ -138,5 +138,7 @@ def test_a_server_whose_answer_does_not_end(monkeypatch):
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\rb", "a\x85b", "a\u2028b", "a\\", "a} 1"])
 def test_names_of_models_in_metrics_are_read_again(name):
-    text = write_text([Family("hetero_x", "gauge", "help", [Sample({"model": name}, 1.0)])])
+    metric = Metric("hetero_x", "help", "gauge")
+    metric.add_sample("hetero_x", {"model": name}, 1.0)
+    text = write_text([metric])
     assert list(read_text(text)) == [("hetero_x", {"model": name}, 1.0)]
