@@ -17,9 +17,11 @@ import numpy as np
 
 from devices.errors import BlobError
 from devices.model.element_type import DTYPES as ELEMENT_DTYPES
-from scheduler.formats.memory_order import as_before, axis_order, in_memory_order
 from scheduler.formats.tensor_entries import (
+    as_before,
+    axis_order,
     frozen,
+    in_memory_order,
     little_endian,
     shape_of,
     strings_of,

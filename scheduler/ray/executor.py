@@ -35,7 +35,6 @@ from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices
 from scheduler.ray.keeper import DeviceKeeper
 from scheduler.ray.loading import StageLoader
-from scheduler.ray.metrics import RayReporter
 from scheduler.ray.pool import Pool, find_pool
 from scheduler.ray.reception import Reception
 from scheduler.ray.start import connect
@@ -174,7 +173,6 @@ class RayExecutor:
             self._channel,
             lambda: len(memory.awaited) + self._deployments.in_flight.num_running,
         )
-        self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)
         atexit.register(self._end_devices)  # runs before the session's own
 
@@ -337,7 +335,6 @@ class RayExecutor:
             deployment.close()
         self._deployments.memory.close()
         self._clock.close()
-        self._reporter.close()
         self._end_devices()
         self._reception.close()
         self._channel.close()

@@ -43,7 +43,6 @@ class ClusterNode:
     #: Plugin -> logical devices, as far as its start options say.
     counts: Mapping[str, int]
     num_cpus: int
-    store_nbytes: int
     #: What pins a task or an actor to it.
     options: Mapping[str, Any]
 
@@ -75,12 +74,9 @@ def _node(row: Mapping[str, Any], unique: bool) -> ClusterNode:
         "num_cpus": 0,
         "label_selector": {"ray.io/node-id": row["NodeID"]},
     }
-    resources = row["Resources"]
-    cores, store = resources.get("CPU", 0), resources.get("object_store_memory", 0)
+    cores = int(row["Resources"].get("CPU", 0))
     address = f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
-    return ClusterNode(
-        row["NodeID"], name, row["NodeName"], address, counts, int(cores), int(store), options
-    )
+    return ClusterNode(row["NodeID"], name, row["NodeName"], address, counts, cores, options)
 
 
 class DeviceNumbers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,32 +55,23 @@ def parse_device(text: str) -> DeviceRequest:
     head = head.strip()
     if head == HETERO and not colon:
         return DeviceRequest(True, ())
-    if head == "AUTO" and not colon:
-        raise UnknownDeviceError(
-            f"device {text!r} is OpenVINO's; to have devices chosen and the model cut over them "
-            f"write {HETERO}, or {HETERO}:ORT,CPU.",
-            device=text,
-        )
-    if colon and head != HETERO:
-        raise UnknownDeviceError(
-            f"device {text!r}: nothing but {HETERO} takes a list after a colon; write "
-            f"{HETERO}:{tail.strip().upper() or 'CPU'}.",
-            device=text,
-        )
     parts = [part.strip() for part in (tail if colon else head).split(",")]
-    if not all(parts):
-        raise UnknownDeviceError(
-            f"device {text!r} has an empty place; write names divided by commas, as in "
-            f"{HETERO}:ORT,CPU.",
-            device=text,
+    if head == "AUTO" and not colon:
+        wrong = (
+            f"is OpenVINO's; to have devices chosen and the model cut over them write {HETERO}, "
         )
-    if not colon and len(parts) > 1:
-        raise UnknownDeviceError(
-            f"device {text!r} names {len(parts)} devices; to cut a model between them write "
-            f"{HETERO}:{','.join(parts)}.",
-            device=text,
-        )
-    return DeviceRequest(bool(colon), tuple({split_name(part): part for part in parts}.values()))
+        wrong += f"or {HETERO}:ORT,CPU"
+    elif colon and head != HETERO:
+        wrong = f"has a list after its colon, which {HETERO} alone takes; write "
+        wrong += f"{HETERO}:{tail.strip().upper() or 'CPU'}"
+    elif not all(parts):
+        wrong = f"has an empty place; write names divided by commas, as in {HETERO}:ORT,CPU"
+    elif not colon and len(parts) > 1:
+        wrong = f"names {len(parts)} devices; to cut a model between them write "
+        wrong += f"{HETERO}:{','.join(parts)}"
+    else:
+        return DeviceRequest(bool(colon), tuple({split_name(p): p for p in parts}.values()))
+    raise UnknownDeviceError(f"device {text!r} {wrong}.", device=text)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -102,7 +93,7 @@ def match_name(name: str, available: Iterable[str]) -> str | None:
     return known.get(split_name(name)) or next(named, None)
 
 
-def resolve_name(name: str, available: Iterable[str]) -> str:
+def resolve_name(name: str, available: Collection[str]) -> str:
     """Return the one of `available` that `name` means.
 
     Raises
@@ -110,6 +101,8 @@ def resolve_name(name: str, available: Iterable[str]) -> str:
     UnknownDeviceError
         Listing what there is, and the nearest to what was asked for.
     """
+    if name in available:
+        return name
     known = {split_name(device): device for device in available}
     found = match_name(name, known.values())
     if found is not None:

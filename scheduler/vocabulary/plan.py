@@ -159,12 +159,6 @@ class Plan:
         )
 
     @cached_property
-    def taken(self) -> tuple[tuple[str, ...], ...]:
-        """Each stage's outputs that are the model's or that another stage takes."""
-        wanted = {*self.output_names, *self.consumers}
-        return tuple(tuple(t for t in s.outputs if t in wanted) for s in self.stages)
-
-    @cached_property
     def levels(self) -> tuple[int, ...]:
         """Each stage's level: the most stages on a path before it."""
         levels: list[int] = []

@@ -61,7 +61,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def node(number: int, host: str = "") -> ClusterNode:
-    return ClusterNode(f"id{number}", "", host or f"host{number}", "", {}, 1, 0, {})
+    return ClusterNode(f"id{number}", "", host or f"host{number}", "", {}, 1, {})
 
 
 def test_a_node_that_comes_back_has_its_numbers_again(store: Store) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,15 +14,9 @@ import pytest
 import ray
 
 import hetero
-from scheduler.observe.load import Load
-from scheduler.observe.metrics import Metrics
-from scheduler.ray import metrics as ray_metrics
-from scheduler.ray.metrics import RayReporter
-from scheduler.vocabulary.record import RequestState
 from tests.support import exposition
 from tests.support.command_line import Shell
 from tests.support.models import branches
-from tests.support.observed import LOAD, ended
 
 pytestmark = pytest.mark.ray
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -117,57 +110,3 @@ def test_commands_trace_and_show_what_runs_on_ray(
         document = shell("top --json", metrics.url, ray=True).document
     assert [d["device"] for d in document["devices"] if d["up"]] == ["CPU.0", "CPU.1"]
     assert [s["device"] for s in document["stages"]] == ["CPU.0", "CPU.1", "CPU.0"]
-
-
-class Recorded:
-    """Takes the place of an instrument of Ray's."""
-
-    made: dict[str, Recorded]
-
-    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-        assert name not in self.made
-        self.made[name] = self
-        self.tag_keys = tag_keys
-        self.values: dict[frozenset[tuple[str, str]], float] = {}
-
-    def inc(self, value: float, tags: dict[str, str]) -> None:
-        assert value > 0
-        assert set(tags) == set(self.tag_keys)
-        key = frozenset(tags.items())
-        self.values[key] = self.values.get(key, 0) + value
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        assert set(tags) == set(self.tag_keys)
-        self.values[frozenset(tags.items())] = value
-
-
-def test_rays_metrics_say_what_the_endpoint_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recorded, "made", {}, raising=False)
-    for kind in ("Counter", "Gauge"):
-        monkeypatch.setattr(ray_metrics, kind, Recorded)
-    now_s = [0.0]
-    metrics = Metrics(lambda: LOAD, clock=lambda: now_s[0])
-    reporter = RayReporter([metrics])
-    for _ in range(2):
-        metrics.ended(ended(RequestState.ANSWERED, 0.5, attempts=2))
-        reporter.report()
-        reporter.report()
-    assert reporter._instruments.keys() >= {"hetero_requests", "hetero_requests_waiting"}
-    assert sum(v for (name, _), v in reporter._told.items() if name == "hetero_requests_total") == 2
-    reporter.close()
-    for family in metrics.families():
-        for sample in family.samples:
-            name = sample.name.removesuffix("_total")
-            told: Any = Recorded.made.get(name)
-            if sample.value or told:
-                key = frozenset(sample.labels.items())
-                assert told.values.get(key, 0) == sample.value, name
-
-
-def test_ray_takes_what_is_reported() -> None:
-    metrics = Metrics(lambda: LOAD)
-    metrics.ended(ended(RequestState.ANSWERED, 0.5))
-    reporter = RayReporter([metrics])
-    reporter.report()
-    reporter.close()
-    RayReporter([Metrics(Load)]).close()
