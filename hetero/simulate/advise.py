@@ -198,12 +198,14 @@ def _changes(report: PlanReport, fleet: Fleet) -> list[tuple[Change, Fleet | Non
             faster = replace(link, nbytes_per_s=2 * link.nbytes_per_s)
             other = replace(fleet, links={**fleet.links, ends: faster})
             add(f"+twice {ends[0]} - {ends[1]}", "link", other, link.price)
+    nodes = list(dict.fromkeys(device.node for device in fleet.devices))
+    for node in nodes if any(device.cores for device in fleet.devices) else ():
+        add(f"+1 node {node}", "node", fleet.with_node_again(node), fleet.node(node).price)
     clients = replace(fleet, clients=fleet.clients + 1)
     add("+1 client", "client", clients, fleet.client_price)
     for like in fleet.kinds:
         alike = [device.name for device in fleet.devices if device.like == like]
         add(f"-1 {like}", "device", fleet.without(alike[-1]))
-    nodes = dict.fromkeys(device.node for device in fleet.devices)
     for node in nodes if len(nodes) > 1 else ():
         here = (device.name for device in fleet.devices if device.node == node)
         add(f"-node {node}", "node", fleet.without(*here))
@@ -216,13 +218,14 @@ def _sentence(full: Outcome, fleet: Fleet) -> str:
     groups: dict[tuple[str, str], list[Used]] = {}
     for row in full.used:
         groups.setdefault((row.kind, likes.get(row.name, row.name)), []).append(row)
-    kinds = {"client": "clients"}
 
     def busy(rows: list[Used]) -> float:
         return sum(row.busy for row in rows) / len(rows)
 
     (kind, name), rows = max(groups.items(), key=lambda item: busy(item[1]))
-    what = f"the {kinds.get(kind, kind)} {name}" if kind != "client" else "the client's processor"
+    what = {"client": "the client's processor", "cores": f"the processor of node {name}"}.get(
+        kind, f"the {kind} {name}"
+    )
     count = f" ({len(rows)} of them)" if len(rows) > 1 else ""
     return f"{what}{count} is busy {busy(rows):.0%} of the time and limits the rest."
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,26 @@ from hetero.planning.report import PlanReport
 
 #: The node of a fleet that names none.
 _HERE = "local"
-#: Seconds that a client works for a request, and a device for a message (BENCHMARKS.md).
+#: Seconds that a client works for a request (BENCHMARKS.md).
 _CLIENT_S = 200e-6
+#: Plugins whose runs compute on their node's cores, but for these of OpenVINO's devices.
+_ON_CORES = ("CPU", "ORT", "OV")
+_OFF_CORES = ("OV.GPU", "OV.NPU")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetDevice:
-    """A device: it runs what the plan gives to the device `like`, in `factor` times its time."""
+    """A device: it runs what the plan gives to the device `like`, in `factor` times its time.
+
+    `cores`: of its node, that a run computes on; 0: it has a processor of its own.
+    """
 
     name: str
     like: str
     node: str = _HERE
     factor: float = 1.0
     price: float = 0.0
+    cores: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,40 @@ class FleetLink:
     delay_s: float = 50e-6
     nbytes_per_s: float = 0.0
     price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """A node: its cores, and what is left of the speed of each while all of them work."""
+
+    cores: int = 1
+    together: float = 1.0
+    price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the program takes besides what is computed; `benchmarks.simulate` measures it.
+
+    Attributes
+    ----------
+    arrive_s, leave_s : float
+        Seconds of a device's own for what comes, and after each run; `leave_s` None: what the plan
+        says of it.
+    hop_s : tuple of float
+        Seconds until who gets a message takes it in, besides its link's: evenly spaced quantiles.
+    run, idle : tuple of float
+        The time of a run by its mean, as quantiles; of one for which its device had to wake up.
+    one_process : bool
+        Whether client and devices take turns in one interpreter, as they do in process.
+    """
+
+    arrive_s: float = 0.0
+    leave_s: float | None = None
+    hop_s: tuple[float, ...] = ()
+    run: tuple[float, ...] = ()
+    idle: tuple[float, ...] = ()
+    one_process: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +91,10 @@ class Fleet:
     clients, client_s, client_node, client_price
         How many clients there are, what a request costs each in seconds of its processor, where
         they are, and what one more costs.
+    nodes : mapping of str to FleetNode
+        Nodes; one that is not listed has as many cores as this machine.
+    program : Program
+        What the program takes besides.
     """
 
     devices: tuple[FleetDevice, ...]
@@ -57,6 +103,8 @@ class Fleet:
     client_s: float = _CLIENT_S
     client_node: str = _HERE
     client_price: float = 0.0
+    nodes: Mapping[str, FleetNode] = field(default_factory=dict)
+    program: Program = Program()
 
     @property
     def kinds(self) -> list[str]:
@@ -75,6 +123,28 @@ class Fleet:
         count = sum(device.like == like for device in self.devices)
         more = replace(last, name=f"{last.name}+{count}")
         return replace(self, devices=(*self.devices, more))
+
+    def with_node_again(self, node: str) -> Fleet:
+        """Return it with another node like one, with the same devices and links."""
+        count = len({device.node for device in self.devices})
+        new = f"{node}+{count}"
+        here = [device for device in self.devices if device.node == node]
+        more = [replace(d, name=f"{d.name}+{new}", node=new) for d in here]
+        ways = {
+            (min(new, other), max(new, other)): link
+            for (a, b), link in self.links.items()
+            for other in ((b,) if a == node else (a,) if b == node else ())
+        }
+        return replace(
+            self,
+            devices=(*self.devices, *more),
+            links={**self.links, **ways},
+            nodes={**self.nodes, new: self.node(node)},
+        )
+
+    def node(self, name: str) -> FleetNode:
+        """Return a node."""
+        return self.nodes.get(name) or FleetNode(len(os.sched_getaffinity(0)))
 
     def without(self, *names: str) -> Fleet:
         """Return it without some devices."""
@@ -103,27 +173,39 @@ def planned_fleet(report: PlanReport, counts: Mapping[str, int]) -> Fleet:
                 f"over {', '.join(names)}."
             )
         devices += (
-            FleetDevice(names[i] if i < len(names) else f"{plugin}.{i}", names[i % len(names)])
+            FleetDevice(
+                names[i] if i < len(names) else f"{plugin}.{i}", names[i % len(names)],
+                cores=_num_cores(report, names[i % len(names)]),
+            )
             for i in range(count)
-        )
+        )  # fmt: skip
     return Fleet(tuple(devices), {})
 
 
-def read_fleet(path: str | Path, report: PlanReport) -> Fleet:
-    """Read a fleet from YAML; `docs` show one.
+def _num_cores(report: PlanReport, name: str) -> float:
+    """Return on how many cores a device computes: those of a plan share this machine's."""
+    planned = dict.fromkeys(stage.device for stage in report.stages)
+    here = [n for n in planned if n.partition(".")[0] in _ON_CORES and n[:6] not in _OFF_CORES]
+    return len(os.sched_getaffinity(0)) / len(here) if name in here else 0.0
+
+
+def read_fleet(given: str | Path | Mapping[str, Any], report: PlanReport) -> Fleet:
+    """Read a fleet from YAML, or what that says; `docs` show one.
 
     Raises ArgumentError: it cannot be read, or does not fit the plan; it says where.
     """
     import yaml  # here, as hardly anybody needs it
 
-    try:
-        document = yaml.safe_load(Path(path).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ArgumentError(f"cluster {str(path)!r} cannot be read: {error}") from error
-    where = f"cluster {str(path)!r}"
-    top = _mapping(where, document, {"devices", "links", "clients"})
+    where, document = "cluster", given
+    if isinstance(given, str | Path):
+        where = f"cluster {str(given)!r}"
+        try:
+            document = yaml.safe_load(Path(given).read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ArgumentError(f"{where} cannot be read: {error}") from error
+    top = _mapping(where, document, {"devices", "links", "clients", "nodes", "program"})
     planned = list(dict.fromkeys(stage.device for stage in report.stages))
-    known = {"like", "node", "factor", "price"}
+    known = {"like", "node", "factor", "price", "cores"}
     rows = {
         str(name): _mapping(f"{where}: device {name!r}", row, known)
         for name, row in _mapping(f"{where}: devices", top.get("devices"), None).items()
@@ -140,7 +222,9 @@ def read_fleet(path: str | Path, report: PlanReport) -> Fleet:
         at = f"{where}: device {name!r}"
         like, factor = _root(at, name, rows, planned)
         node = str(fields.get("node", _HERE))
-        devices.append(FleetDevice(name, like, node, factor, _number(at, fields, "price", 0)))
+        price = _number(at, fields, "price", 0.0)
+        cores = _number(at, fields, "cores", _num_cores(report, like))
+        devices.append(FleetDevice(name, like, node, factor, price, cores))
     missing = sorted(set(planned) - {device.like for device in devices})
     if missing:
         raise ArgumentError(
@@ -167,7 +251,43 @@ def read_fleet(path: str | Path, report: PlanReport) -> Fleet:
             _number(at, fields, "megabytes_per_s", 0.0) * 1e6,
             _number(at, fields, "price", 0.0),
         )
-    return Fleet(tuple(devices), links, int(count), per_request_s, client_node, client_price)
+    return Fleet(
+        tuple(devices), links, int(count), per_request_s, client_node, client_price,
+        _nodes(where, top, nodes), _program(f"{where}: program", top),
+    )  # fmt: skip
+
+
+def _nodes(where: str, top: Mapping[str, Any], known: set[str]) -> dict[str, FleetNode]:
+    found: dict[str, FleetNode] = {}
+    for name, row in _mapping(f"{where}: nodes", top.get("nodes"), known).items():
+        at = f"{where}: node {name!r}"
+        fields = _mapping(at, row, {"cores", "together", "price"})
+        cores, together = _number(at, fields, "cores", 0.0), _number(at, fields, "together", 1.0)
+        if cores < 1 or cores != int(cores) or not 0 < together <= 1:
+            raise ArgumentError(
+                f"{at}: cores {cores:g}, together {together:g}; wanted whole cores, and how fast "
+                "each is while all work: 1 as fast as alone, 0.7 slower."
+            )
+        found[str(name)] = FleetNode(int(cores), together, _number(at, fields, "price", 0.0))
+    return found
+
+
+def _program(at: str, top: Mapping[str, Any]) -> Program:
+    known = {"arrive_us", "leave_us", "hop_us", "run", "idle", "one_process"}
+    row = _mapping(at, top.get("program"), known)
+
+    def numbers(name: str, unit: float) -> tuple[float, ...]:
+        value = row.get(name, [])
+        listed = value if isinstance(value, list) else [value]
+        return tuple(_number(at, {name: item}, name, 0.0) * unit for item in listed)
+
+    if not isinstance(one_process := row.get("one_process", False), bool):
+        raise ArgumentError(f"{at}: one_process {one_process!r}; wanted true or false.")
+    return Program(
+        sum(numbers("arrive_us", 1e-6)),
+        sum(numbers("leave_us", 1e-6)) if "leave_us" in row else None,
+        numbers("hop_us", 1e-6), numbers("run", 1.0), numbers("idle", 1.0), one_process,
+    )  # fmt: skip
 
 
 def _root(

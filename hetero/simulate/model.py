@@ -36,7 +36,7 @@ def simulate_model(
     affinity: AffinitySource | None = None,
     costs: Costs | None = None,
     devices: Mapping[str, int] | None = None,
-    cluster: str | Path | None = None,
+    cluster: str | Path | Mapping[str, Any] | None = None,
     arrivals: str | None = None,
     requests: int = 10_000,
     slo_s: float = inf,
@@ -53,7 +53,8 @@ def simulate_model(
     model, device_name, config, affinity, costs, progress
         As for `plan_model`, whose plan is served.
     devices, cluster, arrivals, requests, slo_s, batch, seed, trace, curve
-        As the options of ``hetero simulate``: `docs/simulate.md`.
+        As the options of ``hetero simulate``: `docs/simulate.md`; `cluster` is a file, or what it
+        says.
     """
     if cluster and devices:
         raise ArgumentError("cluster= lists the devices; leave out devices=.")

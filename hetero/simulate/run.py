@@ -14,7 +14,7 @@ import numpy as np
 from devices.errors import HeteroError
 from devices.request.request import PLAIN
 from hetero.planning.cost.work import value_nbytes
-from hetero.planning.report import PlanReport
+from hetero.planning.report import PlanReport, StagePrediction
 from hetero.simulate.arrivals import Arrivals
 from hetero.simulate.batches import Batches
 from hetero.simulate.fleet import Fleet, FleetDevice
@@ -24,7 +24,7 @@ from scheduler.universe.client import PlayedClient
 from scheduler.universe.cluster import PlayedCluster
 from scheduler.universe.device import PlayedDevice, Work
 from scheduler.universe.network import Link, Network
-from scheduler.universe.world import World
+from scheduler.universe.world import Cores, World
 from scheduler.vocabulary.events import Run
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Placement, share
@@ -43,7 +43,7 @@ class Used:
     Attributes
     ----------
     name, kind : str
-        Whose it is; ``device``, ``link`` or ``client``.
+        Whose it is; ``device``, ``link``, ``client``, or ``cores`` of a node.
     busy : float
         Share of the time that it had something to do.
     queued_s : float
@@ -90,18 +90,21 @@ class Outcome:
 class _Planned(Work):
     """What the plan says that stages take."""
 
-    def __init__(self, report: PlanReport, fleet: Fleet, batches: Batches) -> None:
+    def __init__(self, report: PlanReport, fleet: Fleet, batches: Batches, random: Random) -> None:
         self._batches = batches
+        self._program = fleet.program
+        self._random = random
+        self._cores = {device.name: device.cores for device in fleet.devices}
+        #: Whether the device of the run that begins had nothing to do.
+        self.is_idle = False
         self._factor = {device.name: device.factor for device in fleet.devices}
-        self.seconds = {
-            (stage.variant, stage.index): stage.run_s + stage.overhead_s for stage in report.stages
-        }
+        seconds = {(s.variant, s.index): _stage_s(s, fleet) for s in report.stages}
         self._of: dict[tuple[str, ...], float] = {}
         self._nbytes: dict[str, int] = {}
         for number, variant in enumerate(report.variants):
             model = variant.partition.source
             for s in variant.partition.subgraphs:
-                self._of[tuple(s.node_names)] = self.seconds[number, s.index]
+                self._of[tuple(s.node_names)] = seconds[number, s.index]
                 for name in (*s.inputs, *s.outputs):
                     self._nbytes[name] = int(value_nbytes(model.spec(name)))
 
@@ -111,11 +114,27 @@ class _Planned(Work):
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
         factor = self._factor[device] * self._batches.factor(_rows(inputs))
-        return self._of[stage.node_names] * factor
+        spread = self._program.run
+        if self.is_idle:
+            spread = self._program.idle or spread
+        return self._of[stage.node_names] * factor * drawn(spread, self._random, 1.0)
+
+    def num_cores(self, device: str) -> float:
+        return self._cores[device]
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
         rows = _rows(inputs)
         return [self.value(name, rows) for name in stage.outputs]
+
+
+def drawn(quantiles: Sequence[float], random: Random, usual: float) -> float:
+    """Draw one of evenly spaced quantiles; what is usual where there are none."""
+    return quantiles[int(random.random() * len(quantiles))] if quantiles else usual
+
+
+def _stage_s(stage: StagePrediction, fleet: Fleet) -> float:
+    """Return how long a stage keeps its device busy, but for what the fleet says of it."""
+    return stage.run_s + (stage.overhead_s if fleet.program.leave_s is None else 0.0)
 
 
 def _rows(inputs: Sequence[Any]) -> int:
@@ -135,7 +154,7 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
         count = lcm(*map(len, kinds)) if kinds else 1
         if count > _MOST_ROUTES:
             count = max(map(len, kinds))
-        works = {s.index: s.run_s + s.overhead_s for s in report.stages if s.variant == number}
+        works = {s.index: _stage_s(s, fleet) for s in report.stages if s.variant == number}
         for i in range(count):
             mine = [kind[i % len(kind)] for kind in kinds]
             stages = tuple(
@@ -151,6 +170,21 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
     return share(plans, shares)
 
 
+def _shared_cores(world: World, fleet: Fleet) -> dict[str, Cores]:
+    """Return the cores of the nodes where more may compute at once than each has for itself."""
+    wanted: dict[str, float] = {}
+    for device in fleet.devices:
+        wanted[device.node] = wanted.get(device.node, 0.0) + device.cores
+    if fleet.client_s:
+        wanted[fleet.client_node] = wanted.get(fleet.client_node, 0.0) + fleet.clients
+    found: dict[str, Cores] = {}
+    for name, width in wanted.items():
+        node = fleet.node(name)
+        if width > (node.cores if node.together == 1.0 else 1.0):
+            found[name] = Cores(world, node.cores, node.together)
+    return found
+
+
 class _Serving:
     """A world that serves a fleet's requests."""
 
@@ -164,10 +198,12 @@ class _Serving:
         observers: Sequence[Observer],
     ) -> None:
         # Who observes is told when runs began: then programs take the time, in threads.
-        self.world = World(seed, is_threaded=bool(observers))
+        # Its seed is not that of the arrivals, which would go with what runs take.
+        self.world = World(seed + 2**32, is_threaded=bool(observers))
         self._fleet = fleet
         self._in_flight = in_flight * batches.size
-        self._work = _Planned(report, fleet, batches)
+        self._work = _Planned(report, fleet, batches, self.world.random)
+        program = fleet.program
         nodes = {device.name: device.node for device in fleet.devices}
 
         def link(sender: str, receiver: str) -> Link:
@@ -176,7 +212,13 @@ class _Serving:
 
         network = Network(self.world, link, is_coded=False)
         self._network = network
-        self._cluster = PlayedCluster(self.world, network, self._work, nodes)
+        self._cores = _shared_cores(self.world, fleet)
+        self._cluster = PlayedCluster(
+            self.world, network, self._work, nodes, cost_s=program.arrive_s,
+            leave_s=program.leave_s or 0.0, cores=self._cores,
+        )  # fmt: skip
+        if program.hop_s:
+            network.weather = lambda *_: (drawn(program.hop_s, self.world.random, 0.0),)
         self._cluster.on_run = self._begins
         self._queued_s = dict.fromkeys(nodes, 0.0)
         placement = place(report, fleet)
@@ -190,6 +232,9 @@ class _Serving:
             )
             for i in range(fleet.clients)
         ]  # fmt: skip
+        if program.one_process:
+            for device in self._cluster.all:
+                device.process.lane = self.clients[0].process
         batching = None
         if batches.size > 1:
             busy = sum(max(route.plan.levels, default=0) + 1 for route in placement.routes)
@@ -201,6 +246,7 @@ class _Serving:
         self.on_end: Callable[[], None] = lambda: None
 
     def _begins(self, device: PlayedDevice, run: Run) -> None:
+        self._work.is_idle = self.world.now <= run.ready_s
         self._queued_s[device.name] += max(0.0, self.world.now - run.ready_s)
 
     def arrive(self) -> None:
@@ -248,6 +294,10 @@ class _Serving:
         rows += [
             Used(c.process.name, "client", c.process.busy_s / elapsed_s, c.process.queued_s / count)
             for c in self.clients
+        ]
+        rows += [
+            Used(node, "cores", cores.busy_s / elapsed_s / cores.count, 0.0)
+            for node, cores in self._cores.items()
         ]
         return tuple(sorted(rows, key=lambda row: -row.busy))
 

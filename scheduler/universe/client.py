@@ -108,7 +108,7 @@ class PlayedClient(Watcher):
     ) -> None:
         self.cluster = cluster
         self.world = cluster.world
-        self.process = Process(self.world, name, node)
+        self.process = Process(self.world, name, node, cluster.cores.get(node))
         self.clock = WorldClock(self.process)
         self._call_s = call_s
         self.shared = SharedChannel()

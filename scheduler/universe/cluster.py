@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from scheduler.universe.device import PlayedDevice, Work
 from scheduler.universe.network import Network
-from scheduler.universe.world import Process, World, WorldEvent
+from scheduler.universe.world import Cores, Process, World, WorldEvent
 from scheduler.vocabulary.events import Run
 from scheduler.vocabulary.messages import Message
 
@@ -27,6 +27,10 @@ class PlayedCluster:
         Seconds of silence after which a process is not heard.
     lease_s : float
         Seconds of silence after which a device lets go of what a client has there.
+    cost_s, leave_s : float
+        Seconds of a device's own, as of `PlayedDevice`.
+    cores : mapping of str to Cores
+        By node, where devices and clients share them.
     """
 
     def __init__(
@@ -40,15 +44,18 @@ class PlayedCluster:
         lease_s: float = 60.0,
         memory_nbytes: int | None = None,
         cost_s: float = 0.0,
+        leave_s: float = 0.0,
+        cores: Mapping[str, Cores] = {},
     ) -> None:
         self.world = world
+        self.cores = cores
         self.network = network
         self.work = work
         self.nodes = nodes
         self.timeout_s = timeout_s
         self.lease_s = lease_s
         self._memory_nbytes = memory_nbytes
-        self._cost_s = cost_s
+        self._cost_s, self._leave_s = cost_s, leave_s
         #: Each device's present life, and how many it has had.
         self.devices: dict[str, PlayedDevice] = {}
         self._lives: dict[str, int] = {}
@@ -72,7 +79,8 @@ class PlayedCluster:
         life = self._lives[name] = self._lives.get(name, 0) + 1
         device = PlayedDevice(
             self.world, self.network, self.work, name, self.nodes[name], life,
-            memory_nbytes=self._memory_nbytes, cost_s=self._cost_s,
+            memory_nbytes=self._memory_nbytes, cost_s=self._cost_s, leave_s=self._leave_s,
+            cores=self.cores.get(self.nodes[name]),
         )  # fmt: skip
         device.on_run = lambda device, run: self.on_run(device, run)
         self.devices[name] = device

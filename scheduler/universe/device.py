@@ -10,7 +10,7 @@ from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop
 from scheduler.formats.stage_source import StageSource
 from scheduler.universe.network import Network
-from scheduler.universe.world import Process, World, WorldEvent
+from scheduler.universe.world import Cores, Process, World, WorldEvent
 from scheduler.vocabulary.events import Run
 from scheduler.vocabulary.plan import Stage
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -31,6 +31,10 @@ class Work:
         """Return how many runs of a stage there may be at once."""
         return 1
 
+    def num_cores(self, device: str) -> float:
+        """Return how many of its node's cores a run computes on."""
+        return 0.0
+
 
 class PlayedDevice:
     """One life of a device: a process with a host and a loop.
@@ -39,8 +43,8 @@ class PlayedDevice:
     ----------
     memory_nbytes : int, optional
         What it may keep for clients.
-    cost_s : float
-        Seconds of its own that each message takes.
+    cost_s, leave_s : float
+        Seconds of its own that each message takes, and each run once it has computed.
     """
 
     def __init__(
@@ -54,12 +58,15 @@ class PlayedDevice:
         *,
         memory_nbytes: int | None = None,
         cost_s: float = 0.0,
+        leave_s: float = 0.0,
+        cores: Cores | None = None,
     ) -> None:
         self.name = name
         self.node = node
         self.work = work
         self.world = world
-        self.process = Process(world, f"{name}/{life}", node)
+        self.process = Process(world, f"{name}/{life}", node, cores)
+        self._leave_s = leave_s
         descriptor = DeviceDescriptor(name, "PLAYED", "0", node, memory_nbytes=memory_nbytes)
         plugin: Any = _Plugin(self)
         self.host = DeviceHost(descriptor, plugin, world.now_s)
@@ -91,13 +98,24 @@ class PlayedDevice:
 
     def _start(self, loop: DeviceLoop, due: Run) -> None:
         self.on_run(self, due)
-        took_s = 0.0
-        if not self.world.is_threaded:  # else the program takes it
-            opened = due.stage.opened
-            stage = self.stages[opened.deployment, opened.stage]
-            took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in opened.inputs])
-            self.process.busy_s += took_s
-        self.process.do(took_s, 0.0, loop.run, due)
+        process = self.process
+        if self.world.is_threaded:  # the program takes it
+            process.do(0.0, 0.0, loop.run, due)
+            return
+        opened = due.stage.opened
+        stage = self.stages[opened.deployment, opened.stage]
+        took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in opened.inputs])
+        width, began_s = self.work.num_cores(self.name), self.world.now
+        if process.cores is None or not width:
+            process.busy_s += took_s
+            process.do(took_s, self._leave_s, loop.run, due)
+            return
+
+        def computed() -> None:
+            process.busy_s += self.world.now - began_s
+            process.do(0.0, self._leave_s, loop.run, due)
+
+        process.cores.compute(took_s, width, computed)
 
     def run(self, stage: Stage, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run a stage, for as long as that takes."""
@@ -106,7 +124,14 @@ class PlayedDevice:
             woken = WorldEvent(self.world)
             with context.on_cancel(woken.set):
                 context.check_cancelled()
-                woken.wait(took_s)
+                width, cores = self.work.num_cores(self.name), self.process.cores
+                if cores is not None and width:
+                    cores.compute(took_s, width, woken.set)
+                    woken.wait()
+                else:
+                    woken.wait(took_s)
+            if self._leave_s:
+                self.world.sleep(self._leave_s)
             while self.process.is_stopped:
                 self.world.sleep(self.process.stopped_until_s - self.world.now)
             context.check_cancelled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import heapq
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
@@ -226,16 +227,93 @@ class WorldEvent:
             self._world.resume_later(fiber)
 
 
+class Cores:
+    """A node's cores: what computes there shares them evenly, as far as each can use them.
+
+    Parameters
+    ----------
+    count : int
+        How many there are.
+    together : float
+        What is left of a core's speed while all of them work: they share memory, and some more.
+    """
+
+    def __init__(self, world: World, count: int, together: float = 1.0) -> None:
+        self._world = world
+        self.count = count
+        self._slowed = (1.0 - together) / max(1, count - 1)
+        #: Seconds that its cores worked, in all.
+        self.busy_s = 0.0
+        #: How many cores could be used now.
+        self._wanted = 0.0
+        #: Seconds of work that each which computes has got, since when there are any; until when.
+        self._got_s = 0.0
+        self._until_s = 0.0
+        #: What computes, by the seconds of work that it ends at.
+        self._due: list[tuple[float, int, float, Callable[..., None], Any]] = []
+        self._count = 0
+
+    def compute(
+        self, work_s: float, width: float, call: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Have `call` called once `width` cores have worked for so long; slower with others."""
+        self._pass()
+        self._wanted += width
+        self._count += 1
+        heapq.heappush(self._due, (self._got_s + work_s, self._count, width, call, arguments))
+        self._look()
+
+    @property
+    def _speed(self) -> float:
+        used = min(self._wanted, self.count)
+        return (1.0 - self._slowed * max(0.0, used - 1.0)) * used / self._wanted
+
+    def _pass(self) -> None:
+        passed_s, self._until_s = self._world.now - self._until_s, self._world.now
+        if self._due:
+            self._got_s += passed_s * self._speed
+            self.busy_s += passed_s * min(self._wanted, self.count)
+
+    def _look(self) -> None:
+        if self._due:
+            left_s = max(0.0, self._due[0][0] - self._got_s)
+            self._world.after(left_s / self._speed, self._end, self._count)
+        else:
+            self._wanted = self._got_s = 0.0
+
+    def _end(self, count: int) -> None:
+        """End what is first, unless something began or ended since this was to happen."""
+        if count != self._count:
+            return
+        self._pass()
+        _, _, width, call, arguments = heapq.heappop(self._due)
+        self._wanted -= width
+        self._count += 1
+        self._look()
+        call(*arguments)
+
+
 class Process:
     """A process: it does one thing after the other, may be stopped for a while, and may end.
 
-    `node`: where it is.
+    Attributes
+    ----------
+    node : str
+        Where it is.
+    lane : Process
+        Whose turn it takes to do something: that of an interpreter, which processes may share.
+    cores : Cores or None
+        What it computes on; None: as many as it likes.
     """
 
-    def __init__(self, world: World, name: str, node: str) -> None:
+    def __init__(self, world: World, name: str, node: str, cores: Cores | None = None) -> None:
         self.world = world
         self.name = name
         self.node = node
+        self.lane = self
+        self.cores = cores
+        #: What is done one after the other, where that takes as long as cores have others to do.
+        self._turns: deque[tuple[Process, float, float, Callable[..., None], Any]] = deque()
         self.is_alive = True
         #: Until when it is stopped; until when it has something to do, and how long it had in all.
         self.stopped_until_s = 0.0
@@ -261,13 +339,31 @@ class Process:
             wait_s = self.stopped_until_s - world.now
             world.after(wait_s, self._begin, cost_s, call, arguments)
         elif cost_s:
-            start_s = max(world.now, self.free_s)
-            self.queued_s += start_s - world.now
+            lane = self.lane
             self.busy_s += cost_s
-            self.free_s = start_s + cost_s
-            world.after(self.free_s - world.now, self._end, call, arguments)
+            if lane.cores is not None:
+                lane._turns.append((self, world.now, cost_s, call, arguments))
+                if len(lane._turns) == 1:
+                    lane._take_turn()
+                return
+            start_s = max(world.now, lane.free_s)
+            self.queued_s += start_s - world.now
+            lane.free_s = start_s + cost_s
+            world.after(lane.free_s - world.now, self._end, call, arguments)
         else:
             self._end(call, arguments)
+
+    def _take_turn(self) -> None:
+        process, came_s, cost_s, _, _ = self._turns[0]
+        process.queued_s += self.world.now - came_s
+        assert self.cores is not None
+        self.cores.compute(cost_s, 1.0, self._end_turn)
+
+    def _end_turn(self) -> None:
+        process, _, _, call, arguments = self._turns.popleft()
+        if self._turns:
+            self._take_turn()
+        process._end(call, arguments)
 
     def _end(self, call: Callable[..., None], arguments: Any) -> None:
         if not self.is_alive:

@@ -70,7 +70,7 @@ class Faults:
             "client_crash": 0.5,
             "slow_start": random.choice((0.2, 0.8)),
             "failed_start": random.choice((0.2, 0.6)),
-            "call": random.choice((0.05, 0.3)),
+            "call": random.choice((0.1, 0.5)),
             "raises": random.choice((0.02, 0.2)),
             "poison": 0.02,
             "hang": 0.02,
@@ -79,6 +79,8 @@ class Faults:
             "close": 0.3,
         }
         on = {name: rate for name, rate in rates.items() if random.random() < 0.3}
+        if "call" in on and random.random() < 0.8:  # devices are called when they start again
+            on["crash_s"] = rates["crash_s"]
         lines = random.choice((0, 0, 30, 100, 400, 2000))
         late_s = random.choice((0.001, 0.02, 0.3))
         return cls(**on, late_s=late_s, lines=lines, loses_drops=random.random() < 0.3)

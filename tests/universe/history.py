@@ -283,7 +283,7 @@ class History:
     def _next(self, model: Model) -> Model:
         """Return who takes a state next: a model that runs elsewhere may read it there."""
         alike = [m for m in self.models if m.client is model.client and m.width == model.width]
-        return self.world.random.choice([m for m in alike if m.has_state])
+        return self.world.random.choice([m for m in alike if m.has_state] or [model])
 
     def _happen(self, kind: str, mean_s: float) -> None:
         if self.is_healing:
@@ -363,12 +363,9 @@ class History:
         draw = self.world.random
         if self.is_healing or draw.random() >= self.faults.call:
             return (0.0,), True
-        late_s = draw.choice(
-            (0.3, 1.5, 4.0)
-        )  # called again while, or long after, the first is done
-        return draw.choice(
-            (((), True), ((0.0,), False), ((0.0, 0.01), True), ((late_s, 0.0), True))
-        )
+        # Called again while the first call runs, or long after it.
+        again = (draw.choice((0.3, 1.5, 4.0)), 0.0), True
+        return draw.choice((((), True), ((0.0,), False), ((0.0, 0.01), True), again, again))
 
     def breaks(self, what: str) -> None:
         self.broken.append(f"t={self.world.now:.4f}: {what}")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import onnx
@@ -18,7 +22,7 @@ from hetero.planning.report import PlanReport
 from hetero.simulate.advise import simulate
 from hetero.simulate.arrivals import Arrivals, read_arrivals
 from hetero.simulate.batches import read_batches
-from hetero.simulate.fleet import Fleet, planned_fleet, read_fleet
+from hetero.simulate.fleet import Fleet, FleetNode, Program, planned_fleet, read_fleet
 from hetero.simulate.page import page_html
 from hetero.simulate.run import run
 from tests.support.chains import chain
@@ -49,6 +53,63 @@ def test_one_device_is_the_queue_of_the_books() -> None:
         assert device.busy == pytest.approx(load, rel=0.05)
         waited_s = load * 0.01 / (2 * (1 - load))
         assert device.queued_s == pytest.approx(waited_s, rel=0.1)
+
+
+def shared(report: PlanReport, devices: int, nodes: Mapping[str, FleetNode]) -> Fleet:
+    """Return a fleet whose devices each use one core of their node."""
+    made = planned_fleet(report, {"D0": devices})
+    computing = tuple(replace(device, cores=1.0) for device in made.devices)
+    return Fleet(computing, {}, client_s=0.0, nodes=nodes)
+
+
+def test_devices_share_a_core_as_the_books_say() -> None:
+    # M/G/1 with processor sharing: load / (1 - load) requests are there on average, whatever
+    # their times are; so many devices are busy, as none has two of them.
+    report = planned(0.01)
+    for load in (0.3, 0.6):
+        one_core = shared(report, 12, {"local": FleetNode(1)})
+        found = run(report, one_core, Arrivals("", load / 0.01), requests=6_000, seed=2)
+        busy = sum(used.busy for used in found.used if used.kind == "device")
+        assert busy == pytest.approx(load / (1 - load), rel=0.12)
+        (cores,) = (used for used in found.used if used.kind == "cores")
+        assert cores.busy == pytest.approx(load, rel=0.05)
+
+
+def test_cores_that_slow_each_other_down() -> None:
+    report = planned(0.01)
+    for cores, together, rate in ((2, 1.0, 200.0), (2, 0.7, 140.0), (1, 1.0, 100.0)):
+        two = shared(report, 2, {"local": FleetNode(cores, together)})
+        found = run(report, two, None, requests=500)
+        assert found.throughput_per_s == pytest.approx(rate, rel=0.02)
+
+
+def test_runs_that_differ_are_the_queue_of_the_books() -> None:
+    # M/M/1: load * time / (1 - load) is waited for on average; quantiles of an exponential.
+    report = planned(0.01)
+    times = tuple(-math.log(1 - (i + 0.5) / 400) for i in range(400))
+    exponential = replace(fleet(report), program=Program(run=times))
+    found = run(report, exponential, Arrivals("", 60.0), requests=20_000, seed=3)
+    (device,) = (used for used in found.used if used.kind == "device")
+    assert device.queued_s == pytest.approx(0.6 * 0.01 / 0.4, rel=0.12)
+
+
+def test_what_the_program_takes() -> None:
+    report = planned(0.0001, 0.0001, 0.0001)
+
+    def full(**program: Any) -> float:
+        made = replace(fleet(report), program=Program(**program))
+        return run(report, made, None, requests=500).throughput_per_s
+
+    # Each device for itself; or all in turn, in one interpreter.
+    assert full(leave_s=0.001) == pytest.approx(1 / 0.0011, rel=0.02)
+    assert full(leave_s=0.001, one_process=True) == pytest.approx(1 / 0.003, rel=0.04)
+    assert full(leave_s=0.0005, arrive_s=0.0005, one_process=True) == pytest.approx(
+        1 / 0.003, rel=0.04
+    )
+    slow = replace(fleet(report), program=Program(hop_s=(0.002,), idle=(3.0,), leave_s=0.0))
+    alone = run(report, slow, Arrivals("", 5.0), requests=100)
+    # Three devices that wake up, and messages to the first, between them, and to the client.
+    assert alone.p50_s == pytest.approx(3 * 0.0003 + 4 * 0.00205, rel=0.02)
 
 
 def test_a_pipeline_gives_what_its_slowest_stage_can() -> None:
@@ -95,11 +156,14 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         "  slower: {like: slow, node: b, factor: 2, price: 50}\n"
         "links:\n  - {between: [a, b], delay_ms: 3, megabytes_per_s: 100, price: 5}\n"
         "clients: {count: 2, microseconds: 0, node: a}\n"
+        "nodes: {b: {cores: 3, together: 0.8}}\nprogram: {hop_us: [0, 0], leave_us: 0}\n"
     )
     found = read_fleet(path, report)
     assert [(d.name, d.like, d.factor) for d in found.devices] == [
         ("D0", "D0", 1.0), ("slow", "D1", 2.0), ("slower", "D1", 4.0),
     ]  # fmt: skip
+    assert found.nodes == {"b": FleetNode(3, 0.8)}
+    assert found.program == Program(leave_s=0.0, hop_s=(0.0, 0.0))
     alone = run(report, found.without("slower"), Arrivals("", 1.0), requests=100)
     assert alone.p50_s == pytest.approx(0.004 + 0.020 + 2 * 0.003, rel=0.03)
     assert simulate(report, found, requests=100).added[0].gain_per_price is not None
@@ -124,6 +188,11 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, a]}]", "within a node"),
         ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local]}, {between: [local, a]}]",
          "twice"),
+        ("devices: {D0: {}, D1: {}}\nnodes: {rack: {cores: 2}}", "unknown rack"),
+        ("devices: {D0: {}, D1: {}}\nnodes: {local: {cores: 1.5}}", "cores 1.5.*whole cores"),
+        ("devices: {D0: {}, D1: {}}\nnodes: {local: {cores: 2, together: 2}}", "together 2"),
+        ("devices: {D0: {}, D1: {}}\nprogram: {hop_us: [1, x]}", "hop_us 'x'"),
+        ("devices: {D0: {}, D1: {}}\nprogram: {one_process: 1}", "true or false"),
         ("devices: \0", "cannot be read"),
         ("devices: {", "cannot be read"),
     ],
