@@ -52,6 +52,8 @@ def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
         "command": " ".join(["python", *command]),
         "note": "",
         "rows": rows,
+        # What it says besides, of all rows or of other things.
+        "more": {k: v for k, v in found.items() if k != "rows"} if "rows" in found else {},
     }
     path = RESULTS / machine / f"{date}-{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +81,11 @@ def _section(result: Mapping[str, Any]) -> str:
     cells.insert(1, ["---"] * len(cells[0]))
     lines = "\n".join(f"| {' | '.join(line)} |" for line in cells)
     where = f"`{result['command']}`: {result['date']}, {result['machine']}, {result['commit']}."
-    return f"\n**{result['benchmark']}** {' '.join((where, result['note'])).strip()}\n{lines}\n"
+    more = {k: v for k, v in result.get("more", {}).items() if not isinstance(v, list)}
+    told = f" {json.dumps(more)[1:-1]}." if more else ""
+    told = told.replace('"', "").replace("{", "").replace("}", "")
+    note = " ".join((where, result["note"])).strip() + told
+    return f"\n**{result['benchmark']}** {note}\n{lines}\n"
 
 
 def kept() -> list[dict[str, Any]]:

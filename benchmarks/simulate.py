@@ -1,25 +1,31 @@
 """Simulated against real: rates and times of the same runs, and whether the advice holds.
 
-Twelve real runs in process, under Poisson arrivals or as fast as they are answered: chains of NULL
-devices (2 to 50 ms), replicas, batches, and squeezenet on ONNX Runtime in 1 to 8 stages. Each is
-simulated with the same arrivals and the times that its stages took just before, several requests
-being in flight. Signed and absolute mean errors are both printed: errors that cancel show.
+First what the program takes besides what is computed, on chains of NULL devices: what a request
+costs the client, a task its device, and how long a message is on its way. Then twelve real runs in
+process, under Poisson arrivals or as fast as they are answered: chains of NULL devices (2 to 50
+ms), replicas, batches, and squeezenet on ONNX Runtime in 1 to 8 stages. Each is simulated with the
+same arrivals and the times that its stages took just before, one request at a time and as many as
+keep all at work. A real run is the median of three, as a simulated one is: a machine that stalls
+for a moment spoils one. Signed and absolute mean errors are both printed: errors that cancel show.
 
-Then the advice: chains of three stages, what the simulation says to add, and what adding one of
-each device brings for real.
+Then the advice: chains of two to four stages, what the simulation says to add, and what adding one
+of each device brings for real.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,7 +41,7 @@ from hetero.planning.report import PlanReport
 from hetero.simulate.advise import simulate
 from hetero.simulate.arrivals import Arrivals
 from hetero.simulate.batches import Batches
-from hetero.simulate.fleet import planned_fleet
+from hetero.simulate.fleet import Fleet, FleetNode, Program, planned_fleet
 from hetero.simulate.run import Outcome, run
 
 
@@ -77,6 +83,8 @@ CASES: Mapping[str, Case] = {
     "ORT 4 stages, all": Case(4, 0.0),
     "ORT 8 stages, 60 %": Case(8, 0.6),
 }
+#: How far off a simulated figure may be.
+_WANTED = {"rate": 0.03, "p50": 0.05, "p99": 0.15}
 #: Requests in flight at most, of each run.
 _IN_FLIGHT = 64
 
@@ -88,6 +96,8 @@ class Runs:
     took_s: list[float] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)
     stages_s: dict[int, list[float]] = field(default_factory=dict)
+    #: From the end of a stage to the start of the one after it.
+    gaps_s: list[float] = field(default_factory=list)
 
     @property
     def _counted(self) -> slice:
@@ -111,10 +121,14 @@ def measure(
     times_s: Sequence[float] | None,
     count: int,
     in_flight: int = _IN_FLIGHT,
+    is_alone: bool = False,
 ) -> Runs:
-    """Have requests come when they are to, or as fast as they are answered."""
+    """Have requests come when they are to, or as fast as they are answered.
+
+    `is_alone`: each comes a while after the one before it was answered.
+    """
     queue = hetero.AsyncInferQueue(compiled, jobs=in_flight)
-    runs, lock = Runs(), threading.Lock()
+    runs, lock, pause = Runs(), threading.Lock(), Random(0)
 
     def ended(request: Any, begun_s: float) -> None:
         now_s = time.perf_counter()
@@ -123,10 +137,15 @@ def measure(
             runs.ends_s.append(now_s)
             for stage in request.times.stages:
                 runs.stages_s.setdefault(stage.stage, []).append(stage.run_s)
+            for one, other in pairwise(request.times.stages):
+                runs.gaps_s.append(other.started_s - one.ended_s)
 
     queue.set_callback(ended)
-    start_s = time.perf_counter() + 0.05
+    start_s = time.perf_counter() + (0.05 if times_s else 0.0)
     for number in range(count):
+        if is_alone:
+            queue.wait_all()
+            time.sleep(0.005 + 0.01 * pause.random())
         due_s = start_s + times_s[number] if times_s else time.perf_counter()
         while (wait_s := due_s - time.perf_counter()) > 0:
             time.sleep(wait_s)
@@ -177,7 +196,7 @@ def compiled_case(
         config["INFERENCE_NUM_THREADS"] = 1
         device = "HETERO:" + ",".join(dict.fromkeys(names))
         return core.compile_model(model, device, config, affinity=pins), {port.name: x}
-    count = len(names) * case.copies + ("STAGE_REPLICAS" in more)
+    count = len(names) * case.copies + sum(map(len, more.get("STAGE_REPLICAS", {}).values()))
     pins = {f"n{i}": name for i, name in enumerate(names)}
     config["NULL_NODE_TIMES_US"] = {f"n{i}": ms * 1e3 for i, ms in enumerate(case.stages)}
     if case.copies > 1:
@@ -191,80 +210,162 @@ def compiled_case(
     return compiled, {"x": np.zeros(1, np.float32)}
 
 
-def row(name: str, seconds: float, client_us: float) -> dict[str, Any]:
-    """Run one case for about so long, and simulate it."""
+def quantiles(values: Sequence[float], count: int = 200) -> tuple[float, ...]:
+    """Return evenly spaced quantiles."""
+    ordered = sorted(values)
+    return tuple(ordered[int((i + 0.5) / count * len(ordered))] for i in range(count))
+
+
+def measured_program(executor: Literal["ray", "inprocess"]) -> tuple[Program, float]:
+    """Return what the program takes besides what is computed, and the client's part a request."""
+
+    def chain_of(stages: int) -> tuple[Runs, float, float]:
+        """Return requests one by one; seconds of a task besides its run, and of this process."""
+        with hetero.Core(executor, devices={"NULL": stages}) as core:
+            compiled, inputs = compiled_case(core, Case((2.0,) * stages, 0.0))
+            measure(compiled, inputs, None, 100)
+            alone = measure(compiled, inputs, None, 80, in_flight=1, is_alone=True)
+            begun_s = time.process_time()
+            full = measure(compiled, inputs, None, 800, in_flight=16)
+            cpu_s = (time.process_time() - begun_s) / len(full.ends_s)
+            longest_s = max(map(statistics.fmean, full.stages_s.values()))
+            return alone, max(0.0, 1 / full.rate_per_s - longest_s), cpu_s
+
+    alone, leave_s, cpu_s = chain_of(4)
+    call_s, is_one = 0.0, executor == "inprocess"
+    if is_one:  # the thread that ran the last stage answers; the rest is on the way to the first
+        _, last_s, _ = chain_of(1)
+        computed_s = (sum(one) for one in zip(*alone.stages_s.values(), strict=True))
+        between_s = (sum(alone.gaps_s[3 * i : 3 * i + 3]) for i in range(len(alone.took_s)))
+        ways = zip(alone.took_s, computed_s, between_s, strict=True)
+        ends_s = statistics.median(took_s - run_s - gap_s for took_s, run_s, gap_s in ways)
+        cpu_s = 2 * max(0.0, last_s - leave_s)
+        call_s = max(0.0, ends_s - last_s - cpu_s / 2)
+    hops = quantiles([max(0.0, gap_s - leave_s) for gap_s in alone.gaps_s])
+    return Program(call_s, 0.0, leave_s, hops, one_process=is_one), cpu_s
+
+
+def row(name: str, seconds: float, program: Program, client_s: float) -> dict[str, Any]:
+    """Run one case three times, for about so long in all, and simulate it."""
     case = CASES[name]
     plugin = case.names[0].partition(".")[0]
     num_devices = len(set(case.names)) * case.copies
     with hetero.Core("inprocess", devices={plugin: num_devices}) as core:
         compiled, inputs = compiled_case(core, case)
         # As many as keep each device at work, so that what they do to each other is in it.
-        before = measure(compiled, inputs, None, 60, in_flight=2 * num_devices * case.batch)
-        times_s = [statistics.fmean(runs) for _, runs in sorted(before.stages_s.items())]
-        if case.copies > 1:  # each copy's stages have numbers of their own
-            times_s = [
-                statistics.fmean(times_s[i :: len(case.names)]) for i in range(len(case.names))
-            ]
+        flight = 2 * num_devices * case.batch
+        warm = measure(compiled, inputs, None, flight + 20, in_flight=flight)
+        count = max(40, min(600, int(2 * warm.rate_per_s)))
+        full = measure(compiled, inputs, None, count, in_flight=flight)
+        alone = measure(compiled, inputs, None, 40 * case.copies, in_flight=1, is_alone=True)
         # A model may be cut into more or fewer stages than its nodes were given to in turn.
         names = [s.device for s in compiled.subgraphs] if plugin == "ORT" else case.names
+        fleet, times_s = calibrated(case, names, alone, full, program, client_s)
         report = planned(names, times_s)
-        fleet = replace(planned_fleet(report, {plugin: num_devices}), client_s=client_us / 1e6)
-        busy_s = max(
-            sum(s for s, n in zip(times_s, names, strict=True) if n == name) for name in set(names)
+        made = planned_fleet(report, {plugin: num_devices})
+        devices = tuple(replace(d, cores=float(plugin == "ORT")) for d in made.devices)
+        fleet = replace(fleet, devices=devices)
+        rate = (case.load or 1.0) * full.rate_per_s
+        count = min(2000, max(60, int(rate * seconds / 3)))
+        drawn = list(Arrivals(name, rate).times_s(count, Random(0)))
+        times = drawn if case.load else None
+        reals = [measure(compiled, inputs, times, count) for _ in range(3)]
+    gaps = tuple(b - a for a, b in pairwise([0.0, *drawn]))
+    founds = [
+        run(
+            report, fleet, Arrivals(name, rate, gaps_s=gaps) if times else None, requests=count,
+            seed=seed, in_flight=_IN_FLIGHT, batches=Batches(case.batch, 1.0),
         )
-        rate = (case.load or 1.0) * case.batch * case.copies / busy_s
-        count = min(4000, max(60, int(rate * seconds)))
-        arrivals = Arrivals(name, rate) if case.load else None
-        times = list(arrivals.times_s(count, Random(0))) if arrivals else None
-        real = measure(compiled, inputs, times, count)
-    found = run(
-        report, fleet, arrivals, requests=count, seed=0, in_flight=_IN_FLIGHT,
-        batches=Batches(case.batch, 1.0),
-    )  # fmt: skip
-    return {"run": name, "stages": len(names), "requests": count, **_compared(found, real)}
+        for seed in range(3)
+    ]  # fmt: skip
+    return {"run": name, "stages": len(names), "requests": count, **_compared(founds, reals)}
 
 
-def _compared(found: Outcome, real: Runs) -> dict[str, Any]:
+def calibrated(
+    case: Case, names: Sequence[str], alone: Runs, full: Runs, program: Program, client_s: float
+) -> tuple[Fleet, list[float]]:
+    """Return a fleet of no devices yet with what was measured, and what each stage takes."""
+
+    def means(runs: Runs) -> list[float]:
+        # Each copy's stages have numbers of their own.
+        of = [[] for _ in names]  # type: list[list[float]]
+        for stage, times_s in runs.stages_s.items():
+            of[stage % len(names)] += times_s
+        return [statistics.fmean(times_s) for times_s in of]
+
+    def spread(runs: Runs, by: Sequence[float]) -> tuple[float, ...]:
+        return quantiles(
+            [t / by[stage % len(by)] for stage, times in runs.stages_s.items() for t in times]
+        )
+
+    quiet, busy = means(alone), means(full)
+    nodes, base = {}, busy
+    if isinstance(case.stages, int) and len(set(names)) > 1:
+        # What they take alone, and what they do to each other.
+        together = min(1.0, sum(quiet) / sum(busy))
+        nodes, base = {"local": FleetNode(len(os.sched_getaffinity(0)), together)}, quiet
+    program = replace(program, run=spread(full, busy), idle=spread(alone, base))
+    return Fleet((), {}, client_s=client_s, nodes=nodes, program=program), base
+
+
+def _compared(founds: Sequence[Outcome], reals: Sequence[Runs]) -> dict[str, Any]:
     pairs = {
-        "rate": (found.throughput_per_s, real.rate_per_s),
-        "p50": (found.p50_s, real.at(0.5)),
-        "p99": (found.p99_s, real.at(0.99)),
+        "rate": ([f.throughput_per_s for f in founds], [r.rate_per_s for r in reals]),
+        "p50": ([f.p50_s for f in founds], [r.at(0.5) for r in reals]),
+        "p99": ([f.p99_s for f in founds], [r.at(0.99) for r in reals]),
     }
+    medians = {key: tuple(map(statistics.median, pair)) for key, pair in pairs.items()}
     return {
-        **{key: measured for key, (_, measured) in pairs.items()},
+        **{key: measured for key, (_, measured) in medians.items()},
         **{
-            f"{key} error": simulated / measured - 1 for key, (simulated, measured) in pairs.items()
+            f"{key} error": simulated / measured - 1
+            for key, (simulated, measured) in medians.items()
         },
     }
 
 
-def advice(number: int, seconds: float) -> dict[str, Any]:
-    """Draw a chain, and add for real what the simulation says, and each of the others."""
+def advice(number: int, seconds: float, program: Program, client_s: float) -> dict[str, Any]:
+    """Draw a chain, and add for real what the simulation says, and each of the others.
+
+    In half of the chains a device has a second one beside it from the start.
+    """
     random = Random(number)
-    case = Case(tuple(random.choice((3.0, 5.0, 8.0, 12.0, 20.0)) for _ in range(3)), 0.0)
-    count = int(seconds / max(case.stages) * 1e3)  # type: ignore[arg-type]  # a tuple
+    stages = tuple(random.choice((2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 50.0)) for _ in range(
+        random.choice((2, 3, 4))))  # fmt: skip
+    case = Case(stages, 0.0)
+    doubled = random.choice(case.names) if number % 2 else ""
+    count = max(40, int(seconds / max(stages) * 1e3))
     rates: dict[str, float] = {}
     for name in ("", *case.names):
-        more = {"STAGE_REPLICAS": {name: ["NULL.3"]}} if name else {}
-        with hetero.Core("inprocess", devices={"NULL": 4}) as core:
-            compiled, inputs = compiled_case(core, case, more)
+        more: dict[str, list[str]] = {}
+        for i, other in enumerate(filter(None, (doubled, name))):
+            more.setdefault(other, []).append(f"NULL.{len(stages) + i}")
+        with hetero.Core("inprocess", devices={"NULL": len(stages) + 2}) as core:
+            compiled, inputs = compiled_case(core, case, {"STAGE_REPLICAS": more} if more else {})
+            measure(compiled, inputs, None, 20)
             real = measure(compiled, inputs, None, count)
             rates[name] = real.rate_per_s
             if not name:
-                times_s = [statistics.fmean(runs) for _, runs in sorted(real.stages_s.items())]
+                times_s = [statistics.fmean(real.stages_s[i]) for i in range(len(stages))]
     report = planned(case.names, times_s)
-    said = simulate(report, planned_fleet(report, {}), requests=1000).added[0]
+    fleet = replace(planned_fleet(report, {}), client_s=client_s, program=program)
+    fleet = fleet.with_one_more(doubled) if doubled else fleet
+    said = simulate(report, fleet, requests=1000).added[0]
     best = max(case.names, key=rates.__getitem__)
-    mine = said.name.removeprefix("+1 ")
+    # What brings nothing: to add anything else is as good.
+    mine = rates.get(said.name.removeprefix("+1 "), rates[""])
     return {
-        "stages, ms": " ".join(f"{ms:g}" for ms in case.stages),  # type: ignore[union-attr]
+        "stages, ms": " ".join(
+            f"{ms:g}" + " x 2" * (name == doubled)
+            for ms, name in zip(stages, case.names, strict=True)
+        ),
         "advice": said.name,
         "gain said": said.gain,
-        "gain": rates.get(mine, 0.0) / rates[""] - 1,
+        "gain": mine / rates[""] - 1,
         "best": f"+1 {best}",
         "best gain": rates[best] / rates[""] - 1,
         # Two slowest stages alike: what is added brings nothing, whichever it is.
-        "right": rates.get(mine, 0.0) >= 0.98 * rates[best],
+        "right": mine >= 0.98 * rates[best],
     }
 
 
@@ -292,7 +393,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of each real run, about")
     parser.add_argument("--only", nargs="*", default=list(CASES))
     parser.add_argument("--advice", type=int, default=10, help="chains of which advice is tried")
-    parser.add_argument("--client-us", type=float, default=150.0, help="a request's, in process")
+    parser.add_argument(
+        "--program", action="store_true", help="measure that alone: for a cluster file"
+    )
+    parser.add_argument(
+        "--executor", default="inprocess", choices=("inprocess", "ray"), help="of --program"
+    )
     parser.add_argument("--scale", type=int, nargs="*", help="numbers of devices; no real runs")
     parser.add_argument("--requests", type=int, default=10_000, help="of --scale")
     parser.add_argument("--json", action="store_true")
@@ -300,15 +406,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.scale:
         print_rows([scale(number, options.requests) for number in options.scale], options.json)
         return
-    rows = [row(name, options.seconds, options.client_us) for name in options.only]
-    advised = [advice(i, options.seconds / 8) for i in range(options.advice)]
+    program, client_s = measured_program(options.executor)
+    if options.program:
+        some = quantiles(program.hop_s, 20)
+        document = {
+            "clients": {"microseconds": round(client_s * 1e6, 1)},
+            "program": {
+                "call_us": round(program.call_s * 1e6, 1),
+                "leave_us": round((program.leave_s or 0.0) * 1e6, 1),
+                "hop_us": [round(hop_s * 1e6, 1) for hop_s in some],
+                "one_process": program.one_process,
+            },
+        }
+        print(json.dumps(document))  # which is YAML
+        return
+    rows = [row(name, options.seconds, program, client_s) for name in options.only]
+    advised = [advice(i, options.seconds / 10, program, client_s) for i in range(options.advice)]
     errors = [key for key in rows[0] if key.endswith(" error")] if rows else []
     more: dict[str, Any] = {
         "signed mean errors": {k: round(statistics.fmean(r[k] for r in rows), 4) for k in errors},
         "absolute mean errors": {
             k: round(statistics.fmean(abs(r[k]) for r in rows), 4) for k in errors
         },
+        "held": {
+            f"{key} within {most:.0%}": sum(abs(r[f"{key} error"]) <= most for r in rows)
+            for key, most in _WANTED.items()
+        },
         "advice right": f"{sum(r['right'] for r in advised)} of {len(advised)}",
+        "client_us": round(client_s * 1e6, 1),
     }
     if options.json:
         print_rows(rows, True, advice=advised, **more)

@@ -59,6 +59,8 @@ class Program:
 
     Attributes
     ----------
+    call_s : float
+        Seconds from a call until the client's processor turns to it.
     arrive_s, leave_s : float
         Seconds of a device's own for what comes, and after each run; `leave_s` None: what the plan
         says of it.
@@ -67,9 +69,11 @@ class Program:
     run, idle : tuple of float
         The time of a run by its mean, as quantiles; of one for which its device had to wake up.
     one_process : bool
-        Whether client and devices take turns in one interpreter, as they do in process.
+        Whether client and devices take turns in one interpreter, as they do in process; there the
+        device of the last stage is busy while its client takes the answer.
     """
 
+    call_s: float = 0.0
     arrive_s: float = 0.0
     leave_s: float | None = None
     hop_s: tuple[float, ...] = ()
@@ -113,8 +117,8 @@ class Fleet:
 
     def link(self, one: str, other: str) -> FleetLink:
         """Return what is between two nodes."""
-        if one == other:
-            return FleetLink()
+        if one == other:  # what a hop takes was measured there, or is assumed
+            return FleetLink(0.0) if self.program.hop_s else FleetLink()
         return self.links.get((min(one, other), max(one, other)), FleetLink())
 
     def with_one_more(self, like: str) -> Fleet:
@@ -273,7 +277,7 @@ def _nodes(where: str, top: Mapping[str, Any], known: set[str]) -> dict[str, Fle
 
 
 def _program(at: str, top: Mapping[str, Any]) -> Program:
-    known = {"arrive_us", "leave_us", "hop_us", "run", "idle", "one_process"}
+    known = {"call_us", "arrive_us", "leave_us", "hop_us", "run", "idle", "one_process"}
     row = _mapping(at, top.get("program"), known)
 
     def numbers(name: str, unit: float) -> tuple[float, ...]:
@@ -284,6 +288,7 @@ def _program(at: str, top: Mapping[str, Any]) -> Program:
     if not isinstance(one_process := row.get("one_process", False), bool):
         raise ArgumentError(f"{at}: one_process {one_process!r}; wanted true or false.")
     return Program(
+        sum(numbers("call_us", 1e-6)),
         sum(numbers("arrive_us", 1e-6)),
         sum(numbers("leave_us", 1e-6)) if "leave_us" in row else None,
         numbers("hop_us", 1e-6), numbers("run", 1.0), numbers("idle", 1.0), one_process,

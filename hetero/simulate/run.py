@@ -95,6 +95,8 @@ class _Planned(Work):
         self._program = fleet.program
         self._random = random
         self._cores = {device.name: device.cores for device in fleet.devices}
+        self._answer_s = fleet.client_s / 2 * fleet.program.one_process
+        self._ends: set[str] = set()
         #: Whether the device of the run that begins had nothing to do.
         self.is_idle = False
         self._factor = {device.name: device.factor for device in fleet.devices}
@@ -103,6 +105,7 @@ class _Planned(Work):
         self._nbytes: dict[str, int] = {}
         for number, variant in enumerate(report.variants):
             model = variant.partition.source
+            self._ends.update(variant.partition.plan.output_names)
             for s in variant.partition.subgraphs:
                 self._of[tuple(s.node_names)] = seconds[number, s.index]
                 for name in (*s.inputs, *s.outputs):
@@ -121,6 +124,11 @@ class _Planned(Work):
 
     def num_cores(self, device: str) -> float:
         return self._cores[device]
+
+    def leave_s(self, stage: Stage) -> float:
+        own_s = self._program.leave_s or 0.0
+        # In process, the thread that ran a request's last stage takes its answer to the caller.
+        return own_s + self._answer_s * (not self._ends.isdisjoint(stage.outputs))
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
         rows = _rows(inputs)
@@ -214,8 +222,7 @@ class _Serving:
         self._network = network
         self._cores = _shared_cores(self.world, fleet)
         self._cluster = PlayedCluster(
-            self.world, network, self._work, nodes, cost_s=program.arrive_s,
-            leave_s=program.leave_s or 0.0, cores=self._cores,
+            self.world, network, self._work, nodes, cost_s=program.arrive_s, cores=self._cores,
         )  # fmt: skip
         if program.hop_s:
             network.weather = lambda *_: (drawn(program.hop_s, self.world.random, 0.0),)
@@ -228,7 +235,7 @@ class _Serving:
         self.clients = [
             PlayedClient(
                 self._cluster, f"client {i}", fleet.client_node, observers,
-                cost_s=fleet.client_s / 2,
+                cost_s=0.0 if program.one_process else fleet.client_s / 2,
             )
             for i in range(fleet.clients)
         ]  # fmt: skip
@@ -254,7 +261,8 @@ class _Serving:
         number = self._count % len(self.clients)
         self._count += 1
         process = self.clients[number].process
-        process.do(0.0, self._fleet.client_s / 2, self._submit, number, self.world.now)
+        call_s, half_s = self._fleet.program.call_s, self._fleet.client_s / 2
+        process.do(call_s, half_s, self._submit, number, self.world.now)
 
     def _submit(self, number: int, begun_s: float) -> None:
         deployment = self._deployments[number]

@@ -27,8 +27,8 @@ class PlayedCluster:
         Seconds of silence after which a process is not heard.
     lease_s : float
         Seconds of silence after which a device lets go of what a client has there.
-    cost_s, leave_s : float
-        Seconds of a device's own, as of `PlayedDevice`.
+    cost_s : float
+        Seconds of a device's own that each message takes.
     cores : mapping of str to Cores
         By node, where devices and clients share them.
     """
@@ -44,7 +44,6 @@ class PlayedCluster:
         lease_s: float = 60.0,
         memory_nbytes: int | None = None,
         cost_s: float = 0.0,
-        leave_s: float = 0.0,
         cores: Mapping[str, Cores] = {},
     ) -> None:
         self.world = world
@@ -55,7 +54,7 @@ class PlayedCluster:
         self.timeout_s = timeout_s
         self.lease_s = lease_s
         self._memory_nbytes = memory_nbytes
-        self._cost_s, self._leave_s = cost_s, leave_s
+        self._cost_s = cost_s
         #: Each device's present life, and how many it has had.
         self.devices: dict[str, PlayedDevice] = {}
         self._lives: dict[str, int] = {}
@@ -79,7 +78,7 @@ class PlayedCluster:
         life = self._lives[name] = self._lives.get(name, 0) + 1
         device = PlayedDevice(
             self.world, self.network, self.work, name, self.nodes[name], life,
-            memory_nbytes=self._memory_nbytes, cost_s=self._cost_s, leave_s=self._leave_s,
+            memory_nbytes=self._memory_nbytes, cost_s=self._cost_s,
             cores=self.cores.get(self.nodes[name]),
         )  # fmt: skip
         device.on_run = lambda device, run: self.on_run(device, run)

@@ -35,6 +35,10 @@ class Work:
         """Return how many of its node's cores a run computes on."""
         return 0.0
 
+    def leave_s(self, stage: Stage) -> float:
+        """Return how long a device is busy with what a run gave, once that has computed."""
+        return 0.0
+
 
 class PlayedDevice:
     """One life of a device: a process with a host and a loop.
@@ -43,8 +47,8 @@ class PlayedDevice:
     ----------
     memory_nbytes : int, optional
         What it may keep for clients.
-    cost_s, leave_s : float
-        Seconds of its own that each message takes, and each run once it has computed.
+    cost_s : float
+        Seconds of its own that each message takes.
     """
 
     def __init__(
@@ -58,7 +62,6 @@ class PlayedDevice:
         *,
         memory_nbytes: int | None = None,
         cost_s: float = 0.0,
-        leave_s: float = 0.0,
         cores: Cores | None = None,
     ) -> None:
         self.name = name
@@ -66,7 +69,6 @@ class PlayedDevice:
         self.work = work
         self.world = world
         self.process = Process(world, f"{name}/{life}", node, cores)
-        self._leave_s = leave_s
         descriptor = DeviceDescriptor(name, "PLAYED", "0", node, memory_nbytes=memory_nbytes)
         plugin: Any = _Plugin(self)
         self.host = DeviceHost(descriptor, plugin, world.now_s)
@@ -106,14 +108,15 @@ class PlayedDevice:
         stage = self.stages[opened.deployment, opened.stage]
         took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in opened.inputs])
         width, began_s = self.work.num_cores(self.name), self.world.now
+        leave_s = self.work.leave_s(stage)
         if process.cores is None or not width:
             process.busy_s += took_s
-            process.do(took_s, self._leave_s, loop.run, due)
+            process.do(took_s, leave_s, loop.run, due)
             return
 
         def computed() -> None:
             process.busy_s += self.world.now - began_s
-            process.do(0.0, self._leave_s, loop.run, due)
+            process.do(0.0, leave_s, loop.run, due)
 
         process.cores.compute(took_s, width, computed)
 
@@ -130,8 +133,8 @@ class PlayedDevice:
                     woken.wait()
                 else:
                     woken.wait(took_s)
-            if self._leave_s:
-                self.world.sleep(self._leave_s)
+            if leave_s := self.work.leave_s(stage):
+                self.world.sleep(leave_s)
             while self.process.is_stopped:
                 self.world.sleep(self.process.stopped_until_s - self.world.now)
             context.check_cancelled()
