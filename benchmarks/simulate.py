@@ -295,7 +295,12 @@ def calibrated(
 
     def spread(runs: Runs, by: Sequence[float]) -> tuple[float, ...]:
         return quantiles(
-            [t / by[stage % len(by)] for stage, times in runs.stages_s.items() for t in times]
+            [
+                t / mean
+                for stage, times in runs.stages_s.items()
+                for t in times
+                if (mean := by[stage % len(by)])
+            ]
         )
 
     quiet, busy = means(alone), means(full)
