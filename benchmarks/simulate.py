@@ -253,7 +253,7 @@ def row(name: str, seconds: float, program: Program, client_s: float) -> dict[st
     with hetero.Core("inprocess", devices={plugin: num_devices}) as core:
         compiled, inputs = compiled_case(core, case)
         # As many as keep each device at work, so that what they do to each other is in it.
-        flight = 2 * num_devices * case.batch
+        flight = 4 * num_devices * case.batch
         warm = measure(compiled, inputs, None, flight + 20, in_flight=flight)
         count = max(40, min(600, int(2 * warm.rate_per_s)))
         full = measure(compiled, inputs, None, count, in_flight=flight)
@@ -309,7 +309,17 @@ def calibrated(
         # What they take alone, and what they do to each other.
         together = min(1.0, sum(quiet) / sum(busy))
         nodes, base = {"local": FleetNode(len(os.sched_getaffinity(0)), together)}, quiet
-    program = replace(program, run=spread(full, busy), idle=spread(alone, base))
+    # Seconds between two answers, of one copy, that the busiest device does not compute.
+    own = {name: [s for s, n in zip(busy, names, strict=True) if n == name] for name in names}
+    name = max(own, key=lambda name: sum(own[name]))
+    task_s = case.copies * case.batch / full.rate_per_s - sum(own[name])
+    task_s -= client_s / 2 * (name == names[-1])
+    program = replace(
+        program,
+        leave_s=max(0.0, task_s / len(own[name])),
+        run=spread(full, busy),
+        idle=spread(alone, base),
+    )
     return Fleet((), {}, client_s=client_s, nodes=nodes, program=program), base
 
 

@@ -15,7 +15,7 @@ from scheduler.client.batching import Batching
 from scheduler.universe.client import PlayedClient
 from scheduler.universe.device import Work
 from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.placement import Placement, Route
 from scheduler.vocabulary.plan import Stage
 from tests.universe import models
 
@@ -117,13 +117,18 @@ class Model:
     def __init__(self, history: History, client: PlayedClient) -> None:
         draw = history.random
         self.client = client
-        # Of one client often both have: then each may read what the other left on its devices.
+        # Of one client often both have: then each reads what the other left, on other devices.
         others = [m for m in history.models if m.client is client and m.has_state]
-        self.has_state: bool = draw.random() < (0.7 if others else 0.25)
+        self.has_state: bool = draw.random() < (0.8 if others else 0.25)
         shapes = [s for s in models.SHAPES if s.startswith("state") == self.has_state]
         self.shape = draw.choice(shapes)
         self.width = draw.choice((1, 1, 1, 2500))
-        self.placement = models.placement(draw, self.shape, history.names, self.width)
+        used = {name for other in others for name in other.placement.devices}
+        names = [n for n in history.names if n not in used] if self.has_state else []
+        self.width = others[0].width if names and others else self.width
+        self.placement: Placement = models.placement(
+            draw, self.shape, names or history.names, self.width
+        )
         self.limits = Limits(
             requests=draw.choice((1, 2, 3, 8, 32)),
             nbytes=draw.choice((2**30, 16 * 8 * self.width, 4 * 8 * self.width)),

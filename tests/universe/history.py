@@ -99,7 +99,7 @@ class History:
         ]
         self.models: list[Model] = []
         for client in self.clients:
-            for _ in range(draw.choice((1, 1, 2))):
+            for _ in range(draw.choice((1, 2))):
                 self.models.append(Model(self, client))
         self.invariants = Invariants(self)
         self.cluster.on_run = self.invariants.runs
