@@ -1,9 +1,13 @@
-"""The picture of BENCHMARKS.md: times over a peer's of the same run, on one logarithmic axis."""
+"""The picture of BENCHMARKS.md: times over a peer's of the same run, on one logarithmic axis.
+
+Small circles are earlier versions of hetero on the same machine.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
@@ -13,6 +17,8 @@ from benchmarks.tables import cell
 RATIOS: Final = ("over ONNX Runtime", "in process: p50 ratio", "on Ray: p50 ratio")
 _CHAIN: Final = "a bare ZeroMQ chain's: blue in process, orange on Ray"
 _PEERS: Final = dict(zip(RATIOS, ("ONNX Runtime's", _CHAIN, _CHAIN), strict=True))
+#: Results of one kind compare.
+_KIND: Final = itemgetter("benchmark", "machine")
 _COLOURS: Final = ("#2f6fde", "#2f6fde", "#d9690d")
 #: The axis' ends, and where the plot begins and ends, in pixels.
 _LOW, _HIGH, _LEFT, _RIGHT = 0.05, 20.0, 210, 780
@@ -24,7 +30,7 @@ _HEAD: Final = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {heig
 line.at1 {{ stroke: #5d6878; stroke-width: 2; }}</style>"""
 
 
-def ratios(results: Sequence[Mapping[str, Any]]) -> str:
+def ratios(results: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> str:
     """Return an SVG of every row of these results that has a ratio to a peer."""
     body: list[str] = []
     top = 40
@@ -35,8 +41,10 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> str:
         peer = next(_PEERS[name] for name in RATIOS if name in shown[0])
         said = f"{result['benchmark']}: time over {peer}"
         body.append(f'<text class="head" x="8" y="{top}">{said}</text>')
+        kin = [r for r in earlier if _KIND(r) == _KIND(result) and r["commit"] != result["commit"]]
         for row in shown:
             top += _ROW
+            body += [mark for r in kin for old in r["rows"] for mark in _before(row, old, r, top)]
             body += _row(row, top)
         top += 2 * _ROW
     axis = [
@@ -47,10 +55,30 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([_HEAD.format(height=top), *axis, *body, "</svg>", ""])
 
 
+def _label(row: Mapping[str, Any]) -> str:
+    """Return what a row is of: its first cells, up to the first ratio."""
+    first = next((i for i, name in enumerate(row) if name in RATIOS), 0)
+    said = list(row)[:first][:2]
+    more = f", {cell(row[said[1]])} {said[1]}" if said[1:] else ""
+    return cell(row[said[0]]) + more if said else ""
+
+
+def _before(
+    row: Mapping[str, Any], old: Mapping[str, Any], result: Mapping[str, Any], y: int
+) -> list[str]:
+    """Return an earlier version's marks beside a row's."""
+    if _label(old) != _label(row):
+        return []
+    return [
+        f'<circle cx="{_x(old[name]):.1f}" cy="{y}" r="2.5" fill="none" stroke="{colour}"><title>'
+        f"{escape(result['date'])}, {escape(result['commit'])}: {old[name]:g}</title></circle>"
+        for name, colour in zip(RATIOS, _COLOURS, strict=True)
+        if old.get(name) is not None
+    ]
+
+
 def _row(row: Mapping[str, Any], y: int) -> list[str]:
-    first = next(name for name in row if name in RATIOS)
-    said = list(row)[: list(row).index(first)][:2]
-    label = cell(row[said[0]]) + (f", {cell(row[said[1]])} {said[1]}" if said[1:] else "")
+    label = _label(row)
     drawn = [f'<text class="name" x="{_LEFT - 12}" y="{y + 4}">{escape(label)}</text>']
     for name, colour in zip(RATIOS, _COLOURS, strict=True):
         if row.get(name) is not None:

@@ -28,7 +28,7 @@ ORDER = (
 )  # fmt: skip
 HEAD = """# Benchmarks
 `python -m benchmarks.NAME [--json]` runs one, beside a peer in the same run: shared machines drift, so ratios say more than times.
-`python -m benchmarks.results page` made this page and its picture of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4. ![Times over those of peers](benchmarks/results/ratios.svg)
+`python -m benchmarks.results page` made this page and its picture of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4. Hollow circles are earlier versions. ![Times over those of peers](benchmarks/results/ratios.svg)
 """  # noqa: E501 - a line of the page
 
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
             print(record(machine, name, rest))
         case ["page"]:
             PAGE.write_text(page(kept()))
-            PICTURE.write_text(ratios(newest(kept())))
+            PICTURE.write_text(ratios(newest(kept()), kept()))
         case _:
             raise SystemExit(__doc__)
 
