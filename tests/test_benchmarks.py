@@ -16,6 +16,7 @@ from benchmarks import (
     batching,
     chaos,
     generate,
+    growth,
     one_device,
     paired,
     pipelines,
@@ -150,6 +151,15 @@ def test_scale_counts_stages_and_what_is_left(rows: Any) -> None:
     soaks = [row for _ in range(2) for row in rows(scale.main, "soak", "--requests", "40")]
     assert [row["requests"] for row in soaks] == [40, 40]
     assert min(row["descriptors_growth"] for row in soaks) <= 0
+
+
+def test_growth_has_a_figure_for_each_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    growth.main(["--devices", "2,3", "--json"])
+    found = json.loads(capsys.readouterr().out)["rows"]
+    assert {"deploy", "request, alone", "loss of a device: others wait"} < {
+        r["what"] for r in found
+    }
+    assert all(row["2"] >= 0 and row["3"] >= 0 for row in found)
 
 
 def test_sizes_have_units() -> None:

@@ -133,10 +133,14 @@ def close_plugins(entries: Iterable[PluginEntry]) -> None:
 
 
 def _installed() -> list[metadata.EntryPoint]:
-    points = {
-        (p.name, p.value, p.dist.name if p.dist else ""): p
-        for p in metadata.entry_points(group=GROUP)
-    }
+    try:
+        found = metadata.entry_points(group=GROUP)
+    except OSError as error:
+        raise PluginLoadError(
+            f"the installed plugins cannot be listed: {error}. Close what this process has open, "
+            "or raise its limit (`ulimit -n`)."
+        ) from error
+    points = {(p.name, p.value, p.dist.name if p.dist else ""): p for p in found}
     order = {name: i for i, name in enumerate(("CPU", "ORT", "OV", "GPU", "NULL"))}
     return [
         points[key]

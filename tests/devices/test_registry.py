@@ -1,5 +1,6 @@
 """Plugins are found, and broken ones are rows."""
 
+import errno
 from importlib import metadata
 
 import pytest
@@ -25,6 +26,15 @@ def test_module_and_attribute():
     assert entry.error is None
     assert entry.origin == EXAMPLE
     assert entry.plugin.name == "DENSE"
+
+
+def test_plugins_that_cannot_be_listed_for_want_of_descriptors_say_so(monkeypatch):
+    def full(group):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(metadata, "entry_points", full)
+    with pytest.raises(PluginLoadError, match=r"Too many open files.*ulimit"):
+        load_plugins()
 
 
 def test_a_function_gives_the_plugins_that_it_finds():

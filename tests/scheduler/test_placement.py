@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
+from collections import Counter, deque
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
@@ -124,6 +125,34 @@ def test_the_route_that_is_due_first_is_chosen(seed: int) -> None:
         credit[chosen] = max(Fraction(-1), credit[chosen] - 1)
         routes.begin(chosen)
         running[chosen] += 1
+
+
+def calls_of_choices(count: int) -> int:
+    """Return how many calls choices among so many routes make, with ten requests on each."""
+    routes = Routes([route(str(i), share=1 + i % 3) for i in range(count)])
+    running = deque[int]()
+
+    def begin() -> None:
+        chosen = routes.choose()
+        assert chosen is not None
+        routes.begin(chosen)
+        running.append(chosen)
+
+    for _ in range(10 * count):
+        begin()
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, what: calls.update([event]))
+    try:
+        for _ in range(1000):
+            routes.end(running.popleft())
+            begin()
+    finally:
+        sys.setprofile(None)
+    return calls["call"] + calls["c_call"]
+
+
+def test_a_choice_among_a_thousand_routes_makes_no_more_calls_than_among_ten() -> None:
+    assert calls_of_choices(1000) < 1.5 * calls_of_choices(10)
 
 
 def test_a_route_on_which_requests_pile_up_is_passed_by() -> None:
