@@ -70,19 +70,20 @@ for line in sys.stdin:
 """.replace("PROMPT", str(len(_PROMPT)))  # noqa: E501 - a program's line
 
 
-def bare(path: Path) -> Way:
-    """Return a session whose caches are handed along by hand."""
+def bare(path: Path, model: hetero.Model) -> Way:
+    """Return a session whose caches are handed along by hand; `model` says how wide they are."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     made = [port.name for port in session.get_outputs()]
     ports = session.get_inputs()
+    shapes = {port.name: port.shape or () for port in model.inputs}
 
     def run(count: int) -> float:
         caches = {
-            port.name: np.zeros([1, *(d if isinstance(d, int) else 0 for d in port.shape[1:])], "f")
-            for port in ports
-            if port.name.startswith("past")
+            name: np.zeros([1, *(d if isinstance(d, int) else 0 for d in shape[1:])], "f")
+            for name, shape in shapes.items()
+            if name.startswith("past")
         }
         new, past, begin_s = np.int64([_PROMPT]), 0, 0.0
         for step in range(count + 1):
@@ -148,7 +149,7 @@ def measure(
     options = {"INFERENCE_NUM_THREADS": 1}
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        ways: dict[str, tuple[Way, int]] = {"bare": (bare(folder / "model.onnx"), 1)}
+        ways: dict[str, tuple[Way, int]] = {"bare": (bare(folder / "model.onnx", model), 1)}
         if python and (folder / "genai_config.json").is_file():
             ways["genai"] = (stack.enter_context(genai(python, folder)), 1)
         for kind in kinds:

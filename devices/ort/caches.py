@@ -43,17 +43,16 @@ class _Room:
 class CacheTensor(RemoteTensor):
     """The first `length` positions of a cache's memory."""
 
+    nbytes = 0  # not a property, as it is asked for often
+
     def __init__(self, room: _Room, length: int) -> None:
         batch, heads, _, size = room.array.shape
         self.device = "ORT"
         self.shape = (batch, heads, length, size)
         self.dtype = room.array.dtype
         self.room: Final = room
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes it takes, with the room behind it."""
-        return self.room.array.nbytes
+        #: With the room behind it.
+        self.nbytes = room.array.nbytes
 
     def to_host(self) -> np.ndarray:
         """Return a copy."""

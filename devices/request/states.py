@@ -38,7 +38,8 @@ class RequestStates:
 
         Raises TensorShapeError: a value does not go with these inputs.
         """
-        return {v.name: self._value(v, inputs) for v in self.variables}
+        sizes: dict[Any, list[int | None]] = {}
+        return {v.name: self._value(v.input, inputs, sizes) for v in self.variables}
 
     def commit(self, outputs: Mapping[str, Value]) -> None:
         """Take over what a run that was answered gave."""
@@ -61,19 +62,25 @@ class RequestStates:
         """Have the next run begin anew."""
         self._values.pop(variable.name, None)
 
-    def _value(self, variable: Variable, inputs: Mapping[str, Value]) -> Value:
-        port, value = variable.input, self._values.get(variable.name)
-        sizes = [self._size(size, inputs) for size in port.shape or ()]
+    def _value(
+        self, port: TensorSpec, inputs: Mapping[str, Value], known: dict[Any, list[int | None]]
+    ) -> Value:
+        """Return what an input reads; `known`: sizes of shapes, most states having the same."""
+        value, shape = self._values.get(port.name), port.shape
+        sizes = known.get(shape)
+        if sizes is None:
+            sizes = known[shape] = [self._size(size, inputs) for size in shape or ()]
         if value is None:
-            shape = None if port.shape is None else tuple(size or 0 for size in sizes)
-            return empty_tensor(TensorSpec(port.name, port.type, shape)).data
-        differ = any(want not in (None, got) for want, got in zip(sizes, value.shape, strict=False))
-        if differ and port.name not in self._chosen:
-            raise TensorShapeError(
-                f"state {port.name!r} ({port}) has shape {list(value.shape)}, which does not go "
-                "with the other inputs: begin anew with reset_state(), or give inputs as before.",
-                port=port.name,
-            )
+            whole = None if shape is None else tuple([size or 0 for size in sizes])
+            return empty_tensor(TensorSpec(port.name, port.type, whole)).data
+        for want, got in zip(sizes, value.shape, strict=False):
+            if want != got and want is not None and port.name not in self._chosen:
+                raise TensorShapeError(
+                    f"state {port.name!r} ({port}) has shape {list(value.shape)}, which does not "
+                    "go with the other inputs: begin anew with reset_state(), or give inputs as "
+                    "before.",
+                    port=port.name,
+                )
         return value
 
     def _size(self, size: int | str | None, inputs: Mapping[str, Value]) -> int | None:

@@ -77,6 +77,7 @@ def read_decoder(
         states = find_states(read)
     if states is not None:
         read = with_states(read, states)
+    read = _with_head_sizes(read)
     folder = Path(model).parent if isinstance(model, str | Path) else None
     decoder = find_ports(read, ports or {}, folder, eos)
     if read.opset_imports.get("", 0) < OPSET:
@@ -116,6 +117,32 @@ def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
         ],
         outputs=[token, *outputs],
     )
+
+
+def _with_head_sizes(model: Model) -> Model:
+    """Return the model with the size of a head in the ports of attention that implies it.
+
+    onnxruntime-genai's builder leaves it open, and caches begin with none of it.
+    """
+    sizes: dict[str, int] = {}
+    for node in model.nodes:
+        if node.op_type == "GroupQueryAttention":
+            width = (model.spec(node.inputs[0]).shape or (None,))[-1]
+            heads = node.attributes["num_heads"]
+            if not node.inputs[1]:  # one value holds queries, keys and values
+                heads += 2 * node.attributes["kv_num_heads"]
+            if isinstance(width, int):
+                caches = (*node.inputs[3:5], *node.outputs[1:3])
+                sizes |= dict.fromkeys(caches, width // heads)
+
+    def sized(port: TensorSpec) -> TensorSpec:
+        shape = port.shape
+        if port.name not in sizes or not shape or isinstance(shape[-1], int):
+            return port
+        return replace(port, shape=(*shape[:-1], sizes[port.name]))
+
+    inputs, outputs = map(sized, model.inputs), map(sized, model.outputs)
+    return model.replace(inputs=tuple(inputs), outputs=tuple(outputs)) if sizes else model
 
 
 def _with_encoder_kept(model: Model, decoder: Decoder) -> Model:

@@ -62,6 +62,9 @@ def read_only(value: Any) -> Any:
         view = value.view()
         view.flags.writeable = False
         return view
-    if type(value) is dict or isinstance(value, Mapping):  # to ask for dict first is quicker
+    if isinstance(value, list):
+        return [read_only(item) for item in value]
+    # To ask for an abstract class takes longest: remote tensors are kept from it.
+    if type(value) is dict or (not hasattr(value, "nbytes") and isinstance(value, Mapping)):
         return {name: read_only(item) for name, item in value.items()}
-    return [read_only(item) for item in value] if isinstance(value, list) else value
+    return value

@@ -215,7 +215,7 @@ class BaseDeployment(ABC):
         for value in inputs.values():
             if type(value) is not np.ndarray:
                 inputs = self._usable(inputs)
-                near = frozenset(v.device for v in inputs.values() if isinstance(v, Kept))
+                near = frozenset([v.device for v in inputs.values() if type(v) is Kept])
                 break
         return self._runner.submit(inputs, request, near)
 
@@ -223,7 +223,9 @@ class BaseDeployment(ABC):
         """Return inputs some of which may be in a device's memory."""
         usable = self._deployments.memory.usable
         return {
-            name: usable(name, value) if isinstance(value, RemoteTensor) else value
+            name: usable(name, value)
+            if type(value) is not np.ndarray and isinstance(value, RemoteTensor)
+            else value
             for name, value in inputs.items()
         }
 

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from functools import cache
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -70,6 +71,8 @@ class Kept:
     shape: tuple[int, ...]
     #: Told so, by address and key.
     let_go: Callable[[str, str], None]
+    #: What it takes here.
+    nbytes: ClassVar[int] = 8
 
     def __del__(self) -> None:
         self.let_go(self.address, self.key)
@@ -127,10 +130,8 @@ class RemoteMemory:
         for name in task.request.keep:
             if name in found:
                 kind, shape = found[name]
-                dtype = TensorSpec(name, f"tensor({kind})").dtype
-                assert dtype is not None
                 key = output_key(task.request, name)
-                kept = Kept(device, address, key, dtype, tuple(shape), self._let_go)
+                kept = Kept(device, address, key, _dtype(kind), tuple(shape), self._let_go)
                 found[name] = DeviceTensor(self, kept)
         return found
 
@@ -195,9 +196,15 @@ class RemoteMemory:
         Raises TensorError: the device that keeps one is gone.
         """
         keys: dict[str, dict[str, str]] = {}
-        for name, kept in [(n, v) for n, v in values.items() if isinstance(v, Kept)]:
-            self._check(name, kept)
-            keys.setdefault(kept.address, {})[name] = kept.key
+        others = {}
+        for name, value in values.items():
+            if type(value) is not Kept:
+                others[name] = value
+            elif (named := keys.get(value.address)) is not None:
+                named[name] = value.key
+            else:
+                self._check(name, value)
+                keys[value.address] = {name: value.key}
         if not keys:
             return values
         unheld = self._take_unheld()
@@ -205,7 +212,7 @@ class RemoteMemory:
             free = tuple(unheld.pop(holder, ()))
             channel.send(holder, Give(task, channel.address, address, named, free))
         self._free(unheld)
-        return {n: v for n, v in values.items() if not isinstance(v, Kept)} or None
+        return others or None
 
     def close(self) -> None:
         """Take nothing more, and stop waiting."""
@@ -476,6 +483,13 @@ class DeviceContext(RemoteContext):
         """Have the device keep a copy of an array; errors as those of `create_tensor`."""
         array = np.asarray(array)
         return DeviceTensor(self._memory, self._memory.put(self.device, self._address(), array))
+
+
+@cache
+def _dtype(kind: str) -> np.dtype:
+    dtype = TensorSpec("", f"tensor({kind})").dtype
+    assert dtype is not None
+    return dtype
 
 
 def lost_tensor(port: str, kept: Kept) -> TensorLostError:

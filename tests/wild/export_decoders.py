@@ -1,12 +1,15 @@
 """Makes tiny decoders with random weights, exported by optimum and by onnxruntime-genai's builder.
 
-``python tests/wild/export_decoders.py FOLDER [NAME ...]`` in an environment that has torch,
-transformers, optimum-onnx and onnxruntime-genai; `tests.wild.decoders` says how the folder is laid
+``python tests/wild/export_decoders.py FOLDER [NAME ...] [--exporters optimum,...]`` in an
+environment that has torch, transformers, optimum-onnx and onnxruntime-genai, or in one for each
+exporter where they want different transformers; `tests.wild.decoders` says how the folder is laid
 out. An export that fails is said and left out.
 """
 
 from __future__ import annotations
 
+import argparse
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +30,11 @@ _NEOX: Final = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"}
 #: Architecture -> transformers' configuration class and what it is given.
 CONFIGURATIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("LlamaConfig", _HEADS),
+    "llama28m": ("LlamaConfig", {  # 28 M parameters, for `benchmarks.generate`
+        **_LLAMA, "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
+    }),
     "qwen2": ("Qwen2Config", _HEADS),
     "qwen3": ("Qwen3Config", _HEADS),
     "gemma": ("GemmaConfig", _HEADS),
@@ -110,22 +118,33 @@ def export(folder: Path, exporter: str) -> None:
         _, task = _OF_A_SOURCE.get(folder.name, ("", "text-generation-with-past"))
         main_export(source, folder / exporter, task=task, do_validation=False)
     else:
-        from onnxruntime_genai.models.builder import create_model
-
-        create_model(
-            None, source, str(folder / exporter), exporter.removeprefix("builder-"), "cpu",
-            str(folder / "cache"), int4_block_size=32,
-        )  # fmt: skip
+        options = {
+            "-i": source, "-o": str(folder / exporter), "-p": exporter.removeprefix("builder-"),
+            "-e": "cpu", "-c": str(folder / "cache"), "--extra_options": "int4_block_size=32",
+        }  # fmt: skip
+        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
+        found = subprocess.run(
+            [*builder, *(word for option in options.items() for word in option)],
+            capture_output=True,
+            text=True,
+        )
+        if found.returncode:
+            raise RuntimeError(found.stderr.strip()[-300:])
 
 
 def main() -> None:
     """Make all architectures, or those named."""
-    root, *names = sys.argv[1:]
-    for name in names or CONFIGURATIONS:
-        folder = Path(root) / name
-        (folder / "source").mkdir(parents=True, exist_ok=True)
-        make_source(folder, name)
-        for exporter in ("optimum", "builder-fp32", "builder-int4"):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--exporters", default="optimum,builder-fp32,builder-int4")
+    asked = parser.parse_args()
+    for name in asked.names or CONFIGURATIONS:
+        folder = asked.folder / name
+        if not (folder / "expected.npz").is_file():
+            (folder / "source").mkdir(parents=True, exist_ok=True)
+            make_source(folder, name)
+        for exporter in asked.exporters.split(","):
             if name in _OF_A_SOURCE and exporter != "optimum":
                 continue
             try:

@@ -52,6 +52,35 @@ def attention() -> onnx.ModelProto:
     )
 
 
+def grouped() -> onnx.ModelProto:
+    """Return the same layer as onnxruntime-genai's builder writes it: a head's size is open."""
+    cache = "float[batch, 2, {0}, size]"
+    ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
+    made = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
+    model = _model(
+        18,
+        [*ports, "int64[batch, whole] attention_mask"],
+        made,
+        _PROJECTED
+        + """
+    qkv = Concat <axis = -1> (q, k, v)
+    axis = Constant <value = int64[1] {1}> ()
+    one = Constant <value = int64 {1}> ()
+    count = ReduceSum <keepdims = 0> (attention_mask, axis)
+    newest = Sub (count, one)
+    lengths = Cast <to = 6> (newest)
+    shape = Shape (attention_mask)
+    whole = Gather (shape, one)
+    total = Cast <to = 6> (whole)
+    y, "present.0.key", "present.0.value" =
+        com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>
+        (qkv, , , "past_key_values.0.key", "past_key_values.0.value", lengths, total)
+""",
+    )
+    model.opset_import.add(domain="com.microsoft", version=1)
+    return model
+
+
 def scattered() -> onnx.ModelProto:
     """Return a layer of opset 24's, whose cache has its full length from the beginning."""
     cache = f"float[batch, 2, {ROOM}, 8]"
@@ -155,6 +184,15 @@ def test_states_of_every_kind_are_found_and_handed_on(
         compiled = core.compile_model(hetero.read_decoder(model), "HETERO", affinity=pins)
         text = compiled.generate(PROMPT, 12)
         assert list(text) == greedy(model, 12)
+
+
+@pytest.mark.parametrize("device", ["CPU", "ORT"])
+def test_a_heads_size_that_ports_leave_open_is_the_attentions(device: str) -> None:
+    if device == "ORT":
+        pytest.importorskip("onnxruntime")
+    with hetero.Core("inprocess") as core:
+        compiled = core.compile_model(hetero.read_decoder(grouped()), device)
+        assert list(compiled.generate(PROMPT, 12)) == greedy(attention(), 12)
 
 
 def test_a_cache_of_one_length_bounds_the_text() -> None:
