@@ -25,6 +25,7 @@ from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.admission import optimal_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.generate.generation import BatchGeneration, Generation, Prompt, generate
+from hetero.generate.pace import Pace
 from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
 from hetero.partition.cut import Cut
@@ -75,6 +76,7 @@ class CompiledModel(BaseCompiledModel):
             for d in request.described
         }
         self._loaded_from_cache = loaded_from_cache
+        self._pace: Final = Pace()
         profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
         self._target: Final = DeployedModel(
             deployment,
@@ -279,7 +281,9 @@ class CompiledModel(BaseCompiledModel):
         decoder = Decoder.of(self.source)
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         make = self.create_infer_request
-        return generate(decoder, make, ids, max_new_tokens, sampling, seed, stop, eos, inputs or {})
+        return generate(
+            decoder, make, ids, max_new_tokens, sampling, seed, stop, eos, inputs or {}, self._pace
+        )
 
     def get_context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""

@@ -26,6 +26,7 @@ from devices.errors import (
 from devices.request.infer_request import InferRequest
 from devices.request.results import Results
 from devices.request.states import VariableState
+from hetero.generate.pace import Pace
 from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
 from hetero.generate.steps import Steps
@@ -63,7 +64,7 @@ class _Loop:
             except TensorLostError as error:
                 self._lost(request, error)
                 continue
-            if (tokens := self._taken(results)) is not None:
+            if (tokens := self._taken(request, results)) is not None:
                 return tokens
         return None
 
@@ -80,7 +81,7 @@ class _Loop:
             except TensorLostError as error:
                 self._lost(request, error)
                 continue
-            if (tokens := self._taken(results)) is not None:
+            if (tokens := self._taken(request, results)) is not None:
                 return tokens
         return None
 
@@ -95,11 +96,10 @@ class _Loop:
             request.cancel()
         return request is not None
 
-    def _taken(self, results: Results) -> list[int] | None:
+    def _taken(self, request: InferRequest, results: Results) -> list[int] | None:
         """Take a run's tokens over; None where it was not the last of the prompt."""
         self._losses = 0
-        if not self._steps.is_last_of_prompt:
-            self._steps.go_on()
+        if not self._steps.ran(sum(run.run_s for run in request.times.stages)):
             return None
         tokens = results[self._decoder.token][:, 0].tolist()
         if len(results) > 1:
@@ -296,10 +296,12 @@ def generate(
     stop: Collection[int],
     eos: Collection[int] | None,
     sources: Mapping[str, npt.ArrayLike],
+    pace: Pace,
 ) -> Generation | BatchGeneration:
     """Return the generation of a prompt, or of several; see `CompiledModel.generate`.
 
     `create`: makes its request.
+    `pace`: of all texts of the model.
     """
     several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
     each: Sequence[Any] = list(ids) if several else [ids]
@@ -331,7 +333,7 @@ def generate(
     texts = [_Text(int(most), ends) for _ in prompts]
     request = create()
     seeds = [int(seed) + i for i in range(len(prompts))]
-    steps = Steps(decoder, request.model_inputs, prompts, sampling, seeds, sources)
+    steps = Steps(decoder, request.model_inputs, prompts, sampling, seeds, sources, pace)
     loop = _Loop(request, decoder, steps)
     if several:
         return BatchGeneration(prompts, texts, loop)

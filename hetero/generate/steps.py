@@ -9,11 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.model.tensor_spec import TensorSpec
+from hetero.generate.pace import Pace
 from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
-
-#: The most tokens of a prompt that one run sees, so that others' tokens are computed in between.
-CHUNK: Final = 128
 
 
 class Steps:
@@ -23,6 +21,7 @@ class Steps:
 
     `ports`: the inputs of the compiled model.
     `seeds`: of each prompt.
+    `pace`: says how much of a prompt one run sees.
     `sources`: inputs that are the same in each step.
     """
 
@@ -34,6 +33,7 @@ class Steps:
         sampling: Sampling,
         seeds: Sequence[int],
         sources: Mapping[str, npt.ArrayLike],
+        pace: Pace,
     ) -> None:
         self._types: Final = {port.name: port for port in ports}
         self._decoder: Final = decoder
@@ -45,6 +45,9 @@ class Steps:
         #: Tokens that there are, and those of them that the caches have seen.
         self._count = max(map(len, prompts))
         self._past = 0
+        self._pace: Final = pace
+        #: How many tokens the next run sees, and whether it is part of a prompt.
+        self._size = 0
         self._room = 0
         self._ids = self._seen = self._mask = self._places = np.empty((len(prompts), 0), np.int64)
         self._make_room(self._count)
@@ -54,15 +57,14 @@ class Steps:
             self._ids[row, begin : self._count] = prompt
         self._draw()
 
-    @property
-    def is_last_of_prompt(self) -> bool:
-        """Whether the next run sees all there is, so that its token counts."""
-        return self._count - self._past <= CHUNK
-
     def feeds(self) -> dict[str, np.ndarray]:
         """Return the next run's inputs by name; they are views, to be read before the next call."""
         decoder, past = self._decoder, self._past
-        upto = min(self._count, past + CHUNK)
+        left = self._count - past
+        self._size = 1 if left == 1 else min(left, self._pace.size(begins=not past))
+        if left - self._size == 1:  # see `pace.SMALLEST`
+            self._size = left
+        upto = past + self._size
         new = self._ids[:, past:upto]
         given = self._sources | {
             decoder.ids: new,
@@ -82,9 +84,19 @@ class Steps:
             given[decoder.is_next] = np.asarray([past > 0])
         return given
 
-    def go_on(self) -> None:
-        """Go on to the rest of a prompt."""
-        self._past = min(self._count, self._past + CHUNK)
+    def ran(self, seconds: float) -> bool:
+        """Take in that the next run took so long; whether it saw all there is, so its token counts.
+
+        Otherwise the next one sees more of the prompt.
+        """
+        if self._size == 1 and self._past:
+            self._pace.stepped(seconds)
+        else:
+            self._pace.fed(self._size, seconds)
+        if is_last := self._past + self._size == self._count:
+            return is_last
+        self._past += self._size
+        return False
 
     def add(self, tokens: Sequence[int]) -> None:
         """Go on to the step after one that gave `tokens`, one for each text."""

@@ -15,6 +15,8 @@ import pytest
 
 import hetero
 from hetero.errors import ArgumentError, ArgumentTypeError, HeteroError, ModelError
+from hetero.generate.pace import LARGEST, Pace
+from hetero.generate.steps import Steps
 from scheduler.channels.memory import MemoryChannel
 from tests.support.decoders import CONTEXT, VOCABULARY, decoder, greedy, whole_logits
 from tests.support.remote_cores import Counting, await_freed, core_on, crossed
@@ -108,19 +110,59 @@ async def awaited(text: Any) -> Any:
 def test_a_long_prompt_is_computed_in_parts(
     compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.generate.steps.CHUNK", 4)
+    monkeypatch.setattr("hetero.generate.pace.LARGEST", 4)
     prompts = [list(range(10)), [5, 6, 7]]
     parts = []
-    steps = compiled.generate(prompts[0], 6)
-    feeds = steps._loop._steps.feeds
-    monkeypatch.setattr(
-        steps._loop._steps, "feeds", lambda: (parts.append(feeds()["input_ids"].size), feeds())[1]
-    )
-    assert list(steps) == greedy(prompts[0], 6)
+    feeds = Steps.feeds
+
+    def noted(self: Steps) -> dict[str, np.ndarray]:
+        given = feeds(self)
+        parts.append(given["input_ids"].shape[1])
+        return given
+
+    monkeypatch.setattr(Steps, "feeds", noted)
+    assert list(compiled.generate(prompts[0], 6)) == greedy(prompts[0], 6)
     assert parts == [4, 4, 2, 1, 1, 1, 1, 1]
     together = compiled.generate(prompts, 6)
     list(together)
     assert together.tokens == [greedy(prompt, 6) for prompt in prompts]
+
+
+def test_beside_other_texts_parts_cost_about_what_their_steps_do() -> None:
+    """Two steps of one text, or half of what more of them do; seconds are said, not measured."""
+    pace = Pace()
+    assert pace.size(begins=True) == LARGEST
+    pace.stepped(1.0)
+    assert pace.size(begins=True) == 2  # a token of a prompt is taken to cost a step
+    pace.fed(2, 1.0)
+    assert pace.size(begins=False) == LARGEST  # nobody had a token meanwhile
+    pace.fed(LARGEST, 8.0)  # a token costs a sixteenth of a step
+    sizes = {}
+    for others in (1, 16, 1000):
+        for _ in range(others):
+            pace.stepped(1.0)
+        sizes[others] = pace.size(begins=False)
+    assert sizes == {1: 32, 16: 128, 1000: 128}
+    for _ in range(16):
+        pace.stepped(1.0)
+    assert pace.size(begins=True) == 32
+
+
+def test_prompts_in_parts_of_any_size_beside_other_texts_give_the_same(
+    compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = np.random.default_rng(3).integers(2, 5, 200).tolist()
+    monkeypatch.setattr(Pace, "size", lambda self, begins: sizes.pop())
+    fed = []
+    monkeypatch.setattr(Pace, "fed", lambda self, size, seconds: fed.append(size))
+    prompts = [PROMPT, list(range(20)), [7] * 9]
+    texts = [compiled.generate(prompt, 8) for prompt in prompts]
+    for _ in range(8):
+        for text in texts:
+            next(text)
+    assert [text.tokens for text in texts] == [greedy(prompt, 8) for prompt in prompts]
+    assert min(fed) > 1  # a part of one token may round otherwise than one of several
+    assert sum(fed) == sum(map(len, prompts))
 
 
 def chosen(scores: np.ndarray, drawn: float, seen: list[int], **options: float) -> int:
