@@ -167,7 +167,7 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         kind = tree[0]
         if kind in (_VALUES, _OUTPUTS):
             _, task, tensors, runs = tree
-            fields = (_task(task), _values(tensors, parts, get), tuple(map(_run, runs)))
+            fields = (_task(task), _values(tensors, parts, get), _runs(runs))
             if kind == _VALUES:
                 return tuple.__new__(Values, fields)
             return tuple.__new__(Outputs, fields)
@@ -249,6 +249,7 @@ def _kinds(record: type) -> frozenset[tuple[type, ...]]:
 #: A task is its request's fields, then the stage.
 _TASK: Final = frozenset((*kinds, int) for kinds in _kinds(Request))
 _RUN: Final = _kinds(StageRun)
+_NODE_TIMES: Final = StageRun._fields.index("node_times_s")
 
 
 def _plain(value: Any) -> Any:
@@ -297,12 +298,11 @@ def _task(entry: Any) -> Task:
     return tuple.__new__(Task, (tuple.__new__(Request, entry), stage))
 
 
-def _run(entry: Any) -> StageRun:
-    if type(entry) is not list or tuple(map(type, entry)) not in _RUN:
-        raise BlobError("message with a damaged run of a stage.")
-    run = tuple.__new__(StageRun, entry)
-    if run.node_times_s:
-        for node, seconds in run.node_times_s.items():
+def _runs(entries: Any) -> tuple[StageRun, ...]:
+    for entry in entries:
+        if type(entry) is not list or tuple(map(type, entry)) not in _RUN:
+            raise BlobError("message with a damaged run of a stage.")
+        for node, seconds in entry[_NODE_TIMES].items():
             if type(node) is not str or type(seconds) is not float:
                 raise BlobError("message with damaged times of nodes.")
-    return run
+    return tuple(map(tuple.__new__, itertools.repeat(StageRun), entries))

@@ -371,10 +371,10 @@ class BaseDeployment(ABC):
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
-        is_known = not (request.profile or request.keep)
+        known = () if request.profile or request.keep else self.known.made
         is_used = memory.is_used
         for stage, names in self._firsts[request.route]:
-            if is_known and stage.index in self.known:
+            if stage.index in known:
                 self._known(request, stage)
                 continue
             task, address = Task(request, stage.index), self._addresses[stage.device]
@@ -388,7 +388,7 @@ class BaseDeployment(ABC):
 
     def _known(self, request: Request, stage: Stage) -> None:
         """Answer for a stage that makes the same for every request; it took no time."""
-        made = self.known[stage.index]
+        made = self.known.made[stage.index]
         now_s = self._runner.now_s()
         if self._clock_offset_s:  # as its device would tell it
             now_s += self._clock_offset_s(self._addresses[stage.device]) or 0.0

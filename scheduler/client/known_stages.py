@@ -19,23 +19,18 @@ class KnownStages:
     """What such stages of a placement made."""
 
     def __init__(self) -> None:
-        self._made: dict[int, dict[str, Constant]] = {}
-
-    def __contains__(self, stage: int) -> bool:
-        return stage in self._made
-
-    def __getitem__(self, stage: int) -> Mapping[str, Constant]:
-        return self._made[stage]
+        #: By stage, their outputs by name.
+        self.made: dict[int, dict[str, Constant]] = {}
 
     def given(self, placement: Placement, stage: int) -> dict[str, Constant]:
         """Return a stage's inputs that are known, by name; of several routes', the last one's."""
-        if not self._made:
+        if not self.made:
             return {}
         return {
-            name: self._made[producer][name]
+            name: self.made[producer][name]
             for route in placement.routes if stage in route.stages
             for name in placement.stages[stage].inputs if name in route.plan.producers
-            for producer in [route.stages[route.plan.producers[name]]] if producer in self._made
+            for producer in [route.stages[route.plan.producers[name]]] if producer in self.made
         }  # fmt: skip
 
     def includes(self, placement: Placement, stage: int, model: Model) -> bool:
@@ -47,12 +42,12 @@ class KnownStages:
 
         What fails, or is no tensor, each request makes.
         """
-        if stage not in self._made:
+        if stage not in self.made:
             with suppress(InferenceError):
                 made = make()
                 if all(isinstance(value, np.ndarray) for value in made.values()):
-                    self._made[stage] = {n: Constant(n, read_only(v)) for n, v in made.items()}
+                    self.made[stage] = {n: Constant(n, read_only(v)) for n, v in made.items()}
 
     def keep(self, num_stages: int) -> None:
         """Forget the stages from a number on."""
-        self._made = {stage: made for stage, made in self._made.items() if stage < num_stages}
+        self.made = {stage: made for stage, made in self.made.items() if stage < num_stages}

@@ -200,6 +200,8 @@ class ClientMachine:
             self._in_flight.add(admitted * request.nbytes, running)
         if admitted > 0:
             request.admitted_s = now_s
+            if self.limits.in_order:
+                self._order[request.id] = request
         if after in ENDED and before not in ENDED:
             request.ended_s = now_s
             request.outputs, request.runs = {}, {}
@@ -215,7 +217,7 @@ class ClientMachine:
         return list(due.values())
 
     def _has_room(self, request: RequestRecord) -> bool:
-        if self.num_in_flight >= self.limits.requests or not self._routes.is_any_live():
+        if self.num_in_flight >= self.limits.requests or not self._routes.live:
             return False
         nbytes = request.submitted.nbytes
         request.nbytes = nbytes + self._expected.of(nbytes)
@@ -230,7 +232,8 @@ class ClientMachine:
             if not self._has_room(request):
                 break
             self._waiting.pop()
-            started += self._enter(request, now_s)
+            route = self._routes.choose(near=request.submitted.near)
+            started += self._start(request, route, now_s)
             self._move(request, _S.RUNNING, now_s)
         return started
 
@@ -242,15 +245,10 @@ class ClientMachine:
             self._move(first, _S.ANSWERED, now_s)
         return delivered
 
-    def _enter(self, request: RequestRecord, now_s: float) -> list[ClientInstruction]:
-        """Begin the first attempt of a request for which there are room and a route."""
-        route = self._routes.choose(near=request.submitted.near)
+    def _start(
+        self, request: RequestRecord, route: int | None, now_s: float
+    ) -> list[ClientInstruction]:
         assert route is not None
-        if self.limits.in_order:
-            self._order[request.id] = request
-        return self._start(request, route, now_s)
-
-    def _start(self, request: RequestRecord, route: int, now_s: float) -> list[ClientInstruction]:
         request.attempt += 1
         request.route = route
         request.outputs, request.runs = {}, {}
@@ -322,7 +320,8 @@ class ClientMachine:
             return self._expire(request, event.now_s)
         if not self.num_waiting and self._has_room(request):
             self.due.push((event.deadline_s, request.id))
-            return _S.RUNNING, self._enter(request, event.now_s)
+            route = self._routes.choose(near=event.near)
+            return _S.RUNNING, self._start(request, route, event.now_s)
         away = self._routes.why_away()
         if away:
             lost = lost_error(request, away)

@@ -75,10 +75,11 @@ class Routes:
     def _lay_out(self) -> None:
         """Put the routes that have all their devices in order."""
         away, ways = self._away.keys(), enumerate(self._ways)
-        self._live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
-        self._share = sum(way.share for way in self._live.values())
+        #: Those that have them all, by number.
+        self.live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
+        self._share = sum(way.share for way in self.live.values())
         self._heap: list[tuple[float, int]] = []
-        for number in self._live:
+        for number in self.live:
             self._put(number)
 
     def _put(self, number: int) -> None:
@@ -98,7 +99,7 @@ class Routes:
         """Count it no longer."""
         way = self._ways[route]
         way.num_running -= 1
-        if self.count > 1 and route in self._live and way.due_at(self._now) < way.due:
+        if self.count > 1 and route in self.live and way.due_at(self._now) < way.due:
             self._put(route)
 
     def is_whole(self, route: int, num_runs: int, num_outputs: int) -> bool:
@@ -112,7 +113,7 @@ class Routes:
 
     def is_any_live(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has all its devices."""
-        return any(number not in but for number in self._live) if but else bool(self._live)
+        return any(number not in but for number in self.live)
 
     def may_come(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has lost no device for good."""
@@ -124,7 +125,7 @@ class Routes:
 
     def why_away(self) -> DeviceLost | DeviceGone | None:
         """Return why no route is live: for good, if one is; None if one is live."""
-        if self._live:
+        if self.live:
             return None
         needed = {device for way in self._ways for device in way.devices}
         causes = [event for device, event in self._away.items() if device in needed]
@@ -135,7 +136,7 @@ class Routes:
 
         `near`: devices that it is to have, and if it can be no others.
         """
-        if not self.is_any_live(but):
+        if not self.live or (but and not self.is_any_live(but)):
             return None
         if self.count == 1:
             return 0
@@ -171,4 +172,4 @@ class Routes:
             far, more = len(near - way.devices), len(way.devices - near)
             return far, more, way.due_at(self._now), number
 
-        return min((number for number in self._live if number not in but), key=rank)
+        return min((number for number in self.live if number not in but), key=rank)

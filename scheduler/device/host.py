@@ -152,7 +152,7 @@ class DeviceHost:
             if left:
                 named = enumerate(compiled.output_names)
                 context.left = frozenset(i for i, name in named if name in left)
-            if request in self._cancelled:
+            if self._cancelled and request in self._cancelled:
                 raise RequestCancelledError(
                     f"request {request.id}, attempt {request.attempt}: cancelled before stage "
                     f"{stage}.",

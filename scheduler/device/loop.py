@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from devices.errors import HeteroError, InferenceError
 from devices.plugin.remote import RemoteTensor
-from devices.plugin.values import nbytes_of
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import read_only
 from scheduler.device.host import DeviceHost
@@ -154,17 +153,9 @@ class DeviceLoop:
             return
         task, tensors, runs = message
         try:
-            now_s = self._now_s()
-            instructions: Sequence[DeviceInstruction] = ()
             with self._lock:
-                run = self._machine.begin(task, tensors, runs, now_s)
-                if run is None:
-                    arrived = events.ValuesArrived(task, tensors, nbytes_of(tensors), runs, now_s)
-                    instructions = self._machine.handle(arrived)
-            if run is not None:
-                self._start(self, run)
-            else:
-                self._follow(instructions)
+                instructions = self._machine.arrived(task, tensors, runs, self._now_s())
+            self._follow(instructions)
         except BaseException as error:  # a fault of ours; Ctrl-C, where its sender is this process
             self._give_up(task, error)
             if not isinstance(error, Exception):
@@ -269,7 +260,10 @@ class DeviceLoop:
                     self.host.cancel(instruction.task.request)
             except Exception as error:  # whatever it is: the request hears of it, threads live on
                 task = instruction.task
-                self._tell(task, Failure(task, self._failure(task, error)))
+                if type(instruction) is Run and instruction.outputs is None:
+                    self._give_up(task, error)
+                else:
+                    self._tell(task, Failure(task, self._failure(task, error)))
             except BaseException:  # Ctrl-C: the others' tasks go on
                 self._follow(instructions[position + 1 :])
                 raise

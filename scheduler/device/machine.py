@@ -23,6 +23,7 @@ from math import inf
 from typing import Any, Final
 
 from devices.errors import DeviceError, DeviceLostError, OverloadedError
+from devices.plugin.values import nbytes_of
 from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.device.order import FairQueue, Key
@@ -162,35 +163,57 @@ class DeviceMachine:
         deployment = self._deployments.get(request.deployment)
         return deployment is None or (request.id, request.attempt) in deployment.dropped
 
-    def begin(
+    def arrived(
         self, task: Task, tensors: Mapping[str, Any], runs: tuple[StageRun, ...], now_s: float
-    ) -> Run | None:
-        """Count a task as running, where it has all inputs and need not wait; else return None.
+    ) -> list[DeviceInstruction]:
+        """Take in inputs of a task, and how the stages before went; return what is to be done.
 
-        It is what its values would lead to in `handle`, at half the cost.
+        A stage without inputs is told with no tensors. Those that came before change nothing.
         """
         request, number = task
         deployment = self._deployments.get(request.deployment)
-        if deployment is None or self._ready.waiting or self.num_running >= self.num_streams:
-            return None
-        stage = deployment.stages.get(number)
-        if (
-            stage is None
-            or stage.num_running >= stage.opened.num_streams
-            or tensors.keys() != stage.inputs
-        ):
-            return None
+        if deployment is None:
+            return [events.ReportFailure(task, _misplaced(task, tensors, None))]
         attempt = (request.id, request.attempt)
+        if attempt in deployment.dropped or (attempt, number) in deployment.ended:
+            return []
+        stage = deployment.stages.get(number)
+        if stage is None or not tensors.keys() <= stage.inputs:
+            return [events.ReportFailure(task, _misplaced(task, tensors, stage))]
+        tasks = deployment.tasks.setdefault(attempt, {})
+        run, client = tasks.get(number), deployment.client
+        if run is None:
+            run = tasks[number] = Run(task, tensors, runs, now_s, stage, _S.JOINING)
+            client.num_tasks += 1
+        elif run.state is not _S.JOINING or tensors.keys() <= run.tensors.keys():
+            return []
+        else:
+            run.tensors = {**run.tensors, **tensors}
+            # Two ways here may have begun in one stage.
+            run.runs = tuple({run.stage: run for run in (*run.runs, *runs)}.values())
+            run.ready_s = now_s
+        is_whole = len(run.tensors) == len(stage.inputs)
         if (
-            attempt in deployment.tasks
-            or attempt in deployment.dropped
-            or (attempt, number) in deployment.ended
+            is_whole
+            and not self._ready.waiting
+            and self.num_running < self.num_streams
+            and stage.num_running < stage.opened.num_streams
         ):
-            return None
-        run = Run(task, tensors, runs, now_s, stage)
-        deployment.tasks[attempt] = {number: run}
-        deployment.client.num_tasks += 1
-        return self._run(run)
+            return [self._run(run)]
+        nbytes = nbytes_of(tensors)
+        run.nbytes += nbytes
+        client.nbytes += nbytes
+        if is_whole:
+            run.state = _S.READY
+            self._arrivals += 1
+            turn = request.id + stage.opened.level
+            self._ready.push(client.name, Key(turn, -request.priority, self._arrivals), run)
+        done: list[DeviceInstruction] = []
+        if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
+            done += self._relieve(run)
+        if self._ready.waiting and self.num_running < self.num_streams:
+            done += self._run_ready()
+        return done
 
     def end(self, run: Run, error: BaseException | None = None) -> list[DeviceInstruction]:
         """Take in that a run gave its outputs, or raised; return what is to be done, in order.
@@ -218,8 +241,6 @@ class DeviceMachine:
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event; return what is to be done, in order."""
         match event:
-            case events.ValuesArrived():
-                done = self._join(event)
             case events.AttemptDropped():
                 done = self._drop(event)
             case events.StageOpened():
@@ -264,45 +285,6 @@ class DeviceMachine:
         if len(ended) > _REMEMBERED:
             ended.popitem(last=False)
 
-    def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
-        task, tensors, nbytes, runs, now_s = event
-        request, number = task
-        deployment = self._deployments.get(request.deployment)
-        if deployment is None:
-            return [events.ReportFailure(task, _misplaced(event, None))]
-        attempt = (request.id, request.attempt)
-        if attempt in deployment.dropped or (attempt, number) in deployment.ended:
-            return []
-        stage = deployment.stages.get(number)
-        if stage is None or not tensors.keys() <= stage.inputs:
-            return [events.ReportFailure(task, _misplaced(event, stage))]
-        tasks = deployment.tasks.setdefault(attempt, {})
-        run, client = tasks.get(number), deployment.client
-        if run is None:
-            run = tasks[number] = Run(task, {}, stage=stage, state=_S.JOINING)
-            client.num_tasks += 1
-        elif run.state is not _S.JOINING or tensors.keys() <= run.tensors.keys():
-            return []
-        run.tensors = {**run.tensors, **tensors}
-        # Two ways here may have begun in one stage.
-        run.runs = tuple({run.stage: run for run in (*run.runs, *runs)}.values())
-        run.ready_s = now_s
-        run.nbytes += nbytes
-        client.nbytes += nbytes
-        done: list[DeviceInstruction] = []
-        if len(run.tensors) == len(stage.inputs):
-            run.state = _S.READY
-            self._arrivals += 1
-            if not self._ready.waiting and self._is_free(stage):
-                done.append(self._run(run))
-            else:
-                turn = request.id + stage.opened.level
-                key = Key(turn, -request.priority, self._arrivals)
-                self._ready.push(client.name, key, run)
-        if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
-            done += self._relieve(run)
-        return done
-
     def _relieve(self, newest: Run) -> list[DeviceInstruction]:
         """End what a client has too much of: what still joins first, and of that the oldest."""
         held = newest.stage.deployment.client
@@ -334,10 +316,6 @@ class DeviceMachine:
             done += self._drop(events.AttemptDropped(run.task.request))
         return done
 
-    def _is_free(self, stage: OpenStage) -> bool:
-        """Whether the device and the stage have a stream for one more task."""
-        return self.num_running < self.num_streams and stage.num_running < stage.opened.num_streams
-
     def _run(self, run: Run) -> Run:
         """Have a task run."""
         run.state, stage = _S.RUNNING, run.stage
@@ -353,7 +331,7 @@ class DeviceMachine:
             key, run = self._ready.pop()
             if run.state is not _S.READY:
                 continue
-            if self._is_free(run.stage):
+            if run.stage.num_running < run.stage.opened.num_streams:
                 started.append(self._run(run))
             else:
                 run.stage.held.append((key, run))
@@ -395,20 +373,19 @@ class DeviceMachine:
         return done
 
 
-def _misplaced(event: events.ValuesArrived, stage: OpenStage | None) -> DeviceError:
+def _misplaced(task: Task, tensors: Mapping[str, Any], stage: OpenStage | None) -> DeviceError:
     """Return why values cannot be taken in."""
-    request, number = event.task
+    request, number = task
     data = {"stage": number, "request_id": request.id, "attempt": request.attempt}
     if stage is None:
         return DeviceLostError(
-            f"{event.task}: its stage is not loaded here: it was closed, or its device has "
-            "restarted.",
+            f"{task}: its stage is not loaded here: it was closed, or its device has restarted.",
             device="",
             node="",
             **data,
         )
     return DeviceError(
-        f"{event.task}: {list(event.tensors)} came for a stage that takes "
+        f"{task}: {list(tensors)} came for a stage that takes "
         f"{list(stage.opened.inputs)}. Compile the model again.",
         **data,
     )

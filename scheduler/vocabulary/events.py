@@ -236,20 +236,6 @@ class StageOpened:
     number: int = 0
 
 
-class ValuesArrived(NamedTuple):
-    """Inputs of a task are there.
-
-    A stage without inputs gets this event with no tensors. Tensors that came before change nothing.
-    The machine looks at no tensor, and at none of `runs`: how the stages before went.
-    """
-
-    task: Task
-    tensors: Mapping[str, Any]
-    nbytes: int = 0
-    runs: tuple[StageRun, ...] = ()
-    now_s: float = 0.0
-
-
 class AttemptDropped(NamedTuple):
     """Nobody waits for this attempt any more."""
 
@@ -270,7 +256,7 @@ class ClientGone:
     client: str
 
 
-DeviceEvent = StageOpened | ValuesArrived | AttemptDropped | DeploymentClosed | ClientGone
+DeviceEvent = StageOpened | AttemptDropped | DeploymentClosed | ClientGone
 
 # What a device's machine asks for.
 

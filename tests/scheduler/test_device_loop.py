@@ -96,3 +96,21 @@ def test_outputs_go_the_way_that_the_attempt_takes_and_to_the_client_what_is_the
     assert told(0, 3) == {"moved": [("Values", 5)]}
     assert told(1, 4) == {"client": [("Outputs", 0)]}  # it leads nowhere
     loop.close()
+
+
+def test_a_task_that_no_thread_takes_is_told_of_and_holds_no_stream() -> None:
+    def refuse(loop: DeviceLoop, due: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    came: list[Any] = []
+    board = Switchboard()
+    board.connect("client", came.append)
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    loop = DeviceLoop(host, partial(board.connect, "device"), refuse)
+    loop.open_stage(opened(loop, "client"))
+    task = Task(Request(deployment="key", id=1, attempt=1), 0)
+    loop.receive(Values(task, {"x": np.ones(1, np.float32)}))
+    assert [(type(m), m.task) for m in came] == [(Failure, task)]
+    assert "can't start new thread" in str(came[0].error)
+    assert loop.status()["running"] == loop.status()["tasks"] == 0
+    loop.close()

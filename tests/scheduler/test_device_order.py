@@ -32,7 +32,7 @@ def arrive(
 ) -> list[Task]:
     """Bring a task's only input; return what is started."""
     request = Request(deployment=client, id=sequence, attempt=1, priority=priority)
-    return runs(m.handle(ev.ValuesArrived(Task(request, level), {"x": None})))
+    return runs(m.arrived(Task(request, level), {"x": None}, (), 0.0))
 
 
 def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:
