@@ -6,22 +6,27 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Callable, Collection
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
 from devices.errors import HeteroError
+from devices.plugin.program import Value
+from devices.request.answer import Answer
 from devices.request.request import Request
 from hetero.serve.access_log import trace_of, write_line
+from hetero.serve.call import InferCall
 from hetero.serve.completions import Completions
 from hetero.serve.errors import refused, told
-from hetero.serve.http_exchange import ClientGone, Exchange, Receive, Send
+from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send
 from hetero.serve.metrics import metrics_text
 from hetero.serve.rest_messages import read_infer, read_json, unpacked, write_infer
 from hetero.serve.routes import Names, Route, Routes, openapi
 from hetero.serve.served_model import ServedModel
 from hetero.serve.service import CALLS, Service
 from hetero.serve.statistics import Timed
+from hetero.serve.tensors import Raw
 from hetero.serve.turns import Turns
+from scheduler.executor import Submission
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +40,29 @@ _HEADERS: Final = {
     413: [(b"connection", b"close")],
     503: [(b"retry-after", b"1")],
 }
+#: Headers of requests that `ServingApp.answer_now` leaves to the application.
+_NOT_NOW: Final = frozenset({b"content-encoding", b"traceparent", _TIMEOUT_MS})
+_UNPACKED: Final = (None, b"identity", b"")
+_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n"
+_OCTETS: Final = b"application/octet-stream"
+_RAW_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\ninference-header-content-length: %d\r\n"
+    b"content-type: application/octet-stream\r\n\r\n"
+)
+#: Seconds of the devices up to which the loop's thread runs a request itself, and its bytes.
+_QUICK_S: Final = 0.0005
+_SMALL_NBYTES: Final = 65536
+
+
+class _Begun(NamedTuple):
+    """An inference that was begun, or has to wait for its turn: then without a submission."""
+
+    model: ServedModel
+    timed: Timed
+    call: InferCall
+    values: Mapping[str, Value]
+    request: Request
+    submission: Submission | None
 
 
 class ServingApp:
@@ -65,7 +93,7 @@ class ServingApp:
         began_s = time.perf_counter()
         try:
             if self._tokens:
-                self._check_token(exchange)
+                self._check_token(exchange.path, exchange.headers)
             routes, names = self._routes.at(exchange.path)
             method = "GET" if exchange.method == "HEAD" else exchange.method
             if (route := routes.get(method)) is None:
@@ -135,10 +163,10 @@ class ServingApp:
             ]
         return rows
 
-    def _check_token(self, exchange: Exchange) -> None:
+    def _check_token(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raise ProtocolError where none of our tokens has come."""
-        given = exchange.headers.get(b"authorization", b"")
-        if not exchange.path.startswith("/v2/health/") and not any(
+        given = headers.get(b"authorization", b"")
+        if not path.startswith("/v2/health/") and not any(
             hmac.compare_digest(token, given) for token in self._tokens
         ):
             raise refused("a token is wanted: Authorization: Bearer TOKEN.", 401)
@@ -175,46 +203,97 @@ class ServingApp:
         await exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _infer(self, exchange: Exchange, names: Names) -> None:
-        model, regions = self._service.repository.find(**names), self._service.regions
-        headers = exchange.headers
-        with Timed(model.statistics) as timed:
-            body = await exchange.body()
-            timed.reads()
-            if b"content-encoding" in headers:
-                encoding = exchange.header(b"content-encoding").lower()
-                body = unpacked(body, encoding, self._service.bounds.body_nbytes)
-            json_nbytes = exchange.header(_JSON_NBYTES) if _JSON_NBYTES in headers else None
-            call = read_infer(body, json_nbytes, regions)
-            values = model.values(call)
-            timeout_s = call.timeout_s
-            if headers.get(_TIMEOUT_MS, b"").isdigit():
-                left_s = int(headers[_TIMEOUT_MS]) / 1000
-                timeout_s = min(left_s, timeout_s or left_s) or None
-            trace = trace_of(headers, b"traceparent") if b"traceparent" in headers else ""
-            request = Request(timeout_s, waits=False, priority=call.priority, trace=trace)
-            timed.runs()
-            turns = self._turns_of(model)
-            begun = turns.begin(values, request)
-            if begun is not None and begun.future.done():
-                answer = begun.future.result()
+        begun: _Begun | Exception | None = exchange.scope.get(BEGUN)
+        if isinstance(begun, Exception):
+            raise begun
+        model = begun.model if begun else self._service.repository.find(**names)
+        with begun.timed if begun else Timed(model.statistics) as timed:
+            if begun is None:
+                body = await exchange.body()
+                timed.reads()
+                if encoding := exchange.header(b"content-encoding").lower():
+                    most = self._service.bounds.body_nbytes
+                    body = await asyncio.to_thread(unpacked, body, encoding, most)
+                begun = self._begin(model, timed, exchange.headers, body)
+            _, _, _, values, request, submission = begun
+            if submission is not None and submission.future.done():
+                answer = submission.future.result()
             else:
-                answer = await exchange.unless_gone(turns.end(begun, values, request))
-            timed.writes(answer, model.rows(values))
-            outputs = model.outputs(call, answer.outputs)
-            length, parts = write_infer(model.name, model.version, call, outputs, regions)
+                run = self._turns_of(model).end(submission, values, request)
+                answer = await exchange.unless_gone(run)
+            length, parts = self._written(begun, answer)
         if length is None:
             await exchange.answer(200, parts, may_pack=True)
         else:
             told_length = [(_JSON_NBYTES, b"%d" % length)]
-            await exchange.answer(
-                200, parts, b"application/octet-stream", told_length, may_pack=True
-            )
+            await exchange.answer(200, parts, _OCTETS, told_length, may_pack=True)
+
+    def answer_now(self, url: str, given: Mapping[bytes, bytes], body: bytes) -> object:
+        """Return the answer to a small request whose model is quick, as it is sent.
+
+        Else what is to be the scope's `BEGUN`, from where the application goes on: None for a
+        request of which nothing was done.
+        """
+        routes, names = self._routes.at(url)
+        if "POST" not in routes or routes["POST"].answer != self._infer or self._access_log:
+            return None
+        if not _NOT_NOW.isdisjoint(given) or given.get(b"accept-encoding") not in _UNPACKED:
+            return None
+        try:
+            if self._tokens:
+                self._check_token(url, given)
+            model = self._service.repository.find(**names)
+        except HeteroError as error:
+            return error
+        if model.statistics.usual_s >= _QUICK_S:
+            return None
+        timed = Timed(model.statistics)
+        try:
+            begun = self._begin(model, timed, given, body)
+            if begun.submission is None or not begun.submission.future.done():
+                return begun
+            length, parts = self._written(begun, begun.submission.future.result())
+        except Exception as error:
+            timed.__exit__(type(error), error, None)
+            return error
+        timed.__exit__(None, None, None)
+        nbytes = sum(map(len, parts))
+        if length is None:
+            return b"".join((_HEAD % nbytes, *parts))
+        return b"".join((_RAW_HEAD % (nbytes, length), *parts))
+
+    def _begin(
+        self, model: ServedModel, timed: Timed, headers: Mapping[bytes, bytes], body: Raw
+    ) -> _Begun:
+        """Start the inference that a body asks for, unless it has to wait for its turn."""
+        call = read_infer(body, headers.get(_JSON_NBYTES), self._service.regions)
+        values = model.values(call)
+        timeout_s = call.timeout_s
+        if headers.get(_TIMEOUT_MS, b"").isdigit():
+            left_s = int(headers[_TIMEOUT_MS]) / 1000
+            timeout_s = min(left_s, timeout_s or left_s) or None
+        # The loop's own thread runs what takes less than to hand it on.
+        quick = (
+            timeout_s is None and len(body) < _SMALL_NBYTES and model.statistics.usual_s < _QUICK_S
+        )
+        trace = trace_of(headers, b"traceparent") if b"traceparent" in headers else ""
+        request = Request(timeout_s, waits=False, inline=quick, priority=call.priority, trace=trace)
+        timed.runs()
+        submission = self._turns_of(model).begin(values, request)
+        return _Begun(model, timed, call, values, request, submission)
+
+    def _written(self, begun: _Begun, answer: Answer) -> tuple[int | None, list[Raw]]:
+        """Return an answer's body in parts, and its JSON's length where raw bytes follow."""
+        model, timed, call, values, _, _ = begun
+        timed.writes(answer, model.rows(values))
+        outputs = model.outputs(call, answer.outputs)
+        return write_infer(model.name, model.version, call, outputs, self._service.regions)
 
     def _turns_of(self, model: ServedModel) -> Turns:
         if (turns := self._turns.get(model)) is None:
             loaded = {*self._service.repository.models(), model}
             self._turns = {m: t for m, t in self._turns.items() if m in loaded}
-            turns = self._turns[model] = Turns(model, self._service.num_in_flight)
+            turns = self._turns[model] = Turns(model)
         return turns
 
 

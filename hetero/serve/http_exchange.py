@@ -16,6 +16,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 #: Where `hetero.serve.http_protocol` leaves a whole body that it has read itself.
 BODY: Final = "hetero.body"
+#: Where it leaves what became of a request that `ServingApp.answer_now` has begun, or its error.
+BEGUN: Final = "hetero.begun"
 #: Seconds after which a request that is not answered yet listens for its client's end.
 _LISTEN_S: Final = 0.02
 T = TypeVar("T")
@@ -126,7 +128,11 @@ class Exchange:
         """Write the response, packed as the client accepts it if it may be."""
         written = []
         if may_pack and b"accept-encoding" in self.headers:
-            encoding, parts = packed(parts, self.header(b"accept-encoding"))
+            accepted = self.header(b"accept-encoding")
+            if sum(map(len, parts)) > _ONE_PIECE_NBYTES:  # others need not wait for it
+                encoding, parts = await asyncio.to_thread(packed, parts, accepted)
+            else:
+                encoding, parts = packed(parts, accepted)
             if encoding:
                 written.append((b"content-encoding", encoding.encode()))
         nbytes = sum(map(len, parts))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import httptools
 import numpy as np
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hetero.serve.http_exchange import BODY
+from hetero.serve.http_exchange import BEGUN, BODY
 from hetero.serve.rest_messages import dump_json
 
 #: Bytes of a request's line and headers.
@@ -26,6 +27,8 @@ _LARGE_NBYTES: Final = 2**17
 _KEPT_NBYTES: Final = 2**26
 #: Addresses of tensors are multiples of that, as vectors of processors want.
 _ALIGNED: Final = 64
+#: Seconds that a head waits for its body before the application is asked, which has bounds for it.
+_HELD_S: Final = 0.05
 _NO_MEMORY: Final = np.empty(0, np.uint8)
 
 
@@ -33,11 +36,17 @@ class ServingProtocol(HttpToolsProtocol):
     """A connection.
 
     `most_nbytes`: bytes that a body may have; of those that say that they have more none is read.
+    `answer_now`: answers small requests without a task of the loop; see `ServingApp.answer_now`.
     """
 
-    def __init__(self, *arguments: Any, most_nbytes: int, **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, most_nbytes: int,
+        answer_now: Callable[[str, Mapping[bytes, bytes], bytes], object], **named: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*arguments, **named)
-        self._most_nbytes = most_nbytes
+        self._most_nbytes, self._answer_now = most_nbytes, answer_now
+        #: Whether the application is asked once the body is there; whether it need not be asked.
+        self._is_held = self._is_answered = False
         self._is_head, self._head_nbytes = True, 0
         self._timer: asyncio.TimerHandle | None = None
         self._reader: _BodyReader | None = None
@@ -55,6 +64,7 @@ class ServingProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._head_has_come()
+        self._is_held = False
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -69,6 +79,8 @@ class ServingProtocol(HttpToolsProtocol):
                 self._refuse(b"431 Request Header Fields Too Large", text)
         elif self._reader is not None:
             self.switch(self._reader)
+        elif self._is_held:
+            self.loop.call_later(_HELD_S, self._ask)
 
     def on_message_begin(self) -> None:
         """Note that a head begins."""
@@ -76,12 +88,44 @@ class ServingProtocol(HttpToolsProtocol):
         self._is_head, self._head_nbytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Note that the head is there."""
+        """Note that the head is there; what may be answered at once waits for its body."""
         self._head_has_come()
-        super().on_headers_complete()
+        self._is_held = (
+            self.url.endswith(b"/infer")
+            and (self.cycle is None or self.cycle.response_complete)
+            and self.parser.should_keep_alive()
+            and self.parser.get_http_version() == "1.1"
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+        )
+        if not self._is_held:
+            super().on_headers_complete()
+
+    def _ask(self, begun: object = None) -> None:
+        """Ask the application for the answer to a request that was held."""
+        if self._is_held:
+            self._is_held = False
+            super().on_headers_complete()
+            if begun is not None:
+                self.cycle.scope[BEGUN] = begun  # type: ignore[typeddict-unknown-key]  # ours
+
+    def shutdown(self) -> None:
+        """End once the request that is there is answered."""
+        self._ask()
+        super().shutdown()
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body; the application takes it whole, or in large pieces."""
+        if self._is_held:
+            answer, headers = None, dict(self.headers)
+            if headers.get(b"content-length") == b"%d" % len(body):
+                answer = self._answer_now(self.url.decode("latin-1"), headers, body)
+            if type(answer) is bytes:
+                self._is_held, self._is_answered = False, True
+                self.transport.write(answer)
+                self.on_response_complete()
+                return
+            self._ask(answer)
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -99,6 +143,13 @@ class ServingProtocol(HttpToolsProtocol):
         if len(cycle.body) > _PIECE_NBYTES:
             self.flow.pause_reading()
             cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        """Note that the request is there."""
+        self._ask()  # it has no body
+        if not self._is_answered:
+            super().on_message_complete()
+        self._is_answered = False
 
     def body_has_come(self, body: memoryview) -> None:
         """Take over again: a large body is there, which the parser has not seen."""

@@ -75,7 +75,7 @@ def dump_json(document: Any) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def read_infer(body: Raw, json_nbytes: str | None, regions: Regions) -> InferCall:
+def read_infer(body: Raw, json_nbytes: bytes | None, regions: Regions) -> InferCall:
     """Return the call of an unpacked body.
 
     `json_nbytes`: the header Inference-Header-Content-Length, where raw bytes follow the JSON.
@@ -84,10 +84,10 @@ def read_infer(body: Raw, json_nbytes: str | None, regions: Regions) -> InferCal
     """
     length = len(body)
     if json_nbytes is not None:
-        if not json_nbytes.isdecimal() or not 0 < int(json_nbytes) <= length:
+        if not json_nbytes.isdigit() or not 0 < int(json_nbytes) <= length:
             raise refused(
-                f"Inference-Header-Content-Length is {json_nbytes!r}; wanted the JSON's bytes, "
-                f"1 to {length}."
+                f"Inference-Header-Content-Length is {json_nbytes.decode('latin-1')!r}; wanted the "
+                f"JSON's bytes, 1 to {length}."
             )
         length = int(json_nbytes)
     raw = memoryview(body)

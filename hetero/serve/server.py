@@ -90,7 +90,9 @@ class Server:
         self.service: Final = Service(repository, bounds, shared_memory=options.shared_memory)
         self.options: Final = options
         app = ServingApp(self.service, tokens=options.tokens, access_log=options.access_log)
-        protocol: Any = partial(ServingProtocol, most_nbytes=options.body_nbytes)
+        protocol: Any = partial(
+            ServingProtocol, most_nbytes=options.body_nbytes, answer_now=app.answer_now
+        )
         config = uvicorn.Config(
             app, http=protocol, ws="none", lifespan="off", log_config=None,
             proxy_headers=options.access_log,  # which tells of the client behind a proxy

@@ -53,10 +53,6 @@ class Service:
         rows = [row for row in self.repository.index() if row["reason"] != UNLOADED]
         return not self.is_draining and all(row["state"] == "READY" for row in rows)
 
-    def num_in_flight(self) -> int:
-        """Return how many requests run, or wait for their turn."""
-        return sum(m.statistics.num_in_flight for m in self.repository.models())
-
     def metadata(self) -> dict[str, Any]:
         """Return what the protocol tells of a server."""
         more = ("system_shared_memory",) if self.regions.allowed else ()

@@ -10,8 +10,8 @@ from devices.request.answer import Answer
 
 #: Where the time of a request goes, by the protocol's names.
 PARTS: Final = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-#: Of a request, in what requests took lately.
-_WEIGHT: Final = 0.1
+#: Seconds that a request may seem to take longer because others ran, too.
+_NOISE_S: Final = 0.02
 
 
 class Statistics:
@@ -24,8 +24,8 @@ class Statistics:
         self.num_inferences = 0
         #: Requests whose inputs were good and that have not ended.
         self.num_in_flight = 0
-        #: Seconds that devices took for a request lately; a server that has answered none is slow.
-        self.recent_s = 1.0
+        #: Seconds that devices take for a request when nothing else runs; at first it is slow.
+        self.usual_s = 1.0
         self.last_ms = 0
 
     def rows(self) -> dict[str, tuple[int, float]]:
@@ -65,9 +65,9 @@ class Timed:
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
         self._runs = False
+        self._began_s = self._read_s = time.perf_counter()
 
     def __enter__(self) -> Timed:
-        self._began_s = self._read_s = time.perf_counter()
         return self
 
     def reads(self) -> None:
@@ -103,5 +103,6 @@ class Timed:
             seconds["compute_input"] += self._read_s
             seconds["compute_infer"] += infer_s
             seconds["compute_output"] += write_s
-            counts.recent_s += _WEIGHT * (infer_s - counts.recent_s)
+            most_s = infer_s if infer_s > _NOISE_S else 1.1 * counts.usual_s
+            counts.usual_s = min(max(infer_s, counts.usual_s / 2), most_s)
             counts.last_ms = int(time.time() * 1000)

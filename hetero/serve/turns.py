@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -19,29 +19,19 @@ from scheduler.executor import Submission
 
 #: Seconds after which a request that waits looks again, where others' requests take the room.
 _LOOK_S: Final = 0.02
-#: Seconds of the devices up to which the loop's thread runs a request itself, and its bytes.
-_QUICK_S: Final = 0.0005
-_SMALL_NBYTES: Final = 65536
 
 
 class Turns:
-    """Runs the requests of one model on one event loop.
+    """Runs the requests of one model on one event loop."""
 
-    `num_in_flight`: returns how many requests of the server there are, this one included.
-    """
-
-    def __init__(self, model: ServedModel, num_in_flight: Callable[[], int]) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._num_in_flight = num_in_flight
         self._waiting: list[tuple[int, int, asyncio.Event]] = []
         self._numbers = itertools.count()
 
     def begin(self, values: Mapping[str, Value], request: Request) -> Submission | None:
         """Start a request; None where it has to wait for room, or for others that do."""
-        if self._waiting:
-            return None
-        inline = self._is_quick(values, request)
-        return self._submitted(values, request._replace(inline=True) if inline else request)
+        return None if self._waiting else self._submitted(values, request)
 
     async def end(
         self, begun: Submission | None, values: Mapping[str, Value], request: Request
@@ -55,7 +45,12 @@ class Turns:
         made = submission.future
         if not made.done():
             loop, answered = asyncio.get_running_loop(), asyncio.Event()
-            made.add_done_callback(lambda _: _from_thread(loop, answered.set))
+
+            def wake(_: object) -> None:
+                with suppress(RuntimeError):  # the loop has ended, and with it who waited
+                    loop.call_soon_threadsafe(answered.set)
+
+            made.add_done_callback(wake)
             try:
                 await answered.wait()
             except asyncio.CancelledError:
@@ -63,19 +58,6 @@ class Turns:
                 raise
         self._wake_next()
         return made.result()
-
-    def _is_quick(self, values: Mapping[str, Value], request: Request) -> bool:
-        """Whether the loop's own thread may run a request: to hand it on would take longer.
-
-        Only where nothing else runs, so that it waits for no device.
-        """
-        return (
-            self._model.statistics.recent_s < _QUICK_S
-            and request.timeout_s is None
-            and self._num_in_flight() == 1
-            and sum(getattr(value, "nbytes", _SMALL_NBYTES) for value in values.values())
-            < _SMALL_NBYTES
-        )
 
     def _submitted(self, values: Mapping[str, Value], request: Request) -> Submission | None:
         try:
@@ -116,8 +98,3 @@ class Turns:
     def _wake_next(self) -> None:
         if self._waiting:
             self._waiting[0][2].set()
-
-
-def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    with suppress(RuntimeError):  # the loop has ended, and with it who waited
-        loop.call_soon_threadsafe(call)

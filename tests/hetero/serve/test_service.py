@@ -239,8 +239,8 @@ def test_a_proxys_deadline_holds(
     body = {**BODY, "parameters": {"timeout": timeout} if timeout else {}}
     headers = {"x-envoy-expected-rq-timeout-ms": header_ms}
     asked = pool.submit(ask, gated, INFER, body, headers=headers)
-    assert GatedPlugin.began.wait(PATIENCE_S)
-    if status == 200:
+    if status == 200:  # others may be late before they begin
+        assert GatedPlugin.began.wait(PATIENCE_S)
         GatedPlugin.gate.set()
     assert asked.result(PATIENCE_S).status == status
 
