@@ -17,26 +17,7 @@ import numpy as np
 import xxhash
 
 from devices.errors import BlobError
-from scheduler.formats.blob_format import (
-    ALIGNMENT,
-    BYTES,
-    BYTES_ENTRY,
-    DTYPE_OF,
-    FORMAT_VERSION,
-    MAGIC,
-    MAX_RANK,
-    NAME_OF,
-    NUMBER_OF,
-    PREFIX,
-    SEGMENT_ROW,
-    STRINGS,
-    SUMMED_NBYTES,
-    TENSOR,
-    TENSOR_ENTRY,
-    Segment,
-    Stowed,
-    header_checksum,
-)
+from scheduler.formats import blob_format as form
 from scheduler.formats.msgpack_check import check_msgpack
 from scheduler.formats.regular_file import open_regular
 from scheduler.formats.tensor_entries import frozen, shape_of, strings_of
@@ -81,7 +62,7 @@ class BlobFile:
                 if of_cache and not is_own(status):
                     raise ForeignError(f"{self._where}: other users may have written it.")
                 self.nbytes = status.st_size
-                first = file.read(PREFIX.size)
+                first = file.read(form.PREFIX.size)
                 header = file.read(self._header_nbytes(first))
                 # The file may be replaced once it is closed; this is still the one just read.
                 if self.nbytes > _READ_NBYTES:
@@ -92,10 +73,12 @@ class BlobFile:
             self._where = "blob"
             self._map = memoryview(source).toreadonly().cast("B")
             self.nbytes = self._map.nbytes
-            first = bytes(self._map[: PREFIX.size])
-            header = bytes(self._map[PREFIX.size : PREFIX.size + self._header_nbytes(first)])
-        checksum = header_checksum(first[:SUMMED_NBYTES], header)
-        if checksum != first[SUMMED_NBYTES:]:
+            first = bytes(self._map[: form.PREFIX.size])
+            header = bytes(
+                self._map[form.PREFIX.size : form.PREFIX.size + self._header_nbytes(first)]
+            )
+        checksum = form.header_checksum(first[: form.SUMMED_NBYTES], header)
+        if checksum != first[form.SUMMED_NBYTES :]:
             raise BlobError(f"{self._where}: header: damaged, its checksum is another.")
         #: Names the contents: equal digests, equal blobs.
         self.digest = checksum.hex()
@@ -134,43 +117,45 @@ class BlobFile:
 
     def _header_nbytes(self, first: bytes) -> int:
         where = self._where
-        if len(first) < PREFIX.size:
+        if len(first) < form.PREFIX.size:
             raise BlobError(f"{where}: {self.nbytes} bytes; no blob is so short.")
-        magic, version, zero, header_nbytes, nbytes, _ = PREFIX.unpack(first)
-        if magic != MAGIC:
-            raise BlobError(f"{where}: not a blob: it starts with {magic!r}, wanted {MAGIC!r}.")
-        if version != FORMAT_VERSION:
+        magic, version, zero, header_nbytes, nbytes, _ = form.PREFIX.unpack(first)
+        if magic != form.MAGIC:
             raise BlobError(
-                f"{where}: format version {version}; this program reads {FORMAT_VERSION}. Compile "
-                "the model again, or read it with the version that wrote it.",
+                f"{where}: not a blob: it starts with {magic!r}, wanted {form.MAGIC!r}."
+            )
+        if version != form.FORMAT_VERSION:
+            raise BlobError(
+                f"{where}: format version {version}; this program reads {form.FORMAT_VERSION}. "
+                "Compile the model again, or read it with the version that wrote it.",
                 version=version,
             )
         if zero or nbytes != self.nbytes:
             raise BlobError(f"{where}: {self.nbytes} bytes, {nbytes} wanted; it is cut or damaged.")
-        if header_nbytes > self.nbytes - PREFIX.size:
+        if header_nbytes > self.nbytes - form.PREFIX.size:
             raise BlobError(f"{where}: header: {header_nbytes} bytes do not fit the file.")
         return int(header_nbytes)
 
-    def _read_header(self, header: bytes) -> tuple[tuple[Segment, ...], bytes]:
+    def _read_header(self, header: bytes) -> tuple[tuple[form.Segment, ...], bytes]:
         where = f"{self._where}: header"
         check_msgpack(header, where)
         try:
             rows, document = msgpack.unpackb(header)
-            if not isinstance(rows, bytes) or len(rows) % SEGMENT_ROW.size:
+            if not isinstance(rows, bytes) or len(rows) % form.SEGMENT_ROW.size:
                 raise BlobError(f"{where}: segments: no table.")
         except (TypeError, ValueError, msgpack.UnpackException) as error:
             if isinstance(error, BlobError):
                 raise
             raise BlobError(f"{where}: damaged: {error}.") from error
-        segments: list[Segment] = []
-        end = PREFIX.size + len(header)
-        for offset, nbytes, checksum in SEGMENT_ROW.iter_unpack(rows):
-            if offset < end or offset % ALIGNMENT or offset + nbytes > self.nbytes:
+        segments: list[form.Segment] = []
+        end = form.PREFIX.size + len(header)
+        for offset, nbytes, checksum in form.SEGMENT_ROW.iter_unpack(rows):
+            if offset < end or offset % form.ALIGNMENT or offset + nbytes > self.nbytes:
                 raise BlobError(
                     f"{where}: segments[{len(segments)}]: bytes {offset} to {offset + nbytes} of "
                     f"{self.nbytes} overlap what is before, lie outside, or are not aligned."
                 )
-            segments.append(Segment(offset, nbytes, checksum))
+            segments.append(form.Segment(offset, nbytes, checksum))
             end = offset + nbytes
         if not isinstance(document, bytes):
             raise BlobError(f"{where}: no document.")
@@ -195,28 +180,29 @@ class BlobFile:
 
     def _stowed(self, code: int, entry: bytes) -> Any:
         where = f"{self._where}: document"
-        if code == BYTES and len(entry) == BYTES_ENTRY.size:
-            (index,) = BYTES_ENTRY.unpack(entry)
-            return Stowed(index, self._length(index), "bytes")
-        if code == STRINGS:
+        if code == form.BYTES and len(entry) == form.BYTES_ENTRY.size:
+            (index,) = form.BYTES_ENTRY.unpack(entry)
+            return form.Stowed(index, self._length(index), "bytes")
+        if code == form.STRINGS:
             check_msgpack(entry, where)
             sizes, texts = msgpack.unpackb(entry)
-            return strings_of(shape_of(sizes, MAX_RANK, where), texts, where)
-        size = len(entry) - TENSOR_ENTRY.size
-        if code != TENSOR or size < 0 or size % 8:
+            return strings_of(shape_of(sizes, form.MAX_RANK, where), texts, where)
+        size = len(entry) - form.TENSOR_ENTRY.size
+        if code != form.TENSOR or size < 0 or size % 8:
             raise BlobError(f"{where}: unknown extension {code} of {len(entry)} bytes.")
-        segment, number = TENSOR_ENTRY.unpack_from(entry)
-        sizes = struct.unpack_from(f"<{size // 8}Q", entry, TENSOR_ENTRY.size)
-        shape = shape_of(list(sizes), MAX_RANK, where)
-        dtype = DTYPE_OF.get(number)
+        segment, number = form.TENSOR_ENTRY.unpack_from(entry)
+        sizes = struct.unpack_from(f"<{size // 8}Q", entry, form.TENSOR_ENTRY.size)
+        shape = shape_of(list(sizes), form.MAX_RANK, where)
+        dtype = form.DTYPE_OF.get(number)
         if dtype is None:
             raise BlobError(f"{where}: a tensor of unknown element type {number}.")
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes != (0 if segment == -1 else self._length(segment)):
             raise BlobError(
-                f"{where}: a tensor {shape} of {NAME_OF[number]} that its segment does not fill."
+                f"{where}: a tensor {shape} of {form.NAME_OF[number]} that its segment does not "
+                "fill."
             )
-        return Stowed(None if segment == -1 else segment, nbytes, NAME_OF[number], shape)
+        return form.Stowed(None if segment == -1 else segment, nbytes, form.NAME_OF[number], shape)
 
     def _length(self, index: Any) -> int:
         if type(index) is not int or not 0 <= index < len(self.segments):
@@ -224,14 +210,16 @@ class BlobFile:
         return self.segments[index].nbytes
 
     def _resolve(self, stowed: Any) -> Any:
-        if not isinstance(stowed, Stowed):
+        if not isinstance(stowed, form.Stowed):
             return stowed
         if stowed.dtype == "bytes":
             return bytes(self._segment(stowed.segment or 0))
         if stowed.segment is None:
-            return frozen(np.empty(stowed.shape, DTYPE_OF[NUMBER_OF[stowed.dtype]]))
+            return frozen(np.empty(stowed.shape, form.DTYPE_OF[form.NUMBER_OF[stowed.dtype]]))
         contents = self._segment(stowed.segment)
-        return np.frombuffer(contents, DTYPE_OF[NUMBER_OF[stowed.dtype]]).reshape(stowed.shape)
+        return np.frombuffer(contents, form.DTYPE_OF[form.NUMBER_OF[stowed.dtype]]).reshape(
+            stowed.shape
+        )
 
     def _segment(self, index: int) -> memoryview:
         segment = self.segments[index]

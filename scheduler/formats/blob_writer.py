@@ -10,26 +10,7 @@ import msgpack
 import numpy as np
 import xxhash
 
-from scheduler.formats.blob_format import (
-    ALIGNMENT,
-    BYTES,
-    BYTES_ENTRY,
-    FORMAT_VERSION,
-    INLINE_NBYTES,
-    LARGE_NBYTES,
-    MAGIC,
-    NUMBER_OF,
-    PAGE,
-    PREFIX,
-    SEGMENT_ROW,
-    STRINGS,
-    SUMMED_NBYTES,
-    TENSOR,
-    TENSOR_ENTRY,
-    Inline,
-    Segment,
-    header_checksum,
-)
+from scheduler.formats import blob_format as form
 from scheduler.formats.tensor_entries import raw, texts_of
 from scheduler.formats.weightless import write_without
 
@@ -70,28 +51,30 @@ class BlobWriter:
         beginning, table, _ = self._laid_out(value)
         return write_without(file, beginning, table, self._contents, weights)
 
-    def _laid_out(self, value: Any) -> tuple[bytes, list[Segment], int]:
+    def _laid_out(self, value: Any) -> tuple[bytes, list[form.Segment], int]:
         """Return the prefix and the header, where the segments lie, and the blob's length."""
         document = self.document(value)
-        table: list[Segment] = []
+        table: list[form.Segment] = []
         header = b""
         start = -1
         # The header's length moves the segments, whose offsets the header holds.
-        while start < PREFIX.size + len(header):
-            start = PREFIX.size + len(header)
+        while start < form.PREFIX.size + len(header):
+            start = form.PREFIX.size + len(header)
             end, table = self._table(start)
-            rows = b"".join(SEGMENT_ROW.pack(s.offset, s.nbytes, s.checksum) for s in table)
+            rows = b"".join(form.SEGMENT_ROW.pack(s.offset, s.nbytes, s.checksum) for s in table)
             header = msgpack.packb([rows, document])
         nbytes = max(end, start)
-        first = PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), nbytes, b"")[:SUMMED_NBYTES]
-        return first + header_checksum(first, header) + header, table, nbytes
+        first = form.PREFIX.pack(form.MAGIC, form.FORMAT_VERSION, 0, len(header), nbytes, b"")[
+            : form.SUMMED_NBYTES
+        ]
+        return first + form.header_checksum(first, header) + header, table, nbytes
 
-    def _table(self, end: int) -> tuple[int, list[Segment]]:
+    def _table(self, end: int) -> tuple[int, list[form.Segment]]:
         table = []
         for contents, checksum in zip(self._contents, self._checksums, strict=True):
-            step = PAGE if contents.nbytes >= LARGE_NBYTES else ALIGNMENT
+            step = form.PAGE if contents.nbytes >= form.LARGE_NBYTES else form.ALIGNMENT
             offset = -(-end // step) * step
-            table.append(Segment(offset, contents.nbytes, checksum))
+            table.append(form.Segment(offset, contents.nbytes, checksum))
             end = offset + contents.nbytes
         return end, table
 
@@ -108,11 +91,11 @@ class BlobWriter:
             return self._tensor(value)
         if isinstance(value, np.generic):
             return value.item()
-        if isinstance(value, Inline):
+        if isinstance(value, form.Inline):
             return bytes(value)
-        if isinstance(value, bytes) and len(value) > INLINE_NBYTES:
+        if isinstance(value, bytes) and len(value) > form.INLINE_NBYTES:
             segment = self._add(memoryview(value))
-            return msgpack.ExtType(BYTES, BYTES_ENTRY.pack(segment))
+            return msgpack.ExtType(form.BYTES, form.BYTES_ENTRY.pack(segment))
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return value
         if isinstance(value, list | tuple):
@@ -126,12 +109,12 @@ class BlobWriter:
     def _tensor(self, array: np.ndarray) -> msgpack.ExtType:
         shape = list(array.shape)
         if array.dtype.kind in "OUS":
-            return msgpack.ExtType(STRINGS, msgpack.packb([shape, texts_of(array)]))
-        number = NUMBER_OF.get(array.dtype.name)
+            return msgpack.ExtType(form.STRINGS, msgpack.packb([shape, texts_of(array)]))
+        number = form.NUMBER_OF.get(array.dtype.name)
         if number is None:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: ONNX has none.")
         segment = -1
         if array.size:
             segment = self._add(raw(array))
-        packed = TENSOR_ENTRY.pack(segment, number) + struct.pack(f"<{len(shape)}Q", *shape)
-        return msgpack.ExtType(TENSOR, packed)
+        packed = form.TENSOR_ENTRY.pack(segment, number) + struct.pack(f"<{len(shape)}Q", *shape)
+        return msgpack.ExtType(form.TENSOR, packed)

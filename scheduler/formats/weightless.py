@@ -25,14 +25,7 @@ import numpy as np
 import xxhash
 
 from devices.errors import BlobError
-from scheduler.formats.blob_format import (
-    PAGE,
-    PREFIX,
-    SEGMENT_ROW,
-    SUMMED_NBYTES,
-    Segment,
-    header_checksum,
-)
+from scheduler.formats import blob_format as form
 from scheduler.formats.msgpack_check import check_msgpack
 from scheduler.formats.tensor_entries import raw
 
@@ -47,7 +40,7 @@ Source = str | Path | bytes | bytearray | memoryview
 def write_without(
     file: BinaryIO,
     beginning: bytes,
-    segments: Sequence[Segment],
+    segments: Sequence[form.Segment],
     contents: Sequence[memoryview],
     weights: Iterable[np.ndarray],
 ) -> int:
@@ -90,10 +83,10 @@ def restore(source: Source, weights: Iterable[np.ndarray]) -> bytearray:
             f"{where}: the model that was given for its weights has not got {missing} bytes of "
             "them; give the one that was compiled."
         )
-    nbytes = PREFIX.unpack_from(beginning)[4]
+    nbytes = form.PREFIX.unpack_from(beginning)[4]
     inside = sum(length for (_, length, _), is_here in zip(rows, here, strict=True) if is_here)
     outside = {(length, key): length for _, length, key in absent}
-    room = len(data) + len(rows) * PAGE + sum(outside.values())
+    room = len(data) + len(rows) * form.PAGE + sum(outside.values())
     if (
         inside != len(data) - position
         or len(outside) != len(absent)  # equal segments are written once
@@ -118,7 +111,7 @@ def outline(source: Source) -> memoryview:
     where, data = _data(source)
     beginning, *_ = _parts(data, where)
     try:
-        whole = mmap.mmap(-1, PREFIX.unpack_from(beginning)[4])  # zeros take no memory
+        whole = mmap.mmap(-1, form.PREFIX.unpack_from(beginning)[4])  # zeros take no memory
         whole[: len(beginning)] = bytes(beginning)
     except (OSError, ValueError, OverflowError, IndexError) as error:
         raise BlobError(f"{where}: it is cut or damaged.") from error
@@ -138,14 +131,17 @@ def _parts(
     """Return the beginning, its segments' rows, which of them are here, and where those begin."""
     _, length = _START.unpack_from(data) if len(data) >= _START.size else (b"", 0)
     beginning = data[_START.size : _START.size + length]
-    if len(beginning) != length or length < PREFIX.size:
+    if len(beginning) != length or length < form.PREFIX.size:
         raise BlobError(f"{where}: it is cut or damaged.")
-    first, header = beginning[:SUMMED_NBYTES], bytes(beginning[PREFIX.size :])
-    if header_checksum(bytes(first), header) != beginning[SUMMED_NBYTES : PREFIX.size]:
+    first, header = beginning[: form.SUMMED_NBYTES], bytes(beginning[form.PREFIX.size :])
+    if (
+        form.header_checksum(bytes(first), header)
+        != beginning[form.SUMMED_NBYTES : form.PREFIX.size]
+    ):
         raise BlobError(f"{where}: header: damaged, its checksum is another.")
     check_msgpack(header, where)
     try:
-        rows = list(SEGMENT_ROW.iter_unpack(msgpack.unpackb(header)[0]))
+        rows = list(form.SEGMENT_ROW.iter_unpack(msgpack.unpackb(header)[0]))
     except (TypeError, LookupError, ValueError, struct.error, msgpack.UnpackException) as error:
         raise BlobError(f"{where}: header: damaged: {error}.") from error
     position = _START.size + length

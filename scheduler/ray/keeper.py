@@ -20,24 +20,8 @@ from ray import exceptions
 
 from devices.errors import ClusterError, HeteroError, UnknownDeviceError
 from scheduler.channels.direct import DirectChannel
+from scheduler.client import liveness as see
 from scheduler.client.deployment import Deployments
-from scheduler.client.liveness import (
-    DeviceState,
-    Heard,
-    Liveness,
-    MessagesLost,
-    NodeLeft,
-    ProcessEnded,
-    Restart,
-    Sighting,
-    Silent,
-    Started,
-    StartFailed,
-    StaysAway,
-    TimePassed,
-    Unloaded,
-    Unreached,
-)
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray.loading import StageLoader
@@ -78,7 +62,7 @@ class DeviceKeeper:
         self._loader = loader
         self._do_without = do_without
         self._cluster_gone = cluster_gone
-        self._liveness = Liveness(device_timeout_s=device_timeout_s)
+        self._liveness = see.Liveness(device_timeout_s=device_timeout_s)
         self._channel: DirectChannel | None = None
         #: The present actors of the devices that deployments use, by address.
         self._actors: dict[str, ActorDevice] = {}
@@ -116,7 +100,7 @@ class DeviceKeeper:
                 return
             self._actors[device.address] = device
         name, node = device.descriptor.name, device.descriptor.node
-        started = Started(time.monotonic(), name, node, device.address)
+        started = see.Started(time.monotonic(), name, node, device.address)
         self._orders.put(partial(self._see, started))
         self._channel.watch(device.address)
 
@@ -126,7 +110,7 @@ class DeviceKeeper:
         """Take in that nothing is heard of an address; 0 seconds: its process has ended."""
         device = self._actors.get(address)
         if silent_s or device is None:
-            self._orders.put(partial(self._see, Silent(time.monotonic(), address, silent_s)))
+            self._orders.put(partial(self._see, see.Silent(time.monotonic(), address, silent_s)))
         else:
             self._orders.put(partial(self._ask_why, device))
         if silent_s and device is not None and device.node_id not in self._asked:
@@ -136,11 +120,11 @@ class DeviceKeeper:
 
     def heard(self, address: str) -> None:
         """Take in that an address is heard again."""
-        self._orders.put(partial(self._see, Heard(time.monotonic(), address)))
+        self._orders.put(partial(self._see, see.Heard(time.monotonic(), address)))
 
     def lost(self, address: str) -> None:
         """Take in that messages from or to an address were lost."""
-        self._orders.put(partial(self._see, MessagesLost(time.monotonic(), address)))
+        self._orders.put(partial(self._see, see.MessagesLost(time.monotonic(), address)))
 
     def ended(self, device: ActorDevice, error: BaseException) -> None:
         """Take in what Ray says of an actor; one that it cannot reach may be heard all the same."""
@@ -161,23 +145,23 @@ class DeviceKeeper:
                 return  # a call to an actor would have Ray start, or join, another cluster
             try:
                 order()
-                self._see(TimePassed(time.monotonic()))
+                self._see(see.TimePassed(time.monotonic()))
             except ClusterError as error:
                 self._cluster_gone(error)
             except Exception:  # one device's trouble must not end the care for the others
                 _log.exception("devices go on being kept")
 
-    def _see(self, seen: Sighting) -> None:
+    def _see(self, seen: see.Sighting) -> None:
         with self._lock:
             orders = self._liveness.handle(seen)
         for order in orders:
             if self._closed or self._session.is_left:
                 return  # actors end with the Ray that this process leaves
-            if isinstance(order, Restart):
+            if isinstance(order, see.Restart):
                 _log.warning("device=%s is started again: %s", order.device, order.cause)
                 self._restart_soon(order)
                 continue
-            if isinstance(order, StaysAway):
+            if isinstance(order, see.StaysAway):
                 self._plan_around(order)
                 continue
             self._deployments.tell(order)
@@ -211,9 +195,9 @@ class DeviceKeeper:
                 for address, device in silent if not is_reached else ():
                     now_s, name = time.monotonic(), device.descriptor.name
                     seen = (
-                        NodeLeft(now_s, name, "its node has left the cluster")
+                        see.NodeLeft(now_s, name, "its node has left the cluster")
                         if is_reached is None
-                        else Unreached(now_s, address)
+                        else see.Unreached(now_s, address)
                     )
                     self._orders.put(partial(self._see, seen))
                 if is_reached is None:
@@ -230,21 +214,21 @@ class DeviceKeeper:
         """Have a device that was cut off hear where others are now, before requests come to it."""
 
         def tell() -> None:
-            if self._liveness.state(order.device) is DeviceState.LIVE:
+            if self._liveness.state(order.device) is see.DeviceState.LIVE:
                 deployment.tell(order)
 
         def reopen() -> None:
             try:
                 deployment.open_on(order.device)
             except HeteroError:
-                lost = Silent(time.monotonic(), device.address, 0.0)
+                lost = see.Silent(time.monotonic(), device.address, 0.0)
                 self._orders.put(partial(self._see, lost))
             else:
                 self._orders.put(tell)
 
         threading.Thread(target=reopen, name=f"{order.device}-open", daemon=True).start()
 
-    def _plan_around(self, away: StaysAway) -> None:
+    def _plan_around(self, away: see.StaysAway) -> None:
         """Have deployments that can be placed anew do without a device, until it has started."""
         if away.device in self._loading:
             return  # elsewhere its stages would take as long
@@ -262,7 +246,7 @@ class DeviceKeeper:
 
     def _end(self, device: ActorDevice, cause: str) -> None:
         self._devices.forget(device.actor_id)
-        self._see(ProcessEnded(time.monotonic(), device.address, cause))
+        self._see(see.ProcessEnded(time.monotonic(), device.address, cause))
 
     def _ask_why(self, device: ActorDevice) -> None:
         """Take in that a device's process has ended, with Ray's reason if its node can give it."""
@@ -288,7 +272,7 @@ class DeviceKeeper:
             status = self._channel.status_of(address)
             overdue_s, ended = status.get("overdue_s", 0.0), status.get("leases_ended", 0.0)
             if overdue_s and overdue_s > self._patience_s(device):
-                self._see(Heard(time.monotonic(), address, overdue_s))
+                self._see(see.Heard(time.monotonic(), address, overdue_s))
             elif ended > self._leases_ended.setdefault(address, ended):
                 self._leases_ended[address] = ended
                 self._check_stages(device)
@@ -309,7 +293,7 @@ class DeviceKeeper:
             self._leases_ended[device.address] -= 1  # look again
             return
         if not has_all:
-            self._see(Unloaded(time.monotonic(), device.address))
+            self._see(see.Unloaded(time.monotonic(), device.address))
 
     def _find(self, gone: Collection[str]) -> None:
         """Start those of the gone devices whose node is back; in a thread."""
@@ -319,31 +303,34 @@ class DeviceKeeper:
             except HeteroError:
                 return
             for name in sorted(listed.intersection(gone) - self._coming):
-                if self._liveness.state(name) in (DeviceState.RESTARTING, DeviceState.SILENT):
+                if self._liveness.state(name) in (
+                    see.DeviceState.RESTARTING,
+                    see.DeviceState.SILENT,
+                ):
                     continue
                 self._coming.add(name)
-                self._restart_soon(Restart(name, "", "its node is back"))
+                self._restart_soon(see.Restart(name, "", "its node is back"))
 
-    def _restart_soon(self, order: Restart) -> None:
+    def _restart_soon(self, order: see.Restart) -> None:
         name = f"{order.device}-start"
         threading.Thread(target=self._restart, args=(order,), name=name, daemon=True).start()
 
-    def _restart(self, order: Restart) -> None:
+    def _restart(self, order: see.Restart) -> None:
         """End what is left of a device, start it again and load its stages; in a thread."""
         name = order.device
         with self._lock:
             old = self._actors.pop(order.address, None)
             self._leases_ended.pop(order.address, None)
-        seen: Sighting
+        seen: see.Sighting
         try:
             if old is not None and not order.keep:
                 self._give_up(old)
             device = self._start(name, reload=order.keep)
         except UnknownDeviceError as error:
-            seen = NodeLeft(time.monotonic(), name, error.message)
+            seen = see.NodeLeft(time.monotonic(), name, error.message)
         except HeteroError as error:
             _log.info("device=%s is not back: %s", name, error)
-            seen = StartFailed(time.monotonic(), name, error.message)
+            seen = see.StartFailed(time.monotonic(), name, error.message)
         else:
             self.watch(device)
             return

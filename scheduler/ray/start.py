@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 import threading
 import time
 import warnings
@@ -292,11 +293,13 @@ def _join(address: str) -> RaySession:
 def _leave_fork() -> None:
     """Keep a fork, as it ends, from ending its parent's Ray: it has none of its own."""
     atexit.unregister(ray.shutdown)
-    node: Any = ray._private.worker._global_node
-    if node is not None:
-        node.kill_all_processes = lambda *arguments, **options: None
+    module: Any = ray._private.worker
+    if sys.excepthook is module.custom_excepthook:  # it tells Ray of an error, and waits for ever
+        sys.excepthook = module.normal_excepthook
+    if module._global_node is not None:
+        module._global_node.kill_all_processes = lambda *arguments, **options: None
     # Their destructors wait for threads that a fork has not got: they are never to be garbage.
-    worker: Any = ray._private.worker.global_worker
+    worker = module.global_worker
     owners = (worker, "core_worker"), (worker, "gcs_client"), (worker, "gcs_error_subscriber")
     for owner, name in (*owners, (ray._private.state.state, "_global_state_accessor")):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name, None)))
