@@ -44,17 +44,25 @@ def devices(core: Core, as_json: bool, everything: bool) -> None:
     if as_json:
         print_json("devices", {"devices": rows})
         return
-    heads = {
-        "device": "name", "what it is": "full_name", "version": "version", "node": "node",
-        "threads": "threads",
-    }  # fmt: skip
-    heads |= {head: head for head in ("python", "error") if any(row[head] for row in rows)}
-    if everything:
-        heads["to install"] = "install"
-    table = Rows(*heads, wraps=("what it is", "version", "python", "error", "to install"))
+    heads = {"device": "name", "threads": "threads"}
+    heads |= {head: head for head in ("node", "python") if any(_said(row[head]) for row in rows)}
+    heads["what it is"] = "full_name"
+    table = Rows(*heads, wraps=("python", "what it is"))
     for row in rows:
-        table.add(*(row[key] for key in heads.values()))
+        if not row["error"]:
+            table.add(*(row[key] for key in heads.values()))
     show(table)
+    for row in rows:
+        if row["error"]:
+            name = f"{row['name']} on {row['node']}" if _said(row["node"]) else row["name"]
+            install = row.get("install") or ""
+            fix = f" To install: {install}" if install and install not in row["error"] else ""
+            show(f"{name}: {row['error'].rstrip('.')}.{fix}")
+
+
+def _said(place: str | None) -> bool:
+    """Return whether a node or interpreter needs saying: it is not simply this one."""
+    return place not in (None, "", "local")
 
 
 def _absent(plugins: set[str]) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ _SHARED_MEMORY_NBYTES: Final = 1 << 30
 _SHARED_MEMORY: Final = Path("/dev/shm")
 #: Extras that no user's program needs.
 _OF_DEVELOPERS: Final = {"dev", "docs", "test"}
+_NOT_INSTALLED: Final = "not installed"
 #: What is run on each device.
 _MODEL: Final = """<ir_version: 8, opset_import: ["": 17]>
     doctor (float[2,3] x) => (float[2,3] y) { half = Sub(x, x) low = Add(half, x) y = Relu(low) }"""
@@ -58,16 +59,24 @@ def doctor(address: str | None, as_json: bool) -> None:
     a device that is not installed is not.
     """
     with progress("looking at versions, devices and the cluster"):
-        found = [*_versions(), *_devices(), *_cluster(address), *_limits()]
+        packages = list(_versions())
+        found = [*packages, *_devices(), *_cluster(address), *_limits()]
     wrong = [check for check in found if not check.ok]
     if as_json:
         print_json("doctor", {"checks": found, "ok": not wrong})
     else:
         table = Rows("", "what", "found", "what to do", wraps=("found", "what to do"))
-        for check in found:
+        # Packages that are well fit in a line, and so do devices that nobody asked for.
+        well = [check for check in packages if check.ok]
+        absent = [check for check in found if check.ok and check.found == _NOT_INSTALLED]
+        show(", ".join(f"{check.name} {check.found}" for check in well))
+        for check in (c for c in found if c not in well and c not in absent):
             mark = "!!" if not check.ok else "--" if check.advice else "ok"
             table.add(mark, check.name, check.found, check.advice)
         show(table)
+        if absent:
+            names = ", ".join(sorted(check.name.removeprefix("device ") for check in absent))
+            show(f"not installed: {names}; hetero devices --all says how.")
     if wrong:
         click.get_current_context().exit(1)
 
@@ -86,7 +95,7 @@ def _versions() -> Iterator[Check]:
             here = version(wanted.name)
         except PackageNotFoundError:
             if not extra:
-                yield Check(wanted.name, False, "not installed", f"pip install '{wanted}'")
+                yield Check(wanted.name, False, _NOT_INSTALLED, f"pip install '{wanted}'")
             continue
         fits = wanted.specifier.contains(here, prereleases=True)
         asked = f"'{wanted.name}{wanted.specifier}'"
@@ -100,7 +109,7 @@ def _devices() -> Iterator[Check]:
         for row in rows:
             yield _absent(row) if row.error is not None else _runs(core, row, model)
     for name in KNOWN.keys() - {row.plugin for row in rows}:
-        yield Check(f"device {name}", True, "not installed", f"optional: {KNOWN[name].install}")
+        yield Check(f"device {name}", True, _NOT_INSTALLED, f"optional: {KNOWN[name].install}")
 
 
 def _absent(row: DeviceDescriptor) -> Check:

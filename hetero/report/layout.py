@@ -18,18 +18,18 @@ from hetero.report.units import counted, nbytes_text, seconds_text
 #: Pixels: a node, a block, a subgraph drawn closed, an input or output.
 NODE: Final = (172, 40)
 BLOCK: Final = (236, 64)
-CLOSED: Final = (226, 66)
-PILL: Final = (150, 28)
+CLOSED: Final = (190, 66)
+PILL: Final = (124, 28)
 #: Drawings of more boxes than this are left out: they could not be read.
 LARGEST: Final = 6000
 #: Pixels around a subgraph's items, for its title, and for the arcs right of its items.
 PAD: Final = 20
 TITLE: Final = 30
-ARCS: Final = 60
+ARCS: Final = 36
 #: Pixels between items, between subgraphs, and between columns.
 GAP: Final = 16
 ROW: Final = 46
-GUTTER: Final = 150
+GUTTER: Final = 104
 #: Characters of a label, by box.
 _TEXT: Final = {NODE: (22, 29), BLOCK: (29, 40)}
 #: Operators that say most about a block.
@@ -176,7 +176,7 @@ def _view(
         "height": max(place.y + place.h for place in at.values()),
         "boxes": [_box(graph, group, place) for group, place in boxes.items()],
         "pills": [
-            {**place.row(), "kind": kind, "label": _clip(name, 20), "name": name}
+            {**place.row(), "kind": kind, "label": _clip(name, 15), "name": name}
             for (kind, name), place in pills.items()
         ],
         "items": [
@@ -256,7 +256,7 @@ def _edges(graph: _Graph, places: Mapping[int, _Place]) -> list[str]:
         if passed == 0:
             paths.append(f"M{a.x + a.w // 2} {a.y + a.h}L{b.x + b.w // 2} {b.y}")
         else:
-            x, bulge = a.x + a.w, min(ARCS + PAD, 12 + 6 * passed)
+            x, bulge = a.x + a.w, min(ARCS + PAD, 10 + 5 * passed)
             y, to_y = a.y + 2 * a.h // 3, b.y + b.h // 3
             paths.append(f"M{x} {y}C{x + bulge} {y} {x + bulge} {to_y} {x} {to_y}")
     return paths

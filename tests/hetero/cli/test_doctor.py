@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -55,3 +56,11 @@ def test_a_cluster_that_does_not_answer(checks: Any) -> None:
     found, code = checks("--address", "127.0.0.1:1")
     assert code == 1
     assert "ray status" in found["cluster"]["advice"]
+
+
+def test_people_read_packages_and_absent_devices_in_a_line_each(shell: Shell) -> None:
+    said = " ".join(shell("doctor").out.split())
+    packages = said.partition(" what ")[0]
+    assert re.search(r"^hetero .*, numpy [\d.]+, onnx [\d.]+,", packages)
+    (absent,) = re.findall(r"not installed: (.*); hetero devices --all", said)
+    assert "ORT_CUDA" in absent.split(", ")
