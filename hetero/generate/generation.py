@@ -94,6 +94,7 @@ class _Loop:
         request, self._request = self._request, None
         if request is not None:
             request.cancel()
+            self._steps.end()
         return request is not None
 
     def _taken(self, request: InferRequest, results: Results) -> list[int] | None:

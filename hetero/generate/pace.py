@@ -46,6 +46,11 @@ class Pace:
             self._step_s = (3 * self._step_s + seconds) / 4 if self._step_s else seconds
             self._num_steps += 1
 
+    def ended(self) -> None:
+        """Take in that a text ended; those that go on count again with their next steps."""
+        with self._lock:
+            self._num_steps = 0
+
     def fed(self, size: int, seconds: float) -> None:
         """Take in what a part of a prompt took."""
         with self._lock:

@@ -61,7 +61,9 @@ class Steps:
         """Return the next run's inputs by name; they are views, to be read before the next call."""
         decoder, past = self._decoder, self._past
         left = self._count - past
-        self._size = 1 if left == 1 else min(left, self._pace.size(begins=not past))
+        self._size = left  # rows of GroupQueryAttention have no parts
+        if left > 1 and (len(self._begins) == 1 or decoder.pads):
+            self._size = min(left, self._pace.size(begins=not past))
         if left - self._size == 1:  # see `pace.SMALLEST`
             self._size = left
         upto = past + self._size
@@ -106,6 +108,10 @@ class Steps:
         self._ids[:, self._count] = self._seen[:, self._count] = tokens
         self._count += 1
         self._draw()
+
+    def end(self) -> None:
+        """Take no more."""
+        self._pace.ended()
 
     def begin_anew(self) -> None:
         """Have the next step see everything so far, its caches being empty."""

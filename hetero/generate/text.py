@@ -31,7 +31,9 @@ class Tokenizer:
         path = Path(folder)
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.is_file():
-            raise ArgumentError(f"{path}: does not exist; a tokenizer is a tokenizer.json.")
+            raise ArgumentError(
+                f"{path}: does not exist; name the folder of a tokenizer.json, or give ids."
+            )
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package has no class of its own for it
