@@ -26,6 +26,8 @@ _TRACED = 1_000
 _LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 #: Steps in which the greatest rate is narrowed down, and the share of the answers that are in time.
 _STEPS = 7
+#: A node's cores that are busy by so much less than a device on it are what limits both.
+_NEAR = 0.05
 _IN_TIME = 0.99
 
 
@@ -222,7 +224,10 @@ def _sentence(full: Outcome, fleet: Fleet) -> str:
     def busy(rows: list[Used]) -> float:
         return sum(row.busy for row in rows) / len(rows)
 
-    (kind, name), rows = max(groups.items(), key=lambda item: busy(item[1]))
+    def limits(rows: list[Used]) -> float:  # devices that wait for cores are busy meanwhile
+        return busy(rows) + _NEAR * (rows[0].kind == "cores")
+
+    (kind, name), rows = max(groups.items(), key=lambda item: limits(item[1]))
     what = {"client": "the client's processor", "cores": f"the processor of node {name}"}.get(
         kind, f"the {kind} {name}"
     )

@@ -91,9 +91,22 @@ class Deployments(Generic[D]):
             return
         for observer in tuple(self.observers):
             observer.device(event)
-        if isinstance(event, events.DeviceLost | events.DeviceGone):
-            for deployment in self:
-                deployment.tensors_lost(event.device)
+        if isinstance(event, events.DeviceLost) and event.on_the_way:
+            self._lose_tensors(event.device)  # what is sent from now on comes
+
+    def told(self, event: DeviceEvent | events.DeviceEnded) -> None:
+        """Fail what waits for tensors of a device, as every deployment has heard that it is lost.
+
+        Later than that, as a request that is sent again elsewhere may ask the device for them.
+        """
+        if isinstance(event, events.DeviceGone) or (
+            isinstance(event, events.DeviceLost) and not event.on_the_way
+        ):
+            self._lose_tensors(event.device)
+
+    def _lose_tensors(self, device: str) -> None:
+        for deployment in self:
+            deployment.tensors_lost(device)
 
     def requests_in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""

@@ -180,6 +180,7 @@ class DeviceKeeper:
                 deployment.tell(order)
                 if isinstance(order, DeviceLost) and not order.on_the_way and deployment.stateful:
                     self._stand_in(deployment, order)
+            self._deployments.told(order)
 
     def _reach(self, of: ActorDevice) -> None:
         """While devices of a node are silent, say whether it is cut off; in a thread."""

@@ -252,6 +252,7 @@ class PlayedClient(Watcher):
                         self.world.spawn(partial(self._reopen, deployment, order))
                     else:
                         deployment.tell(order)
+                self.deployments.told(order)
 
     def _reopen(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
         """Have a device that was cut off hear where others are before requests come to it."""

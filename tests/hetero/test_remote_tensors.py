@@ -240,6 +240,8 @@ def test_a_request_whose_tensor_is_lost_on_a_device_that_is_not_its_own_hears_of
     executor: Any = core.executor
     for device in ("CPU.0", "CPU.1"):
         assert not request.wait_for(0)
-        executor._deployments.tell(DeviceLost(0.0, device, "local", "by design"))
+        lost = DeviceLost(0.0, device, "local", "by design")
+        executor._deployments.tell(lost)
+        executor._deployments.told(lost)
     with pytest.raises(TensorError, match=r"input 'x'.*CPU\.1.*gone"):
         request.wait()

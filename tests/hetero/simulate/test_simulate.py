@@ -81,6 +81,12 @@ def test_cores_that_slow_each_other_down() -> None:
         two = shared(report, 2, {"local": FleetNode(cores, together)})
         found = run(report, two, None, requests=500)
         assert found.throughput_per_s == pytest.approx(rate, rel=0.02)
+    # A third device on that core brings nothing, and another node as much again.
+    advised = simulate(report, two, requests=500)
+    assert "processor of node local is busy 100%" in advised.bottleneck
+    gains = {change.name: change.gain for change in advised.added}
+    assert gains["+1 D0"] == pytest.approx(0.0, abs=0.02)
+    assert gains["+1 node local"] == pytest.approx(1.0, abs=0.03)
 
 
 def test_runs_that_differ_are_the_queue_of_the_books() -> None:
