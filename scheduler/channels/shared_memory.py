@@ -258,11 +258,6 @@ class SlotReader:
         #: By their ids, for they have no hashes.
         self._held: dict[int, weakref.ref[np.ndarray]] = {}
 
-    @property
-    def num_held(self) -> int:
-        """Slots that arrays view."""
-        return len(self._held)
-
     def view(self, place: Any, nbytes: int) -> np.ndarray:
         """Return what is in a slot, without a copy; it is given back with the last view of it.
 

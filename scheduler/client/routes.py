@@ -107,10 +107,6 @@ class Routes:
         way = self._ways[route]
         return num_runs >= way.num_stages and num_outputs >= way.num_outputs
 
-    def num_running(self, route: int) -> int:
-        """Return how many attempts are on a route."""
-        return self._ways[route].num_running
-
     def is_any_live(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has all its devices."""
         return any(number not in but for number in self.live)

@@ -90,11 +90,6 @@ class DeviceLoop:
         return self._machine.num_streams
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no task is held, nor anything of one."""
-        return not self._machine.num_tasks
-
-    @property
     def num_clients(self) -> int:
         """How many clients have stages here."""
         with self._lock:

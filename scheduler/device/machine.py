@@ -248,9 +248,6 @@ class DeviceMachine:
                 done = []
             case events.DeploymentClosed():
                 done = self._close(event.deployment)
-            case events.ClientGone():
-                own = self.deployments_of(event.client)
-                done = [order for deployment in own for order in self._close(deployment)]
         if self._ready.waiting:
             done += self._run_ready()
         return done

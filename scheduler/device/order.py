@@ -47,7 +47,7 @@ class FairQueue(Generic[T]):
 
     def push(self, client: str, key: Key, task: T) -> None:
         """Put in a client's task."""
-        line = self._line(client)
+        line = self._lines.get(client) or self._line(client)
         if not line.waiting:
             line.turns = max(line.turns, self._now)
             self.waiting[client] = line
@@ -75,10 +75,7 @@ class FairQueue(Generic[T]):
         self.waiting.pop(client, None)
 
     def _line(self, client: str) -> _Line[T]:
-        line = self._lines.get(client)
-        if line is None:
-            line = self._lines[client] = _Line()
-        return line
+        return self._lines.setdefault(client, _Line())
 
 
 def _rank(item: tuple[str, _Line[T]]) -> tuple[int, int, int]:

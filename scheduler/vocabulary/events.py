@@ -249,14 +249,7 @@ class DeploymentClosed:
     deployment: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
-    """A client has gone without closing its deployments."""
-
-    client: str
-
-
-DeviceEvent = StageOpened | AttemptDropped | DeploymentClosed | ClientGone
+DeviceEvent = StageOpened | AttemptDropped | DeploymentClosed
 
 # What a device's machine asks for.
 

@@ -295,7 +295,7 @@ def test_a_client_that_is_gone_leaves_nothing_and_others_go_on() -> None:
     arrived(m, task(2), "x")
     arrived(m, other(1), "x")
     runs = found(m, task(1))
-    assert m.handle(ev.ClientGone("one")) == [ev.Stop(task(1))]
+    assert m.handle(ev.DeploymentClosed("d")) == [ev.Stop(task(1))]
     assert m.end(runs) == [run(other(1), "x")]
     assert isinstance(refusal(arrived(m, task(3), "x"), task(3)), DeviceLostError)
     assert m.nbytes_of("one") == 0

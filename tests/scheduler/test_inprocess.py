@@ -256,6 +256,6 @@ def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExec
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(50):
         deployment.submit({"x": X}).future.result(300)
-    assert all(loop.is_empty for loop in executor._loops.values())
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
     assert not executor._deployments.in_flight.num_running
     assert not deployment._runner._calls

@@ -318,7 +318,7 @@ class Together(RuleBasedStateMachine):
         assert sorted(self.ends) == list(range(1, self.count + 1))
         assert all(times == 1 for ran in self.ran for times in ran.values())
         assert self.m.num_in_flight == self.m.nbytes_in_flight == 0
-        assert not any(map(self.m._routes.num_running, range(len(self.placed.routes))))
+        assert not any(way.num_running for way in self.m._routes._ways)
 
 
 TestTogether = Together.TestCase

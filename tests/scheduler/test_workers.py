@@ -103,7 +103,7 @@ def test_ctrl_c_in_a_callers_stage_ends_the_request_and_is_raised(
         # In a worker's thread nobody pressed a key: it is one more way to fail.
         with pytest.raises(InferenceError, match="KeyboardInterrupt"):
             deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
-    assert all(loop.is_empty for loop in executor._loops.values())
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
     assert deployment.submit({"x": X}, INLINE).future.result()
 
 
@@ -142,7 +142,7 @@ def test_ctrl_c_after_any_call_of_a_callers_run_leaves_its_devices_free(
         assert deployment.submit({"x": X}, INLINE).future.result(), number
         assert not any(loop.status()["running"] for loop in executor._loops.values()), number
     assert number > 15
-    assert all(loop.is_empty for loop in executor._loops.values())
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_run_that_fails_in_its_callers_thread_is_made_again_elsewhere(
     made = deployment.submit({"x": X}, INLINE)
     np.testing.assert_array_equal(made.future.result(PATIENCE_S).outputs["t0"], X + 1)
     assert max(line.attempt for line in made.story()) == 2
-    assert all(loop.is_empty for loop in executor._loops.values())
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
 
 
 def test_a_caller_that_waits_for_admission_lends_its_thread_only_then(
@@ -222,7 +222,7 @@ def test_a_caller_that_waits_for_admission_lends_its_thread_only_then(
     second = deployment.submit({"x": X}, INLINE)
     for submission in (busy, first, second):
         assert submission.future.result()
-    assert all(loop.is_empty for loop in executor._loops.values())
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
 
 
 def wait_for_each_other(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -387,7 +387,7 @@ class History:
             # What says that nobody wants them may have been lost.
             is_sure = not ((faults.loss and faults.loses_drops) or faults.cut_s)
             machine = device.loop._machine
-            is_empty = device.loop.is_empty and not device.loop._kept.nbytes
+            is_empty = not device.loop._machine.num_tasks and not device.loop._kept.nbytes
             is_empty = is_empty and not any(c.nbytes for c in machine._clients.values())
             is_empty = is_empty and not any(d.tasks for d in machine._deployments.values())
             if is_sure and device.process.is_alive and not is_empty:
