@@ -17,6 +17,8 @@ from hetero.serve.tensors import Raw, from_json, from_raw, to_json, to_raw
 
 #: zlib's window of each encoding that a body may have.
 _WINDOWS: Final = {"gzip": 31, "deflate": 15}
+#: Packed bytes that are unpacked at once: while Python puts the pieces together all threads wait.
+_PACKED_NBYTES: Final = 65536
 #: Quick rather than small: tensors hardly shrink.
 _EFFORT: Final = 1
 _DOCUMENT: Final = msgspec.json.Decoder(Document)
@@ -34,15 +36,20 @@ def unpacked(body: Raw, encoding: str, most_nbytes: int) -> Raw:
     if encoding not in _WINDOWS:
         raise refused(f"Content-Encoding {encoding!r}: gzip and deflate are known here.", 415)
     reader = zlib.decompressobj(_WINDOWS[encoding])
-    try:
-        data = reader.decompress(body, most_nbytes + 1)
-    except zlib.error as error:
-        raise refused(f"the body is not {encoding}: {error}.") from error
-    if len(data) > most_nbytes:
-        raise refused(f"the body has more than {most_nbytes} bytes when it is unpacked.", 413)
-    if not reader.eof or reader.unused_data:
+    view, pieces, left = memoryview(body), [], most_nbytes + 1
+    for at in range(0, len(body), _PACKED_NBYTES):
+        try:
+            pieces.append(reader.decompress(view[at : at + _PACKED_NBYTES], left))
+        except zlib.error as error:
+            raise refused(f"the body is not {encoding}: {error}.") from error
+        left -= len(pieces[-1])
+        if left <= 0:
+            raise refused(f"the body has more than {most_nbytes} bytes when it is unpacked.", 413)
+        if reader.eof:
+            break
+    if not reader.eof or reader.unused_data or at + _PACKED_NBYTES < len(body):
         raise refused(f"the body is cut off, or has more behind its {encoding} data.")
-    return data
+    return b"".join(pieces)
 
 
 def packed(parts: Sequence[Raw], accepted: str) -> tuple[str, Sequence[Raw]]:

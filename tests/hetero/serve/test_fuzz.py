@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from contextlib import suppress
 
@@ -62,6 +63,15 @@ def test_bytes_that_are_damaged(data: st.DataObject) -> None:
 def test_bodies_that_are_not_packed(body: bytes, encoding: str) -> None:
     with suppress(ProtocolError):
         unpacked(body, encoding, 1000)
+
+
+@pytest.mark.parametrize("more", [1, 200_000])
+def test_bytes_behind_a_packed_body(more: int) -> None:
+    packed = zlib.compress(random.Random(1).randbytes(200_000))
+    assert len(unpacked(packed, "deflate", 200_000)) == 200_000
+    for body in (packed + bytes(more), packed[:-more]):
+        with pytest.raises(ProtocolError, match="cut off"):
+            unpacked(body, "deflate", 200_000)
 
 
 def test_a_small_body_that_is_large_unpacked() -> None:
