@@ -59,7 +59,7 @@ def test_a_cluster_that_does_not_answer(checks: Any) -> None:
 
 
 def test_people_read_packages_and_absent_devices_in_a_line_each(shell: Shell) -> None:
-    said = " ".join(shell("doctor").out.split())
+    said = " ".join(shell("doctor", ray=True).out.split())
     packages = said.partition(" what ")[0]
     assert re.search(r"^hetero .*, numpy [\d.]+, onnx [\d.]+,", packages)
     (absent,) = re.findall(r"not installed: (.*); hetero devices --all", said)
