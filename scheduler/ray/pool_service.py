@@ -138,8 +138,8 @@ def _known(address: str | None) -> str:
     found = address or os.environ.get("RAY_ADDRESS") or find_head()
     if found is None:
         raise ClusterError(
-            "no pool is up on this machine; `hetero pool up` starts one. That of a cluster is named "
-            "by --address HOST:PORT."
+            "no pool is up on this machine; `hetero pool up` starts one. That of a cluster is "
+            "named by --address HOST:PORT."
         )
     return found
 
