@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.observe.sample_inputs import sample_shapes
 from hetero.planning.cost.work import value_nbytes, with_shapes
-from hetero.report.text import Rows
-from hetero.report.units import counted, nbytes_text
+from hetero.report.table import subgraph_table
+from hetero.report.units import counted
 from scheduler.formats.blob_format import MAGIC
 from scheduler.formats.weightless import is_weightless
-
-#: Rows of a table before the rest is counted.
-SHOWN = 20
 
 
 def blob_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,6 +99,10 @@ def subgraph_rows(
     source = compiled.partition.source
     specs = with_shapes(source, sample_shapes(source, shapes)).spec
     crossing = {wire.tensor for wire in compiled.partition.wires}
+
+    def nbytes(values: Iterable[str]) -> int:
+        return sum(value_nbytes(specs(value)) for value in values)
+
     return [
         {
             "index": s.index,
@@ -109,7 +110,9 @@ def subgraph_rows(
             "nodes": list(s.node_names),
             "inputs": list(s.inputs),
             "outputs": list(s.outputs),
-            "crossing_nbytes": sum(value_nbytes(specs(v)) for v in s.outputs if v in crossing),
+            "in_nbytes": nbytes(s.inputs),
+            "out_nbytes": nbytes(s.outputs),
+            "crossing_nbytes": nbytes(v for v in s.outputs if v in crossing),
         }
         for s in compiled.subgraphs
     ]
@@ -122,19 +125,4 @@ def show_subgraphs(
     rows = subgraph_rows(compiled, shapes)
     nodes = sum(len(row["nodes"]) for row in rows)
     show(f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}")
-    heads = ("subgraph", "device", "nodes", "first … last", "inputs", "outputs", "crossing")
-    table = Rows(*heads, wraps=("first … last",))
-    for row in rows[:SHOWN]:
-        names = row["nodes"]
-        table.add(
-            row["index"],
-            row["device"],
-            len(names),
-            " … ".join(dict.fromkeys((names[0], names[-1]))) if names else "",
-            len(row["inputs"]),
-            len(row["outputs"]),
-            nbytes_text(row["crossing_nbytes"]) if row["crossing_nbytes"] else "",
-        )
-    show(table)
-    if len(rows) > SHOWN:
-        show(f"… and {len(rows) - SHOWN} more; --json lists all")
+    show(subgraph_table(rows))

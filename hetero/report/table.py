@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -15,7 +14,7 @@ from hetero.report.units import counted, nbytes_text, port_text, seconds_text
 #: Rows of a table before the rest is counted; the HTML and JSON have all of them.
 SHOWN: Final = 20
 #: Remarks of one kind before the rest is counted.
-REMARKS: Final = 4
+REMARKS: Final = 2
 NOBODY: Final = Text("none", "red")
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -55,7 +54,7 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     if nodes:
         yield _nodes(document)
     if document["subgraphs"]:
-        yield _subgraphs(document)
+        yield subgraph_table(document["subgraphs"], timed=document["plan"] is not None)
     if len(document["counterfactuals"]) > 1:
         yield _counterfactuals(document)
     if document["plan"]:
@@ -66,18 +65,17 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
         yield styled(f"{variant['share'] * 100:.1f} % of the requests: {places}")
     for advice in document["advice"]:
         yield styled(f"would help: {advice}")
-    seen: Counter[str] = Counter()
+    by_code: dict[str, list[dict[str, Any]]] = {}
     for lint in document["lints"]:
-        seen[lint["code"]] += 1
-        if seen[lint["code"]] > REMARKS:
-            continue
-        yield Text.assemble(
-            (f"{lint['severity']} [{lint['code']}] ", _STYLES[lint["severity"]]),
-            visible(lint["message"]),
-        )
-    more = ", ".join(f"{n - REMARKS} of {code}" for code, n in seen.items() if n > REMARKS)
-    if more:
-        yield styled(f"and more remarks: {more}", style="dim")
+        by_code.setdefault(lint["code"], []).append(lint)
+    for code, lints in by_code.items():
+        for lint in lints[:REMARKS]:
+            yield Text.assemble(
+                (f"{lint['severity']} [{code}] ", _STYLES[lint["severity"]]),
+                visible(lint["message"]),
+            )
+        if len(lints) > REMARKS:
+            yield styled(f"and {len(lints) - REMARKS} more of {code}", style="dim")
 
 
 def _devices(document: dict[str, Any]) -> Rows:
@@ -143,12 +141,12 @@ def _nodes(document: dict[str, Any]) -> Rows:
     return table
 
 
-def _subgraphs(document: dict[str, Any]) -> Rows:
-    timed = document["plan"] is not None
+def subgraph_table(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) -> Rows:
+    """Return a row for each subgraph: bytes in and out, and times of a plan."""
     columns = ["subgraph", "device", "nodes", "first … last", "in", "out"]
     parts = ("runs", "transfers", "overhead") if timed else ()
     table = Rows(*columns, *parts, wraps=("first … last",))
-    for s in document["subgraphs"][:SHOWN]:
+    for s in rows[:SHOWN]:
         names = s["nodes"]
         row = [
             str(s["index"]),
@@ -161,8 +159,8 @@ def _subgraphs(document: dict[str, Any]) -> Rows:
         if timed:
             row += [seconds_text(s[part]) for part in ("run_s", "transfer_s", "overhead_s")]
         table.add(*row)
-    if len(document["subgraphs"]) > SHOWN:
-        table.caption = f"{len(document['subgraphs']) - SHOWN} more subgraphs"
+    if len(rows) > SHOWN:
+        table.caption = f"{len(rows) - SHOWN} more subgraphs; --json lists all"
     return table
 
 
