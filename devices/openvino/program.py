@@ -137,7 +137,7 @@ class OpenVinoProgram(Program):
     def _infer(self, given: Mapping[str, Value], context: RunContext) -> dict[str, Value]:
         profile = context.profile or self._profiles
         compiled = self._of(profile)
-        with self._lock:
+        with self._lock, NativeCall():
             idle = self._idle[profile]
             request = idle.pop() if idle else compiled.create_infer_request()
         outputs = [

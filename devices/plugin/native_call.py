@@ -39,10 +39,12 @@ class NativeCall:
     def __enter__(self) -> None:
         _CALLS.add(self)
         if _ENDED:
-            _CALLS.discard(self)
+            self.__exit__()
             raise RequestCancelledError("the program ends: nothing more is run")
 
     def __exit__(self, *exception: object) -> None:
+        if _ENDED:  # what the method belongs to waits for Python's lock too, as it is destroyed
+            _KEPT.append(self._stop)
         _CALLS.discard(self)
 
     def stop(self) -> None:
@@ -54,6 +56,8 @@ class NativeCall:
 _CALLS: Final[set[NativeCall]] = set()
 #: Holds something once the program ends.
 _ENDED: Final[list[bool]] = []
+#: Methods of what is not destroyed then.
+_KEPT: Final[list[Callable[[], object] | None]] = []
 
 
 def _end() -> None:
