@@ -153,6 +153,7 @@ def test_scale_counts_stages_and_what_is_left(rows: Any) -> None:
     assert min(row["descriptors_growth"] for row in soaks) <= 0
 
 
+@pytest.mark.slow
 def test_growth_has_a_figure_for_each_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     growth.main(["--devices", "2,3", "--json"])
     found = json.loads(capsys.readouterr().out)["rows"]
@@ -270,6 +271,7 @@ def test_what_state_saves_is_counted(rows: Any) -> None:
         assert kept["bytes_per_token"] < handed["bytes_per_token"]
 
 
+@pytest.mark.slow
 def test_simulated_runs_are_set_beside_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
     cases = ["NULL 20 ms, batches of 4, 60 %", "ORT 2 stages, 70 %"]
     simulate.main(["--only", *cases, "--seconds", "0.2", "--advice", "1", "--json"])
@@ -277,6 +279,11 @@ def test_simulated_runs_are_set_beside_real_ones(capsys: pytest.CaptureFixture[s
     assert [row["run"] for row in found["rows"]] == cases
     assert all(row["rate"] > 0 and row["rate error"] > -1 for row in found["rows"])
     assert found["advice"][0]["advice"].startswith("+1")
+
+
+def test_a_simulation_of_so_many_devices_counts_its_events(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     simulate.main(["--scale", "10", "--requests", "100", "--json"])
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["events"] > 100 * 5

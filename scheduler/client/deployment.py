@@ -31,14 +31,7 @@ from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
 from scheduler.vocabulary import events
 from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.messages import (
-    Dropped,
-    Failure,
-    Message,
-    Outputs,
-    Task,
-    Values,
-)
+from scheduler.vocabulary.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.vocabulary.placement import Placement, Route
 from scheduler.vocabulary.plan import Stage
 from scheduler.vocabulary.record import RequestRecord, StoryLine
@@ -95,13 +88,9 @@ class Deployments(Generic[D]):
             self._lose_tensors(event.device)  # what is sent from now on comes
 
     def told(self, event: DeviceEvent | events.DeviceEnded) -> None:
-        """Fail what waits for tensors of a device, as every deployment has heard that it is lost.
-
-        Later than that, as a request that is sent again elsewhere may ask the device for them.
-        """
-        if isinstance(event, events.DeviceGone) or (
-            isinstance(event, events.DeviceLost) and not event.on_the_way
-        ):
+        """Fail what waits for tensors of a lost device; requests sent again have asked for them."""
+        is_lost = isinstance(event, events.DeviceLost) and not event.on_the_way
+        if is_lost or isinstance(event, events.DeviceGone):
             self._lose_tensors(event.device)
 
     def _lose_tensors(self, device: str) -> None:
@@ -236,9 +225,7 @@ class BaseDeployment(ABC):
         """Return inputs some of which may be in a device's memory."""
         usable = self._deployments.memory.usable
         return {
-            name: usable(name, value)
-            if type(value) is not np.ndarray and isinstance(value, RemoteTensor)
-            else value
+            name: usable(name, value) if isinstance(value, RemoteTensor) else value
             for name, value in inputs.items()
         }
 

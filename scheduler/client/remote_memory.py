@@ -71,7 +71,6 @@ class Kept:
     shape: tuple[int, ...]
     #: Told so, by address and key.
     let_go: Callable[[str, str], None]
-    #: What it takes here.
     nbytes: ClassVar[int] = 8
 
     def __del__(self) -> None:
@@ -487,9 +486,7 @@ class DeviceContext(RemoteContext):
 
 @cache
 def _dtype(kind: str) -> np.dtype:
-    dtype = TensorSpec("", f"tensor({kind})").dtype
-    assert dtype is not None
-    return dtype
+    return element_type(kind).to_dtype()
 
 
 def lost_tensor(port: str, kept: Kept) -> TensorLostError:
