@@ -43,7 +43,7 @@ def main(count: int) -> None:
 
     def ask(count: int) -> None:
         for i in range(count):
-            compiled.create_infer_request().infer([images[i % len(images)]])
+            compiled([images[i % len(images)]])
 
     ask(4000)  # each shape is bound, and what Python keeps for use again is there
     before = resident_nbytes()
