@@ -147,7 +147,8 @@ def test_it_says_what_limits_it_and_what_to_add() -> None:
 
 def test_a_client_that_is_busy_is_what_to_add() -> None:
     report = planned(0.0001)
-    busy = Fleet(planned_fleet(report, {"D0": 4}).devices, {}, client_s=200e-6)
+    devices, nodes = planned_fleet(report, {"D0": 4}).devices, {"local": FleetNode(4)}
+    busy = Fleet(devices, {}, client_s=200e-6, nodes=nodes)
     found = simulate(report, busy, requests=1000)
     assert "client" in found.bottleneck
     assert found.added[0].name == "+1 client"
