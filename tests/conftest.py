@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator, Iterator
 from zlib import crc32
 
@@ -48,6 +51,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("sampled")
         if mark is not None and crc32(item.name.encode()) % mark.args[0]:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """Start a Ray that executors find and leave running: a process can have one of this kind."""
+    settings = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="ht-", dir="/tmp")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=400 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+        configure_logging=False,
+        namespace="hetero-test",
+        _temp_dir=folder,
+    )
+    yield
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)

@@ -268,7 +268,7 @@ def test_an_older_version_of_the_domain_is_told(core: hetero.Core) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_devices_processes_import_it() -> None:
+def test_devices_processes_import_it(local_ray: None) -> None:
     with hetero.Core() as core:
         core.add_extension(squeak)
         compiled = core.compile_model(squeaking(), "HETERO:ORT,CPU")

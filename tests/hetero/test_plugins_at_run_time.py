@@ -106,7 +106,7 @@ def test_a_core_on_ray_keeps_what_is_registered_for_its_start():
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_plugin_of_another_name_on_a_cluster():
+def test_a_plugin_of_another_name_on_a_cluster(local_ray):
     with hetero.Core() as core:
         core.register_plugin(DENSE, "OTHER")
         compiled = core.compile_model(DOUBLE, "OTHER")

@@ -105,7 +105,7 @@ def test_a_layout_without_a_batch_takes_no_tensors(core: hetero.Core) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_it_runs_on_ray() -> None:
+def test_it_runs_on_ray(local_ray: None) -> None:
     with hetero.Core() as core:
         compiled = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
         np.testing.assert_array_equal(compiled(X)[0], answer(X))
