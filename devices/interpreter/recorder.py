@@ -83,7 +83,7 @@ def _gives(recording: Recording, inputs: Sequence[Any], outputs: Sequence[Any]) 
     for call in calls:
         call()
     pairs = [(a, b) for a, b in zip(made, outputs, strict=True) if a is not None]
-    return all(bytes_of(a).tobytes() == bytes_of(b).tobytes() or _same(a, b) for a, b in pairs)
+    return all(np.array_equal(bytes_of(a), bytes_of(b)) or _same(a, b) for a, b in pairs)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -28,11 +28,14 @@ class CannotRecord(Exception):  # noqa: N818 - no error, but an answer
 
 
 class Tape:
-    """The steps so far, and the buffers that they touch: the inputs' are the first."""
+    """The steps so far, and where the buffers that they touch start: the inputs' are the first.
+
+    Only addresses are kept, so that the kernel frees its arrays as it would unrecorded.
+    """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._layouts = layouts_of(inputs)
-        self._buffers = list(inputs)
+        self._starts = [byte_bounds(x)[0] if isinstance(x, np.ndarray) else 0 for x in inputs]
         self._steps: list[Step] = []
         self._sizes: dict[int, int] = {}
         self._constants: dict[int, np.ndarray] = {}
@@ -46,19 +49,19 @@ class Tape:
     def made(self, real: Any) -> StandIn:
         """Return the stand-in for a new array."""
         real = np.asarray(real)
-        self._sizes[len(self._buffers)] = real.nbytes
-        self._buffers.append(real)
-        return self.array(real, len(self._buffers) - 1)
+        self._sizes[len(self._starts)] = real.nbytes
+        self._starts.append(byte_bounds(real)[0])
+        return self.array(real, len(self._starts) - 1)
 
     def place(self, array: StandIn | np.ndarray) -> Place:
         """Return where an array lies, a constant's memory as a buffer of its own."""
         if isinstance(array, StandIn):
             buffer, real = array.buffer, array.real
         else:
-            buffer, real = len(self._buffers), array
+            buffer, real = len(self._starts), array
             self._constants[buffer] = real
-            self._buffers.append(real)
-        offset = real.__array_interface__["data"][0] - byte_bounds(self._buffers[buffer])[0]
+            self._starts.append(byte_bounds(real)[0])
+        offset = real.__array_interface__["data"][0] - self._starts[buffer]
         return Place(buffer, offset, real.shape, real.strides, real.dtype)
 
     def step(self, make: Callable[..., Call], *arrays: StandIn | np.ndarray) -> StandIn:

@@ -7,11 +7,14 @@ the clock, and the solution says so.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from devices.errors import PlanError
 from hetero.planning.solver import order as orders
@@ -24,7 +27,7 @@ from hetero.planning.solver.greedy import pack, priority, serial_cuts, single
 from hetero.planning.solver.local_search import Judge as Figure
 from hetero.planning.solver.local_search import anneal
 from hetero.planning.solver.mixing import Part, mix
-from hetero.planning.solver.problem import Assignment, Problem, is_feasible, loads
+from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible, loads
 from hetero.planning.solver.slicing import MAX_NODES, slice_order
 from hetero.planning.solver.solution import Objective, Solution
 from hetero.planning.solver.tidy import tidy
@@ -258,7 +261,7 @@ class _Search:
         )
 
     def anneal(self, judge: Figure | None) -> None:
-        """Anneal from the best plans, and refine what was coarse.
+        """Anneal from the best plans, and refine what was coarse; or judge all, where they are few.
 
         `judge`: what is to be small of a plan of the supernodes; the bottleneck if None.
         """
@@ -270,6 +273,11 @@ class _Search:
         total = self.seconds * PROPOSALS_PER_SECOND * min(1.0, QUICK_NODES / nodes)
         if judge is not None:
             total = self.seconds * JUDGED_PER_SECOND * 400 / max(self.problem.node_count, 20)
+            able = [np.flatnonzero(row).tolist() for row in allowed(problem)]
+            if math.prod(map(len, able)) <= total:
+                every = (a for a in itertools.product(*able) if is_feasible(problem, a))
+                self.add("best of all", self.small.expand(min(every, key=judge)))
+                return
         for turn, start in enumerate(starts[:RUNS]):
             left_s = self.deadline - time.monotonic()
             found = anneal(
