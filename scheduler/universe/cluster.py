@@ -97,10 +97,11 @@ class PlayedCluster:
         """
         if keep and self.devices[name].process.is_alive:
             return self.devices[name]
+        serves = self._serves(self.devices[name])
         while name in self._starting:
             self._starting[name].wait()
         device = self.devices[name]
-        if device.process.is_alive and (device.address != address or self._serves(device)):
+        if device.process.is_alive and (device.address != address or serves):
             return device
         done = self._starting[name] = WorldEvent(self.world)
         if device.process.is_alive:
@@ -116,7 +117,8 @@ class PlayedCluster:
 
     def _serves(self, device: PlayedDevice) -> bool:
         """Whether a device that one client has given up is well, and other clients use it."""
-        return len(self.clients) > 1 and not device.process.is_stopped
+        is_well = not (device.process.is_stopped or device.loop.status()["overdue_s"])
+        return is_well and len(self.clients) > 1
 
     # What happens.
 
