@@ -115,3 +115,8 @@ __all__ = [
     "set_batch",
 ]
 __all__ += errors.__all__
+
+
+def __dir__() -> list[str]:
+    """List the public names: modules that happen to be imported are none of them."""
+    return __all__

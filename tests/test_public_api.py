@@ -35,6 +35,7 @@ QUEUE = ("is_ready", "set_callback", "start_async", "stream", "wait_all")
 
 def test_every_public_name_is_there_and_explained() -> None:
     assert len(hetero.__all__) == len(set(hetero.__all__))
+    assert dir(hetero) == sorted(hetero.__all__)
     for name in hetero.__all__:
         assert inspect.getdoc(getattr(hetero, name)), name
     public = {n for n, v in vars(hetero).items() if not n.startswith("_") and inspect.isclass(v)}

@@ -109,10 +109,18 @@ def bench(
 def _show(document: dict[str, Any]) -> None:
     table = Rows("in flight", "requests", "per second", *(f"p{p} ms" for p in PERCENTILES))
     alone, busy = document["one_at_a_time"], document["in_flight"]
-    for jobs, result in ((1, alone), *([(busy["jobs"], busy)] if busy else [])):
+    measured = ((1, alone), *([(busy["jobs"], busy)] if busy else []))
+    for jobs, result in measured:
         cells = (f"{result['latency_s'][str(p)] * 1e3:.2f}" for p in PERCENTILES)
         table.add(jobs, result["requests"], f"{result['throughput_per_s']:.1f}", *cells)
     show(table)
+    for jobs, result in measured:
+        if (again := result["run_again"])["requests"]:
+            show(
+                f"{jobs} in flight: requests lost with a device and run again: "
+                f"{again['requests']}; the longest took {again['longest_s']:.2f} s of the "
+                f"{result['elapsed_s']:.2f} s"
+            )
     table = Rows("stage", "device", "runs ms", "waits ms", "busy")
     for row in (busy or alone)["stages"][:SHOWN]:
         waits = "" if row["wait_s"] is None else f"{row['wait_s'] * 1e3:.2f}"

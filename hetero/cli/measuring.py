@@ -9,10 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from devices.request.answer import Answer
+from devices.request.promise import Promised
 from hetero.compile.compiled_model import CompiledModel
 from hetero.observe.in_flight import keep_in_flight
 from hetero.observe.stage_times import StageTimes, median_of
 from hetero.report.profile import wire_links
+from scheduler import Submission
 
 PERCENTILES: Final = (50, 90, 95, 99)
 
@@ -28,11 +30,19 @@ def measure(
 
     Returns: count, seconds, requests a second, latency percentiles in seconds; for each stage the
         median time that it waited and ran; for each pair of stages with wires the median time from
-        the end of the one to the start of the other. ``interrupted`` says that Ctrl-C ended it.
+        the end of the one to the start of the other; how many requests were lost and run again,
+        and how long the longest of them took. ``interrupted`` says that Ctrl-C ended it.
     Raises KeyboardInterrupt: Ctrl-C came before any request was done.
     """
     found = _Found(wire_links(compiled))
     start_s = time.monotonic()
+
+    def submit() -> Promised[Answer]:
+        began_s = time.monotonic()
+        made = compiled.submit(values)
+        # Before the callback that counts it as done: no request is looked at too late.
+        made.future.add_done_callback(lambda _: found.look_at(made, time.monotonic() - began_s))
+        return made.future
 
     def more(sent: int) -> bool:
         late = sent > 0 and time.monotonic() - start_s >= seconds
@@ -40,7 +50,7 @@ def measure(
 
     interrupted = False
     try:
-        keep_in_flight(lambda: compiled.submit(values).future, jobs, more, found.add)
+        keep_in_flight(submit, jobs, more, found.add)
     except KeyboardInterrupt:
         if not found.latencies:
             raise
@@ -54,6 +64,11 @@ class _Found:
     def __init__(self, links: Sequence[tuple[int, int]]) -> None:
         self.latencies: list[float] = []
         self._stages = StageTimes(links)
+        self._again_s: list[float] = []
+
+    def look_at(self, made: Submission, took_s: float) -> None:
+        if any(line.attempt > 1 for line in made.story()):
+            self._again_s.append(took_s)
 
     def add(self, began_s: float, ended_s: float, answer: Answer) -> None:
         self.latencies.append(ended_s - began_s)
@@ -67,6 +82,10 @@ class _Found:
             "elapsed_s": elapsed_s,
             "throughput_per_s": len(self.latencies) / elapsed_s,
             "latency_s": {str(p): float(v) for p, v in zip(PERCENTILES, cuts, strict=True)},
+            "run_again": {
+                "requests": len(self._again_s),
+                "longest_s": max(self._again_s, default=0.0),
+            },
             "stages": [
                 {
                     "stage": stage,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, wraps
@@ -19,11 +20,15 @@ from hetero.affinity.file import parse_pins
 from hetero.cli.files import refuse_overwriting
 from hetero.cli.pairs import pairs, together
 from hetero.cli.planning import plans_by_cost, take_planning
-from hetero.cli.terminal import progress
+from hetero.cli.terminal import console, progress, remark
 from hetero.cli.watching import WATCH, watched
 from hetero.core import Core
 from hetero.devices import ExecutorKind
 from hetero.planning.cost.cost_file import read_costs
+from scheduler import InProcessExecutor
+
+#: Seconds after which a start on Ray is slow enough to say what avoids it.
+SLOW_START_S: Final = 3.0
 
 
 def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,8 +145,15 @@ def start(core: Core) -> None:
 
     Raises click.UsageError for a ``--plugin`` that cannot be loaded.
     """
+    began_s = time.monotonic()
     with progress("starting devices"):
         rows = core.device_descriptors
+    took_s = time.monotonic() - began_s
+    alone = isinstance(core.executor, InProcessExecutor)
+    if took_s > SLOW_START_S and not alone and console(stderr=True).is_terminal:
+        remark(
+            f"Ray took {took_s:.0f} s to start; `hetero pool up` keeps it and its devices started."
+        )
     plugins = click.get_current_context().params.get("plugins") or ()
     asked = {PluginSource.read(plugin).shown for plugin in plugins}
     installed = asked and entry_points(group=GROUP).names - asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from onnx import TensorProto, helper
 
 import hetero
 from devices import errors
+from hetero.cli import options
 from scheduler.observe.metrics import Metrics
 from tests.scheduler.parties import wait_for
 from tests.support.command_line import Shell
@@ -165,6 +167,23 @@ def test_a_compiled_model_after_its_core_says_so() -> None:
     with pytest.raises(errors.ClusterError, match="closed"):
         compiled.export_model()
     compiled.close()
+
+
+def test_bench_says_what_a_lost_device_cost(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save_model(branches(), path := tmp_path / "branches.onnx")
+    monkeypatch.setattr(options, "SLOW_START_S", 0.0)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    # The 4th run is the 3rd request of one at a time; the device starts anew and counts anew.
+    done = shell("bench -d NULL -c NULL_FAULT=die@4 -n 3 -j 1", path, ray=True)
+    assert "`hetero pool up`" in done.err
+    costs = re.findall(
+        r"lost with a device and run again: 1; .* ([\d.]+) s of .* ([\d.]+) s", done.out
+    )
+    # One request at a time: nothing else ran meanwhile.
+    assert [0 < float(longest) <= float(whole) for longest, whole in costs] == [True, True]
+    assert "pool up" not in shell("run -d CPU", path).err
 
 
 def test_options_are_checked_by_the_devices(core: hetero.Core) -> None:
