@@ -89,7 +89,7 @@ def transposed_window(
         wanted = (
             tuple(output_shape)[-rank:]
             if output_shape
-            else tuple(n * s for n, s in zip(spatial, strides, strict=True))
+            else tuple(min(n * s, f) for n, s, f in zip(spatial, strides, full, strict=True))
         )
         total = [max(f - o, 0) for f, o in zip(full, wanted, strict=True)]
         begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)

@@ -117,7 +117,7 @@ def _trailing(x: Array, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (prod(rows), prod(x.shape[axis:])), (*rows, *(1,) * (x.ndim - axis))
 
 
-@op("LayerNormalization", since=17)
+@op("LayerNormalization", since=1)  # ONNX Runtime has it in operator sets before 17, too
 def layer_normalization_17(
     xp: Xp, x: Array, scale: Array, b: Array | None = None, *,
     axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, n_outputs: int = 1,

@@ -153,7 +153,7 @@ def _range_of(xp: Xp, x: Array) -> tuple[Array, Array]:
 @op("FakeQuantize", since=1, domain="hetero")
 def fake_quantize(xp: Xp, x: Array, *, scale: float, low: float, high: float) -> Array:
     """Return x rounded to multiples of `scale`, at least `low` and at most `high` times it."""
-    y = x / x.dtype.type(scale)
+    y = xp.asarray(x / x.dtype.type(scale))
     xp.rint(y, out=y)
     xp.clip(y, low, high, out=y)
     y *= x.dtype.type(scale)

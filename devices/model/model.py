@@ -279,7 +279,7 @@ class Model(HasPorts):
             return self._given_specs
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
         forget_hints(proto.graph, self.producers, self.value_info)
-        make_inferable(proto.graph)
+        make_inferable(proto)
         graph = infer_types(proto)
         infos = (*graph.input, *graph.value_info, *graph.output)
         found = {spec.name: spec for spec in map(TensorSpec.from_proto, infos) if spec.type}

@@ -33,13 +33,30 @@ _RULED: Final = (b"com.microsoft", b"SimplifiedLayerNormalization")
 
 #: What is made like the first input, which ONNX's inference does not say of them.
 _LIKE_INPUT: Final = frozenset(["GroupNormalization", "MeanVarianceNormalization"])
+#: Operators of which older operator sets are inferred as a newer one is. Windows that would begin
+#: in the padding were counted until 22; ONNX Runtime has LayerNormalization in all.
+_AS_IN: Final = {"AveragePool": 22, "LayerNormalization": 17, "LpPool": 22, "MaxPool": 22}
+_NEWER: Final = "hetero.newer"
 
 
-def make_inferable(graph: onnx.GraphProto) -> None:
-    """Put nodes whose types ONNX infers in the place of some whose types it does not."""
-    for node in graph.node:
+def make_inferable(model: onnx.ModelProto) -> None:
+    """Put nodes whose types ONNX infers in the place of some whose types it does not, or wrongly.
+
+    A function of the model's may be of another operator set.
+    """
+    opset = next((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), 0)
+    for node in model.graph.node:
+        newer = 0 if node.domain else _AS_IN.get(node.op_type, 0)
         if node.op_type in _LIKE_INPUT and not node.domain:
             node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output))
+        elif opset < newer:
+            reads, writes = dict.fromkeys(filter(None, node.input)), list(filter(None, node.output))
+            function = model.functions.add(
+                name=str(len(model.functions)), domain=_NEWER, input=reads, output=writes,
+                node=[node], opset_import=[onnx.helper.make_opsetid("", newer)],
+            )  # fmt: skip
+            node.CopyFrom(onnx.helper.make_node(function.name, reads, writes, domain=_NEWER))
+    model.opset_import.add(domain=_NEWER, version=1)
 
 
 def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
