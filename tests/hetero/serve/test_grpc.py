@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from onnx import TensorProto
 
 from hetero.serve.server import Server
@@ -14,7 +16,8 @@ from tests.support.serving import ask, identity, plus_one, serving, tensor
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
-from hetero.serve.proto_file import proto_file  # noqa: E402 - it needs what may be missing
+from hetero.serve import proto_file as proto_file_  # noqa: E402 - it needs what may be missing
+from hetero.serve.proto_file import proto_file  # noqa: E402 - the same
 
 FILE = proto_file("open_inference.proto")
 X = np.array([0.5, np.nan, 3e5], np.float32)
@@ -147,3 +150,15 @@ def test_health_as_probes_ask_for_it(server: Server) -> None:
             health.messages["HealthCheckResponse"].FromString,
         )
         assert check(health.messages["HealthCheckRequest"](), timeout=60).status == 1
+
+
+def test_the_messages_are_what_protoc_makes_of_the_proto_files(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    folder = Path(proto_file_.__file__).parent
+    made = tmp_path / "protocol.binpb"
+    names = ["open_inference.proto", "health.proto"]
+    assert protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={made}", *names]) == 0
+    ours, theirs = FileDescriptorSet(), FileDescriptorSet()
+    ours.ParseFromString((folder / "protocol.binpb").read_bytes())
+    theirs.ParseFromString(made.read_bytes())
+    assert ours == theirs
