@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -151,7 +151,7 @@ class History:
         if draw.random() < self.faults.close:
             closing = draw.choice(self.models)
             world.after(draw.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
-        self._step(lambda: self.is_healing and not self.open_calls())
+        self._step(lambda: self.is_healing and not any(self.open_calls()))
         self.invariants.answers()
         if not self.broken:
             self._ask_again()
@@ -183,15 +183,16 @@ class History:
                 if not (model.is_closed or self.broken) and number < 3 * len(model.routes):
                     self._arrive(model, 1, is_last=True)
             self._until_s = self.world.now + SOON_S
-            self._step(lambda: not self.open_calls())
+            self._step(lambda: not any(self.open_calls()))
         for call in self.calls[asked:]:
             if not (self.broken or (call.ends and isinstance(call.ends[0], dict))):
                 self.breaks(f"all is well, and call {call.number} got {call.ends!r}")
         for model in self.models:
             self.invariants.shares(model, self.calls[asked:])
 
-    def open_calls(self) -> list[Call]:
-        return [call for call in self._open.values() if call.model in self.models]
+    def open_calls(self) -> Iterator[Call]:
+        """Yield the calls of clients that live which have not ended."""
+        return (call for call in self._open.values() if call.model in self.models)
 
     def _arrive(self, model: Model, left: int, kept: Any = None, *, is_last: bool = False) -> None:
         """Have a caller make a request, and later the next one."""

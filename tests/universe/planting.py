@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +34,13 @@ def planted(name: str, root: Path = ROOT) -> tuple[Path, str]:
     return Path(row["file"]), text.replace(row["old"], row["new"])
 
 
-def find(name: str, seeds: int, folder: Path) -> tuple[int, str] | None:
+def find(name: str, seeds: range, folder: Path) -> tuple[int, str] | None:
     """Run seeds on a copy with a bug; return the one that finds it, and what it says."""
     path, text = planted(name, folder)
     before = (folder / path).read_text()
     (folder / path).write_text(text)
-    command = [sys.executable, "-m", "tests.universe", "--until-broken", "--seeds", str(seeds)]
+    command = [sys.executable, "-m", "tests.universe", "--until-broken"]
+    command += ["--first", str(seeds.start), "--seeds", str(len(seeds))]
     try:
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     finally:
@@ -65,21 +66,25 @@ def main() -> int:
         for package in ("devices", "scheduler", "tests/universe"):
             shutil.copytree(ROOT / package, folder / package)
         (folder / "tests" / "__init__.py").touch()
-        for name in options.only:
-            begun_s = time.perf_counter()
-            found = find(name, options.seeds, folder)
-            took_s = time.perf_counter() - begun_s
-            seed, says = found or (None, f"not found in {options.seeds} seeds")
-            rows[name] = {"seed": seed, "says": says[:150]}
-            where = "" if seed is None else f"seed {seed}: "
-            print(f"{name}: {where}{says[:130]} ({took_s:.0f} s)", flush=True)
-    num_found = sum(row["seed"] is not None for row in rows.values())
-    print(f"{num_found} of {len(rows)} found")
+        known = {name: PLANTED[name].get("seed", 0) for name in options.only}
+        # Those that are found soon come first: the others take nearly all of the time.
+        rounds = [{name: range(seed, seed + 1) for name, seed in known.items()}]
+        bounds = sorted({0, *(n for n in (30, 300) if n < options.seeds), options.seeds})
+        rounds += [dict.fromkeys(known, range(*part)) for part in pairwise(bounds)]
+        for part in rounds:
+            for name, seeds in part.items():
+                if name not in rows and (found := find(name, seeds, folder)):
+                    rows[name] = dict(zip(("seed", "says"), found, strict=True))
+                    print(f"{name}: seed {found[0]}: {found[1][:130]}", flush=True)
+    for name in options.only:
+        if name not in rows:
+            print(f"{name}: not found in {options.seeds} seeds")
+    print(f"{len(rows)} of {len(options.only)} found")
     if options.json is not None:
         options.json.write_text(
-            json.dumps({"seeds": options.seeds, "found": num_found, "planted": rows}, indent=1)
+            json.dumps({"seeds": options.seeds, "found": len(rows), "planted": rows}, indent=1)
         )
-    return int(num_found < 0.95 * len(rows))
+    return int(len(rows) < 0.95 * len(options.only))
 
 
 if __name__ == "__main__":
