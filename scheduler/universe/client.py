@@ -128,8 +128,9 @@ class PlayedClient(Watcher):
         #: The lives of devices that it listens to, by address, and those that are not heard.
         self._watched: dict[str, PlayedDevice] = {}
         self._silent: set[str] = set()
-        self._seen: deque[Sighting] = deque()
-        self._is_seeing = False
+        #: What is yet to be taken in, in order.
+        self._orders: deque[Callable[[], None]] = deque()
+        self._is_keeping = False
         self._count = 0
         self._looks = False
         cluster.clients.append(self)
@@ -223,16 +224,19 @@ class PlayedClient(Watcher):
 
     def see(self, seen: Sighting) -> None:
         """Take in a sighting, after those before it."""
-        self._seen.append(seen)
-        if not self._is_seeing:
-            self._is_seeing = True
+        self._do(partial(self._see, seen))
+
+    def _do(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        if not self._is_keeping:
+            self._is_keeping = True
             self.process.do(0.0, 0.0, self._keep)
 
     def _keep(self) -> None:
-        while self._seen:
-            self._see(self._seen.popleft())
+        while self._orders:
+            self._orders.popleft()()
             self._see(TimePassed(self.world.now))
-        self._is_seeing = False
+        self._is_keeping = False
         due_s = self._liveness.next_time_s
         if due_s < inf:
             late_s = max(0.0, due_s - self.world.now)
@@ -261,7 +265,10 @@ class PlayedClient(Watcher):
             self.see(Silent(self.world.now, device.address, 0.0))
             return
         deployment.stale.discard(device.name)
-        if self._liveness.state(device.name) is DeviceState.LIVE:
+        self._do(partial(self._tell_if_live, deployment, order))
+
+    def _tell_if_live(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
+        if self._liveness.state(order.device) is DeviceState.LIVE:
             deployment.tell(order)
 
     # What is done.
