@@ -2,7 +2,6 @@
 
 from devices.kernels import (  # noqa: F401 - each registers its operators
     activation,
-    affine,
     attention,
     cast,
     control,

@@ -1,4 +1,4 @@
-"""Convolutions: Conv, ConvTranspose, DeformConv and the fused FusedConv."""
+"""Convolutions: Conv, ConvTranspose and DeformConv."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from devices.kernels.convolve import convolve
 from devices.kernels.element_types import Array, Xp
-from devices.kernels.fused_activation import PARAMETERS, activate
 from devices.kernels.precision import wide
 from devices.kernels.registry import op, taking
 from devices.kernels.window import Window, per_axis, sliding_window
@@ -39,33 +38,7 @@ def conv_1(
 ) -> Array:  # fmt: skip
     """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M)."""
     window = _conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
-    return convolve(xp, x, w, b, None, window, group)
-
-
-@op("FusedConv", since=1, domain="hetero")
-@taking(conv_1)
-def fused_conv_1(
-    xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, *,
-    activation: str = "", activation_params: Sequence[float] = (), group: int = 1, **window: Any,
-) -> Array:  # fmt: skip
-    """Return ``activation(Conv(x, w, b) + z)``, the last two steps done while a block is in cache.
-
-    `activation_params` are the activation's attributes in the order of its specification: Clip's
-    (min, max), LeakyRelu's (alpha), HardSigmoid's (alpha, beta). Weights of a wider type than x
-    make all of it compute in theirs; the result has x's.
-    """
-    if activation and activation not in PARAMETERS:
-        raise ValueError(f"activation {activation!r} is not one of {sorted(PARAMETERS)}")
-    slides = _conv_window(x, w, group=group, **window)
-
-    def finish(y: Array) -> None:
-        activate(xp, y, activation, activation_params)
-
-    if w.dtype.itemsize > x.dtype.itemsize:
-        wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
-        y = convolve(xp, wider[0], w, wider[1], wider[2], slides, group, finish)
-        return y.astype(x.dtype)
-    return convolve(xp, x, w, b, z, slides, group, finish)
+    return convolve(xp, x, w, b, window, group)
 
 
 def transposed_window(

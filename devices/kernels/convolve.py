@@ -5,7 +5,6 @@ Sizes are written N, C, M (output channels), and G (groups).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from math import prod
 
 from devices.kernels.element_types import Array, Xp
@@ -18,54 +17,36 @@ _COLUMN_BYTES = 1 << 21
 _FEWEST_COLUMNS = 192
 
 
-def convolve(
-    xp: Xp,
-    x: Array,
-    w: Array,
-    b: Array | None,
-    z: Array | None,
-    window: Window,
-    group: int,
-    finish: Callable[[Array], None] = lambda block: None,
-) -> Array:
-    """Return ``x convolved with w, + b, + z`` of shape (N, M, *window.output).
+def convolve(xp: Xp, x: Array, w: Array, b: Array | None, window: Window, group: int) -> Array:
+    """Return ``x convolved with w, + b`` of shape (N, M, *window.output).
 
-    x is (N, C, ...), w (M, C/group, ...) of its type, b (M), z of the output's shape.
-    ``finish(block)`` changes blocks of the output in place at last.
+    x is (N, C, ...), w (M, C/group, ...) of its type, b (M).
     """
     n, m = x.shape[0], w.shape[0]
-    shape = (n, m, *window.output)
     dtype = x.dtype
-    x, w, b, z = wide(xp, x, w, b, z)
+    x, w, b = wide(xp, x, w, b)
     if b is not None and b.shape != (m,):
         raise ValueError(f"bias has shape {b.shape}; {(m,)} wanted")
-    if z is not None and z.shape != shape:
-        raise ValueError(f"residual has shape {z.shape}; {shape} wanted")
-    y = xp.empty(shape, x.dtype)
+    y = xp.empty((n, m, *window.output), x.dtype)
     weights = w.reshape(group, m // group, -1)
     pointwise = set(window.kernel) == {1} and not any(window.begin) and not any(window.end)
-    products = _pointwise if pointwise else _by_columns
+    product = _pointwise if pointwise else _by_columns
     for image in range(n):
-        for rows in products(xp, x[image], weights, window, y[image]):
-            block = y[image, :, rows]
-            if b is not None:
-                block += b.reshape(m, *(1,) * len(window.output))
-            if z is not None:
-                block += z[image, :, rows]
-            finish(block)
+        product(xp, x[image], weights, window, y[image])
+    if b is not None:
+        y += b.reshape(m, *(1,) * len(window.output))
     return y.astype(dtype, copy=False)
 
 
-def _pointwise(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> Iterator[slice]:
+def _pointwise(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
     """Put the product into y (M, ...): with a kernel of one element x is its own columns."""
     read = x[(slice(None), *window.slices((0,) * len(window.kernel)))]
     group, m, c = w.shape
     xp.matmul(w, read.reshape(group, c, -1), out=y.reshape(group, m, -1))
-    yield slice(None)
 
 
-def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> Iterator[slice]:
-    """Put the products into y (M, ...), some rows at a time, and yield these once they are there.
+def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
+    """Put the products into y (M, ...), some rows at a time.
 
     Each window is copied into a column, element by element of the kernel.
     """
@@ -87,7 +68,6 @@ def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> Iterato
             columns[:, k] = padded[(slice(None), row, *others)]
         part = flat[:, :, first * width : (first + count) * width]
         xp.matmul(w, columns.reshape(group, depth, count * width), out=part)
-        yield slice(first, first + count)
 
 
 def _padded(xp: Xp, x: Array, window: Window) -> Array:

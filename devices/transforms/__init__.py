@@ -9,7 +9,6 @@ import numpy as np
 
 from devices.model.model import Model
 from devices.transforms.constant_folding import fold_constants
-from devices.transforms.conv_activation import fuse_conv_activation
 from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from devices.transforms.dead_nodes import remove_dead_nodes
 from devices.transforms.gelu import fuse_gelu
@@ -19,7 +18,7 @@ from devices.transforms.layer_norm import fuse_layer_norm
 from devices.transforms.literals import literals_to_constants
 from devices.transforms.quantized import fuse_fake_quantize, quantize_once
 from devices.transforms.quantized_operators import standard_quantized
-from devices.transforms.scale_shift import fuse_scale_shift
+from devices.transforms.scale_shift import fold_scale_shift
 
 
 class Pass(NamedTuple):
@@ -45,10 +44,9 @@ THEN: Final = (
     Pass(fuse_fake_quantize, oldest_opset=10),
     Pass(quantize_once, oldest_opset=10),
     Pass(fold_batchnorm_into_conv),
-    Pass(fuse_scale_shift),
+    Pass(fold_scale_shift),
     Pass(fuse_layer_norm),
     Pass(fuse_gelu),
-    Pass(fuse_conv_activation),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 

@@ -1,7 +1,7 @@
-"""Pass: what scales and shifts channels becomes one operator, with the activation after it.
+"""Pass: a batch normalisation takes over what scales and shifts channels after it.
 
-A `BatchNormalization` at inference, any `Mul` and `Add` by constants per channel that follow, and
-an activation become ``hetero::ScaleShift``, which works through a tensor once.
+At inference it is a factor and a summand per channel, and so are `Mul` and `Add` by constants per
+channel: together they are one that has nothing to normalise by.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import numpy as np
 
 from devices.model.model import Model
 from devices.transforms.channel_affine import batchnorm_affine, channel_affine
-from devices.transforms.conv_activation import activation_after
 from devices.transforms.rewriting import Rewrite, fused_node
 
 
-def fuse_scale_shift(model: Model) -> Model:
-    """Return the model with batch normalisations, and what follows them, merged."""
+def fold_scale_shift(model: Model) -> Model:
+    """Return the model with products and sums after batch normalisations merged into them."""
     rewrite = Rewrite(model)
     for i in range(len(model.nodes)):
         if rewrite.is_op(i, "BatchNormalization"):
-            _fuse(rewrite, i)
+            _fold(rewrite, i)
     return rewrite.apply()
 
 
-def _fuse(rewrite: Rewrite, first: int) -> None:
+def _fold(rewrite: Rewrite, first: int) -> None:
     nodes, model = rewrite.model.nodes, rewrite.model
     found = batchnorm_affine(rewrite, nodes[first])
     x = model.spec(nodes[first].inputs[0])
@@ -38,21 +37,16 @@ def _fuse(rewrite: Rewrite, first: int) -> None:
         scale, shift = scale * more[0], shift * more[0] + more[1]
         parts.append(after)
         value = nodes[after].outputs[0]
-    name, params = "", tuple[float, ...]()
-    activation = activation_after(rewrite, value)
-    if activation is not None:
-        positions, name, given = activation
-        params = tuple(map(float, given))
-        parts += positions
-        value = nodes[positions[-1]].outputs[0]
-    node = nodes[first]
+    if len(parts) == 1:
+        return
     # Parameters of half-width tensors stay wider, as the operator computes.
     dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
-    inputs = [
-        node.inputs[0],
-        rewrite.add_constant(f"{node.name}/scale", scale.astype(dtype)),
-        rewrite.add_constant(f"{node.name}/shift", shift.astype(dtype)),
-    ]
-    attributes = {"activation": name, "activation_params": params}
+    parameters = {
+        "scale": scale, "shift": shift, "mean": np.zeros(len(scale)), "var": np.ones(len(scale))
+    }  # fmt: skip
+    inputs = [nodes[first].inputs[0]]
+    for name, array in parameters.items():
+        inputs.append(rewrite.add_constant(f"{nodes[first].name}/{name}", array.astype(dtype)))
     covered = [nodes[p] for p in parts]
-    rewrite.replace(parts, fused_node("ScaleShift", inputs, [value], covered, attributes))
+    fused = fused_node("BatchNormalization", inputs, [value], covered, {"epsilon": 0.0})
+    rewrite.replace(parts, fused)

@@ -7,7 +7,7 @@ only its strides are unusual; those here read and write whole pixels, which are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -51,14 +51,6 @@ def windows(
     shape = (x.shape[0], *output, *kernel, x.shape[3])
     steps = [row * strides[0], column * strides[1], row * dilations[0], column * dilations[1]]
     return np.ndarray(shape, x.dtype, x, 0, (n, *steps, channel))
-
-
-@cache
-def row_of(value: float, dtype: np.dtype) -> np.ndarray:
-    """Return a row of one value: numpy takes two arrays faster than an array and a number."""
-    row = np.full(ROW, value, dtype)
-    row.setflags(write=False)
-    return row
 
 
 def row_calls(operation: np.ufunc, y: np.ndarray, row: np.ndarray) -> Iterator[Call]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import inf, prod
-from typing import Any, Final, NamedTuple
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 
 from devices.cpu.fast import winograd as winograd_
-from devices.cpu.fast.activation import activation_calls
 from devices.cpu.fast.bands import BandScratch, bands
 from devices.cpu.fast.channels_last import (
     ROW,
@@ -19,7 +18,6 @@ from devices.cpu.fast.channels_last import (
     pixel_calls,
     planes,
     row_calls,
-    row_of,
     windows,
 )
 from devices.interpreter.calls import CALL_MAKERS, Call, Scratch
@@ -75,14 +73,13 @@ def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
 @op("ChannelsLastConv", since=1, domain="hetero", registry=FAST)
 @taking(sliding_window)
 def channels_last_conv(
-    xp: Xp, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None,
-    z: np.ndarray | None = None, *, group: int = 1, kernel_shape: Ints, activation: str = "",
-    activation_params: Sequence[float] = (), winograd: int = 0, bias_row: int = 0, **sliding: Any,
+    xp: Xp, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, group: int = 1,
+    kernel_shape: Ints, winograd: int = 0, bias_row: int = 0, **sliding: Any,
 ) -> np.ndarray:  # fmt: skip
-    """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
+    """Return what Conv does, of weights and a bias row that lie as `prepare` says.
 
     `bias_row` tells that the bias is the weights' last row. The result has its channels last in
-    memory; x and z are read fastest where they do too.
+    memory; x is read fastest where it does too.
     """
     window = sliding_window(x.shape[2:], kernel_shape, **sliding)
     by_channel = _is_by_channel(w, window, group, winograd)
@@ -92,23 +89,20 @@ def channels_last_conv(
     if x.ndim != 4 or x.shape[1] != read * group:
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
     y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
-    last = _Last(b, z, activation, activation_params)
-    for call in _calls(Scratch(), y, x, w, window, group, winograd, last):
+    for call in _calls(Scratch(), y, x, w, window, group, winograd, b):
         call()
     return y
 
 
 def _make_calls(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None,
-    z: np.ndarray | None = None, *, group: int = 1, kernel_shape: Ints, activation: str = "",
-    activation_params: Sequence[float] = (), winograd: int = 0, bias_row: int = 0, **sliding: Any,
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
+    group: int = 1, kernel_shape: Ints, winograd: int = 0, bias_row: int = 0, **sliding: Any,
 ) -> list[Call] | None:  # fmt: skip
     """Return the calls of the kernel above."""
     if not is_last(y):
         return None
     window = sliding_window(x.shape[2:], kernel_shape, **sliding)
-    last = _Last(b, z, activation, activation_params)
-    return list(_calls(scratch, y, x, w, window, group, winograd, last))
+    return list(_calls(scratch, y, x, w, window, group, winograd, b))
 
 
 CALL_MAKERS[channels_last_conv] = _make_calls
@@ -116,32 +110,6 @@ CALL_MAKERS[channels_last_conv] = _make_calls
 
 def _is_by_channel(w: np.ndarray, window: Window, group: int, winograd: int) -> bool:
     return w.ndim == 3 and not winograd and w.shape[:2] == window.kernel and group > 1
-
-
-class _Last(NamedTuple):
-    """What is done to the output at last, block by block while it is in cache."""
-
-    b: np.ndarray | None
-    z: np.ndarray | None
-    activation: str
-    params: Sequence[float]
-
-    def calls(self, block: np.ndarray, residual: np.ndarray | None) -> Iterator[Call]:
-        """Yield the calls for a contiguous block and what is added to it."""
-        if self.b is not None:
-            yield from row_calls(np.add, block, self.b)
-        if residual is not None:
-            yield partial(np.add, block, residual, block)
-        if self.activation == "Relu":
-            yield from row_calls(np.maximum, block, row_of(0.0, block.dtype))
-        elif self.activation == "Clip":
-            low, high = self.params
-            if low > -inf:
-                yield from row_calls(np.maximum, block, row_of(low, block.dtype))
-            if high < inf:
-                yield from row_calls(np.minimum, block, row_of(high, block.dtype))
-        else:
-            yield from activation_calls(block, self.activation, self.params)
 
 
 def _calls(
@@ -152,11 +120,11 @@ def _calls(
     window: Window,
     group: int,
     winograd: int,
-    last: _Last,
+    b: np.ndarray | None,
 ) -> Iterator[Call]:
     """Yield the calls that put the convolution into y, whose channels are last, band by band."""
     y = y.transpose(0, 2, 3, 1)
-    pads, residuals, own = (BandScratch(scratch) for _ in range(3))
+    pads, own = BandScratch(scratch), BandScratch(scratch)
     convolve: Callable[..., Iterator[Call]]
     if winograd:
         most = winograd_.tile_rows(w, -(-y.shape[2] // winograd)) * winograd
@@ -174,16 +142,14 @@ def _calls(
         yield from calls
         x = planes(pixels)
     for images, rows in bands(len(y), y.shape[1], most, winograd or 1):
-        for space in (pads, residuals, own):
-            space.rewind()
+        pads.rewind()
+        own.rewind()
         part, calls = _padded(pads, x[images], window, rows, winograd)
         yield from calls
-        block, residual = y[images, rows], None
-        if last.z is not None:
-            residual, calls = pixel_calls(residuals, last.z[images, :, rows])
-            yield from calls
+        block = y[images, rows]
         yield from convolve(part, block)
-        yield from last.calls(block, residual)
+        if b is not None:
+            yield from row_calls(np.add, block, b)
 
 
 def _rows(x: np.ndarray, y: np.ndarray, window: Window, elements: int, copied: bool) -> int:

@@ -18,13 +18,13 @@ def prepare_convolutions(model: Model) -> Model:
     """Return the model with planar convolutions of constant weights made those of `fast`."""
     rewrite = Rewrite(model)
     for i, node in enumerate(model.nodes):
-        if node.op_type == "FusedConv" or rewrite.is_op(i, "Conv"):
+        if rewrite.is_op(i, "Conv"):
             _prepare(rewrite, i, node)
     return rewrite.apply()
 
 
 def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
-    inputs = [*conv.inputs, *("",) * (4 - len(conv.inputs))]
+    inputs = [*conv.inputs, ""][:3]
     w, b = rewrite.constant(inputs[1]), rewrite.constant(inputs[2])
     if w is None or w.ndim != 4 or w.dtype != np.float32 or (inputs[2] and b is None):
         return

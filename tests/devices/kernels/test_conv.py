@@ -149,37 +149,3 @@ def test_deform_conv_without_offsets_is_conv():
     zeros = np.zeros((1, 18, 5, 6), np.float32)
     check("DeformConv", [x, w, zeros], {"group": 2}, 19, 1e-4, 1e-4,
           expected=run_kernel("Conv", [x, w], {"group": 2}))  # fmt: skip
-
-
-FUSED = {
-    "": ((), lambda y: y),
-    "Relu": ((), lambda y: np.maximum(y, 0)),
-    "Clip": ((0.0, 6.0), lambda y: np.clip(y, 0, 6)),
-    "LeakyRelu": ((0.2,), lambda y: np.where(y < 0, 0.2 * y, y)),
-    "Sigmoid": ((), lambda y: 1 / (1 + np.exp(-y))),
-    "HardSigmoid": ((0.3, 0.4), lambda y: np.clip(0.3 * y + 0.4, 0, 1)),
-    "Tanh": ((), np.tanh),
-    "HardSwish": ((), lambda y: y * np.clip(y / 6 + 0.5, 0, 1)),
-    "Swish": ((), lambda y: y / (1 + np.exp(-y))),
-}
-
-
-@pytest.mark.parametrize("activation", FUSED)
-@pytest.mark.parametrize("case", ["pads", "depthwise", "pointwise", "groups", "one axis"])
-def test_fused_conv(activation, case):
-    x, w, attributes = CASES[case]
-    params, function = FUSED[activation]
-    inputs = [floats(*x), floats(*w), floats(w[0])]
-    (y,) = run_kernel("Conv", inputs, attributes, 13)
-    z = floats(*y.shape)
-    fused = attributes | {"activation": activation, "activation_params": params}
-    for residual in (None, z):
-        expected = function(y if residual is None else y + z).astype(np.float32)
-        check("FusedConv", [*inputs, residual], fused, 1, 1e-4, 1e-5, domain="hetero",
-              expected=[expected])  # fmt: skip
-
-
-def test_fused_conv_refuses_an_unknown_activation():
-    with pytest.raises(ValueError, match="Softmax"):
-        run_kernel("FusedConv", [floats(1, 1, 3, 3), floats(1, 1, 1, 1)],
-                   {"activation": "Softmax"}, 1, "hetero")  # fmt: skip

@@ -85,7 +85,7 @@ def test_integers_that_several_nodes_read_become_floats_once(other: str) -> None
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_a_convolution_rounds_its_blocks_itself(relu: bool) -> None:
+def test_what_a_convolution_makes_is_rounded(relu: bool) -> None:
     x = RNG.standard_normal((2, 5, 9, 8)).astype(np.float32)
     nodes = [helper.make_node("Conv", ["a", "w", "b"], ["c"])]
     nodes += [helper.make_node("Relu", ["c"], ["r"])] if relu else []
@@ -95,7 +95,7 @@ def test_a_convolution_rounds_its_blocks_itself(relu: bool) -> None:
         "scale": np.float32(0.25), "zero": np.uint8(128), "low": np.uint8(0),
     }  # fmt: skip
     model = make_model(nodes, {"x": x}, ["y"], constants)
-    assert kinds(model) == ["FakeQuantize", "ChannelsLastConv"]
+    assert kinds(model) == ["FakeQuantize", "ChannelsLastConv", "FakeQuantize"]
     # Multiples of 1/4 times small integers: floats add them without rounding.
     assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
 

@@ -39,24 +39,12 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     "conv_batchnorm": ([CONV, NORM], ["Conv"]),
     "conv_batchnorm_scale_shift_relu": (
         [CONV, NORM, node("Mul", "n per_channel", "p"), node("Add", "b3 p", "q"),
-         node("Relu", "q", "y")], ["FusedConv"],
+         node("Relu", "q", "y")], ["Conv", "Relu"],
     ),
     "conv_residual_relu": (
-        [CONV, node("Add", "x c", "a"), node("Relu", "a", "y")], ["FusedConv"],
+        [CONV, node("Add", "x c", "a"), node("Relu", "a", "y")], ["Conv", "Add", "Relu"],
     ),
-    "conv_clip": ([CONV, node("Clip", "c zero six", "y")], ["FusedConv"]),
-    "conv_leaky": ([CONV, node("LeakyRelu", "c", "y", alpha=0.2)], ["FusedConv"]),
-    "conv_swish": (
-        [CONV, node("Sigmoid", "c", "g"), node("Mul", "c g", "y")], ["FusedConv"],
-    ),
-    "conv_hard_swish_by_gate": (
-        [CONV, node("HardSigmoid", "c", "g", alpha=1 / 6), node("Mul", "g c", "y")], ["FusedConv"],
-    ),
-    "conv_gate_of_other_slope": (
-        [CONV, node("HardSigmoid", "c", "g"), node("Mul", "g c", "y")],
-        ["Conv", "HardSigmoid", "Mul"],
-    ),
-    "conv_hard_swish": ([CONV, node("HardSwish", "c", "y")], ["FusedConv"]),
+    "conv_clip": ([CONV, node("Clip", "c zero six", "y")], ["Conv", "Clip"]),
     "conv_last_axis_product": ([CONV, node("Mul", "c row", "y")], ["Conv", "Mul"]),
     "conv_sum_of_other_shape": (
         [CONV, node("GlobalAveragePool", "x", "g"), node("Add", "c g", "y")],
@@ -64,11 +52,13 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     ),
     "batchnorm_relu_before_padded": (
         [node("Relu", "x", "c"), NORM, node("Relu", "n", "p"),
-         node("Conv", "p k1", "y", pads=[1, 1, 1, 1])], ["Relu", "ScaleShift", "Conv"],
+         node("Conv", "p k1", "y", pads=[1, 1, 1, 1])],
+        ["Relu", "BatchNormalization", "Relu", "Conv"],
     ),
     "batchnorm_scale_shift_relu": (
         [node("Relu", "x", "c"), NORM, node("Mul", "n per_channel", "p"),
-         node("Add", "p b3", "q"), node("Relu", "q", "y")], ["Relu", "ScaleShift"],
+         node("Add", "p b3", "q"), node("Relu", "q", "y")],
+        ["Relu", "BatchNormalization", "Relu"],
     ),
     "identity_and_dropout": (
         [node("Identity", "x", "i"), node("Dropout", "i", "d"), node("Exp", "d", "y")], ["Exp"],
