@@ -177,7 +177,7 @@ class Model(HasPorts):
     header : onnx.ModelProto
         Everything but the main graph: opset imports, functions, metadata, IR version.
     name : str
-        The main graph's name.
+        The main graph's name, or the file's where exporters name all graphs alike.
     nodes : sequence of Node
         In topological order, names unique.
     inputs, outputs : sequence of TensorSpec
@@ -297,13 +297,13 @@ class Model(HasPorts):
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 over structure, names, metadata and weights; not over paths or descriptions."""
+        """SHA-256 over structure, metadata and weights; not over name, paths or descriptions."""
         state = hashlib.sha256()
         header = onnx.ModelProto()
         header.CopyFrom(self.header)
         for field in ("doc_string", "producer_name", "producer_version"):
             header.ClearField(field)
-        parts: list[bytes] = [header.SerializeToString(deterministic=True), self.name.encode()]
+        parts: list[bytes] = [header.SerializeToString(deterministic=True)]
         parts += [_port_bytes(s) for s in (*self.inputs, *self.outputs, *self.optional_inputs)]
         parts += [node.proto.SerializeToString(deterministic=True) for node in self.nodes]
         parts += [name.encode() + self.constants[name].digest for name in sorted(self.constants)]

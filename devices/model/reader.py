@@ -29,6 +29,9 @@ _KNOWN_OPSETS: Final = {
     for domain in ("ai.onnx.ml",)
 } | {"": onnx.defs.onnx_opset_version()}
 
+#: What exporters call every graph; its file's name tells more.
+_ANY_NAME: Final = ("", "graph", "main_graph", "torch_jit", "torch-jit-export")
+
 Source = str | Path | bytes | BinaryIO | onnx.ModelProto
 
 
@@ -136,7 +139,7 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
     nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
     return Model(
         header,
-        name=graph.name or "graph",
+        name=Path(where).stem if folder and graph.name in _ANY_NAME else graph.name or "graph",
         nodes=nodes,
         inputs=inputs,
         outputs=outputs,

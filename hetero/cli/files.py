@@ -98,17 +98,18 @@ def write_models(folder: Path, models: Mapping[str, Model]) -> list[Path]:
 
     Raises OSError, naming the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
     try:
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         for name, model in models.items():
             model.save(temporary / name)
         # Weights first: a model that is there has them.
         for file in sorted(temporary.iterdir(), key=lambda f: f.suffix != ".data"):
             file.replace(folder / file.name)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(folder)) from error
+        raise OSError(
+            error.errno, f"models cannot be written there, {error.strerror}", str(folder)
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return [folder / name for name in models]

@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import hetero
-from devices.errors import ModelError
+from devices import read_model
+from devices.errors import ModelError, UnsupportedNodesError
 from devices.model.type_inference import infer_types
 
 CUT = ("CPU", "ORT", "HETERO:CPU,ORT", "HETERO:ORT,CPU")
@@ -198,3 +199,20 @@ def test_a_long_vector_does_not_fill_the_memory_of_inference() -> None:
     graph = infer_types(parse("g (float[2147483647] x) => (float[n] y) { t = Abs(x) y = Neg(t) }"))
     shape = graph.value_info[0].type.tensor_type.shape
     assert [d.dim_value for d in shape.dim] == [2**31 - 1]
+
+
+@pytest.mark.parametrize(
+    ("graph", "name"), [("main_graph", "encoder"), ("", "encoder"), ("g", "g")]
+)
+def test_a_graph_of_a_name_that_tells_nothing_is_called_by_its_file(
+    core: hetero.Core, tmp_path: Path, graph: str, name: str
+) -> None:
+    proto = parse("g (float[N] x) => (float[N] y) {y = Relu(x)}")
+    proto.graph.name = graph
+    onnx.save(proto, tmp_path / "encoder.onnx")
+    read = read_model(tmp_path / "encoder.onnx")
+    assert read.name == name
+    assert read_model(proto).name == (graph or "graph")
+    assert read.content_hash == read_model(proto).content_hash
+    with pytest.raises(UnsupportedNodesError, match=f"model '{name}'"):
+        core.compile_model(read, "NULL", {"NULL_DYNAMIC_SHAPES": False})

@@ -107,6 +107,7 @@ EXCEPTIONS = {
     "fail": ZeroDivisionError("by design"),
     "full": MemoryError("by design"),
     "exit": SystemExit(3),
+    "generator": GeneratorExit("by design"),
     "interrupt": KeyboardInterrupt("by design"),
     "stop": StopIteration("by design"),
     "mute": MuteError(),

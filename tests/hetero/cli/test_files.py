@@ -221,3 +221,12 @@ def test_a_profile_is_named_after_its_model_and_spares_another_ones(
     assert refused.code == 2
     assert "costs of another model" in refused.err
     assert costs.read_bytes() == before
+
+
+def test_a_folder_in_which_none_can_be_made_is_told_with_what_was_for_it(
+    shell: Shell, model: Path
+) -> None:
+    done = shell("compile", model, *SPLIT, "--subgraphs-dir", "/proc/parts")
+    assert done.code == 1
+    assert "models cannot be written there" in done.err
+    assert "/proc/parts" in done.err
