@@ -191,7 +191,6 @@ def mish(xp: Xp, x: Array) -> Array:
 
 
 @op("Gelu", since=20, choices={"approximate": ("none", "tanh")})
-@op("Gelu", since=1, domain="hetero", choices={"approximate": ("none", "tanh")})
 @in_float32
 def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
     """Return x / 2 * (1 + erf(x / sqrt(2))), or the approximation of it by tanh."""
