@@ -1,4 +1,4 @@
-"""Plant bugs in a copy of the scheduler, one at a time, and count the seeds until each is found.
+"""Plant bugs in a copy of the scheduler, one at a time, and look for a seed that finds each.
 
 `python -m tests.universe.planting [--seeds 10000] [--only NAME ...] [--json FILE]`
 """

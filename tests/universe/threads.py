@@ -166,6 +166,8 @@ def locks_of(world: World) -> Iterator[None]:
     modules: list[Any] = list(_MODULES)
     for module in modules:
         module.threading = made
+    # What is known of earlier histories would take fewer lines, and turns be lost elsewhere.
+    scheduler.client.remote_memory._dtype.cache_clear()
     try:
         yield
     finally:
