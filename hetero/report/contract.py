@@ -189,7 +189,7 @@ def _nodes(
                 "domain": node.domain,
                 "inputs": list(node.reads),
                 "outputs": outputs,
-                "nbytes": sum(port["nbytes"] or 0 for port in outputs),
+                "nbytes": _total(outputs),
                 "constant": position not in moving,
                 "supported_on": takers,
                 "device": device,
@@ -245,8 +245,8 @@ def _subgraphs(
                 "nodes": list(s.node_names),
                 "inputs": list(s.inputs),
                 "outputs": list(s.outputs),
-                "in_nbytes": _total(model, s.inputs),
-                "out_nbytes": _total(model, s.outputs),
+                "in_nbytes": _total([_port(model.spec(value)) for value in s.inputs]),
+                "out_nbytes": _total([_port(model.spec(value)) for value in s.outputs]),
                 "weight_nbytes": sum(model.constants[v].array.nbytes for v in weights),
                 **{name: stage and getattr(stage, name) for name in _OF_STAGES},
             }
@@ -254,8 +254,10 @@ def _subgraphs(
     return rows
 
 
-def _total(model: Model, values: Sequence[str]) -> int:
-    return sum(size(model.spec(value))["nbytes"] or 0 for value in values)
+def _total(ports: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the bytes of ports together; None where the number of dimensions of one is open."""
+    sizes = [port["nbytes"] for port in ports]
+    return None if None in sizes else sum(sizes)
 
 
 def _wires(model: Model, cut: Partition | None, plan: PlanReport | None) -> list[dict[str, Any]]:

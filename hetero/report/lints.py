@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+from hetero.report.matrix import general
 from hetero.report.units import counted, nbytes_text, seconds_text, shapes_text
 
 #: A subgraph with no more nodes than this, constants not counted, is tiny unless its time is known.
@@ -97,12 +98,13 @@ def _nodes(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield _lint("not-cut", "error", document["uncut"])
     fallen = document["fallback"]
     for reason in fallen["reasons"]:
-        key = {"code": reason["code"], "message": reason["message"]}
+        cause = reason["code"], general(reason["message"])
         about = [
             node["name"]
             for node in document["nodes"]
             if node["device"] not in (None, fallen["device"])
-            and node["refusals"].get(fallen["device"]) == key
+            and (refusal := node["refusals"].get(fallen["device"])) is not None
+            and (refusal["code"], general(refusal["message"])) == cause
         ]
         yield _lint(
             "fallback", "warning",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devices.model.model import Model
@@ -38,13 +39,30 @@ def supporters(name: str, answers: Mapping[str, Support]) -> list[str]:
     return [device for device, answer in answers.items() if name in answer.devices]
 
 
+def causes(refusals: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Count refusals, each a code and a message, by cause, the most frequent first.
+
+    Messages that differ in names that they quote are of one cause; it is told with … for them.
+    """
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for code, message in refusals:
+        found.setdefault((code, general(message)), Counter())[message] += 1
+    rows = [
+        {"code": code, "message": min(said) if len(said) == 1 else cause, "count": said.total()}
+        for (code, cause), said in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["count"], row["code"], row["message"]))
+
+
+def general(message: str) -> str:
+    """Return a message with … for each name that it quotes."""
+    return re.sub(r"'[^']*'", "…", message)
+
+
 def _cell(names: list[str], device: str, answer: Support) -> dict[str, Any]:
     refused = [name for name in names if name not in answer.devices]
-    reasons = Counter(reason(answer, name, device) for name in refused)
+    reasons = (reason(answer, name, device) for name in refused)
     return {
         "supported": len(names) - len(refused),
-        "refusals": [
-            {"code": refusal.code, "message": refusal.message, "count": count}
-            for refusal, count in reasons.most_common()
-        ],
+        "refusals": causes((refusal.code, refusal.message) for refusal in reasons),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hetero.report.matrix import causes
 from hetero.report.units import counted, nbytes_text, seconds_text, shapes_text
 
 
@@ -19,16 +20,14 @@ def fallback(document: dict[str, Any]) -> dict[str, Any]:
         for node in document["nodes"]
         if node["device"] not in (None, first) and first not in node["supported_on"]
     ]
-    reasons: dict[tuple[str, str], int] = {}
-    for node in fallen:
-        refusal = node["refusals"].get(first, {"code": "policy", "message": "no reason given"})
-        key = (refusal["code"], refusal["message"])
-        reasons[key] = reasons.get(key, 0) + 1
-    ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    refusals = [
+        node["refusals"].get(first, {"code": "policy", "message": "no reason given"})
+        for node in fallen
+    ]
     return {
         "device": first,
         "nodes": [node["name"] for node in fallen],
-        "reasons": [{"code": c, "message": m, "count": n} for (c, m), n in ranked],
+        "reasons": causes((refusal["code"], refusal["message"]) for refusal in refusals),
     }
 
 

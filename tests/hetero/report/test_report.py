@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from rich.console import Console
 
 from devices.model.reader import read_model
+from devices.plugin.support import Refusal
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import metadata_pins
 from hetero.cli import cli
@@ -29,6 +30,7 @@ from hetero.report import (
     report_table,
     strict_problems,
 )
+from hetero.report.matrix import causes
 from hetero.report.units import nbytes_text, seconds_text
 from tests.support.models import branches, unknown_ops
 from tests.support.report_cases import (
@@ -123,6 +125,36 @@ def test_the_matrix_counts_every_node_on_every_device() -> None:
             "refusals": [{"code": "no_kernel", "message": "no Tanh here", "count": 1}],
         },
     }
+
+
+def test_refusals_that_differ_in_names_are_of_one_cause() -> None:
+    refusals = [
+        *(("dynamic_shape", f"'{name}' has an open shape") for name in "abc"),
+        ("dynamic_shape", "'d' has no shape"),
+        ("dtype", "'e' has an open shape"),
+        ("dtype", "'e' has an open shape"),
+    ]
+    assert [tuple(row.values()) for row in causes(refusals)] == [
+        ("dynamic_shape", "… has an open shape", 3),
+        ("dtype", "'e' has an open shape", 2),
+        ("dynamic_shape", "'d' has no shape", 1),
+    ]
+    takes = {"ORT": ["Relu"], "CPU": None}
+    survey = survey_of(branches(), takes)
+    answers = {
+        "ORT": replace(
+            survey.answers["ORT"],
+            refusals={
+                name: {"ORT": Refusal("dynamic_shape", f"'{name}' has an open shape")}
+                for name in survey.answers["ORT"].refusals
+            },
+        )
+    }
+    document = build_report(replace(survey, answers=dict(survey.answers) | answers))
+    (reason,) = document["fallback"]["reasons"]
+    assert reason["count"] == len(document["fallback"]["nodes"]) > 1
+    (lint,) = [lint for lint in document["lints"] if lint["code"] == "fallback"]
+    assert sorted(lint["nodes"]) == sorted(document["fallback"]["nodes"])
 
 
 def test_devices_are_asked_about_nodes_that_others_take() -> None:
