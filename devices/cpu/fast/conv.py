@@ -35,23 +35,34 @@ FAST: Final = KernelRegistry()
 #: Bytes of columns, or of the input, to hold at once, and of the output beside them.
 _BLOCK_BYTES = 1 << 19
 _LEAST_BLOCK_BYTES = 3 << 16
+#: Elements of a row that are multiplied at once by weights of single channels, in whole pixels.
+_RUN = 1024
 #: Pixels below which a product no longer pays for packing the weights.
 _FEWEST_PIXELS = 192
 
 
-def prepare(w: np.ndarray, group: int, tile: int) -> np.ndarray:
+def prepare(
+    w: np.ndarray, group: int, tile: int, b: np.ndarray | None = None, pixels: int = _RUN
+) -> np.ndarray:
     """Return weights (M, C/group, kh, kw) as the kernel below takes them.
 
-    One channel a group: (kh, kw, C); with a Winograd tile as `winograd.prepare` says; otherwise
-    (group, kh * kw * C/group, M/group).
+    One channel a group: (kh, kw, C) for some of a row's `pixels`, one after the other; with a
+    Winograd tile as `winograd.prepare` says; otherwise (group, kh * kw * C/group, M/group) and,
+    below, a row of the bias b where there is one, which saves a pass over the output where columns
+    are copied anyway.
     """
     m, c = w.shape[:2]
     if tile:
         return winograd_.prepare(w, tile)
     if c == 1 and m == group > 1:
-        return np.ascontiguousarray(w[:, 0].transpose(1, 2, 0))
+        # What numpy multiplies in one go is a run of memory, of several pixels.
+        columns = np.tile(w[:, 0].transpose(1, 2, 0), min(pixels, -(-_RUN // m)))
+        return np.ascontiguousarray(columns)  # a tile of one is as the transposition lies
     rows = w.reshape(group, m // group, c, -1).transpose(0, 3, 2, 1)
-    return np.ascontiguousarray(rows.reshape(group, -1, m // group))
+    columns = rows.reshape(group, -1, m // group)
+    if b is not None:
+        columns = np.concatenate([columns, b.reshape(group, 1, -1)], 1)
+    return np.ascontiguousarray(columns)
 
 
 def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
@@ -63,16 +74,17 @@ def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
 @taking(sliding_window)
 def channels_last_conv(
     xp: Xp, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, group: int = 1,
-    kernel_shape: Ints, winograd: int = 0, **sliding: Any,
+    kernel_shape: Ints, winograd: int = 0, bias_row: int = 0, **sliding: Any,
 ) -> np.ndarray:  # fmt: skip
-    """Return what Conv does, of weights and a bias row that lie as `prepare` and `bias_row` say.
+    """Return what Conv does, of weights and a bias row that lie as `prepare` says.
 
-    The result has its channels last in memory; x is read fastest where it does too.
+    `bias_row` tells that the bias is the weights' last row. The result has its channels last in
+    memory; x is read fastest where it does too.
     """
     window = sliding_window(x.shape[2:], kernel_shape, **sliding)
     by_channel = _is_by_channel(w, window, group, winograd)
     channels = group if by_channel else w.shape[-1] * group
-    depth = w.shape[1] // (1 if winograd else prod(window.kernel))
+    depth = (w.shape[1] - bias_row) // (1 if winograd else prod(window.kernel))
     read = 1 if by_channel else depth
     if x.ndim != 4 or x.shape[1] != read * group:
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
@@ -84,7 +96,7 @@ def channels_last_conv(
 
 def _make_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
-    group: int = 1, kernel_shape: Ints, winograd: int = 0, **sliding: Any,
+    group: int = 1, kernel_shape: Ints, winograd: int = 0, bias_row: int = 0, **sliding: Any,
 ) -> list[Call] | None:  # fmt: skip
     """Return the calls of the kernel above."""
     if not is_last(y):
@@ -181,13 +193,16 @@ def _by_columns(
     """Yield the calls that multiply what each pixel of y reads of x by weights."""
     group, depth, m = w.shape
     reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
+    taps = prod(reads.shape[3:]) // group
     if group > 1:
         reads = reads.reshape(*reads.shape[:5], group, -1).transpose(5, 0, 1, 2, 3, 4, 6)
     else:
         reads = reads[None]
     if copies_columns(window.kernel, window.strides, group):
         columns = scratch((group, prod(y.shape[:3]), depth), x.dtype)
-        yield copy_call(columns.reshape(reads.shape), reads)
+        if taps < depth and (scratch.is_new or group > 1):
+            yield partial(columns[..., taps:].fill, 1)  # times the bias
+        yield copy_call(columns[..., :taps].reshape(reads.shape), reads)
     else:
         columns = reads.reshape(group, -1, depth)
     if group == 1:
@@ -197,6 +212,21 @@ def _by_columns(
 
 
 def _by_channel(w: np.ndarray, window: Window, x: np.ndarray, y: np.ndarray) -> Iterator[Call]:
-    """Yield the call that sums, channel by channel, pixels times weights (kh, kw, C)."""
+    """Yield the calls that sum, channel by channel, pixels times weights (kh, kw, C and again)."""
+    n, height, width, c = y.shape
     reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
-    yield partial(np.einsum, "nhwijc,ijc->nhwc", reads, w, out=y)
+    if window.strides[1] > 1:
+        yield partial(np.einsum, "nhwijc,ijc->nhwc", reads, w[..., :c], out=y)
+        return
+    # Runs of about equal length, for a row's last pixels take as many calls.
+    each = -(-width // -(-width * c // w.shape[2]))
+    image, row, column, *inner = reads.strides
+    whole = width // each * each
+    for first, end, run in ((0, whole, each), (whole, width, width - whole)):
+        if run:
+            shape = (n, height, (end - first) // run, *window.kernel, run * c)
+            strides = (image, row, run * column, *inner)
+            lines = np.ndarray(shape, x.dtype, x, first * column, strides)
+            sums = y[:, :, first:end].reshape(n, height, -1, run * c)
+            terms = (lines, w[..., : run * c])
+            yield partial(np.einsum, "nhrijx,ijx->nhrx", *terms, out=sums)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
-from devices.cpu.fast.conv import bias_row, prepare
+from devices.cpu.fast.conv import bias_row, copies_columns, prepare
 from devices.cpu.fast.winograd import best_tile
 from devices.kernels.window import sliding_window
 from devices.model.model import Model, Node
@@ -35,11 +36,28 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
         return
     tile = 0 if group > 1 else _tile(rewrite.model, conv, w)
     attributes |= {"kernel_shape": w.shape[2:], "winograd": tile}
-    inputs[1] = rewrite.add_constant(f"{inputs[1]}/last", prepare(w, group, tile))
-    if b is not None:
+    strides = conv.attributes.get("strides", (1, 1))
+    by_product = not tile and (w.shape[1] > 1 or group == 1)
+    if b is not None and by_product and copies_columns(w.shape[2:], strides, group):
+        attributes["bias_row"] = 1
+        name, prepared = f"{inputs[1]}/{inputs[2]}", prepare(w, group, tile, b)
+        inputs[2] = ""
+    else:
+        name = f"{inputs[1]}/last"
+        prepared = prepare(w, group, tile, pixels=_pixels(rewrite.model, conv))
+    inputs[1] = rewrite.add_constant(name, prepared)
+    if b is not None and inputs[2]:
         inputs[2] = rewrite.add_constant(f"{inputs[2]}/row", bias_row(b))
     fused = fused_node("ChannelsLastConv", inputs, conv.outputs, [conv], attributes)
     rewrite.replace((i,), fused)
+
+
+def _pixels(model: Model, conv: Node) -> int:
+    """Return how many pixels of a row are convolved one after the other, at most."""
+    shape = model.spec(conv.outputs[0]).shape or ()
+    if conv.attributes.get("strides", (1,))[-1] > 1:
+        return 1
+    return shape[-1] if shape and isinstance(shape[-1], int) else sys.maxsize
 
 
 def _tile(model: Model, conv: Node, w: np.ndarray) -> int:
