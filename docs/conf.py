@@ -10,3 +10,6 @@ html_theme = "furo"
 html_title = f"hetero {release}"
 html_extra_path = ["llms.txt"]
 html_show_copyright = False
+# Nothing is left out: blocks of commands, where localhost is, hold no links.
+linkcheck_timeout = 20
+linkcheck_retries = 2

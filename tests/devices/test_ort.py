@@ -27,6 +27,7 @@ from tests.support.single_nodes import schemas, single_node_models
 pytest.importorskip("onnxruntime")
 from devices.ort.plugin import ORTPlugin
 from devices.ort.provider import provider_names
+from devices.ort.versions import newest_versions
 
 PLUGIN = ORTPlugin()
 
@@ -63,7 +64,13 @@ def refusal(model):
         ("(float[2] x) => (float[2] y) {y = x.y.Odd(x)}", 17, "no_kernel", "Odd"),
         ("(float[2] x) => (float[2] y) {y = Nope(x)}", 17, "no_kernel", "Nope"),
         ("(int16[2,2] x) => (int16[2,2] y) {y = MatMul(x, x)}", 17, "dtype", "MatMul"),
-        ("(uint32[2] x) => (uint32[2] y) {y = Mod(x, x)}", 28, "opset", "newer than"),
+        pytest.param(
+            "(uint32[2] x) => (uint32[2] y) {y = Mod(x, x)}",
+            28,
+            "opset",
+            "newer than",
+            marks=pytest.mark.skipif(newest_versions().of("") >= 28, reason="it has this one"),
+        ),
         ("(float[2] x) => (float[2] y) {y = Elu<nope = 1>(x)}", 17, "attribute", "nope"),
     ],
 )
