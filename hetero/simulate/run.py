@@ -103,6 +103,7 @@ class _Planned(Work):
         seconds = {(s.variant, s.index): _stage_s(s, fleet) for s in report.stages}
         self._of: dict[tuple[str, ...], float] = {}
         self._nbytes: dict[str, int] = {}
+        self._values: dict[tuple[str, int], np.ndarray] = {}
         for number, variant in enumerate(report.variants):
             model = variant.partition.source
             self._ends.update(variant.partition.plan.output_names)
@@ -112,8 +113,12 @@ class _Planned(Work):
                     self._nbytes[name] = int(value_nbytes(model.spec(name)))
 
     def value(self, name: str, rows: int = 1) -> np.ndarray:
-        """Return something as large as so many rows of a value are."""
-        return np.broadcast_to(np.uint8(0), (rows, self._nbytes.get(name, 0)))
+        """Return something as large as so many rows of a value are; the same each time."""
+        found = self._values.get((name, rows))
+        if found is None:
+            found = np.broadcast_to(np.uint8(0), (rows, self._nbytes.get(name, 0)))
+            self._values[name, rows] = found
+        return found
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
         factor = self._factor[device] * self._batches.factor(_rows(inputs))

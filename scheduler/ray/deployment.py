@@ -145,7 +145,7 @@ class RayDeployment(BaseDeployment):
 
     def stages_on(self, device: str) -> list[int]:
         """Return the stages that a device runs."""
-        return [stage.index for stage in self.placement.stages if stage.device == device]
+        return [stage.index for stage in self.placement.on.get(device, ())]
 
     def open(self, num_streams: Mapping[int, int], devices: Iterable[str]) -> None:
         """Have devices take tasks of their stages, `num_streams` of those that were loaded."""

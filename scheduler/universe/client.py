@@ -76,7 +76,7 @@ class PlayedDeployment(BaseDeployment):
 
     def opened_on(self, device: str) -> list[StageOpened]:
         """Return what a device is to know of its stages."""
-        stages = [s.index for s in self.placement.stages if s.device == device]
+        stages = [stage.index for stage in self.placement.on[device]]
         return [self.opened(i, self.num_streams[i]) for i in stages if i in self.num_streams]
 
     def _unload(self) -> None:
@@ -160,8 +160,8 @@ class PlayedClient(Watcher):
         devices = [self.cluster.devices[name] for name in placement.devices]
         for device in devices:
             deployment.move(device.name, device.address)
-            for stage in deployment.placement.stages:
-                if stage.device == device.name and stage.index not in deployment.num_streams:
+            for stage in deployment.placement.on[device.name]:
+                if stage.index not in deployment.num_streams:
                     streams = device.load(deployment.key, stage)
                     deployment.num_streams[stage.index] = streams
         for device in devices:
@@ -290,10 +290,8 @@ class PlayedClient(Watcher):
         for deployment in self.deployments:
             if name not in deployment.placement.devices:
                 continue
-            for stage in deployment.placement.stages:
-                if stage.device == name and not self._ask(
-                    device, partial(device.load, deployment.key, stage)
-                ):
+            for stage in deployment.placement.on[name]:
+                if not self._ask(device, partial(device.load, deployment.key, stage)):
                     return False
             deployment.move(name, device.address)
             if not self._ask(device, partial(_open, device, deployment.opened_on(name))):

@@ -89,6 +89,14 @@ class Placement:
         return tuple(dict.fromkeys(stage.device for stage in self.stages))
 
     @cached_property
+    def on(self) -> Mapping[str, Sequence[Stage]]:
+        """The stages of each device."""
+        found: dict[str, list[Stage]] = {name: [] for name in self.devices}
+        for stage in self.stages:
+            found[stage.device].append(stage)
+        return found
+
+    @cached_property
     def levels(self) -> tuple[int, ...]:
         """Each stage's level: the most stages on a path before it, on any route."""
         levels = [0] * len(self.stages)

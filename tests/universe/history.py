@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
@@ -28,12 +29,16 @@ from tests.universe.threads import Threads, locks_of
 #: Virtual seconds in which all is answered once nothing goes wrong any more: a process may be
 #: stopped for 6 seconds yet, and a device be started after a pause of 10.
 HEALED_S = 30.0
-#: Of a long history so much more for each request: all may wait for one slow way.
-LATE_S = 0.2
+#: And so much more for each request that is open then: all may wait for one slow way.
+LATE_S = 1.0
 #: Seconds in which a request is answered then, and all that is let go of is freed.
 SOON_S = 10.0
-#: In a long history all is looked at after so many events.
+#: In a long history all is looked at after so many events; so many requests are open at once, and
+#: the next one waits so long then; and it heals at the latest after so long for each.
 SELDOM = 50
+MOST_OPEN = 40
+PACE_S = 0.05
+LONG_S = 0.1
 
 
 class History:
@@ -59,7 +64,7 @@ class History:
         self.num_requests = num_requests or draw.choice((10, 30, 60))
         self.is_long = num_requests is not None
         #: When all is answered at the latest.
-        self._until_s = 0.0
+        self._until_s = inf
         self.names = ["A", "B", "C", "D", "E"][: draw.randint(1, 5)]
         self.streams = {(n, i): draw.choice((1, 1, 2)) for n in self.names for i in range(4)}
         self.marks: dict[int, str] = {}
@@ -142,12 +147,7 @@ class History:
         if draw.random() < self.faults.client_crash and len(self.clients) > 1:
             world.after(draw.uniform(0.0, 1.0), self._end_client, draw.choice(self.clients))
         heal_s = draw.uniform(1.0, 6.0)
-        if self.is_long:
-            heal_s += share * max(model.mean_s for model in self.models)
-        world.after(heal_s, self._heal)
-        self._until_s = heal_s + HEALED_S
-        if self.is_long:  # as many wait as came
-            self._until_s += LATE_S * self.num_requests
+        world.after(heal_s + self.is_long * LONG_S * self.num_requests, self._heal)
         if draw.random() < self.faults.close:
             closing = draw.choice(self.models)
             world.after(draw.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
@@ -199,7 +199,12 @@ class History:
         draw, faults = self.world.random, Faults() if is_last else self.faults
         if not is_last and (self.is_healing or model.is_closed):
             return
+        if self.is_long and len(self._open) >= MOST_OPEN and not model.has_state:
+            self.world.after(PACE_S, self._arrive, model, left)
+            return
         number = len(self.calls) + 1
+        if self.is_long and number == self.num_requests:
+            self.world.after(0.0, self._heal)
         rows = draw.randint(1, 3) if model.batching else 1
         width = model.width + (draw.random() < 0.3 if model.batching else 0)
         x = np.full((rows, width), number, np.int64)
@@ -328,8 +333,11 @@ class History:
         model.deployment.close()
 
     def _heal(self) -> None:
+        if self.is_healing:
+            return
         self.world.note("heals")
         self.is_healing = True
+        self._until_s = self.world.now + HEALED_S + self.is_long * LATE_S * len(self._open)
         self.threads.late_s = 0.0
 
     def _weather(self, sender: Process, receiver: Process, message: Message) -> Sequence[float]:

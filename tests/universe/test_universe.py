@@ -51,7 +51,7 @@ def test_a_seed_is_one_history_whatever_the_hashes_and_whatever_ran_before() -> 
 @pytest.mark.parametrize("part", range(10))
 def test_many_requests_under_faults(part: int) -> None:
     num_requests, seed = 0, 1_000_000 * (part + 1)
-    while num_requests < 10_000:
+    while num_requests < 100_000:
         faults = Faults(loss=0.01, double=0.02, late=0.1, late_s=0.01, crash_s=2.0, cut_s=3.0)
         history = History(seed, num_requests=2000, faults=faults).run()
         assert history.broken == [], seed
