@@ -12,7 +12,6 @@ import onnx
 from devices.interpreter.implementations import FUSED
 from devices.model.free_names import FreeNames
 from devices.model.model import Constant, Model, Node
-from devices.model.tensor_spec import TensorSpec
 
 
 class Rewrite:
@@ -28,7 +27,6 @@ class Rewrite:
         self._new: dict[int, Node] = {}
         self._constants: dict[str, np.ndarray] = {}
         self._renamed: dict[str, str] = {}
-        self._specs: dict[str, TensorSpec] = {}
 
     @cached_property
     def _names(self) -> FreeNames:
@@ -105,12 +103,6 @@ class Rewrite:
         self._constants[unique] = array
         return unique
 
-    def new_value(self, name: str, like: str) -> str:
-        """Return a name made from `name` for a value of the type and shape of another."""
-        unique, spec = self._names.make(name), self.model.spec(like)
-        self._specs[unique] = TensorSpec(unique, spec.type, spec.shape)
-        return unique
-
     def set_constant(self, value: str, array: np.ndarray) -> None:
         """Make a value that a dropped node made a constant."""
         if array.flags.writeable:
@@ -133,7 +125,7 @@ class Rewrite:
             header=_importing_fused(model.header),
             nodes=nodes,
             constants=constants,
-            specs={**model.specs, **self._specs},
+            specs=model.specs,
         )
 
     def _with_renamed(self, node: Node) -> Node:
