@@ -17,19 +17,6 @@ from devices.interpreter.copies import copy_call
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048
-#: Up to as many channels, copying them one by one is faster than numpy's copy of pixels.
-_FEW_CHANNELS = 8
-
-
-def pixels(x: np.ndarray) -> np.ndarray:
-    """Return x (N, C, H, W) as a contiguous array (N, H, W, C): a view where it lies so."""
-    last = x.transpose(0, 2, 3, 1)
-    if x.shape[1] > _FEW_CHANNELS or last.flags.c_contiguous:
-        return np.ascontiguousarray(last)
-    y = np.empty(last.shape, x.dtype)
-    for channel in range(x.shape[1]):
-        y[..., channel] = x[:, channel]
-    return y
 
 
 def is_last(x: np.ndarray) -> bool:
@@ -66,18 +53,18 @@ def row_calls(operation: np.ufunc, y: np.ndarray, row: np.ndarray) -> Iterator[C
 
 
 def pixel_calls(scratch: BandScratch, x: np.ndarray) -> tuple[np.ndarray, list[Call]]:
-    """Return `pixels` of x, and the calls that put them there."""
+    """Return x (N, C, H, W) as an array (N, H, W, C), and the calls that put it there."""
     last = x.transpose(0, 2, 3, 1)
     if last.flags.c_contiguous:
         return last, []
     y = scratch(last.shape, x.dtype)
-    return y, copy_pixels(y, last)
+    return y, [copy_call(y, last)]
 
 
 def pad_calls(
     scratch: BandScratch, x: np.ndarray, before: Sequence[int], size: Sequence[int]
 ) -> tuple[np.ndarray, list[Call]]:
-    """Return `pixels` of x with zeros around it, of spatial `size`, and the calls that do it."""
+    """Return the same with zeros around it, of spatial `size`, and the calls that do it."""
     (n, c, h, w), (top, left) = x.shape, before
     if (h, w) == tuple(size):
         return pixel_calls(scratch, x)
@@ -87,11 +74,5 @@ def pad_calls(
     if scratch.is_new:  # nobody else writes to the sides
         rims += [rows[:, :, :left], rows[:, :, left + w :]]
     calls: list[Call] = [partial(rim.fill, 0) for rim in rims if rim.size]
-    return y, calls + copy_pixels(rows[:, :, left : left + w], x.transpose(0, 2, 3, 1))
-
-
-def copy_pixels(y: np.ndarray, x: np.ndarray) -> list[Call]:
-    """Return the calls that copy x (N, H, W, C) to y."""
-    if x.shape[3] > _FEW_CHANNELS or x.flags.c_contiguous:
-        return [copy_call(y, x)]
-    return [partial(np.copyto, y[..., i], x[..., i]) for i in range(x.shape[3])]
+    calls.append(copy_call(rows[:, :, left : left + w], x.transpose(0, 2, 3, 1)))
+    return y, calls
