@@ -50,7 +50,8 @@ def make_inferable(model: onnx.ModelProto) -> None:
         if node.op_type in _LIKE_INPUT and not node.domain:
             node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output))
         elif opset < newer:
-            reads, writes = dict.fromkeys(filter(None, node.input)), list(filter(None, node.output))
+            reads = list(dict.fromkeys(filter(None, node.input)))
+            writes = list(filter(None, node.output))
             function = model.functions.add(
                 name=str(len(model.functions)), domain=_NEWER, input=reads, output=writes,
                 node=[node], opset_import=[onnx.helper.make_opsetid("", newer)],
