@@ -15,7 +15,8 @@ from tests.universe.planting import PLANTED, ROOT, planted
 #: Seeds that broke something once, or do with a planted bug that few find, and what it is.
 KEPT = {
     105: "a request that was sent again waited for a tensor of the device that was just given up",
-    138: "tensors-of-lost-devices-awaited",
+    315: "a device whose stage hung was kept, as another client used it",
+    1747: "tensors-of-lost-devices-awaited",
 }
 
 
