@@ -171,6 +171,26 @@ def _fills_widely(use: Use) -> bool:
     return value is not None and value.dtype.kind in "iu" and abs(int(value.flat[0])) >= 2**31
 
 
+def _scales_an_open_axis(use: Use) -> bool:
+    """Whether there is a scale for each place of an axis of which the length is not known."""
+    if use.model.spec(use.given(1)).shape in ((), (1,)):
+        return False
+    shape = use.model.spec(use.given(0)).shape or ()
+    axis = use.get("axis", 1)
+    return not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int)
+
+
+def _goes_along_the_last_axis(use: Use) -> bool:
+    """Whether PRelu has slopes for the last axis alone, of more than two."""
+    shape, slopes = (use.model.spec(use.given(i)).shape or () for i in (0, 1))
+    return len(shape) > 2 and len(slopes) == 1 and slopes != (1,)
+
+
+def _keeps_none(use: Use) -> bool:
+    kept = use.model.constants.get(use.given(1))
+    return kept is not None and not kept.array.any()
+
+
 #: Each is a case of ONNX's backend suite, or of its operators on extreme values, whose expected
 #: output OpenVINO 2026.4 misses on its CPU.
 _FAULTS: Final = FaultTable(
@@ -185,7 +205,16 @@ _FAULTS: Final = FaultTable(
     Fault("Attention", "a causal mask beside another, or with past keys, is left out",
           lambda u: any(map(u.given, range(4, 7))) or (u.given(3) and u.get("is_causal"))),
     Fault("Attention", "further outputs are not checked", lambda u: any(u.node.outputs[1:])),
+    Fault("QuantizeLinear DequantizeLinear",
+          "scales along an axis of open length go along another", _scales_an_open_axis),
+    Fault("QLinearConv", "weights of uint8 may not compile",
+          lambda u: u.element_type(u.given(3)) == "uint8"),
+    Fault("PRelu", "a slope of one dimension goes along the channels",
+          _goes_along_the_last_axis),
     Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),
+    Fault("GRU LSTM RNN", "lengths of sequences are not read where sizes are open",
+          lambda u: u.given(4) and not all(type(n) is int
+                                           for n in u.model.spec(u.given(0)).shape or ("",))),
     Fault("LSTM", "peepholes are left out", lambda u: u.given(7)),
     Fault("Resize", "its filters with antialias or exclude_outside have other weights",
           lambda u: u.get("antialias") or u.get("exclude_outside")),
@@ -199,6 +228,9 @@ _FAULTS: Final = FaultTable(
     Fault("RoiAlign", "the greatest is taken before the weights are applied",
           lambda u: u.get("mode") == "max"),
     Fault("SpaceToDepth", "mode is not read", lambda u: u.get("mode", "DCR") != "DCR"),
+    Fault("Expand", "to no elements it ends the process",
+          lambda u: 0 in (u.model.spec(u.node.outputs[0]).shape or ())),
+    Fault("Compress", "of no elements it ends the process", _keeps_none),
     Fault("Slice", "ends beyond 32 bits wrap round",
           lambda u: any(u.is_computed(v) and u.element_type(v) == "int64"
                         and not fits(v, u.ranges, INT32.max) for v in u.node.inputs[1:3])),

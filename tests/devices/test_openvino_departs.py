@@ -1,0 +1,63 @@
+"""What OpenVINO takes and computes otherwise than ONNX goes to another device of the list."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import parser
+
+import hetero
+
+pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+
+#: Graph, the operator that is not OpenVINO's to run, and sizes of the first input.
+MODELS = {
+    "scales along an open axis": (
+        ("(float[n, m] x) => (float[n, m] y) <float[3] s = {0.1, 1, 3}, int8[3] z = {0, 1, 2}> "
+        "{q = QuantizeLinear<axis = 0>(x, s, z) y = DequantizeLinear<axis = 0>(q, s, z)}"),
+        "QuantizeLinear", (3, 3),
+    ),
+    "slopes of the last axis": (
+        "(float[2, 3, 3] x) => (float[2, 3, 3] y) <float[3] s = {0.1, 1, 3}> {y = PRelu(x, s)}",
+        "PRelu", (2, 3, 3),
+    ),
+    "lengths of sequences": (
+        ("(float[t, b, 1] x) => (float[t, 1, b, 1] y) <float[1, 1, 1] w = {2}, "
+        "int32[2] l = {1, 3}> {y = RNN<hidden_size = 1, direction = \"reverse\">(x, w, w, , l)}"),
+        "RNN", (3, 2, 1),
+    ),
+    "weights of uint8": (
+        ("(uint8[1, 1, 2, 2] x) => (uint8[1, 1, 2, 2] y) <float s = {0.5}, uint8 z = {3}, "
+        "uint8 n = {0}, uint8[1, 1, 1, 1] w = {7}> {y = QLinearConv(x, s, z, w, s, n, s, z)}"),
+        "QLinearConv", (1, 1, 2, 2),
+    ),
+    "grown to nothing": (
+        "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
+        "Expand", (2, 1),
+    ),
+    "nothing is kept": (
+        "(float[2, 1] x) => (float[a, b] y) <bool[2] s = {0, 0}> {y = Compress<axis = 0>(x, s)}",
+        "Compress", (2, 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_it_is_another_devices(case: str) -> None:
+    body, operator, shape = MODELS[case]
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {body}')
+    kind = np.uint8 if "uint8[1, 1, 2, 2] x" in body else np.float32
+    feeds = {"x": (np.random.default_rng(0).standard_normal(shape) * 5).astype(kind)}
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (wanted,) = session.run(None, feeds)
+    with hetero.Core(executor="inprocess") as core:
+        read = core.read_model(model)
+        found = core.query_model(read, "HETERO:OV,ORT,CPU")
+        (node,) = (n for n in read.nodes if n.op_type == operator)
+        assert not found[node.name].startswith("OV")
+        got = core.compile_model(read, "HETERO:OV,ORT,CPU")(feeds)["y"]
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
