@@ -180,15 +180,21 @@ def _scales_an_open_axis(use: Use) -> bool:
     return not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int)
 
 
-def _goes_along_the_last_axis(use: Use) -> bool:
-    """Whether PRelu has slopes for the last axis alone, of more than two."""
+def _may_go_along_the_channels(use: Use) -> bool:
+    """Whether PRelu has slopes for the last axis alone, of more than two, and channels as many."""
     shape, slopes = (use.model.spec(use.given(i)).shape or () for i in (0, 1))
-    return len(shape) > 2 and len(slopes) == 1 and slopes != (1,)
+    return (
+        len(shape) > 2
+        and len(slopes) == 1
+        and slopes != (1,)
+        and (shape[1] == slopes[0] or not isinstance(shape[1], int))
+    )
 
 
-def _keeps_none(use: Use) -> bool:
-    kept = use.model.constants.get(use.given(1))
-    return kept is not None and not kept.array.any()
+def _is_zero(use: Use, position: int) -> bool:
+    """Whether an input is a constant of zeros alone."""
+    constant = use.model.constants.get(use.given(position))
+    return constant is not None and not constant.array.any()
 
 
 #: Each is a case of ONNX's backend suite, or of its operators on extreme values, whose expected
@@ -207,10 +213,10 @@ _FAULTS: Final = FaultTable(
     Fault("Attention", "further outputs are not checked", lambda u: any(u.node.outputs[1:])),
     Fault("QuantizeLinear DequantizeLinear",
           "scales along an axis of open length go along another", _scales_an_open_axis),
-    Fault("QLinearConv", "weights of uint8 may not compile",
-          lambda u: u.element_type(u.given(3)) == "uint8"),
+    Fault("QLinearConv", "weights of uint8 from zero on do not compile",
+          lambda u: u.element_type(u.given(3)) == "uint8" and _is_zero(u, 5)),
     Fault("PRelu", "a slope of one dimension goes along the channels",
-          _goes_along_the_last_axis),
+          _may_go_along_the_channels),
     Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),
     Fault("GRU LSTM RNN", "lengths of sequences are not read where sizes are open",
           lambda u: u.given(4) and not all(type(n) is int
@@ -230,7 +236,7 @@ _FAULTS: Final = FaultTable(
     Fault("SpaceToDepth", "mode is not read", lambda u: u.get("mode", "DCR") != "DCR"),
     Fault("Expand", "to no elements it ends the process",
           lambda u: 0 in (u.model.spec(u.node.outputs[0]).shape or ())),
-    Fault("Compress", "of no elements it ends the process", _keeps_none),
+    Fault("Compress", "of no elements it ends the process", lambda u: _is_zero(u, 1)),
     Fault("Slice", "ends beyond 32 bits wrap round",
           lambda u: any(u.is_computed(v) and u.element_type(v) == "int64"
                         and not fits(v, u.ranges, INT32.max) for v in u.node.inputs[1:3])),
