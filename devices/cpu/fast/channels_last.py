@@ -17,6 +17,8 @@ from devices.interpreter.copies import copy_call
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048
+#: Up to as many channels, copying them one by one is faster than numpy's copy of pixels.
+_FEW_CHANNELS = 8
 
 
 def is_last(x: np.ndarray) -> bool:
@@ -58,7 +60,7 @@ def pixel_calls(scratch: BandScratch, x: np.ndarray) -> tuple[np.ndarray, list[C
     if last.flags.c_contiguous:
         return last, []
     y = scratch(last.shape, x.dtype)
-    return y, [copy_call(y, last)]
+    return y, copy_pixels(y, last)
 
 
 def pad_calls(
@@ -74,5 +76,11 @@ def pad_calls(
     if scratch.is_new:  # nobody else writes to the sides
         rims += [rows[:, :, :left], rows[:, :, left + w :]]
     calls: list[Call] = [partial(rim.fill, 0) for rim in rims if rim.size]
-    calls.append(copy_call(rows[:, :, left : left + w], x.transpose(0, 2, 3, 1)))
-    return y, calls
+    return y, calls + copy_pixels(rows[:, :, left : left + w], x.transpose(0, 2, 3, 1))
+
+
+def copy_pixels(y: np.ndarray, x: np.ndarray) -> list[Call]:
+    """Return the calls that copy x (N, H, W, C) to y."""
+    if x.shape[3] > _FEW_CHANNELS or x.flags.c_contiguous:
+        return [copy_call(y, x)]
+    return [partial(np.copyto, y[..., i], x[..., i]) for i in range(x.shape[3])]
