@@ -202,6 +202,9 @@ class Liveness:
         self._devices: dict[str, _Device] = {}
         #: Address -> device, for the present addresses.
         self._at: dict[str, _Device] = {}
+        #: Addresses of processes that were given up, until their devices have started anew: some
+        #: are heard until they are ended.
+        self.given_up: set[str] = set()
         #: When `TimePassed` is wanted next: before, there is nothing to look at.
         self.next_time_s = inf
 
@@ -264,6 +267,7 @@ class Liveness:
         )
         was_away = device.state is not _S.LIVE
         self._at.pop(device.address, None)
+        self.given_up -= {device.address, seen.address}
         self._at[seen.address] = device
         device.address, device.node = seen.address, seen.node
         device.state, device.since_s, device.restart_s = _S.LIVE, seen.now_s, None
@@ -303,6 +307,7 @@ class Liveness:
         elif device.state is _S.SILENT:
             orders.append(DeviceEnded(now_s, device.name))
         del self._at[device.address]
+        self.given_up.add(device.address)
         device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
         device.away_s = self._by(now_s + _AWAY_S)
         return orders + self._again(device, now_s)

@@ -139,7 +139,7 @@ class RayExecutor:
             _key("memory"),
             self._shared.connect,
             self._clock,
-            lambda address: self._channel.is_silent(address),
+            lambda address: self._keeper.is_lost(address),
             lambda: self._reception.expect(),
         )
         self._deployments: Deployments[RayDeployment] = Deployments(observers, memory, self._clock)

@@ -104,6 +104,11 @@ class DeviceKeeper:
         self._orders.put(partial(self._see, started))
         self._channel.watch(device.address)
 
+    def is_lost(self, address: str) -> bool:
+        """Whether a device's process is not heard, or was given up and is ended soon."""
+        assert self._channel is not None
+        return address in self._liveness.given_up or self._channel.is_silent(address)
+
     # What is seen, in threads of the channel's and of Ray's, which must not be kept.
 
     def silent(self, address: str, silent_s: float) -> None:

@@ -119,7 +119,7 @@ class PlayedClient(Watcher):
             f"{name}-memory",
             self.shared.connect,
             self.clock,
-            lambda address: address in self._silent or not cluster.find(address),
+            lambda a: a in self._silent | self._liveness.given_up or not cluster.find(a),
         )
         self.deployments: Deployments[PlayedDeployment] = Deployments(
             observers, self.memory, self.clock

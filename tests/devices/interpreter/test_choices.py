@@ -37,7 +37,9 @@ CHOOSING = [
 
 
 def schema_of(kernel: Kernel) -> onnx.defs.OpSchema:
-    return onnx.defs.get_schema(kernel.op_type, kernel.since, kernel.domain)
+    # LayerNormalization was ONNX Runtime's before it was the standard's.
+    version = 17 if kernel.op_type == "LayerNormalization" else kernel.since
+    return onnx.defs.get_schema(kernel.op_type, version, kernel.domain)
 
 
 def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
@@ -45,7 +47,8 @@ def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
     types = ["float", "int64", "uint8", "string", "float16", "int32"]
     if kernel.domain:
         return None
-    for proto in single_node_models(schema_of(kernel), max(kernel.since, 7), types):
+    schema = schema_of(kernel)
+    for proto in single_node_models(schema, max(kernel.since, schema.since_version, 7), types):
         (node,) = proto.graph.node
         for attribute in node.attribute:
             if attribute.name in kernel.choices:
