@@ -1,10 +1,11 @@
-"""What serving costs: ``python -m benchmarks.serve [--json] [--mlserver PATH]``.
+"""What serving costs: ``python -m benchmarks.serve [--json] [--mlserver PATH] [--kserve PYTHON]``.
 
 The same bytes to each server in turns, over raw sockets from another process: ours, a bare ASGI
-echo on the same uvicorn, and MLServer where the path of its command is given. x + 1 on 32 floats as
-JSON at 1 and 16 connections; light:squeezenet and a tensor of 10 MB as raw bytes, beside the same
-requests as calls in the server's own process. Those 10 MB also go by gRPC, by shared memory, and
-through an echo of two bare sockets: less than that no server costs. Ratios are of the medians.
+echo on the same uvicorn, MLServer where the path of its command is given, and KServe's model server
+where an interpreter that has it is. x + 1 on 32 floats as JSON at 1 and 16 connections;
+light:squeezenet and a tensor of 10 MB as raw bytes, beside the same requests as calls in the
+server's own process. Those 10 MB also go by gRPC, by shared memory, and through an echo of two bare
+sockets: less than that no server costs. Ratios are of the medians.
 
 ``--soak SECONDS`` prints what the server holds ten times on the way; ``--loadgen QPS`` runs MLPerf
 LoadGen's Server and Offline scenarios through the server, and on the device alone.
@@ -21,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
@@ -233,7 +234,28 @@ def started(*command: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 
 
 @contextmanager
-def mlserver(command: str) -> Iterator[int]:
+def peer(port: int, files: Mapping[str, str], *command: str) -> Iterator[int]:
+    """Start another server of x + 1 in a folder of these files, and wait until it answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            Path(folder, name).write_text(text)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline:
+                with suppress(OSError, RuntimeError, IndexError):
+                    load(port, json_request(32), 1, 0.2)
+                    break
+                time.sleep(0.5)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def mlserver(command: str) -> AbstractContextManager[int]:
     """Start MLServer with x + 1 on numpy."""
     port = 18321
     settings = {
@@ -248,26 +270,30 @@ def mlserver(command: str) -> Iterator[int]:
         "        out = NumpyCodec.encode_output('y', x + 1)\n"
         "        return InferenceResponse(model_name=self.name, outputs=[out])\n"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "settings.json").write_text(json.dumps(settings))
-        model = {"name": "plus", "implementation": "plus.Plus"}
-        Path(folder, "model-settings.json").write_text(json.dumps(model))
-        Path(folder, "plus.py").write_text(text)
-        process = subprocess.Popen(
-            [command, "start", folder], cwd=folder, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            deadline = time.monotonic() + 120
-            while time.monotonic() < deadline:
-                with suppress(OSError, RuntimeError, IndexError):
-                    load(port, json_request(32), 1, 0.2)
-                    break
-                time.sleep(0.5)
-            yield port
-        finally:
-            process.terminate()
-            process.wait(30)
+    model = {"name": "plus", "implementation": "plus.Plus"}
+    files = {
+        "settings.json": json.dumps(settings),
+        "model-settings.json": json.dumps(model),
+        "plus.py": text,
+    }
+    return peer(port, files, command, "start", ".")
+
+
+def kserve(python: str) -> AbstractContextManager[int]:
+    """Start KServe's model server with x + 1 on numpy."""
+    port = 18331
+    text = (
+        "from kserve import InferOutput, InferResponse, Model, ModelServer\n\n\n"
+        "class Plus(Model):\n"
+        "    def predict(self, payload, headers=None):\n"
+        "        y = payload.inputs[0].as_numpy() + 1\n"
+        "        out = InferOutput('y', list(y.shape), 'FP32')\n"
+        "        out.set_data_from_numpy(y, binary_data=False)\n"
+        "        return InferResponse(payload.id or '1', self.name, [out])\n\n\n"
+        "plus = Plus('plus')\nplus.ready = True\n"
+        f"ModelServer(http_port={port}, enable_grpc=False, workers=1).start([plus])\n"
+    )
+    return peer(port, {"plus.py": text}, python, "plus.py")
 
 
 def row(what: str, connections: int, took: Sequence[float], seconds: float) -> dict[str, Any]:
@@ -284,14 +310,14 @@ def row(what: str, connections: int, took: Sequence[float], seconds: float) -> d
 Found = dict[tuple[str, int], list[float]]
 
 
-def measure_small(command: str, found: Found) -> None:
+def measure_small(others: Mapping[str, AbstractContextManager[int]], found: Found) -> None:
     """Measure x + 1 on 32 floats: each server has a turn in each round."""
     request = json_request(32)
     with started("--server", "ours") as (_, ports), started("--server", "echo") as (_, echo_ports):
         turns = [("x + 1: hetero", ports[0]), ("x + 1: bare ASGI echo", echo_ports[0])]
-        with mlserver(command) if command else nullcontext() as other:
-            if other:
-                turns.append(("x + 1: MLServer", other))
+        with ExitStack() as stack:
+            for name, other in others.items():
+                turns.append((f"x + 1: {name}", stack.enter_context(other)))
             for _ in range(ROUNDS):
                 for connections in (1, 16):
                     for name, where in turns:
@@ -331,7 +357,7 @@ def measure_models(found: Found) -> None:
 
 #: Row -> what its requests a second are held to.
 RATIOS = {
-    "x + 1: hetero": ("x + 1: bare ASGI echo", "x + 1: MLServer"),
+    "x + 1: hetero": ("x + 1: bare ASGI echo", "x + 1: MLServer", "x + 1: KServe"),
     "squeezenet: hetero": ("squeezenet: a call in process",),
     "large: hetero": (
         "large: a call in process", "large: bare ASGI echo", "large: bare socket echo",
@@ -390,6 +416,7 @@ def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--json", action="store_true")
     reader.add_argument("--mlserver", default="", help="the path of MLServer's command")
+    reader.add_argument("--kserve", default="", help="an interpreter that has kserve")
     reader.add_argument("--soak", type=float, metavar="SECONDS", help="only: what stays behind")
     reader.add_argument(
         "--loadgen", type=float, metavar="QPS",
@@ -408,7 +435,12 @@ def main() -> None:
         rows = scenarios(given.loadgen)
     else:
         found: Found = {}
-        measure_small(given.mlserver, found)
+        others = {}
+        if given.mlserver:
+            others["MLServer"] = mlserver(given.mlserver)
+        if given.kserve:
+            others["KServe"] = kserve(given.kserve)
+        measure_small(others, found)
         measure_models(found)
         measured = [row(*key, took, ROUNDS * ROUND_S) for key, took in found.items()]
         rows = iter([*measured, *ratios(measured)])
