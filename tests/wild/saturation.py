@@ -69,4 +69,5 @@ def _off_in_the_last_bits(feeds: Feeds, seed: int) -> Feeds:
 
 
 def _off(got: Any, want: Any) -> float:
-    return float(np.max(np.abs(got - want), initial=0) / max(np.max(np.abs(want)), 1e-9))
+    apart = np.nan_to_num(np.abs(got - want), nan=np.inf)
+    return float(np.max(apart, initial=0) / max(np.nanmax(np.abs(want)), 1e-9))

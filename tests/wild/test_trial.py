@@ -44,6 +44,7 @@ def test_a_difference_is_told_from_what_products_of_8_bits_lose(tmp_path: Path) 
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32)}
     assert "weights of 7 bits" in explains(path, feeds, run, run)
     assert not explains(path, feeds, lambda *given: [2 * run(*given)[0]], run)
+    assert not explains(path, feeds, lambda *given: [run(*given)[0] * np.nan], run)
     assert not explains(saved(tmp_path, "{y = Relu(x)}"), feeds, run, run)
 
 
