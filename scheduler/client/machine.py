@@ -266,6 +266,7 @@ class ClientMachine:
     def _end_attempt(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
         """Make another attempt, park the request until there can be one, or give up."""
         request.note(now_s, f"failed: {error}")
+        request.error, request.resume_s = error, now_s
         drop = self._stop(request)
         retry = self._retry(error)
         has_failed = max(request.num_failed, self.limits.attempts == 1)
@@ -279,7 +280,6 @@ class ClientMachine:
         if route is None and not self._routes.may_come(request.avoided):
             request.note(now_s, "no other route is left")
             return _S.FAILED, [*drop, failed(request, error)]
-        request.error, request.resume_s = error, now_s
         if self._routes.is_any_live(request.avoided):
             request.resume_s += _PAUSE_S * 2 ** (request.attempt - 1)
             self.due.push((request.resume_s, request.id))
@@ -399,7 +399,11 @@ class ClientMachine:
         if request.silent_on != event.device:
             return request.state, []
         request.silent_on = ""
+        was_suspect = request.is_suspect
         self._suspects.blame(request)
+        if request.state is _S.RUNNING and request.is_suspect and not was_suspect:
+            request.note(event.now_s, f"parked: {self._why_parked(request)}")
+            return _S.PARKED, self._stop(request)
         if request.state is _S.PARKED and request.num_failed >= self.limits.attempts:
             assert request.error is not None
             return _S.FAILED, [failed(request, request.error)]

@@ -32,7 +32,7 @@ class Suspects:
             self.parked.setdefault(request.id, request)
         else:
             self.parked.pop(request.id, None)
-        if request is self.running:
+        if request is self.running and request.state is not RequestState.RUNNING:
             self.running = None
 
     def due(self, now_s: float) -> Iterator[RequestRecord]:

@@ -51,7 +51,7 @@ TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {
     (_S.RUNNING, events.CancelAsked): _row("_cancel", _S.CANCELLED),
     (_S.RUNNING, events.TimePassed): _row("_fall_due", _S.EXPIRED, _S.RUNNING),
     (_S.RUNNING, events.DeviceLost): _row("_lose", _S.FAILED, _S.RUNNING, _S.PARKED),
-    (_S.RUNNING, events.DeviceEnded): _row("_blame", _S.RUNNING),
+    (_S.RUNNING, events.DeviceEnded): _row("_blame", _S.RUNNING, _S.PARKED),
     (_S.RUNNING, events.DeviceGone): _row("_lose", _S.FAILED, _S.RUNNING, _S.PARKED),
     (_S.RUNNING, events.ClusterLost): _row("_lose_all", _S.FAILED),
     (_S.RUNNING, events.Closed): _row("_cancel", _S.CANCELLED),
