@@ -276,7 +276,10 @@ class _Search:
             able = [np.flatnonzero(row).tolist() for row in allowed(problem)]
             if math.prod(map(len, able)) <= total:
                 every = (a for a in itertools.product(*able) if is_feasible(problem, a))
-                self.add("best of all", self.small.expand(min(every, key=judge)))
+                timely = itertools.takewhile(lambda _: time.monotonic() < self.deadline, every)
+                best = min(timely, key=judge, default=None)
+                self.cut_short |= time.monotonic() >= self.deadline
+                self.add("best of all", None if best is None else self.small.expand(best))
                 return
         for turn, start in enumerate(starts[:RUNS]):
             left_s = self.deadline - time.monotonic()
