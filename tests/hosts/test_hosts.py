@@ -89,9 +89,7 @@ def test_no_answer_is_lost_when_a_host_is_half_cut_or_slow(run: Run, scenario: s
     found = run(scenario)
     nothing_amiss(found)
     assert max(found["recovery_s"].values()) < RECOVERY_S
-    # Others go on meanwhile; of a host that is slow they may only once it is given up for good.
-    limit_s = RECOVERY_S if scenario == "slow" else CUT_S
-    assert max(found["longest_gaps_s"].values()) < limit_s
+    assert max(found["longest_gaps_s"].values()) < CUT_S  # others go on meanwhile
 
 
 def test_no_answer_is_lost_when_a_link_is_cut_again_and_again(run: Run) -> None:
