@@ -22,6 +22,7 @@ from onnx import numpy_helper
 
 from devices.errors import ModelError
 from devices.model.attributes import attribute_value, captured_names
+from devices.model.drawing import draws
 from devices.model.element_type import EXTENDED_DTYPES
 from devices.model.hints import forget_hints
 from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
@@ -250,6 +251,15 @@ class Model(HasPorts):
             for value in node.reads:
                 found.setdefault(value, []).append(i)
         return {value: tuple(readers) for value, readers in found.items()}
+
+    @cached_property
+    def moving(self) -> frozenset[str]:
+        """Values that differ between requests: those that depend on an input, or are drawn."""
+        found = {port.name for port in self.inputs}
+        for node in self.nodes:
+            if not found.isdisjoint(node.reads) or draws(node.proto):
+                found.update(node.writes)
+        return frozenset(found)
 
     @cached_property
     def opset_imports(self) -> Mapping[str, int]:

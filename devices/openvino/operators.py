@@ -191,6 +191,14 @@ def _may_go_along_the_channels(use: Use) -> bool:
     )
 
 
+def _is_of_quantised_constants(use: Use) -> bool:
+    """Whether a convolution reads no input, and what it reads may have been quantised."""
+    return use.given(0) not in use.model.moving and (
+        use.node.op_type == "QLinearConv"
+        or any(node.op_type == "QuantizeLinear" for node in use.model.nodes)
+    )
+
+
 def _is_zero(use: Use, position: int) -> bool:
     """Whether an input is a constant of zeros alone."""
     constant = use.model.constants.get(use.given(position))
@@ -215,6 +223,8 @@ _FAULTS: Final = FaultTable(
           "scales along an axis of open length go along another", _scales_an_open_axis),
     Fault("QLinearConv", "weights of uint8 from zero on do not compile",
           lambda u: u.element_type(u.given(3)) == "uint8" and _is_zero(u, 5)),
+    Fault("Conv QLinearConv", "of quantised constants it makes anything",
+          _is_of_quantised_constants),
     Fault("PRelu", "a slope of one dimension goes along the channels",
           _may_go_along_the_channels),
     Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),

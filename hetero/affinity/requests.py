@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from devices.model.model import Model
-from devices.model.repeatable import draws
 
 
 def request_positions(model: Model) -> tuple[int, ...]:
@@ -11,13 +10,11 @@ def request_positions(model: Model) -> tuple[int, ...]:
 
     What the others make is the same for all requests; devices fold it when they compile.
     """
-    moving = {port.name for port in model.inputs}
-    found = []
-    for position, node in enumerate(model.nodes):
-        if not moving.isdisjoint(node.reads) or draws(node.proto):
-            found.append(position)
-            moving.update(node.writes)
-    return tuple(found)
+    return tuple(
+        position
+        for position, node in enumerate(model.nodes)
+        if not model.moving.isdisjoint(node.writes)
+    )
 
 
 def weight_positions(model: Model) -> frozenset[int]:

@@ -32,6 +32,12 @@ MODELS = {
         "uint8 n = {0}, uint8[1, 1, 1, 1] w = {7}> {y = QLinearConv(x, s, z, w, s, n, s, z)}"),
         "QLinearConv", (1, 1, 2, 2),
     ),
+    "a convolution of constants": (
+        ("(float[1] x) => (float[1, 1, 2, 2] y) <uint8[1, 1, 2, 2] c = {3, 9, 12, 90}, "
+        "float s = {0.5}, uint8 z = {3}, int8 n = {0}, int8[1, 1, 1, 1] w = {7}> "
+        "{q = QLinearConv(c, s, z, w, s, n, s, z) f = DequantizeLinear(q, s, z) y = Add(f, x)}"),
+        "QLinearConv", (1,),
+    ),
     "grown to nothing": (
         "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
         "Expand", (2, 1),
