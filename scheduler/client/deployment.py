@@ -78,16 +78,16 @@ class Deployments(Generic[D]):
         """Let go of a deployment."""
         self._open.pop(deployment.key, None)
 
-    def tell(self, event: DeviceEvent | events.DeviceEnded) -> None:
-        """Tell the observers what became of a device; that it has ended was told as a loss."""
-        if isinstance(event, events.DeviceEnded):
+    def tell(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
+        """Tell the observers what became of a device; what follows a loss or return was told."""
+        if isinstance(event, events.DeviceEnded | events.DeviceSteady):
             return
         for observer in tuple(self.observers):
             observer.device(event)
         if isinstance(event, events.DeviceLost) and event.on_the_way:
             self._lose_tensors(event.device)  # what is sent from now on comes
 
-    def told(self, event: DeviceEvent | events.DeviceEnded) -> None:
+    def told(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
         """Fail what waits for tensors of a lost device; requests sent again have asked for them."""
         is_lost = isinstance(event, events.DeviceLost) and not event.on_the_way
         if is_lost or isinstance(event, events.DeviceGone):

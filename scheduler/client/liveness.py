@@ -12,6 +12,10 @@ process ended or in which a stage hangs is started anew, which gives it another 
 heard of an earlier address counts for nothing. A device that cannot be started again soon is
 tried less and less often, and clients that can do without it meanwhile are told to; at once where
 its node is cut off, when there is nothing to start.
+
+A device that is heard again is back at once, but relied on only once it has been heard for long
+enough. If it falls silent before, as one does on a machine that mostly stands still, clients are to
+do without it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,13 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from scheduler.vocabulary.events import DeviceEnded, DeviceGone, DeviceLost, DeviceReturned
+from scheduler.vocabulary.events import (
+    DeviceEnded,
+    DeviceGone,
+    DeviceLost,
+    DeviceReturned,
+    DeviceSteady,
+)
 
 #: Seconds before the second start in a row, and the most before a later one.
 _PAUSE_S: Final = 0.5
@@ -30,6 +40,10 @@ _LONGEST_PAUSE_S: Final = 10.0
 _AWAY_S: Final = 4.0
 #: A device that has lived so long has started well.
 _STEADY_S: Final = 30.0
+#: A device is relied on again once it was heard for so many times its silence, so long at most:
+#: silence is noticed only after a while.
+_DOUBT: Final = 2.0
+_LONGEST_DOUBT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +170,7 @@ class StaysAway:
     cause: str
 
 
-Order = DeviceLost | DeviceEnded | DeviceGone | DeviceReturned | Restart | StaysAway
+Order = DeviceLost | DeviceEnded | DeviceGone | DeviceReturned | DeviceSteady | Restart | StaysAway
 
 
 class DeviceState(Enum):
@@ -188,6 +202,10 @@ class _Device:
     restart_s: float | None = None
     #: When it is to be done without; None once that was said, or not wanted.
     away_s: float | None = None
+    #: When it was last heard, before it fell silent.
+    heard_s: float = 0.0
+    #: When it is to be relied on again; None where it is, or is away.
+    steady_s: float | None = None
 
 
 class Liveness:
@@ -212,6 +230,12 @@ class Liveness:
         """Return how a device is; None for one that was never started."""
         return self._devices[device].state if device in self._devices else None
 
+    def returned(self, now_s: float, device: str) -> DeviceReturned | None:
+        """Return what clients are told now of a device that is back; None where it is not."""
+        if self.state(device) is not _S.LIVE:
+            return None
+        return self._back(self._devices[device], now_s)
+
     def handle(self, seen: Sighting) -> list[Order]:
         """Take in what was seen; return what is to be done, in order."""
         match seen:
@@ -232,7 +256,7 @@ class Liveness:
             return []
         match seen:
             case Silent(now_s, _, silent_s):
-                return self._silence(device, now_s, f"nothing was heard for {silent_s:.1f} s")
+                return self._silence(device, now_s, silent_s)
             case Heard(now_s, _, overdue_s):
                 return self._hear(device, now_s, overdue_s)
             case MessagesLost(now_s):
@@ -240,7 +264,7 @@ class Liveness:
                     return []
                 cause = "messages were lost on their way"
                 lost = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
-                return [lost, DeviceReturned(now_s, device.name)]
+                return [lost, self._back(device, now_s)]
             case Unreached(now_s):
                 return self._do_without(device, now_s)
             case Unloaded(now_s):
@@ -252,7 +276,7 @@ class Liveness:
     def _look(self, now_s: float) -> list[Order]:
         devices = self._devices.values()
         orders = [order for device in devices for order in self._wait(device, now_s)]
-        times = [time for device in devices for time in (device.restart_s, device.away_s)]
+        times = [t for d in devices for t in (d.restart_s, d.away_s, d.steady_s)]
         self.next_time_s = min((time for time in times if time is not None), default=inf)
         return orders
 
@@ -274,12 +298,18 @@ class Liveness:
         device.away_s = None
         return [DeviceReturned(seen.now_s, seen.device)] if was_away else []
 
-    def _silence(self, device: _Device, now_s: float, cause: str) -> list[Order]:
+    def _silence(self, device: _Device, now_s: float, silent_s: float) -> list[Order]:
         if device.state is not _S.LIVE:
             return []
+        cause = f"nothing was heard for {silent_s:.1f} s"
         device.state, device.cause = _S.SILENT, cause
         device.restart_s = self._by(now_s + self._device_timeout_s)
-        return [self._lost(device, now_s, cause, may_live=True)]
+        device.heard_s = now_s - silent_s
+        lost = self._lost(device, now_s, cause, may_live=True)
+        if device.steady_s is None:
+            return [lost]
+        device.steady_s = None
+        return [lost, StaysAway(now_s, device.name, device.node, cause)]
 
     def _do_without(self, device: _Device, now_s: float) -> list[Order]:
         """Have clients go round a device that is cut off; it may be there yet, with its stages."""
@@ -295,7 +325,9 @@ class Liveness:
         if device.state is not _S.SILENT:
             return []
         device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None
-        return [DeviceReturned(now_s, device.name)]
+        doubt_s = min(_DOUBT * (now_s - device.heard_s), _LONGEST_DOUBT_S)
+        device.steady_s = self._by(now_s + doubt_s)
+        return [self._back(device, now_s)]
 
     def _end(self, device: _Device, now_s: float, cause: str, *, keep: bool = False) -> list[Order]:
         """Give up a process: start the device anew, at once if it is the first time of late."""
@@ -309,6 +341,7 @@ class Liveness:
         del self._at[device.address]
         self.given_up.add(device.address)
         device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
+        device.steady_s = None
         device.away_s = self._by(now_s + _AWAY_S)
         return orders + self._again(device, now_s)
 
@@ -324,6 +357,9 @@ class Liveness:
         if device.away_s is not None and now_s >= device.away_s:
             device.away_s = None
             orders.append(StaysAway(now_s, device.name, device.node, device.cause))
+        if device.steady_s is not None and now_s >= device.steady_s:
+            device.steady_s = None
+            orders.append(DeviceSteady(now_s, device.name))
         return orders
 
     def _restart(self, device: _Device, now_s: float) -> list[Order]:
@@ -340,7 +376,11 @@ class Liveness:
             return []
         self._at.pop(device.address, None)
         device.state, device.restart_s, device.away_s = _S.GONE, None, None
+        device.steady_s = None
         return [DeviceGone(now_s, device.name, device.node, cause)]
+
+    def _back(self, device: _Device, now_s: float) -> DeviceReturned:
+        return DeviceReturned(now_s, device.name, is_steady=device.steady_s is None)
 
     def _lost(
         self, device: _Device, now_s: float, cause: str, *, may_live: bool = False

@@ -160,10 +160,12 @@ class ClientMachine:
             case events.DeviceLost() | events.DeviceGone():
                 self._routes.lose(event)
             case events.DeviceReturned():
-                self._routes.regain(event.device)
+                self._routes.regain(event.device, is_steady=event.is_steady)
                 for request in self._live.values():
                     if request.silent_on == event.device:
                         request.silent_on = ""
+            case events.DeviceSteady():
+                self._routes.trust(event.device)
             case events.RoutesAdded():
                 self._routes.add(event.routes)
             case events.ClusterLost():
@@ -427,7 +429,9 @@ class ClientMachine:
         return _S.FAILED, [*self._stop(request), failed(request, error)]
 
     def _resume(
-        self, request: RequestRecord, event: events.DeviceReturned | events.RoutesAdded
+        self,
+        request: RequestRecord,
+        event: events.DeviceReturned | events.DeviceSteady | events.RoutesAdded,
     ) -> _Next:
         return self._unpark(request, event.now_s)
 

@@ -47,6 +47,8 @@ class Routes:
         self._ways: list[_Way] = []
         #: Why a device is away, the first to go first.
         self._away: dict[str, DeviceLost | DeviceGone] = {}
+        #: Devices that are back, and may soon be away again.
+        self._unsteady: set[str] = set()
         #: Passes by one request of all live routes together.
         self._now = 0.0
         self.add(routes)
@@ -65,18 +67,28 @@ class Routes:
     def lose(self, event: DeviceLost | DeviceGone) -> None:
         """Take note that a device is away."""
         self._away[event.device] = event
+        self._unsteady.discard(event.device)
         self._lay_out()
 
-    def regain(self, device: str) -> None:
-        """Take note that a device is back."""
+    def regain(self, device: str, *, is_steady: bool = True) -> None:
+        """Take note that a device is back; one that is not steady is used where it must be."""
         self._away.pop(device, None)
+        if not is_steady:
+            self._unsteady.add(device)
+        self._lay_out()
+
+    def trust(self, device: str) -> None:
+        """Take note that a device, if it is back, is steady."""
+        self._unsteady.discard(device)
         self._lay_out()
 
     def _lay_out(self) -> None:
         """Put the routes that have all their devices in order."""
         away, ways = self._away.keys(), enumerate(self._ways)
-        #: Those that have them all, by number.
-        self.live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
+        live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
+        steady = {n: way for n, way in live.items() if self._unsteady.isdisjoint(way.devices)}
+        #: Those that have them all, by number; where any has steady ones alone, only such.
+        self.live = steady or live
         self._share = sum(way.share for way in self.live.values())
         self._heap: list[tuple[float, int]] = []
         for number in self.live:

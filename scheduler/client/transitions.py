@@ -62,6 +62,7 @@ TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {
     (_S.PARKED, events.DeviceEnded): _row("_blame", _S.PARKED, _S.FAILED),
     (_S.PARKED, events.DeviceGone): _row("_wait_on", _S.PARKED, _S.FAILED),
     (_S.PARKED, events.DeviceReturned): _row("_resume", _S.PARKED, _S.RUNNING),
+    (_S.PARKED, events.DeviceSteady): _row("_resume", _S.PARKED, _S.RUNNING),
     (_S.PARKED, events.RoutesAdded): _row("_resume", _S.PARKED, _S.RUNNING),
     (_S.PARKED, events.ClusterLost): _row("_lose_all", _S.FAILED),
     (_S.PARKED, events.Closed): _row("_cancel", _S.CANCELLED),

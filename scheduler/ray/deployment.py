@@ -161,8 +161,9 @@ class RayDeployment(BaseDeployment):
         self.move(name, device.address)
         self.open_on(name)
         others = {o: d for o, d in self.devices.items() if o != name}
-        unheard = others.keys() & (self.away | self.gone)
-        self.stale |= unheard
+        with self._telling:
+            unheard = others.keys() & (self.away | self.gone)
+            self.stale |= unheard
         told = [
             device.actor.open_stages.remote(self._opened_on(other))
             for other, device in others.items()
@@ -173,8 +174,12 @@ class RayDeployment(BaseDeployment):
 
     def open_on(self, name: str) -> None:
         """Tell a device where those are that its stages send to."""
-        self._ask(self.devices[name], "open_stages", self._opened_on(name))
-        self.stale.discard(name)
+        self.stale.discard(name)  # first: others that move meanwhile say so again
+        try:
+            self._ask(self.devices[name], "open_stages", self._opened_on(name))
+        except BaseException:
+            self.stale.add(name)
+            raise
 
     def _opened_on(self, name: str) -> list[events.StageOpened]:
         """Return what a device is to know of its stages."""
@@ -190,6 +195,14 @@ class RayDeployment(BaseDeployment):
                 self.away.discard(event.device)
                 self.gone.discard(event.device)
             self._runner.handle(event)
+
+    def welcome(self, back: events.DeviceReturned) -> bool:
+        """Hand in that a device is back, unless it has yet to hear where others are."""
+        with self._telling:
+            if back.device in self.stale:
+                return False
+            self.tell(back)
+            return True
 
     def give_up(self, gone: events.DeviceGone) -> None:
         """Hand in that a device is gone for good, unless it came back meanwhile."""

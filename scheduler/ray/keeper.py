@@ -176,8 +176,8 @@ class DeviceKeeper:
                     continue
                 if isinstance(order, DeviceReturned) and used.address not in self._actors:
                     continue  # another process, which does not have its stages yet
-                if isinstance(order, DeviceReturned) and order.device in deployment.stale:
-                    self._reopen_soon(deployment, used, order)
+                if isinstance(order, DeviceReturned):
+                    self._welcome(deployment, used, order)
                     continue
                 if isinstance(order, DeviceGone):
                     self._do_without(deployment, order)
@@ -214,14 +214,16 @@ class DeviceKeeper:
         finally:
             self._asked.discard(node_id)
 
-    def _reopen_soon(
+    def _welcome(
         self, deployment: RayDeployment, device: ActorDevice, order: DeviceReturned
     ) -> None:
-        """Have a device that was cut off hear where others are now, before requests come to it."""
+        """Say that a device is back; one that was cut off is to hear first where others are."""
+        if deployment.welcome(order):
+            return
 
         def tell() -> None:
-            if self._liveness.state(order.device) is see.DeviceState.LIVE:
-                deployment.tell(order)
+            if back := self._liveness.returned(time.monotonic(), order.device):
+                self._welcome(deployment, device, back)
 
         def reopen() -> None:
             try:

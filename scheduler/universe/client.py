@@ -16,7 +16,6 @@ from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.liveness import (
-    DeviceState,
     Heard,
     Liveness,
     MessagesLost,
@@ -252,24 +251,31 @@ class PlayedClient(Watcher):
                 for deployment in self.deployments:
                     if order.device not in deployment.placement.devices:
                         continue
-                    if isinstance(order, DeviceReturned) and order.device in deployment.stale:
-                        self.world.spawn(partial(self._reopen, deployment, order))
+                    if isinstance(order, DeviceReturned):
+                        self._welcome(deployment, order)
                     else:
                         deployment.tell(order)
                 self.deployments.told(order)
 
-    def _reopen(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
-        """Have a device that was cut off hear where others are before requests come to it."""
-        device = self.cluster.devices[order.device]
-        if not self._ask(device, partial(_open, device, deployment.opened_on(device.name))):
-            self.see(Silent(self.world.now, device.address, 0.0))
-            return
-        deployment.stale.discard(device.name)
-        self._do(partial(self._tell_if_live, deployment, order))
-
-    def _tell_if_live(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
-        if self._liveness.state(order.device) is DeviceState.LIVE:
+    def _welcome(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
+        """Say that a device is back; one that was cut off is to hear first where others are."""
+        if order.device in deployment.stale:
+            self.world.spawn(partial(self._reopen, deployment, order))
+        else:
             deployment.tell(order)
+
+    def _reopen(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
+        device = self.cluster.devices[order.device]
+        deployment.stale.discard(device.name)  # first: who moves meanwhile says so again
+        if self._ask(device, partial(_open, device, deployment.opened_on(device.name))):
+            self._do(partial(self._welcome_if_live, deployment, order))
+        else:
+            deployment.stale.add(device.name)
+            self.see(Silent(self.world.now, device.address, 0.0))
+
+    def _welcome_if_live(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
+        if back := self._liveness.returned(self.world.now, order.device):
+            self._welcome(deployment, back)
 
     # What is done.
 
@@ -294,9 +300,9 @@ class PlayedClient(Watcher):
                 if not self._ask(device, partial(device.load, deployment.key, stage)):
                     return False
             deployment.move(name, device.address)
+            deployment.stale.discard(name)  # as above
             if not self._ask(device, partial(_open, device, deployment.opened_on(name))):
                 return False
-            deployment.stale.discard(name)
             others = [o for o in deployment.placement.devices if o != name]
             deployment.stale |= deployment.away.intersection(others)
             told = [self.cluster.devices[o] for o in others if o not in deployment.away]

@@ -124,7 +124,19 @@ class ClusterLost:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReturned:
-    """A lost device is back, its stages loaded."""
+    """A lost device is back, its stages loaded.
+
+    `is_steady`: whether it can be relied on; else `DeviceSteady` says when.
+    """
+
+    now_s: float
+    device: str
+    is_steady: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSteady:
+    """A device that came back has been heard for long enough to be relied on."""
 
     now_s: float
     device: str
@@ -156,6 +168,7 @@ ClientEvent = (
     | DeviceGone
     | ClusterLost
     | DeviceReturned
+    | DeviceSteady
     | RoutesAdded
     | Closed
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.keeper import DeviceKeeper
 from scheduler.vocabulary import events
 
@@ -22,7 +23,6 @@ class _Deployment:
 
     def __init__(self, is_slow: bool, is_lost_again: threading.Event) -> None:
         self.devices = {"D": _device("a1")}
-        self.stale: set[str] = set()
         self.told: list[str] = []
         self._is_slow = is_slow
         self._is_lost_again = is_lost_again
@@ -33,6 +33,10 @@ class _Deployment:
         self.told.append(type(event).__name__)
         if not self._is_slow and self.told.count("DeviceLost") == 2:
             self._is_lost_again.set()
+
+    def welcome(self, back: events.DeviceReturned) -> bool:
+        self.tell(back)
+        return True
 
 
 class _Deployments(list[_Deployment]):
@@ -79,3 +83,13 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     starts.join(_WAIT_S)
     keeper.close()
     assert slow.told == other.told == ["DeviceLost", "DeviceReturned", "DeviceLost"]
+
+
+def test_a_device_that_hears_where_others_are_hears_it_again_if_one_moves_meanwhile() -> None:
+    deployment = RayDeployment.__new__(RayDeployment)  # of all the rest nothing is wanted here
+    deployment.stale, deployment.devices, deployment._num_streams = {"D"}, {"D": _device("a1")}, {}
+    deployment.stages_on = lambda device: []  # type: ignore[method-assign]
+    deployment._ask = lambda device, method, stages: deployment.stale.add("D")
+    deployment._telling = threading.RLock()
+    deployment.open_on("D")
+    assert not deployment.welcome(events.DeviceReturned(1.0, "D"))

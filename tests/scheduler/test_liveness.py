@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from scheduler.client import liveness as see
 from scheduler.client.liveness import DeviceState, Liveness, Order, Restart
-from scheduler.vocabulary.events import DeviceEnded, DeviceGone, DeviceLost, DeviceReturned
+from scheduler.vocabulary.events import (
+    DeviceEnded,
+    DeviceGone,
+    DeviceLost,
+    DeviceReturned,
+    DeviceSteady,
+)
 
 
 def live(**options: float) -> Liveness:
@@ -28,9 +34,34 @@ def test_a_silent_device_is_lost_and_back_when_it_is_heard() -> None:
     lost = DeviceLost(1.0, "A", "n1", "nothing was heard for 1.8 s", may_live=True)
     assert m.handle(see.Silent(1.0, "a0", 1.8)) == [lost]
     assert m.handle(see.Silent(1.5, "a0", 2.3)) == []
-    assert m.handle(see.Heard(2.0, "a0")) == [DeviceReturned(2.0, "A")]
+    assert m.handle(see.Heard(2.0, "a0")) == [DeviceReturned(2.0, "A", is_steady=False)]
     assert m.handle(see.Heard(2.1, "a0")) == []
+    assert m.handle(see.TimePassed(7.5)) == []
+    assert m.returned(7.5, "A") == DeviceReturned(7.5, "A", is_steady=False)
+    # It was silent since -0.8, for 2.8 s.
+    assert m.handle(see.TimePassed(7.6)) == [DeviceSteady(7.6, "A")]
+    assert m.returned(8.0, "A") == DeviceReturned(8.0, "A")
     assert m.handle(see.TimePassed(50.0)) == []
+
+
+def test_a_device_that_was_silent_for_long_is_steady_after_a_while() -> None:
+    m = live(device_timeout_s=500.0)
+    m.handle(see.Silent(1.0, "a0", 2.0))
+    m.handle(see.Heard(100.0, "a0"))
+    assert m.handle(see.TimePassed(110.0)) == [DeviceSteady(110.0, "A")]
+
+
+def test_a_device_that_is_silent_again_before_it_is_steady_is_to_be_done_without() -> None:
+    m = live()
+    m.handle(see.Silent(2.0, "a0", 2.0))
+    m.handle(see.Heard(3.0, "a0"))
+    told = m.handle(see.Silent(5.3, "a0", 2.0))
+    assert [type(order) for order in told] == [DeviceLost, see.StaysAway]
+    m.handle(see.Heard(6.6, "a0"))
+    assert m.handle(see.TimePassed(13.0)) == []  # it was silent for 3.3 s
+    assert m.handle(see.TimePassed(13.2)) == [DeviceSteady(13.2, "A")]
+    told = m.handle(see.Silent(15.0, "a0", 2.0))
+    assert [type(order) for order in told] == [DeviceLost]
 
 
 def test_a_device_that_stays_silent_is_started_anew_elsewhere() -> None:
@@ -63,8 +94,8 @@ def test_a_device_that_was_cut_off_is_back_when_it_is_heard() -> None:
     m = live()
     m.handle(see.Silent(1.0, "a0", 2.0))
     m.handle(see.Unreached(2.0, "a0"))
-    assert m.handle(see.Heard(20.0, "a0")) == [DeviceReturned(20.0, "A")]
-    assert m.handle(see.TimePassed(50.0)) == []
+    assert m.handle(see.Heard(20.0, "a0")) == [DeviceReturned(20.0, "A", is_steady=False)]
+    assert m.handle(see.TimePassed(50.0)) == [DeviceSteady(50.0, "A")]
 
 
 def test_what_is_heard_of_an_earlier_address_counts_for_nothing() -> None:
@@ -141,6 +172,7 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
     earlier = {"A": "?", "B": "?"}
     away: Counter[str] = Counter()
     restarting: set[str] = set()
+    unsteady: set[str] = set()
 
     def follow(orders: list[Order]) -> None:
         for order in orders:
@@ -149,13 +181,19 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
                 case DeviceLost():
                     assert not away[name]
                     away[name] = 1
+                    unsteady.discard(name)
                 case DeviceGone():
                     assert away[name] < 2
                     away[name] = 2
+                    unsteady.discard(name)
                     restarting.discard(name)
                 case DeviceReturned():
                     assert away[name]
                     away[name] = 0
+                    (unsteady.discard if order.is_steady else unsteady.add)(name)
+                case DeviceSteady():
+                    assert not away[name]
+                    unsteady.remove(name)
                 case see.StaysAway():
                     assert away[name] == 1
                 case Restart():
@@ -191,6 +229,10 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
             assert (state is DeviceState.LIVE) == (not away[device])
             if state in (DeviceState.SILENT, DeviceState.RESTARTING):
                 assert device in restarting or m.next_time_s < inf
+            # Whoever is back is steady, or will be said to be.
+            if back := m.returned(now_s, device):
+                assert back.is_steady == (device not in unsteady)
+                assert back.is_steady or m.next_time_s < inf
 
 
 def test_a_device_that_let_go_of_our_stages_loads_them_again_in_its_process() -> None:

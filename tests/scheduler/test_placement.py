@@ -162,6 +162,29 @@ def test_a_route_on_which_requests_pile_up_is_passed_by() -> None:
     assert [routes.choose() for _ in range(4)] == [1] * 4
 
 
+def test_a_device_that_is_back_and_not_steady_is_used_where_no_other_is() -> None:
+    routes = Routes([route("A"), route("B")])
+
+    def chosen() -> set[int | None]:
+        return {routes.choose() for _ in range(4)}
+
+    routes.lose(ev.DeviceLost(0.0, "A", "n", "silent"))
+    routes.regain("A", is_steady=False)
+    assert chosen() == {1}
+    routes.lose(ev.DeviceLost(1.0, "B", "n", "silent"))
+    assert chosen() == {0}
+    routes.trust("B")  # it may be said of one that is away
+    assert chosen() == {0}
+    routes.regain("B")
+    assert chosen() == {1}
+    routes.trust("A")
+    assert chosen() == {0, 1}
+    routes.regain("A", is_steady=False)
+    routes.lose(ev.DeviceLost(2.0, "A", "n", "silent"))
+    routes.regain("A")
+    assert chosen() == {0, 1}
+
+
 def test_a_slow_route_gets_what_it_can_do_in_the_time() -> None:
     """A runs a request in 1 s, B in 4 s, and 5 are always in flight: B does a fifth."""
     routes = Routes([route("A", share=4), route("B", share=1)])
