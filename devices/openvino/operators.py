@@ -191,12 +191,33 @@ def _may_go_along_the_channels(use: Use) -> bool:
     )
 
 
-def _is_of_quantised_constants(use: Use) -> bool:
-    """Whether a convolution reads no input, and what it reads may have been quantised."""
-    return use.given(0) not in use.model.moving and (
-        use.node.op_type == "QLinearConv"
-        or any(node.op_type == "QuantizeLinear" for node in use.model.nodes)
-    )
+def _is_constant(use: Use) -> bool:
+    """Whether a node makes the same for every request."""
+    return use.model.moving.isdisjoint(use.node.reads)
+
+
+def _is_scaled_by_place(use: Use) -> bool:
+    """Whether one axis of three is reduced, the first or the last, and constants follow.
+
+    OpenVINO computes what follows in the same step, with one constant for another's places.
+    """
+    spec, made = use.model.spec(use.given(0)), use.node.outputs[0]
+    if spec.shape is None or len(spec.shape) != 3:
+        return False
+    if use.node.op_type.startswith("Reduce"):
+        axes = use.model.constants.get(use.given(1))
+        found = axes.array.ravel().tolist() if axes else use.get("axes", ())
+        if [axis % 3 for axis in found] not in ([0], [2]):
+            return False
+    while len(readers := use.model.consumers.get(made, ())) == 1:
+        reader = use.model.nodes[readers[0]]
+        others = [v for v in reader.reads if v != made]
+        if not use.model.moving.isdisjoint(others):
+            return False
+        if any(use.model.spec(v).shape not in ((), (1,)) for v in others):
+            return True
+        made = reader.outputs[0]
+    return False
 
 
 def _is_zero(use: Use, position: int) -> bool:
@@ -223,8 +244,13 @@ _FAULTS: Final = FaultTable(
           "scales along an axis of open length go along another", _scales_an_open_axis),
     Fault("QLinearConv", "weights of uint8 from zero on do not compile",
           lambda u: u.element_type(u.given(3)) == "uint8" and _is_zero(u, 5)),
-    Fault("Conv QLinearConv", "of quantised constants it makes anything",
-          _is_of_quantised_constants),
+    Fault("Conv ConvTranspose QLinearConv QLinearMatMul", "of constants alone it makes anything",
+          _is_constant),
+    Fault("GlobalAveragePool GlobalMaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
+          "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare",
+          "with one axis of three reduced, constants that follow go to other places",
+          _is_scaled_by_place),
+    Fault("ReduceLogSumExp", "the attribute 'axes' is not read", lambda u: u.get("axes")),
     Fault("PRelu", "a slope of one dimension goes along the channels",
           _may_go_along_the_channels),
     Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),

@@ -38,6 +38,20 @@ MODELS = {
         "{q = QLinearConv(c, s, z, w, s, n, s, z) f = DequantizeLinear(q, s, z) y = Add(f, x)}"),
         "QLinearConv", (1,),
     ),
+    "constants after a mean of the last axis": (
+        ("(float[b, 3, t] x) => (float[b, 3, 1] y) <float[1, 3, 1] c = {1, 2, 3}> "
+        "{m = ReduceMean<axes = [2]>(x) r = Relu(m) y = Mul(r, c)}"),
+        "ReduceMean", (2, 3, 4),
+    ),
+    "normalised after a pool": (
+        ("(float[2, 3, 4] x) => (float[2, 3, 1] y) <float[3] c = {1, 2, 3}> "
+        "{m = GlobalMaxPool(x) y = BatchNormalization(m, c, c, c, c)}"),
+        "GlobalMaxPool", (2, 3, 4),
+    ),
+    "a sum of exponentials along an axis": (
+        "(float[b, 3] x) => (float[b, 1] y) {y = ReduceLogSumExp<axes = [1]>(x)}",
+        "ReduceLogSumExp", (2, 3),
+    ),
     "grown to nothing": (
         "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
         "Expand", (2, 1),
