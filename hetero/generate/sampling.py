@@ -17,7 +17,9 @@ OPSET: Final = 13
 
 #: logits [batch, length, vocabulary], sampling [batch, 6] of float32 (the fields of `Sampling`,
 #: then a number drawn from [0, 1)), seen [batch, n] of int64 -> token [batch, 1] of int64.
-#: The order of the filters is transformers': penalty, temperature, top-k, top-p, min-p.
+#: The order of the filters is transformers': penalty, temperature, top-k, top-p, min-p. Without
+#: top-k, sorting the vocabulary would cost more than all else: what is drawn from all of it is drawn
+#: in the vocabulary's order, and for top-p the best 1,024 are sorted, unless they have too little.
 _BODY: Final = """
 <domain: "hetero.generate", opset_import: ["": 13]>
 Sample (logits, sampling, seen) => (token)
@@ -28,6 +30,7 @@ Sample (logits, sampling, seen) => (token)
     two_at = Constant <value = int64[1] {2}> ()
     zero = Constant <value = int64 {0}> ()
     none = Constant <value = float {0.0}> ()
+    all_of_it = Constant <value = float {1.0}> ()
     newest = Constant <value = int64 {-1}> ()
     singly = Constant <value = int64[6] {1, 1, 1, 1, 1, 1}> ()
     temperature, top_k, top_p, min_p, penalty, drawn = Split <axis = 1> (sampling, singly)
@@ -44,11 +47,59 @@ Sample (logits, sampling, seen) => (token)
 
     shape = Shape (scaled)
     vocabulary = Slice (shape, one_at, two_at)
-    most_k = ReduceMax <keepdims = 0> (top_k)
+    width = Cast <to = 1> (vocabulary)
+    takes_all = GreaterOrEqual (top_k, width)
+    limit = Where (takes_all, all_of_it, top_k)
+    most_k = ReduceMax <keepdims = 0> (limit)
     most = Cast <to = 7> (most_k)
-    wanted = Reshape (most, one_at)
-    some = Max (wanted, one_at)
-    count = Min (some, vocabulary)
+    fewest = Reshape (most, one_at)
+    takers = Cast <to = 1> (takes_all)
+    any_taker = ReduceMax <keepdims = 0> (takers)
+    is_any = Cast <to = 9> (any_taker)
+    is_nucleus = Less (top_p, all_of_it)
+    count, mass, by_place = If (is_any) <
+        then_branch = of_all () => (int64[1] all_count, float[b, 1] all_mass, int64[b, 1] all_place)
+        {
+            each = Softmax <axis = 1> (scaled)
+            some = Constant <value = int64[1] {1024}> ()
+            wanted = Max (some, fewest)
+            tried = Min (wanted, vocabulary)
+            first, first_ids = TopK <axis = 1> (each, tried)
+            highest = Slice (first, zero_at, one_at, one_at)
+            likeliest = Slice (first_ids, zero_at, one_at, one_at)
+
+            lowest = Mul (highest, min_p)
+            is_high = GreaterOrEqual (each, lowest)
+            not_any = Sub (each, each)
+            high = Where (is_high, each, not_any)
+            high_up_to = CumSum (high, axis)
+            high_total = ReduceSum (high, one_at)
+            high_goal = Mul (high_total, drawn)
+            is_below = LessOrEqual (high_up_to, high_goal)
+            below = Cast <to = 7> (is_below)
+            num_below = ReduceSum (below, one_at)
+            is_place = Less (num_below, vocabulary)
+            all_place = Where (is_place, num_below, likeliest)
+
+            first_mass = ReduceSum (first, one_at)
+            is_lacking = Less (first_mass, top_p)
+            is_wanting = And (is_lacking, is_nucleus)
+            is_short = And (is_wanting, takes_all)
+            short = Cast <to = 1> (is_short)
+            any_short = ReduceMax <keepdims = 0> (short)
+            are_short = Cast <to = 9> (any_short)
+            all_count = Where (are_short, vocabulary, tried)
+            sorted_mass = Where (are_short, all_of_it, first_mass)
+            all_mass = Where (takes_all, sorted_mass, all_of_it)
+        },
+        else_branch = of_few () => (int64[1] few_count, float[b, 1] few_mass, int64[b, 1] few_place)
+        {
+            few_count = Min (fewest, vocabulary)
+            nought = Sub (drawn, drawn)
+            few_mass = Add (nought, all_of_it)
+            few_place = Cast <to = 7> (nought)
+        }
+    >
     values, ids = TopK <axis = 1> (scaled, count)
     size = Squeeze (count, zero_at)
     ranks = Range (zero, size, axis)
@@ -58,7 +109,8 @@ Sample (logits, sampling, seen) => (token)
     nothing = Sub (likely, likely)
     among = Where (is_among, likely, nothing)
     sum = ReduceSum (among, one_at)
-    probability = Div (among, sum)
+    share = Div (among, sum)
+    probability = Mul (share, mass)
 
     before = CumSum <exclusive = 1> (probability, axis)
     in_nucleus = Less (before, top_p)
@@ -77,7 +129,10 @@ Sample (logits, sampling, seen) => (token)
     num_kept = ReduceSum (is_kept_int, one_at)
     last_place = Sub (num_kept, one_at)
     within = Min (place, last_place)
-    token = GatherElements <axis = 1> (ids, within)
+    by_rank = GatherElements <axis = 1> (ids, within)
+    in_order = Not (is_nucleus)
+    is_by_place = And (takes_all, in_order)
+    token = Where (is_by_place, by_place, by_rank)
 }
 """
 

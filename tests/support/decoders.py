@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 
 from hetero.examples.small_decoder import CONTEXT, VOCABULARY, small_decoder
 
-__all__ = ["CONTEXT", "VOCABULARY", "decoder", "greedy", "whole_logits"]
+__all__ = ["CONTEXT", "VOCABULARY", "chosen", "decoder", "greedy", "whole_logits"]
 
 decoder = cache(small_decoder)
 
@@ -47,3 +47,29 @@ def _followed(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
     for _ in range(count):
         told.append(int(np.argmax(whole_logits(told))))
     return tuple(told[len(ids) :])
+
+
+def chosen(scores: np.ndarray, drawn: float, seen: list[int], **options: float) -> int:
+    """Return the token by the words of the documentation, one score at a time."""
+    k, p = int(options.get("top_k", 0)) or len(scores), options.get("top_p", 1.0)
+    penalty = options.get("repetition_penalty", 1.0)
+    scores = scores.astype(np.float64)
+    for i in set(seen):
+        scores[i] = scores[i] * penalty if scores[i] < 0 else scores[i] / penalty
+    scores /= options["temperature"]
+    best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
+    weights = np.exp(scores[best] - scores[best[0]])
+    weights /= weights.sum()
+    kept, before = [], 0.0
+    for i, weight in zip(best, weights, strict=True):
+        if before < p and weight >= options.get("min_p", 0.0) * weights[0]:
+            kept.append((i, weight))
+        before += weight
+    if k >= len(scores) and p >= 1:  # nothing goes by rank: in the vocabulary's order
+        kept.sort()
+    goal, reached = drawn * sum(weight for _, weight in kept), 0.0
+    for i, weight in kept:
+        reached += weight
+        if reached > goal:
+            return i
+    return kept[-1][0]

@@ -18,7 +18,7 @@ from hetero.errors import ArgumentError, ArgumentTypeError, HeteroError, ModelEr
 from hetero.generate.pace import LARGEST, Pace
 from hetero.generate.steps import Steps
 from scheduler.channels.memory import MemoryChannel
-from tests.support.decoders import CONTEXT, VOCABULARY, decoder, greedy, whole_logits
+from tests.support.decoders import CONTEXT, VOCABULARY, chosen, decoder, greedy, whole_logits
 from tests.support.remote_cores import Counting, await_freed, core_on, crossed
 
 SPLIT = "HETERO:CPU.0,CPU.1"
@@ -163,30 +163,6 @@ def test_prompts_in_parts_of_any_size_beside_other_texts_give_the_same(
     assert [text.tokens for text in texts] == [greedy(prompt, 8) for prompt in prompts]
     assert min(fed) > 1  # a part of one token may round otherwise than one of several
     assert sum(fed) == sum(map(len, prompts))
-
-
-def chosen(scores: np.ndarray, drawn: float, seen: list[int], **options: float) -> int:
-    """Return the token by the words of the documentation, one score at a time."""
-    k, p = int(options.get("top_k", 0)) or len(scores), options.get("top_p", 1.0)
-    penalty = options.get("repetition_penalty", 1.0)
-    scores = scores.astype(np.float64)
-    for i in set(seen):
-        scores[i] = scores[i] * penalty if scores[i] < 0 else scores[i] / penalty
-    scores /= options["temperature"]
-    best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
-    weights = np.exp(scores[best] - scores[best[0]])
-    weights /= weights.sum()
-    kept, before = [], 0.0
-    for i, weight in zip(best, weights, strict=True):
-        if before < p and weight >= options.get("min_p", 0.0) * weights[0]:
-            kept.append((i, weight))
-        before += weight
-    goal, reached = drawn * sum(weight for _, weight in kept), 0.0
-    for i, weight in kept:
-        reached += weight
-        if reached > goal:
-            return i
-    return kept[-1][0]
 
 
 @pytest.mark.parametrize(
