@@ -18,8 +18,8 @@ OPSET: Final = 13
 #: logits [batch, length, vocabulary], sampling [batch, 6] of float32 (the fields of `Sampling`,
 #: then a number drawn from [0, 1)), seen [batch, n] of int64 -> token [batch, 1] of int64.
 #: The order of the filters is transformers': penalty, temperature, top-k, top-p, min-p. Without
-#: top-k, sorting the vocabulary would cost more than all else: what is drawn from all of it is drawn
-#: in the vocabulary's order, and for top-p the best 1,024 are sorted, unless they have too little.
+#: top-k, sorting the vocabulary would cost more than all else: a draw from all of it goes in its
+#: own order, and for top-p the best 1,024 are sorted, unless they have too little.
 _BODY: Final = """
 <domain: "hetero.generate", opset_import: ["": 13]>
 Sample (logits, sampling, seen) => (token)
