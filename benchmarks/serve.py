@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing import shared_memory
@@ -76,9 +77,15 @@ def raw_request(model: str, name: str, array: np.ndarray) -> bytes:
     return post(path, body, inference_header_content_length=str(len(head)))
 
 
-def load(port: int, request: bytes, connections: int, seconds: float) -> list[float]:
-    """Send a request over and over on so many connections; return each one's seconds."""
+def load(
+    port: int, request: bytes, connections: int, seconds: float, rate: float = np.inf
+) -> list[float]:
+    """Send a request over and over on so many connections; return each one's seconds.
+
+    With a rate, at most so many a second: each is due at its time, from which its seconds count.
+    """
     took: list[float] = []
+    waiting: deque[selectors.SelectorKey] = deque()
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for _ in range(connections):
@@ -87,9 +94,14 @@ def load(port: int, request: bytes, connections: int, seconds: float) -> list[fl
             memory = bytearray(2 * len(request) + 65536)  # the client's time is no result
             selector.register(made, selectors.EVENT_READ, [time.perf_counter(), 0, 0, memory])
             made.sendall(request)
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            for key, _ in selector.select(1.0):
+        begun = time.perf_counter()
+        due_s, step_s, end = begun, 1 / rate, begun + seconds
+        while (now := time.perf_counter()) < end:
+            while waiting and due_s <= now:
+                (key := waiting.popleft()).data[0] = due_s
+                due_s += step_s
+                key.fileobj.sendall(request)
+            for key, _ in selector.select(max(0.0, due_s - now) if waiting else 1.0):
                 began_s, at, whole, memory = key.data
                 at += key.fileobj.recv_into(memoryview(memory)[at:])
                 if not whole and (head := memory.find(b"\r\n\r\n", 0, at)) >= 0:
@@ -102,7 +114,10 @@ def load(port: int, request: bytes, connections: int, seconds: float) -> list[fl
                     now = time.perf_counter()
                     took.append(now - began_s)
                     began_s, at, whole = now, 0, 0
-                    key.fileobj.sendall(request)
+                    if step_s:
+                        waiting.append(key)
+                    else:
+                        key.fileobj.sendall(request)
                 key.data[:3] = began_s, at, whole
     return took
 
@@ -323,6 +338,9 @@ def measure_small(others: Mapping[str, AbstractContextManager[int]], found: Foun
                     for name, where in turns:
                         took = load(where, request, connections, ROUND_S)
                         found.setdefault((name, connections), []).extend(took)
+                        paced = load(where, request, connections, ROUND_S, 0.8 * len(took))
+                        key = f"{name}, at 80 % of that", connections
+                        found.setdefault(key, []).extend(paced)
 
 
 def measure_models(found: Found) -> None:
