@@ -26,6 +26,7 @@ NOTES: Final = {
         ("not right for NaN and infinities", "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu"),
         ("infinities alone become the nearest float", "ReduceMax ReduceMin"),
         ("a value between two steps may go to the other one", "QuantizeLinear"),
+        ("a small number is added to what it divides by", "LpNormalization"),
     )
     for name in names.split()
 }
@@ -197,27 +198,59 @@ def _is_constant(use: Use) -> bool:
 
 
 def _is_scaled_by_place(use: Use) -> bool:
-    """Whether one axis of three is reduced, the first or the last, and constants follow.
+    """Whether one axis of three is reduced, the first or the last, and constants go with it.
 
-    OpenVINO computes what follows in the same step, with one constant for another's places.
+    OpenVINO computes what follows in the same step, with one constant for another's places; in
+    quantised models also what comes before, which it moves behind.
     """
-    spec, made = use.model.spec(use.given(0)), use.node.outputs[0]
+    spec, model = use.model.spec(use.given(0)), use.model
     if spec.shape is None or len(spec.shape) != 3:
         return False
     if use.node.op_type.startswith("Reduce"):
-        axes = use.model.constants.get(use.given(1))
+        axes = model.constants.get(use.given(1))
         found = axes.array.ravel().tolist() if axes else use.get("axes", ())
         if [axis % 3 for axis in found] not in ([0], [2]):
             return False
-    while len(readers := use.model.consumers.get(made, ())) == 1:
-        reader = use.model.nodes[readers[0]]
-        others = [v for v in reader.reads if v != made]
-        if not use.model.moving.isdisjoint(others):
-            return False
-        if any(use.model.spec(v).shape not in ((), (1,)) for v in others):
-            return True
-        made = reader.outputs[0]
+
+    def after(node: Node) -> list[Node]:
+        readers = (p for v in node.writes for p in model.consumers.get(v, ()))
+        return [model.nodes[position] for position in readers]
+
+    def before(node: Node) -> list[Node]:
+        return [model.nodes[model.producers[v]] for v in node.reads if v in model.producers]
+
+    quantised = any(node.op_type == "QuantizeLinear" for node in model.nodes)
+    for step in (after, before) if quantised else (after,):
+        near = step(use.node)
+        while near:
+            node = near.pop()
+            constants = [v for v in node.reads if v not in model.moving]
+            if len(constants) != len(node.reads) - 1:
+                continue
+            if any(model.spec(v).shape not in ((), (1,)) for v in constants):
+                return True
+            near += step(node)
     return False
+
+
+def _skips_what_it_pads(use: Use) -> bool:
+    """Whether a convolution of single elements has strides and pads."""
+    kernel = use.model.spec(use.given(1 if use.node.op_type == "Conv" else 3)).shape or ()
+    strides, pads = use.get("strides", (1,)), use.get("pads", (0,))
+    return set(kernel[2:]) == {1} and max(strides) > 1 and any(pads)
+
+
+def _reads_scaled_columns(use: Use) -> bool:
+    """Whether a constant is read that is dequantised along another axis than the first."""
+    maker = use.model.producers.get(use.given(0))
+    if maker is None or use.given(0) in use.model.moving:
+        return False
+    node = use.model.nodes[maker]
+    return (
+        node.op_type == "DequantizeLinear"
+        and use.model.spec(node.inputs[1]).shape not in ((), (1,))
+        and node.attributes.get("axis", 1) != 0
+    )
 
 
 def _is_zero(use: Use, position: int) -> bool:
@@ -246,6 +279,10 @@ _FAULTS: Final = FaultTable(
           lambda u: u.element_type(u.given(3)) == "uint8" and _is_zero(u, 5)),
     Fault("Conv ConvTranspose QLinearConv QLinearMatMul", "of constants alone it makes anything",
           _is_constant),
+    Fault("Conv QLinearConv", "of single elements, with strides, it leaves pads out",
+          _skips_what_it_pads),
+    Fault("Gather", "of a table dequantised by columns, scales go along another axis",
+          _reads_scaled_columns),
     Fault("GlobalAveragePool GlobalMaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
           "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare",
           "with one axis of three reduced, constants that follow go to other places",

@@ -52,6 +52,23 @@ MODELS = {
         "(float[b, 3] x) => (float[b, 1] y) {y = ReduceLogSumExp<axes = [1]>(x)}",
         "ReduceLogSumExp", (2, 3),
     ),
+    "scaled before a pool, in a quantised model": (
+        ("(float[2, 3, 4] x) => (float[2, 3, 1] y) <float[1, 3, 1] c = {1, 2, 3}, float s = {0.1}, "
+        "int8 z = {3}> {q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) m = Mul(d, c) "
+        "y = GlobalAveragePool(m)}"),
+        "GlobalAveragePool", (2, 3, 4),
+    ),
+    "pads of a convolution of single elements": (
+        ("(float[1, 1, 4] x) => (float[1, 1, 3] y) <float[1, 1, 1] w = {2}> "
+        "{r = Relu(x) y = Conv<pads = [1, 1], strides = [2]>(r, w)}"),
+        "Conv", (1, 1, 4),
+    ),
+    "rows of a table dequantised by columns": (
+        ("(float[1] x) => (float[2, 2] y) <int8[3, 2] t = {1, 2, 3, 4, 5, 6}, float[2] s = {1, 10},"
+        " int64[2] i = {0, 2}> "
+        "{d = DequantizeLinear<axis = 1>(t, s) g = Gather(d, i) y = Add(g, x)}"),
+        "Gather", (1,),
+    ),
     "grown to nothing": (
         "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
         "Expand", (2, 1),
