@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 from pathlib import Path
+from threading import Barrier
 from typing import Any, Final
 
 import ray
@@ -23,6 +25,8 @@ import ray
 import hetero
 from benchmarks.chaos import result
 from benchmarks.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
+from benchmarks.generate import talk
+from hetero.examples.small_decoder import small_decoder
 from tests.hosts.network import Network
 
 PORT: Final = 6379
@@ -35,6 +39,9 @@ CUT_S: Final = 20.0
 AWAY_S: Final = 15.0
 #: Deadline of the one request that is asked to end while the link is cut.
 SHORT_S: Final = 3.0
+#: Tokens of a text in whose middle a host is cut off, and seconds until it is back.
+TOKENS: Final = 40
+HEALED_S: Final = 10.0
 PLUGINS: Final = ("tests.scheduler.plugins:ToyPlugin",)
 
 
@@ -60,8 +67,11 @@ def start_ray(network: Network, host: int, head: int = 1) -> None:
     )
 
 
-def cluster(network: Network, hosts: int, head: int = 1) -> hetero.Core:
-    """Start Ray on so many hosts, the head first; return a Core that has all their devices."""
+def cluster(network: Network, hosts: int, head: int = 1, **devices: int) -> hetero.Core:
+    """Start Ray on so many hosts, the head first; return a Core that has all their devices.
+
+    `devices`: what each has besides a TOY and a NULL.
+    """
     end_s = time.monotonic() + PATIENCE_S
     first = (head, 1) if head != 1 else (1,)  # a client joins by the Ray of its own host
     for host in first:
@@ -69,7 +79,7 @@ def cluster(network: Network, hosts: int, head: int = 1) -> hetero.Core:
     while True:
         core = hetero.Core(
             address=f"{network.address(head)}:{PORT}",
-            devices={"TOY": 1, "NULL": 1},
+            devices={"TOY": 1, "NULL": 1, **devices},
             plugins=PLUGINS,
         )
         try:
@@ -110,9 +120,11 @@ def start_flow(core: hetero.Core, places: Mapping[str, str], devices: str = DEVI
 def story(flow: Flow, faults: list[tuple[float, str]]) -> dict[str, Any]:
     """Wait for the flow to recover for a while, end it, tell what became of it."""
     time.sleep(10)
+    stopped_s = time.monotonic()
     flow.stop(TIMEOUT_S + 10)
     found = result(flow, faults, time.monotonic())
-    ends = sorted(end_s for _, end_s in flow.answers)
+    # Later ones are no gaps: nothing is asked any more, and the last answers may be on a slow link.
+    ends = [*sorted(end_s for _, end_s in flow.answers if end_s < stopped_s), stopped_s]
     gaps = [(later - end_s, later) for end_s, later in pairwise(ends)]
     found["longest_gaps_s"] = {
         kind: round(max((gap for gap, later_s in gaps if later_s > at_s), default=inf), 3)
@@ -292,10 +304,53 @@ def added(network: Network) -> dict[str, Any]:
     return {"devices": toys(core), "before": found, "with it": result(second, [], 0.0)}
 
 
+def texts(network: Network) -> dict[str, Any]:
+    """Each host that has layers of a decoder is cut off, one way or both, in mid-sentence."""
+    prompts = [[3 + i, 14, 15, 9, 2, 6][i:] for i in range(4)]
+    model = hetero.read_decoder(small_decoder(3))
+    with hetero.Core("inprocess") as here, here.compile_model(model, "CPU") as whole:
+        want = [list(whole.generate(prompt, TOKENS + 1)) for prompt in prompts]
+    core = cluster(network, 3, CPU=1)
+    on = {row.node: row.name for row in core.device_descriptors if row.plugin == "CPU"}
+    hosts = sorted(on)
+    pins = {f"*_{i}": on[host] for i, host in enumerate(hosts)} | {"sample": on[hosts[-1]]}
+    found = {}
+    ways = (Network.cut, Network.deafen, Network.mute)
+    for host, lose in [*product((2, 3), ways), (1, Network.cut), (1, Network.deafen)]:
+        name = f"host{host} {lose.__name__}"
+        with (
+            core.compile_model(model, f"HETERO:{','.join(on.values())}", affinity=pins) as compiled,
+            ThreadPoolExecutor(len(prompts)) as pool,
+        ):
+            begun, lost = Barrier(len(prompts) + 1), Barrier(len(prompts) + 1)
+
+            def wait(begun: Barrier = begun, lost: Barrier = lost) -> None:
+                begun.wait(PATIENCE_S)
+                lost.wait(PATIENCE_S)
+
+            told = [pool.submit(talk, compiled, prompt, TOKENS, wait) for prompt in prompts]
+            begun.wait(PATIENCE_S)
+            stages = sorted({stage.device for stage in compiled.subgraphs})
+            lose(network, host)
+            lost.wait(PATIENCE_S)
+            time.sleep(HEALED_S)
+            network.heal(host) if lose is Network.cut else network.restore(host)
+            ended = [text.result() for text in told]
+        found[name] = {
+            "stages": stages,
+            "right": [text for text, _ in ended] == want,
+            "gap_s": round(max(span for _, spans in ended for span in spans), 2),
+        }
+        wait_for(core, 3, time.monotonic() + PATIENCE_S)
+        time.sleep(5)  # until devices are heard again
+    return found
+
+
 SCENARIOS: Final[dict[str, Callable[[Network], dict[str, Any]]]] = {
     scenario.__name__: scenario
     for scenario in (
         *(everywhere, cut, deaf, mute, slow, lossy, flapping, killed, added, head_cut, head_away),
+        texts,
     )
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.driver import CUT_S, SHORT_S
+from tests.hosts.driver import CUT_S, HEALED_S, SHORT_S
 from tests.hosts.network import network, why_not
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.hosts]
@@ -98,6 +98,13 @@ def test_no_answer_is_lost_when_a_link_is_cut_again_and_again(run: Run) -> None:
 
 def test_no_answer_is_lost_over_a_link_that_loses_and_delays(run: Run) -> None:
     nothing_amiss(run("lossy"))
+
+
+def test_texts_go_on_before_a_host_that_has_layers_is_reached_again(run: Run) -> None:
+    for name, found in run("texts").items():
+        assert len(found["stages"]) == 3, name
+        assert found["right"], name
+        assert found["gap_s"] < HEALED_S, name
 
 
 def test_requests_that_need_no_head_go_on_while_it_is_cut_off(run: Run) -> None:
