@@ -77,7 +77,7 @@ def read_decoder(
         states = find_states(read)
     if states is not None:
         read = with_states(read, states)
-    read = _with_head_sizes(read)
+    read = with_head_sizes(read)
     folder = Path(model).parent if isinstance(model, str | Path) else None
     decoder = find_ports(read, ports or {}, folder, eos)
     if read.opset_imports.get("", 0) < OPSET:
@@ -119,7 +119,7 @@ def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
     )
 
 
-def _with_head_sizes(model: Model) -> Model:
+def with_head_sizes(model: Model) -> Model:
     """Return the model with the size of a head in the ports of attention that implies it.
 
     onnxruntime-genai's builder leaves it open, and caches begin with none of it.

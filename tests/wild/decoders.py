@@ -20,8 +20,10 @@ import numpy as np
 import onnxruntime
 
 import hetero
+from devices.model.reader import read_model
 from hetero.compile.compiled_model import CompiledModel
 from hetero.errors import HeteroError
+from hetero.generate.decoder import with_head_sizes
 from tests.support.random_affinity import random_affinity
 from tests.wild.outcomes import closing, outcome
 
@@ -66,18 +68,15 @@ def _empty(port: Any, dtype: Any) -> np.ndarray:
 
 
 def _target(name: str) -> str:
-    return name.replace("past_key_values", "present").replace("past_conv", "present_conv")
+    return name.replace("past_key_values", "present").replace("past", "present")
 
 
 def reference(path: str, steps: list[np.ndarray]) -> list[np.ndarray]:
     """Return ONNX Runtime's logits of each step, the states fed by hand."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [port.name for port in session.get_outputs()]
-    states = {
-        port.name: _empty(port, np.float32)
-        for port in session.get_inputs()
-        if port.name.startswith("past")
-    }
+    ports = with_head_sizes(read_model(path)).inputs
+    states = {p.name: _empty(p, np.float32) for p in ports if p.name.startswith("past")}
     logits, past = [], 0
     for ids in steps:
         given = [p.name for p in session.get_inputs() if p.name not in states]
@@ -99,7 +98,7 @@ class _Trial:
 
     def compile(self, path: Path) -> tuple[CompiledModel, Mapping[str, Any]]:
         """Return the model compiled, with what it carries on as its states, and its inputs."""
-        model = self._core.read_model(path)
+        model = with_head_sizes(self._core.read_model(path))
         made = {port.name for port in model.outputs}
         pairs = {p.name: _target(p.name) for p in model.inputs if p.name.startswith("past")}
         pins = random_affinity(self._core, model, ["ORT", "CPU"], 0) if self._pinned else None
