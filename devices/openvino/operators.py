@@ -219,8 +219,7 @@ def _is_scaled_by_place(use: Use) -> bool:
     def before(node: Node) -> list[Node]:
         return [model.nodes[model.producers[v]] for v in node.reads if v in model.producers]
 
-    quantised = any(node.op_type == "QuantizeLinear" for node in model.nodes)
-    for step in (after, before) if quantised else (after,):
+    for step in (after, before) if _is_quantised(model) else (after,):
         near = step(use.node)
         while near:
             node = near.pop()
@@ -231,6 +230,19 @@ def _is_scaled_by_place(use: Use) -> bool:
                 return True
             near += step(node)
     return False
+
+
+def _is_quantised(model: Model) -> bool:
+    """Whether OpenVINO moves what quantisation scales by through the model."""
+    return any(node.op_type == "QuantizeLinear" for node in model.nodes)
+
+
+def _is_also_quantised(use: Use) -> bool:
+    """Whether what a node makes is quantised by one reader, and read or given out besides."""
+    made = use.node.outputs[0]
+    readers = [use.model.nodes[position] for position in use.model.consumers.get(made, ())]
+    given_out = any(port.name == made for port in use.model.outputs)
+    return len(readers) + given_out > 1 and any(r.op_type == "QuantizeLinear" for r in readers)
 
 
 def _skips_what_it_pads(use: Use) -> bool:
@@ -281,6 +293,11 @@ _FAULTS: Final = FaultTable(
           _is_constant),
     Fault("Conv QLinearConv", "of single elements, with strides, it leaves pads out",
           _skips_what_it_pads),
+    Fault("Conv", "where it is quantised by one reader, and has others, that one reads zeros",
+          _is_also_quantised),
+    Fault("AveragePool", "in quantised models, pads that count are no zeros",
+          lambda u: u.get("count_include_pad") and _is_quantised(u.model)
+          and (any(u.get("pads", ())) or u.get("auto_pad", "NOTSET").startswith("SAME"))),
     Fault("Gather", "of a table dequantised by columns, scales go along another axis",
           _reads_scaled_columns),
     Fault("GlobalAveragePool GlobalMaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "

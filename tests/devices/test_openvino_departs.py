@@ -69,6 +69,19 @@ MODELS = {
         "{d = DequantizeLinear<axis = 1>(t, s) g = Gather(d, i) y = Add(g, x)}"),
         "Gather", (1,),
     ),
+    "a convolution that is quantised and given out": (
+        ("(float[1, 1, 2, 2] x) => (float[1, 1, 2, 2] y) <float s = {0.1}, uint8 z = {3}, "
+        "int8[1, 1, 1, 1] w = {6}> {q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
+        "v = DequantizeLinear(w, s) c = Conv(d, v) r = QuantizeLinear(c, s, z) "
+        "e = DequantizeLinear(r, s, z) f = Softmax(c) y = Add(e, f)}"),
+        "Conv", (1, 1, 2, 2),
+    ),
+    "pads that count in a quantised model": (
+        ("(float[1, 1, 2, 2] x) => (float[1, 1, 3, 3] y) <float s = {0.1}, uint8 z = {30}> "
+        "{q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
+        "y = AveragePool<kernel_shape = [2, 2], pads = [1, 1, 1, 1], count_include_pad = 1>(d)}"),
+        "AveragePool", (1, 1, 2, 2),
+    ),
     "grown to nothing": (
         "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
         "Expand", (2, 1),
