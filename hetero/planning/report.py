@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from devices.model.notebook import html_table
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition
 from hetero.planning.cost.costs import Time
+
+#: How often as long as its bound a plan takes, from which on the bound tells little of it.
+_WEAK_BOUND: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,8 @@ class PlanReport:
             what = f"one request takes {milliseconds(self.latency_s)}"
         proven = f"proven lower bound {milliseconds(self.bound_s)} ({self.bound_name})"
         gap = f"at most {max(self.ratio - 1, 0) * 100:.1f} % above the best of {self.bound_scope}"
+        if self.ratio > _WEAK_BOUND:
+            gap = "too weak to tell how near the plan is to the best"
         late = "; the clock ended the search, another run may find another plan" * self.cut_short
         return f"{what}, {proven}: {gap}{late}"
 

@@ -24,8 +24,10 @@ from typing import Any, Final
 
 import ray
 from ray._private.authentication.authentication_token_setup import (
+    ensure_token_if_auth_enabled,
     maybe_enable_token_auth_if_token_available,
 )
+from ray.exceptions import AuthenticationError
 
 from devices.errors import ClusterError
 from devices.plugin import native_call  # noqa: F401 - keeps forks from what C++ destroys last
@@ -265,6 +267,7 @@ def _join(address: str) -> RaySession:
         with _quiet(), own_signals():
             # A token alone does, as for `ray start`; Ray itself asks for its mode as well.
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            ensure_token_if_auth_enabled(create_token_if_missing=False)  # Ray ends the process
             check_is_node(address)
             ray.init(
                 address=address,
@@ -275,13 +278,19 @@ def _join(address: str) -> RaySession:
             )
     except ClusterError:
         raise
+    except AuthenticationError as error:
+        raise ClusterError(
+            f"the Ray cluster at {address!r} takes nobody without its token: copy its "
+            "~/.ray/auth_token here, or name it by RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN.",
+            address=address,
+            cause=str(error),
+        ) from error
     except Exception as error:
         with contextlib.suppress(Exception):  # it may be half connected, or not at all
             ray.shutdown()
         raise ClusterError(
             f"no Ray cluster to join at {address!r}: {type(error).__name__}: {error}. Check that "
-            "`ray status` works there, that Ray and Python have the same versions here and there, "
-            "and that RAY_AUTH_TOKEN is the cluster's.",
+            "`ray status` works there, and that Ray and Python have the same versions on both.",
             address=address,
             cause=str(error),
         ) from error

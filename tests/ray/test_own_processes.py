@@ -174,6 +174,20 @@ def test_a_token_is_in_its_file_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
+def test_a_cluster_whose_token_is_not_here_asks_for_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    join = "from scheduler.ray import start\nstart._join('127.0.0.1:6379')"
+    done = subprocess.run(
+        [sys.executable, "-c", join], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1  # Ray itself ends the process by SIGABRT
+    assert "takes nobody without its token" in done.stderr.strip().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -108,6 +108,8 @@ def test_a_report_is_json_and_tells_the_rest() -> None:
     assert sum(a.chosen for a in report.alternatives) == 1
     assert report.sources == {"measured": 16}
     assert "proven lower bound 6 ms" in report.sentence()
+    assert "% above the best" in report.sentence()
+    assert "too weak" in replace(report, ratio=3.0).sentence()
     assert report.ratio == pytest.approx(1.0)
 
 
