@@ -245,6 +245,16 @@ def _is_also_quantised(use: Use) -> bool:
     return len(readers) + given_out > 1 and any(r.op_type == "QuantizeLinear" for r in readers)
 
 
+def _is_left_out(use: Use) -> bool:
+    """Whether what a reduction made without its axes gets as many axes of other lengths."""
+    maker = use.model.producers.get(use.given(0))
+    if maker is None or not use.model.nodes[maker].op_type.startswith("Reduce"):
+        return False
+    given, made = (use.model.spec(v).shape for v in (use.given(0), use.node.outputs[0]))
+    kept = use.model.nodes[maker].attributes.get("keepdims", 1)
+    return not kept and given != made and (given is None or made is None or len(given) == len(made))
+
+
 def _skips_what_it_pads(use: Use) -> bool:
     """Whether a convolution of single elements has strides and pads."""
     kernel = use.model.spec(use.given(1 if use.node.op_type == "Conv" else 3)).shape or ()
@@ -298,6 +308,10 @@ _FAULTS: Final = FaultTable(
     Fault("AveragePool", "in quantised models, pads that count are no zeros",
           lambda u: u.get("count_include_pad") and _is_quantised(u.model)
           and (any(u.get("pads", ())) or u.get("auto_pad", "NOTSET").startswith("SAME"))),
+    Fault("Reshape Flatten", "after a reduction that drops its axes it is left out", _is_left_out),
+    Fault("MatMul Gemm", "of dequantised constants alone it makes anything",
+          lambda u: _is_constant(u)
+          and any(node.op_type == "DequantizeLinear" for node in u.model.nodes)),
     Fault("Gather", "of a table dequantised by columns, scales go along another axis",
           _reads_scaled_columns),
     Fault("GlobalAveragePool GlobalMaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "

@@ -82,6 +82,17 @@ MODELS = {
         "y = AveragePool<kernel_shape = [2, 2], pads = [1, 1, 1, 1], count_include_pad = 1>(d)}"),
         "AveragePool", (1, 1, 2, 2),
     ),
+    "a row of what was reduced": (
+        ("(float[2, 3, 4] x) => (float[1, 12] y) {m = ReduceMean<axes = [0], keepdims = 0>(x) "
+        "y = Flatten<axis = 0>(m)}"),
+        "Flatten", (2, 3, 4),
+    ),
+    "a product of dequantised constants": (
+        ("(float[1] x) => (float[1, 2] y) <int8[2, 2] t = {1, 2, 3, 4}, float[2] s = {1, 10}, "
+        "float[1, 2] a = {1, 2}> "
+        "{d = DequantizeLinear<axis = 1>(t, s) m = MatMul(a, d) y = Add(m, x)}"),
+        "MatMul", (1,),
+    ),
     "grown to nothing": (
         "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
         "Expand", (2, 1),
