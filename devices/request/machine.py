@@ -207,16 +207,10 @@ class RequestMachine:
     def _answered(self, run: Run, answered: Promised[Answer], callback: Callback | None) -> None:
         """Take what the target gave; runs in the target's thread, so it only hands on."""
         try:
-            answer = answered.result()
-            run.outputs = answer.outputs
-            if self.states.variables:
-                with self._lock:
-                    run.answered = True
-                    if not run.given_up:
-                        self.states.commit(answer.outputs)
-            run.stage_runs = answer.stage_runs
-            if self._target.profiles:
-                self._target.node_times.add(node_times_s(answer.stage_runs, self._target))
+            # Raised here, it would lead to whoever called, and hold the inputs on their stacks.
+            run.error = answered.exception()
+            if run.error is None:
+                self._take_over(run, answered.result())
         except CancelledError:
             run.error = RequestCancelledError(
                 f"a request of model {self._target.name!r} was cancelled before it ran."
@@ -235,6 +229,17 @@ class RequestMachine:
         with self._lock:
             self.state = State.IDLE
         self._end(run)
+
+    def _take_over(self, run: Run, answer: Answer) -> None:
+        run.outputs = answer.outputs
+        if self.states.variables:
+            with self._lock:
+                run.answered = True
+                if not run.given_up:
+                    self.states.commit(answer.outputs)
+        run.stage_runs = answer.stage_runs
+        if self._target.profiles:
+            self._target.node_times.add(node_times_s(answer.stage_runs, self._target))
 
     def _call_back(self, run: Run, callback: Callback) -> None:
         run.callback_thread = threading.get_ident()

@@ -57,9 +57,10 @@ class _Loop:
         while (request := self._request) is not None:
             try:
                 results = request.infer(self._steps.feeds(), share_inputs=True)
-            except RequestCancelledError:
+            except RequestCancelledError as error:
                 if self._request is not None:
                     raise
+                error.with_traceback(None)  # see `_lost`
                 break
             except TensorLostError as error:
                 self._lost(request, error)
@@ -74,9 +75,10 @@ class _Loop:
             try:
                 request.start_async(self._steps.feeds(), share_inputs=True)
                 results = await request
-            except RequestCancelledError:
+            except RequestCancelledError as error:
                 if self._request is not None:
                     raise
+                error.with_traceback(None)  # see `_lost`
                 break
             except TensorLostError as error:
                 self._lost(request, error)
@@ -113,6 +115,7 @@ class _Loop:
         self._losses += 1
         if self._losses > _MOST_LOSSES:
             raise error
+        error.with_traceback(None)  # it leads to the request, and so would hold its caches
         request.reset_state()
         self._steps.begin_anew()
 

@@ -206,7 +206,8 @@ class ClientMachine:
                 self._order[request.id] = request
         if after in ENDED and before not in ENDED:
             request.ended_s = now_s
-            request.outputs, request.runs = {}, {}
+            # An error leads to all that its callers had on their stacks: their tensors too.
+            request.outputs, request.runs, request.error = {}, {}, None
             del self._live[request.id]
             self._order.pop(request.id, None)
             self._ended[request.id] = request

@@ -53,6 +53,16 @@ def test_a_request_is_started_and_answered() -> None:
     assert [line.attempt for line in m.story(1)] == [0, 1, 1]
 
 
+def test_what_is_remembered_of_a_request_is_not_its_error() -> None:
+    """It leads to what its callers had on their stacks, tensors that devices keep included."""
+    m = machine()
+    m.handle(submitted(1))
+    assert isinstance(failure(m.handle(ev.AttemptFailed(1.0, 1, 1, ValueError()))[-1]), ValueError)
+    record = m.record(1)
+    assert record is not None
+    assert record.error is None
+
+
 def test_requests_over_the_count_wait_in_order() -> None:
     m = machine(requests=1)
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]

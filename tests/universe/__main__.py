@@ -19,13 +19,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this one alone")
     parser.add_argument("--requests", type=int, help="requests of a history; drawn by default")
     parser.add_argument("--trace", type=Path, help="write the history as a trace for Perfetto")
+    parser.add_argument("--texts", action="store_true", help="texts of a decoder, not requests")
     parser.add_argument("--until-broken", action="store_true", help="stop at the first that breaks")
     options = parser.parse_args()
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
+    kind: type[History] = History
+    if options.texts:
+        from tests.universe.texts import Texts  # with all of hetero, which takes a while
+
+        kind = Texts
     begun_s, num_requests, num_events, broken = time.perf_counter(), 0, 0, []
     for seed in seeds:
-        history = History(seed, is_traced=one, num_requests=options.requests).run()
+        history = kind(seed, is_traced=one, num_requests=options.requests).run()
         num_requests += len(history.calls)
         num_events += history.world.num_events
         if one:
@@ -33,6 +39,7 @@ def main() -> int:
         if history.broken:
             broken.append(seed)
             size = f" --requests {options.requests}" if options.requests else ""
+            size += " --texts" * options.texts
             print(f"seed {seed}: {history.broken[0]}\n  faults: {history.faults.words()}")
             print(f"  replay: python -m tests.universe --seed {seed}{size} --trace trace.json")
             if options.until_broken:

@@ -47,6 +47,12 @@ class History:
     `num_requests`: of all callers, about; drawn by default.
     """
 
+    healed_s = HEALED_S
+    soon_s = SOON_S
+    #: What is deployed, and what its stages do.
+    model_of: type[Model] = Model
+    work_of: type[Played] = Played
+
     def __init__(
         self,
         seed: int,
@@ -92,7 +98,7 @@ class History:
         self.network.weather = self._weather
         where = {name: draw.choice(nodes) for name in self.names}
         self.cluster = PlayedCluster(
-            world, self.network, Played(self), where, lease_s=draw.choice((60.0, 3.0))
+            world, self.network, self.work_of(self), where, lease_s=draw.choice((60.0, 3.0))
         )
         self.cluster.start_s = self._start_s
         self.cluster.fate = self._fate
@@ -105,7 +111,7 @@ class History:
         self.models: list[Model] = []
         for client in self.clients:
             for _ in range(draw.choice((1, 2))):
-                self.models.append(Model(self, client))
+                self.models.append(self.model_of(self, client))
         self.invariants = Invariants(self)
         self.cluster.on_run = self.invariants.runs
         for model in self.models:
@@ -175,14 +181,14 @@ class History:
 
     def _ask_again(self) -> None:
         """Have a caller come once more, now that all is well: it gets its answer."""
-        self._until_s = self.world.now + HEALED_S
+        self._until_s = self.world.now + self.healed_s
         self._step(lambda: False)
         asked, most = len(self.calls), max(len(m.placement.routes) for m in self.models)
         for number in range(3 * most if most > 1 else 1):
             for model in self.models:
                 if not (model.is_closed or self.broken) and number < 3 * len(model.routes):
                     self._arrive(model, 1, is_last=True)
-            self._until_s = self.world.now + SOON_S
+            self._until_s = self.world.now + self.soon_s
             self._step(lambda: not any(self.open_calls()))
         for call in self.calls[asked:]:
             if not (self.broken or (call.ends and isinstance(call.ends[0], dict))):
@@ -337,7 +343,7 @@ class History:
             return
         self.world.note("heals")
         self.is_healing = True
-        self._until_s = self.world.now + HEALED_S + self.is_long * LATE_S * len(self._open)
+        self._until_s = self.world.now + self.healed_s + self.is_long * LATE_S * len(self._open)
         self.threads.late_s = 0.0
 
     def _weather(self, sender: Process, receiver: Process, message: Message) -> Sequence[float]:

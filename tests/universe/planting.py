@@ -40,6 +40,7 @@ def find(name: str, seeds: range, folder: Path) -> tuple[int, str] | None:
     before = (folder / path).read_text()
     (folder / path).write_text(text)
     command = [sys.executable, "-m", "tests.universe", "--until-broken"]
+    command += ["--texts"] * PLANTED[name].get("texts", False)
     command += ["--first", str(seeds.start), "--seeds", str(len(seeds))]
     try:
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -63,7 +64,7 @@ def main() -> int:
     rows: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        for package in ("devices", "scheduler", "tests/universe"):
+        for package in ("devices", "scheduler", "hetero", "tests/universe"):
             shutil.copytree(ROOT / package, folder / package)
         (folder / "tests" / "__init__.py").touch()
         known = {name: PLANTED[name].get("seed", 0) for name in options.only}

@@ -11,6 +11,7 @@ import pytest
 from tests.universe.drawn import Faults
 from tests.universe.history import History
 from tests.universe.planting import PLANTED, ROOT, planted
+from tests.universe.texts import Texts
 
 #: Seeds that broke something once, or do with a planted bug that few find, and what it is.
 KEPT = {
@@ -28,6 +29,12 @@ def test_a_seed(seed: int) -> None:
     history = History(seed).run()
     again = f"python -m tests.universe --seed {seed} --trace trace.json"
     assert history.broken == [], f"replay: {again}"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_of_a_seed(seed: int) -> None:
+    history = Texts(seed).run()
+    assert history.broken == [], f"replay: python -m tests.universe --texts --seed {seed}"
 
 
 def test_a_seed_is_one_history_whatever_the_hashes_and_whatever_ran_before() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import devices.request.machine
 import scheduler.client.batched_deployment
 import scheduler.client.bytes_in_flight
 import scheduler.client.deployment
@@ -22,6 +23,7 @@ import scheduler.device.loop
 from scheduler.universe.world import Fiber, World
 
 _MODULES = (
+    devices.request.machine,
     scheduler.client.batched_deployment,
     scheduler.client.bytes_in_flight,
     scheduler.client.deployment,

@@ -1,0 +1,41 @@
+"""An infer request over a target that is played."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from devices.errors import InferenceError
+from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import Variable
+from devices.request.infer_request import InferRequest
+from devices.request.promise import Promise
+
+
+def test_a_run_that_fails_at_once_holds_none_of_its_inputs() -> None:
+    states: list[weakref.ref[Any]] = []
+    failed: Promise[Any] = Promise()
+    failed.set_exception(InferenceError("no"))
+
+    def submit(values: Any, request: Any) -> Any:
+        states.append(weakref.ref(values["s"]))
+        return SimpleNamespace(future=failed, request_id=1, waited_s=0.0, story=tuple)
+
+    port = TensorSpec("s", "tensor(float)", (1,))
+    target: Any = SimpleNamespace(
+        name="m", inputs=(), outputs=(), optional_inputs=(), variables=(Variable(port, port),),
+        profiles=False, submit=submit,
+    )  # fmt: skip
+    request = InferRequest(target)
+    gc.disable()
+    try:
+        request.start_async()
+        assert states[0]() is None
+    finally:
+        gc.enable()
+    with pytest.raises(InferenceError):
+        request.wait()
