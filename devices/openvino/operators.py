@@ -321,6 +321,8 @@ _FAULTS: Final = FaultTable(
     Fault("ReduceLogSumExp", "the attribute 'axes' is not read", lambda u: u.get("axes")),
     Fault("PRelu", "a slope of one dimension goes along the channels",
           _may_go_along_the_channels),
+    Fault("GroupNormalization", "of two dimensions it may end the process",
+          lambda u: len(u.model.spec(u.given(0)).shape or ()) < 3),
     Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),
     Fault("GRU LSTM RNN", "lengths of sequences are not read where sizes are open",
           lambda u: u.given(4) and not all(type(n) is int

@@ -93,6 +93,11 @@ MODELS = {
         "{d = DequantizeLinear<axis = 1>(t, s) m = MatMul(a, d) y = Add(m, x)}"),
         "MatMul", (1,),
     ),
+    "channels without places": (
+        ("(float[3, 2] x) => (float[3, 2] y) <float[2] c = {1, 2}> "
+        "{g = GroupNormalization<num_groups = 2>(x, c, c) y = Sub(g, x)}"),
+        "GroupNormalization", (3, 2),
+    ),
     "grown to nothing": (
         "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
         "Expand", (2, 1),
@@ -107,7 +112,8 @@ MODELS = {
 @pytest.mark.parametrize("case", MODELS)
 def test_it_is_another_devices(case: str) -> None:
     body, operator, shape = MODELS[case]
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {body}')
+    opset = 21 if operator == "GroupNormalization" else 17
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g {body}')
     kind = np.uint8 if "uint8[1, 1, 2, 2] x" in body else np.float32
     feeds = {"x": (np.random.default_rng(0).standard_normal(shape) * 5).astype(kind)}
     session = onnxruntime.InferenceSession(
