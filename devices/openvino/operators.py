@@ -197,6 +197,24 @@ def _is_constant(use: Use) -> bool:
     return use.model.moving.isdisjoint(use.node.reads)
 
 
+def _reduced_of_three(use: Use) -> list[int]:
+    """Return which axes of three are reduced."""
+    axes = use.model.constants.get(use.given(1))
+    found = axes.array.ravel().tolist() if axes else use.get("axes", ())
+    return [axis % 3 for axis in found]
+
+
+def _is_dequantised_between(use: Use) -> bool:
+    """Whether the middle one of three axes is reduced of what was quantised."""
+    maker = use.model.producers.get(use.given(0))
+    return (
+        maker is not None
+        and use.model.nodes[maker].op_type == "DequantizeLinear"
+        and len(use.model.spec(use.given(0)).shape or ()) == 3
+        and _reduced_of_three(use) == [1]
+    )
+
+
 def _is_scaled_by_place(use: Use) -> bool:
     """Whether one axis of three is reduced, the first or the last, and constants go with it.
 
@@ -206,11 +224,8 @@ def _is_scaled_by_place(use: Use) -> bool:
     spec, model = use.model.spec(use.given(0)), use.model
     if spec.shape is None or len(spec.shape) != 3:
         return False
-    if use.node.op_type.startswith("Reduce"):
-        axes = model.constants.get(use.given(1))
-        found = axes.array.ravel().tolist() if axes else use.get("axes", ())
-        if [axis % 3 for axis in found] not in ([0], [2]):
-            return False
+    if use.node.op_type.startswith("Reduce") and _reduced_of_three(use) not in ([0], [2]):
+        return False
 
     def after(node: Node) -> list[Node]:
         readers = (p for v in node.writes for p in model.consumers.get(v, ()))
@@ -318,6 +333,9 @@ _FAULTS: Final = FaultTable(
           "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare",
           "with one axis of three reduced, constants that follow go to other places",
           _is_scaled_by_place),
+    Fault("ReduceMax ReduceMean ReduceMin ReduceSum",
+          "of dequantised values, with the middle one of three axes reduced, it makes zeros",
+          _is_dequantised_between),
     Fault("ReduceLogSumExp", "the attribute 'axes' is not read", lambda u: u.get("axes")),
     Fault("PRelu", "a slope of one dimension goes along the channels",
           _may_go_along_the_channels),

@@ -98,6 +98,12 @@ MODELS = {
         "{g = GroupNormalization<num_groups = 2>(x, c, c) y = Sub(g, x)}"),
         "GroupNormalization", (3, 2),
     ),
+    "a mean over what was quantised": (
+        ("(float[2, 8, 4] x) => (float[2, 1, 4] y) <float s = {0.1}, int8 z = {9}> "
+        "{q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
+        "y = ReduceMean<axes = [1]>(d)}"),
+        "ReduceMean", (2, 8, 4),
+    ),
     "grown to nothing": (
         "(float[2, 1] x) => (float[a, b] y) <int64[2] s = {2, 0}> {y = Expand(x, s)}",
         "Expand", (2, 1),
