@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,26 @@ def _runner(
         in_flight=in_flight or BytesInFlight(),
         clock=clock,
     )
+
+
+class _Failing(_Nowhere):
+    """Attempts that cannot be started."""
+
+    def start(self, request: Request, inputs: Mapping[str, Any]) -> None:
+        raise ValueError("no way there")
+
+
+def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
+    clock: Clock,
+) -> None:
+    runner = _runner(clock)
+    runner._attempts = _Failing()
+    array = np.zeros(1)
+    held = weakref.ref(array)
+    future = runner.submit({"x": array}, PLAIN).future
+    del array
+    assert isinstance(future.exception(_WAIT_S), ValueError)
+    assert held() is None
 
 
 def _run(runner: RequestRunner, clock: Clock) -> None:

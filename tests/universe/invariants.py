@@ -42,7 +42,7 @@ class Invariants:
         self.ran: Counter[tuple[str, str, int, int, int]] = Counter()
         #: Device -> turns that clients had while others waited.
         self.turns: dict[str, Counter[str]] = {}
-        #: Device's address -> how many tasks it ran when last looked at.
+        #: Device's address -> how many tasks it ran, or might, when last looked at.
         self.running: dict[str, int] = {}
         #: What must not last -> since when it is so.
         self.since_s: dict[tuple[str, Any], float] = {}
@@ -143,9 +143,9 @@ class Invariants:
 
     def _device(self, device: PlayedDevice) -> None:
         machine = device.loop._machine
-        # Once the widest stage is closed, what runs goes on.
+        # Once the widest stage is closed, what runs goes on, and what began since the last look.
         before = self.running.get(device.address, 0)
-        self.running[device.address] = machine.num_running
+        self.running[device.address] = max(machine.num_running, machine.num_streams)
         if machine.num_running > max(machine.num_streams, before):
             self._break(f"{device.address} runs {machine.num_running} of {machine.num_streams}")
         waiting = machine._ready.waiting

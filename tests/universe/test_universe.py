@@ -17,10 +17,10 @@ from tests.universe.texts import Texts
 KEPT = {
     105: "a request that was sent again waited for a tensor of the device that was just given up",
     315: "a device whose stage hung was kept, as another client used it",
+    173: "tensors-of-lost-devices-awaited",
     350: "two devices started at once, and one did not hear where the other was",
     377: "two requests became suspects as they ran on other devices, and both went on",
     726: "a request admitted as a device was given up waited for a tensor of it",
-    1747: "tensors-of-lost-devices-awaited",
 }
 
 
