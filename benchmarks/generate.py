@@ -5,7 +5,8 @@
 onnxruntime with the loop and the caches by hand, onnxruntime-genai in a process of its own where
 PYTHON is an interpreter that has it and the folder its configuration, and ours on one ORT device
 and cut in three by layers. `ratio` is of the bare session's rate, `genai_ratio` of the peer's in
-the same turn; rows are prompts in one call. Without a folder only the stages of 10 ms are measured.
+the same turn; rows are prompts in one call, texts in threads are read one by each, their prompts'
+runs included. Without a folder only the stages of 10 ms are measured.
 Of gaps between tokens, `ms_per_step` is the 95th of 100 while prompts of ``--beside`` tokens run,
 `ratio` that over the one alone; and with faults the longest of four texts on Ray, where a device of
 three is killed or stopped N times each. Texts that come out other than they should end it.
@@ -140,6 +141,19 @@ def ours(compiled: hetero.CompiledModel, rows: int = 1) -> Way:
     return run
 
 
+def at_once(compiled: hetero.CompiledModel, count: int) -> Way:
+    """Return as many texts, each read by a thread, their prompts' runs included."""
+
+    def run(tokens: int) -> float:
+        texts = [compiled.generate(_PROMPT, tokens + 1, eos=()) for _ in range(count)]
+        begin_s = time.perf_counter()
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(list, texts))
+        return time.perf_counter() - begin_s
+
+    return run
+
+
 def measure(
     folder: Path, kinds: Sequence[str], python: str | None, tokens: int, turns: int, rows: int
 ) -> list[dict[str, Any]]:
@@ -159,6 +173,7 @@ def measure(
             ways[f"{kind} 1 device"] = (ours(one), 1)
             ways[f"{kind} 3 devices"] = (ours(three), 1)
             ways[f"{kind} 1 device, {rows} rows"] = (ours(one, rows), rows)
+            ways[f"{kind} 1 device, {rows} texts in threads"] = (at_once(one, rows), rows)
         for turn in range(turns + 1):
             for name, (way, _) in ways.items():
                 seconds = way(tokens)

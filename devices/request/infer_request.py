@@ -11,6 +11,7 @@ import numpy as np
 from devices.errors import ArgumentError, ArgumentTypeError
 from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import RequestTimes
+from devices.request.joined_rows import RowLayout
 from devices.request.machine import RequestMachine, State
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import profile_rows
@@ -266,6 +267,33 @@ class InferRequest:
         with self._machine.idle("reset_state"):
             for variable in self._machine.states.variables:
                 self._machine.states.reset(variable)
+
+    def join_states(
+        self,
+        parts: Sequence[tuple[InferRequest, Sequence[int]]],
+        layouts: Mapping[str, RowLayout],
+    ) -> None:
+        """Have the next run go on with rows of the states of other requests of the same model.
+
+        They are put together on the devices that keep them.
+
+        Parameters
+        ----------
+        parts : sequence of (InferRequest, sequence of int)
+            Requests that have run, and which rows of each.
+        layouts : mapping of str to RowLayout
+            How rows lie in each variable, by its name.
+
+        Raises
+        ------
+        TensorLostError, DeviceLostError
+            A device is gone, and states with it.
+        DeviceMemoryError
+            A device has no room.
+        """
+        with self._machine.idle("join_states"):
+            states = [(other._machine.states, rows) for other, rows in parts]
+            self._machine.states.join(states, layouts)
 
     # Tensors.
 

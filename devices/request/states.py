@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
+from devices.request.joined_rows import RowLayout, join_rows
 from devices.request.tensor import Tensor, empty_tensor
 from devices.request.tensor_conversion import convert
 
@@ -45,6 +46,32 @@ class RequestStates:
         """Take over what a run that was answered gave."""
         self._chosen.clear()
         self._values = {v.name: outputs[v.output.name] for v in self.variables}
+
+    def join(
+        self,
+        parts: Sequence[tuple[RequestStates, Sequence[int]]],
+        layouts: Mapping[str, RowLayout],
+    ) -> None:
+        """Take over rows of others, where they are kept.
+
+        `layouts`: how rows lie, for each variable.
+        """
+        made: dict[str, tuple[list[tuple[Any, Sequence[int]]], RowLayout]] = {
+            name: ([(states._values[name], rows) for states, rows in parts], layout)
+            for name, layout in layouts.items()
+        }
+        left = {
+            name: one
+            for name, one in made.items()
+            if all(isinstance(v, RemoteTensor) and v.by_reference for v, _ in one[0])
+        }
+        values = {
+            n: join_rows(map(_on_host, p), how) for n, (p, how) in made.items() if n not in left
+        }
+        if left:
+            values |= next(iter(left.values()))[0][0][0].joined(left)
+        self._chosen.clear()
+        self._values = values
 
     def get(self, variable: Variable) -> Value:
         """Return a value, on the host."""
@@ -89,6 +116,11 @@ class RequestStates:
             name, axis = self._symbols[size]
             return int(inputs[name].shape[axis])
         return size if isinstance(size, int) else None
+
+
+def _on_host(part: tuple[Any, Sequence[int]]) -> tuple[Any, Sequence[int]]:
+    value, rows = part
+    return (value.to_host() if isinstance(value, RemoteTensor) else value), rows
 
 
 class VariableState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
@@ -25,9 +26,10 @@ from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.admission import optimal_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.generate.generation import BatchGeneration, Generation, Prompt, generate
-from hetero.generate.pace import Pace
 from hetero.generate.ports import Decoder
+from hetero.generate.rows import Rows
 from hetero.generate.sampling import Sampling
+from hetero.generate.together import Together
 from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlanReport
@@ -76,7 +78,6 @@ class CompiledModel(BaseCompiledModel):
             for d in request.described
         }
         self._loaded_from_cache = loaded_from_cache
-        self._pace: Final = Pace()
         profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
         self._target: Final = DeployedModel(
             deployment,
@@ -237,13 +238,13 @@ class CompiledModel(BaseCompiledModel):
     ) -> Generation | BatchGeneration:
         """Return the tokens that follow a prompt, one by one: an iterator, also for asyncio.
 
-        The model is one that `hetero.read_decoder` read. Any number may go on at once; they share
-        the stages.
+        The model is one that `hetero.read_decoder` read. Any number may go on at once; those that
+        are asked for a token at the same time step together.
 
         Parameters
         ----------
         ids : sequence of int, or of such
-            The prompt; or several prompts, which go on together as rows of the same runs.
+            The prompt; or several prompts, which step together.
         max_new_tokens : int
             The most tokens; fewer where the model's context ends.
         temperature : float
@@ -275,15 +276,29 @@ class CompiledModel(BaseCompiledModel):
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            The model is no decoder; ids are not of its vocabulary, or more than its context;
-            prompts are of unequal lengths where the model takes none; or an option is out of range.
+            The model is no decoder; ids are not of its vocabulary, or more than its context; or an
+            option is out of range.
         """
-        decoder = Decoder.of(self.source)
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        make = self.create_infer_request
         return generate(
-            decoder, make, ids, max_new_tokens, sampling, seed, stop, eos, inputs or {}, self._pace
+            self._texts,
+            self.create_infer_request,
+            ids,
+            max_new_tokens,
+            sampling,
+            seed,
+            stop,
+            eos,
+            inputs or {},
         )
+
+    @cached_property
+    def _texts(self) -> Together:
+        """All texts that are generated."""
+        decoder, configs = Decoder.of(self.source), self.request.configs
+        lanes = sum(configs[device].get("NUM_STREAMS", 1) for device in self._executing)
+        rows = Rows.of(self.source, decoder)
+        return Together(decoder, rows, max(1, lanes))
 
     def get_context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""

@@ -2,72 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from devices.model.tensor_spec import TensorSpec
 from hetero.generate.pace import Pace
 from hetero.generate.ports import Decoder
-from hetero.generate.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a text goes on.
+
+    `sampling`: [1, 6], as the node that chooses is told.
+    `most`: tokens, at most.
+    `ends`: tokens that end it.
+    `sources`: inputs that are the same in each step.
+    """
+
+    sampling: np.ndarray
+    penalizes: bool
+    seed: int
+    most: int
+    ends: Collection[int]
+    sources: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class Told(Protocol):
+    """What steps read of a text."""
+
+    @property
+    def options(self) -> TextOptions:
+        """How it goes on."""
+
+    @property
+    def said(self) -> list[int]:
+        """Its prompt, and what has come of it."""
+
+    @property
+    def drawn(self) -> float:
+        """A number from [0, 1) for the next token."""
 
 
 class Steps:
     """The inputs of a decoder's next step, from what was said so far.
 
-    Shorter prompts of several begin with tokens that the mask leaves out.
-
     `ports`: the inputs of the compiled model.
-    `seeds`: of each prompt.
+    `texts`: one, or several whose caches are as long as the longest of them needs.
+    `at_end`: whether shorter ones are at the end of caches, whose beginning the mask leaves out.
+    `past`: how many positions caches hold.
     `pace`: says how much of a prompt one run sees.
-    `sources`: inputs that are the same in each step.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         ports: Sequence[TensorSpec],
-        prompts: Sequence[tuple[int, ...]],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        sources: Mapping[str, npt.ArrayLike],
+        texts: Sequence[Told],
+        at_end: bool,
+        past: int,
         pace: Pace,
     ) -> None:
         self._types: Final = {port.name: port for port in ports}
         self._decoder: Final = decoder
-        self._sources: Final = dict(sources)
-        self._draws: Final = [np.random.Generator(np.random.Philox(seed)) for seed in seeds]
-        self._sampling: Final = np.repeat(sampling.row(decoder.vocabulary), len(prompts), axis=0)
-        self._penalizes: Final = sampling.repetition_penalty != 1
-        self._begins: Final = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
-        #: Tokens that there are, and those of them that the caches have seen.
-        self._count = max(map(len, prompts))
-        self._past = 0
+        self._texts: Final = texts
+        self._is_one: Final = len(texts) == 1
+        self._at_end: Final = at_end or self._is_one  # which then begins there as well
+        options = [text.options for text in texts]
+        self._sources: Final = {
+            name: np.concatenate([one.sources[name] for one in options])
+            for name in options[0].sources
+        }
+        self._sampling: Final = np.concatenate([one.sampling for one in options])
+        self._penalizes: Final = any(one.penalizes for one in options)
         self._pace: Final = pace
-        #: How many tokens the next run sees, and whether it is part of a prompt.
+        #: Tokens of each, of the longest, and how many of that caches have seen.
+        self._lengths = np.asarray([len(text.said) for text in texts])
+        self._count = int(self._lengths.max())
+        self._past = past
+        #: How many tokens the next run sees, and for how many there is room.
         self._size = 0
         self._room = 0
-        self._ids = self._seen = self._mask = self._places = np.empty((len(prompts), 0), np.int64)
+        self._rows: Final = np.arange(len(texts))
+        self._ids = self._seen = self._mask = self._places = np.empty((len(texts), 0), np.int64)
         self._make_room(self._count)
-        for row, (begin, prompt) in enumerate(zip(self._begins, prompts, strict=True)):
-            # Left out, and so that a penalty finds none but the row's own: its first token.
-            self._ids[row, :begin] = prompt[0]
-            self._ids[row, begin : self._count] = prompt
         self._draw()
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the next run sees one token, of each text."""
+        return self._past > 0 and self._count - self._past == 1
 
     def feeds(self) -> dict[str, np.ndarray]:
         """Return the next run's inputs by name; they are views, to be read before the next call."""
         decoder, past = self._decoder, self._past
         left = self._count - past
-        self._size = left  # rows of GroupQueryAttention have no parts
-        if left > 1 and (len(self._begins) == 1 or decoder.pads):
-            self._size = min(left, self._pace.size(begins=not past))
+        self._size = min(left, self._pace.size(begins=not past)) if left > 1 else left
         if left - self._size == 1:  # see `pace.SMALLEST`
             self._size = left
         upto = past + self._size
-        new = self._ids[:, past:upto]
+        is_one = self._is_one
+        lengths = upto if is_one else self._lengths
+        new = self._ids[:, past:upto] if is_one else self._ids[self._rows, lengths - 1][:, None]
         given = self._sources | {
             decoder.ids: new,
             decoder.sampling: self._sampling,
@@ -76,18 +115,25 @@ class Steps:
         if decoder.mask:
             given[decoder.mask] = self._mask[:, :upto]
         if decoder.positions:
-            flat = len(self._types[decoder.positions].shape or (0, 0)) == 1
-            given[decoder.positions] = self._places[0 if flat else slice(None), past:upto]
-        for name, length in ((decoder.past_length, past), (decoder.total_length, upto)):
+            port = self._types[decoder.positions]
+            if len(port.shape or (0, 0)) == 1:
+                given[decoder.positions] = self._places[past:upto]
+            elif is_one:
+                given[decoder.positions] = self._places[None, past:upto]
+            else:
+                given[decoder.positions] = self._places[lengths - 1][:, None]
+        counts = (decoder.past_length, lengths - self._size), (decoder.total_length, lengths)
+        for name, count in counts:
             if name:
                 port = self._types[name]
-                given[name] = np.full(np.shape(new)[: len(port.shape or ())], length, port.dtype)
+                shape = np.shape(new)[: len(port.shape or ())]
+                given[name] = np.full(shape, count if shape else np.max(count), port.dtype)
         if decoder.is_next:
             given[decoder.is_next] = np.asarray([past > 0])
         return given
 
     def ran(self, seconds: float) -> bool:
-        """Take in that the next run took so long; whether it saw all there is, so its token counts.
+        """Take in that the next run took so long; whether it saw all there is, so its tokens count.
 
         Otherwise the next one sees more of the prompt.
         """
@@ -95,44 +141,43 @@ class Steps:
             self._pace.stepped(seconds)
         else:
             self._pace.fed(self._size, seconds)
-        if is_last := self._past + self._size == self._count:
-            return is_last
         self._past += self._size
-        return False
+        return self._past == self._count
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Go on to the step after one that gave `tokens`, one for each text."""
-        self._past = self._count
+        """Go on to the step after one that gave `tokens`, which the texts have by now."""
         if self._count == self._room:
             self._make_room(2 * self._count)
-        self._ids[:, self._count] = self._seen[:, self._count] = tokens
+        if self._is_one:
+            self._ids[0, self._count] = self._seen[0, self._count] = tokens[0]
+        else:
+            newest = self._rows, self._lengths
+            self._ids[newest] = self._seen[newest] = tokens
+            if not self._at_end:
+                self._mask[newest] = 1
+        self._lengths += 1
         self._count += 1
         self._draw()
 
-    def end(self) -> None:
-        """Take no more."""
-        self._pace.ended()
-
-    def begin_anew(self) -> None:
-        """Have the next step see everything so far, its caches being empty."""
-        self._past = 0
-
     def _draw(self) -> None:
-        """Draw a number for each text: once a token, however often that is tried."""
-        self._sampling[:, -1] = [draw.random(dtype=np.float32) for draw in self._draws]
+        """Take over what texts have drawn for the next token."""
+        self._sampling[:, -1] = [text.drawn for text in self._texts]
 
     def _make_room(self, room: int) -> None:
         """Have arrays that hold `room` tokens."""
-        rows, decoder = len(self._begins), self._decoder
+        decoder, lengths = self._decoder, self._lengths
 
         def kind(name: str) -> Any:
             return self._types[name].dtype if name else np.int64
 
-        ids = np.zeros((rows, room), kind(decoder.ids))
-        ids[:, : self._room] = self._ids
-        begins = np.asarray(self._begins)[:, None]
-        places = np.arange(room)[None] - begins
+        # So that a penalty finds none but the row's own, its first token is where there is none.
+        ids = np.empty((len(self._rows), room), kind(decoder.ids))
+        for row, text in enumerate(self._texts):
+            ids[row] = text.said[0]
+            ids[row, : lengths[row]] = text.said[: lengths[row]]
+        places, own = np.arange(room), lengths[:, None]
         self._ids, self._room = ids, room
         self._seen = ids.astype(np.int64, copy=False)
-        self._mask = (places >= 0).astype(kind(decoder.mask))
-        self._places = np.maximum(places, 0).astype(kind(decoder.positions))
+        is_own = places >= self._count - own if self._at_end else places < own
+        self._mask = is_own.astype(kind(decoder.mask))
+        self._places = places.astype(kind(decoder.positions))

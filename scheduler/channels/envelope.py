@@ -17,6 +17,7 @@ import numpy as np
 from devices.errors import BlobError
 from devices.plugin.program import Value
 from devices.request.answer import StageRun
+from devices.request.joined_rows import RowLayout
 from devices.request.request import Request
 from scheduler.formats.error_entries import error_entry, error_of
 from scheduler.formats.msgpack_check import unpack
@@ -26,6 +27,7 @@ from scheduler.vocabulary.messages import (
     Failure,
     Free,
     Give,
+    Join,
     Keep,
     Message,
     Outputs,
@@ -34,13 +36,13 @@ from scheduler.vocabulary.messages import (
 )
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 3
+VERSION: Final = 4
 #: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
 #: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
 INLINE_NBYTES: Final = 16 * 1024
 
 _PREFIX: Final = b"HTE" + bytes([VERSION])
-_VALUES, _OUTPUTS, _FAILURE, _DROPPED, _KEEP, _GIVE, _FREE = range(7)
+_VALUES, _OUTPUTS, _FAILURE, _DROPPED, _KEEP, _GIVE, _JOIN, _FREE = range(8)
 
 #: A frame after the first.
 Segment = bytes | memoryview
@@ -113,8 +115,7 @@ class MessageWriter(TreeWriter):
             return _FAILURE, task, error_entry(message.error, self)
         if isinstance(message, Keep):
             return _KEEP, task, message.client, self._named(message.tensors)
-        assert isinstance(message, Give)
-        return (_GIVE, task, *message[1:])
+        return (_GIVE if isinstance(message, Give) else _JOIN, task, *message[1:])
 
     def _named(self, tensors: Mapping[str, Value]) -> list[Any]:
         pairs: list[Any] = []
@@ -186,6 +187,9 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
             named = {_text(name): _text(key) for name, key in keys.items()}
             freed = tuple(map(_text, free))
             return Give(_task(task), _text(client), _text(address), named, freed)
+        if kind == _JOIN:
+            task, client, made = rest
+            return Join(_task(task), _text(client), {_text(k): _rows(*v) for k, v in made.items()})
         if kind == _FREE:
             (keys,) = rest
             return Free(tuple(map(_text, keys)))
@@ -249,6 +253,7 @@ def _kinds(record: type) -> frozenset[tuple[type, ...]]:
 #: A task is its request's fields, then the stage.
 _TASK: Final = frozenset((*kinds, int) for kinds in _kinds(Request))
 _RUN: Final = _kinds(StageRun)
+_LAYOUT: Final = _kinds(RowLayout)
 _NODE_TIMES: Final = StageRun._fields.index("node_times_s")
 
 
@@ -287,6 +292,14 @@ def _text(entry: Any) -> str:
     if type(entry) is not str:
         raise BlobError("message with a name that is no text.")
     return entry
+
+
+def _rows(layout: Any, parts: Any) -> tuple[RowLayout, tuple[tuple[str, tuple[int, ...]], ...]]:
+    read = tuple((_text(key), tuple(rows)) for key, rows in parts)
+    numbers = [n for _, rows in read for n in rows]
+    if tuple(map(type, layout)) not in _LAYOUT or not set(map(type, numbers)) <= {int}:
+        raise BlobError("message with rows that are damaged.")
+    return RowLayout(*layout), read
 
 
 def _task(entry: Any) -> Task:

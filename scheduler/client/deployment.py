@@ -21,8 +21,9 @@ from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.kept import Kept, lost_tensor
 from scheduler.client.known_stages import KnownStages
-from scheduler.client.remote_memory import DeviceTensor, Kept, RemoteMemory, lost_tensor
+from scheduler.client.remote_memory import DeviceTensor, RemoteMemory
 from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
 from scheduler.clock import Clock
@@ -452,8 +453,7 @@ class BaseDeployment(ABC):
                 outputs[name] = self._constants[name]
             elif isinstance(inputs[name], Kept):
                 outputs[name] = DeviceTensor(self._deployments.memory, inputs[name])
-            else:
-                # A copy: the caller may write to its input once the answer is there.
+            else:  # a copy: the caller may write to its input once the answer is there
                 outputs[name] = _copied(inputs[name])
         return Answer(outputs, runs)
 

@@ -8,9 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, Final, NoReturn
+from functools import partial
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +20,6 @@ from devices.errors import (
     DeviceLostError,
     HeteroError,
     TensorError,
-    TensorLostError,
     TensorShapeError,
     TensorTypeError,
     UnsupportedOperationError,
@@ -31,16 +29,19 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.signal import LOOK_S
+from devices.request.joined_rows import RowLayout, join_rows
 from devices.request.promise import Promise
 from devices.request.request import Request
 from devices.request.tensor import Tensor, empty_tensor
 from scheduler.channels.channel import Channel, Receiver
+from scheduler.client.kept import Joined, Kept, dtype_of, joined, lost_tensor
 from scheduler.clock import Clock, Timer
 from scheduler.processes.home_process import HomeProcess
 from scheduler.vocabulary.messages import (
     Failure,
     Free,
     Give,
+    Join,
     Keep,
     Message,
     Task,
@@ -58,23 +59,6 @@ _FREE_S: Final = 0.05
 #: is not heard has let go of all that this client had there.
 _AGAIN_S: Final = 1.0
 _LEASE_S: Final = 60.0
-
-
-@dataclass(eq=False, slots=True)
-class Kept:
-    """A tensor in a device's process; freed there once nothing here holds this any more."""
-
-    device: str
-    address: str
-    key: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    #: Told so, by address and key.
-    let_go: Callable[[str, str], None]
-    nbytes: ClassVar[int] = 8
-
-    def __del__(self) -> None:
-        self.let_go(self.address, self.key)
 
 
 class RemoteMemory:
@@ -130,7 +114,7 @@ class RemoteMemory:
             if name in found:
                 kind, shape = found[name]
                 key = output_key(task.request, name)
-                kept = Kept(device, address, key, _dtype(kind), tuple(shape), self._let_go)
+                kept = Kept(device, address, key, dtype_of(kind), tuple(shape), self._let_go)
                 found[name] = DeviceTensor(self, kept)
         return found
 
@@ -156,6 +140,32 @@ class RemoteMemory:
         nbytes = math.prod(kept.shape) * kept.dtype.itemsize
         came = self._ask(kept.device, kept.address, nbytes, lambda task: Give(task, own, own, keys))
         return np.array(came[_TENSOR])
+
+    def join(
+        self, made: Mapping[str, tuple[Sequence[tuple[DeviceTensor, Sequence[int]]], RowLayout]]
+    ) -> dict[str, Value]:
+        """Return tensors made of rows of others, by name, on the device that keeps them.
+
+        Of several devices' they are made here.
+        Raises DeviceLostError, TensorLostError: a device is gone; DeviceMemoryError: it has no
+            room; TensorError: it has not got one.
+        """
+        own = self._connected().address
+        found: dict[str, Value] = {}
+        asked: dict[str, Joined] = {}
+        for name, (parts, layout) in made.items():
+            olds = [(self.usable(name, tensor), rows) for tensor, rows in parts]
+            if len({old.address for old, _ in olds}) > 1:
+                found[name] = join_rows([(self.fetch(old), rows) for old, rows in olds], layout)
+                continue
+            key = f"{self._name}/{next(self._numbers)}"
+            kept, told = joined(key, olds, layout)
+            asked.setdefault(kept.address, Joined(kept.device)).add(kept, told)
+            found[name] = DeviceTensor(self, kept)
+        for address, one in asked.items():
+            message = partial(Join, client=own, made=one.made)
+            self._ask(one.device, address, one.nbytes, message)
+        return found
 
     def usable(self, port: str, tensor: RemoteTensor) -> Kept:
         """Return what a request for devices of this memory may take a tensor from.
@@ -227,7 +237,7 @@ class RemoteMemory:
             channel.close()
 
     def _ask(
-        self, device: str, address: str, nbytes: int, message: Callable[[Task], Keep | Give]
+        self, device: str, address: str, nbytes: int, message: Callable[[Task], Keep | Give | Join]
     ) -> Mapping[str, Value]:
         """Send a message about so many bytes, which a device answers; return what it sends."""
         channel = self._connected()
@@ -396,6 +406,12 @@ class DeviceTensor(RemoteTensor):
         """
         return self.memory.fetch(self.kept)
 
+    def joined(
+        self, made: Mapping[str, tuple[Sequence[tuple[Any, Sequence[int]]], RowLayout]]
+    ) -> dict[str, Value]:
+        """Return tensors made of rows of such ones, by name; see `RemoteMemory.join`."""
+        return self.memory.join(made)
+
     def copy_from(self, source_tensor: ArrayLike | RemoteTensor) -> None:
         """Take over the contents of an array or tensor of the same shape and type.
 
@@ -482,18 +498,3 @@ class DeviceContext(RemoteContext):
         """Have the device keep a copy of an array; errors as those of `create_tensor`."""
         array = np.asarray(array)
         return DeviceTensor(self._memory, self._memory.put(self.device, self._address(), array))
-
-
-@cache
-def _dtype(kind: str) -> np.dtype:
-    return element_type(kind).to_dtype()
-
-
-def lost_tensor(port: str, kept: Kept) -> TensorLostError:
-    """Return the error of a request that cannot have an input, as who kept it is gone."""
-    return TensorLostError(
-        f"input {port!r} was kept by device {kept.device}, which is gone, and the tensor with it. "
-        "Make it anew; of a state, reset_state().",
-        port=port,
-        device=kept.device,
-    )

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
 from devices.model.element_type import element_type_name
 from devices.plugin.program import Value
+from devices.plugin.remote import RemoteTensor
 from devices.plugin.values import nbytes_of
+from devices.request.joined_rows import join_rows
 from devices.request.request import Request
-from scheduler.vocabulary.messages import Failure, Give, Keep, Message, Values, output_key
+from scheduler.vocabulary.messages import Failure, Give, Join, Keep, Message, Values, output_key
 from scheduler.vocabulary.rows import DeviceDescriptor
 
 
@@ -68,17 +70,20 @@ class KeptTensors:
         self.keep(client, {output_key(request, name): value for name, value in kept.items()})
         return {**outputs, **{name: _described(value) for name, value in kept.items()}}
 
-    def answer(self, message: Keep | Give, send: Callable[[str, Message], None]) -> None:
+    def answer(self, message: Keep | Give | Join, send: Callable[[str, Message], None]) -> None:
         """Do what a message asks for, or send its client a `Failure` that says why not."""
         try:
-            if isinstance(message, Keep):
+            if isinstance(message, Give):  # most by far
+                self.free(key for key in message.free if self._is_of(message.client, key))
+                tensors = self._tensors(message.client, message.keys)
+                send(message.address, Values(message.task, tensors))
+            elif isinstance(message, Keep):
                 placed = {key: self._place(value) for key, value in message.tensors.items()}
                 self.keep(message.client, placed)
                 send(message.client, Values(message.task, {}))
             else:
-                self.free(key for key in message.free if self._is_of(message.client, key))
-                tensors = self._tensors(message.client, message.keys)
-                send(message.address, Values(message.task, tensors))
+                self.keep(message.client, self._joined(message))
+                send(message.client, Values(message.task, {}))
         except HeteroError as error:
             send(message.client, Failure(message.task, error))
         except Exception as error:  # a vendor's: the tensor cannot be read, say
@@ -115,6 +120,16 @@ class KeptTensors:
     def _is_of(self, client: str, key: str) -> bool:
         held = self._held.get(key)
         return held is not None and (held[0] == client or not self._is_shared)
+
+    def _joined(self, message: Join) -> dict[str, Value]:
+        """Return what a message has rows made to, as the device keeps it."""
+        keys = {key for _, parts in message.made.values() for key, _ in parts}
+        held = self._tensors(message.client, {key: key for key in keys})
+        arrays = {k: v.to_host() if isinstance(v, RemoteTensor) else v for k, v in held.items()}
+        return {
+            key: self._place(join_rows([(arrays[old], rows) for old, rows in parts], layout))
+            for key, (layout, parts) in message.made.items()
+        }
 
     def _tensors(self, client: str, keys: Mapping[str, str]) -> dict[str, Value]:
         with self._lock:

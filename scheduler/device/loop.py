@@ -28,6 +28,7 @@ from scheduler.vocabulary.messages import (
     Failure,
     Free,
     Give,
+    Join,
     Keep,
     Message,
     Outputs,
@@ -164,7 +165,7 @@ class DeviceLoop:
                 instructions = self._machine.handle(events.AttemptDropped(message.request))
             self._kept.free_attempt(message.request)
             self._follow(instructions)
-        elif isinstance(message, Keep | Give):
+        elif isinstance(message, Keep | Give | Join):
             self._kept.answer(message, self._send)
         elif isinstance(message, Free):
             self._kept.free(message.keys)

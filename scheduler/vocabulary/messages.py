@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from devices.plugin.program import Value
 from devices.request.answer import StageRun
+from devices.request.joined_rows import RowLayout
 from devices.request.request import Request
 
 
@@ -77,13 +78,25 @@ class Give(NamedTuple):
     free: tuple[str, ...] = ()
 
 
+class Join(NamedTuple):
+    """To a device: hold tensors made of rows of others that it keeps, by key.
+
+    For each it is said how rows lie, and of which keys they are which. It answers the client with
+    `Values` of the task, without tensors, or with a `Failure`.
+    """
+
+    task: Task
+    client: str
+    made: Mapping[str, tuple[RowLayout, tuple[tuple[str, tuple[int, ...]], ...]]]
+
+
 class Free(NamedTuple):
     """To a device: let go of what it keeps under keys."""
 
     keys: tuple[str, ...]
 
 
-Message = Values | Outputs | Failure | Dropped | Keep | Give | Free
+Message = Values | Outputs | Failure | Dropped | Keep | Give | Join | Free
 
 
 def output_key(request: Request, name: str) -> str:

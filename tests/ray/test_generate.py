@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import hetero
 from devices.errors import UnknownDeviceError
 from tests.support.decoders import decoder, greedy
+from tests.support.meeting import Meeting, read
 
 pytestmark = pytest.mark.ray
 
@@ -40,6 +42,30 @@ def test_texts_go_on_when_a_device_dies_in_the_middle() -> None:
                     next(text)
             os.kill(executor._ask(executor._devices.device(device), "ping"), signal.SIGKILL)
         assert [[*text.tokens, *text] for text in texts] == want
+
+
+def test_texts_step_together_and_go_on_when_a_device_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads read them; a device is killed when all of them are rows of one run."""
+    prompts = [*PROMPTS, [8, 8, 8], [1, 2]]
+    meeting = Meeting(monkeypatch)
+    with (
+        hetero.Core(devices={"CPU": 2}) as core,
+        core.compile_model(
+            hetero.read_decoder(decoder()), "HETERO:CPU.0,CPU.1", affinity=PINS
+        ) as compiled,
+    ):
+        compiled._texts._lanes = 1
+        executor: Any = core.executor
+        for device in ("CPU.1", "CPU.0"):
+            pid = executor._ask(executor._devices.device(device), "ping")
+            meeting.when_met = partial(os.kill, pid, signal.SIGKILL)
+            texts = [compiled.generate(prompt, 24) for prompt in prompts]
+            meeting.of(texts)
+            read(texts, [None] * len(texts))
+            assert [text.tokens for text in texts] == [greedy(p, 24) for p in prompts]
+            assert meeting.when_met is None
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from devices.errors import (
     TensorShapeError,
 )
 from devices.request.answer import StageRun
+from devices.request.joined_rows import RowLayout
 from devices.request.request import Request
 from scheduler.channels import envelope
 from scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
@@ -29,6 +30,7 @@ from scheduler.vocabulary.messages import (
     Failure,
     Free,
     Give,
+    Join,
     Keep,
     Message,
     Outputs,
@@ -90,6 +92,8 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
     [
         Dropped(REQUEST),
         Give(TASK, "client", "device", {"x": "key/1", "y": "key/2"}, ("key/3",)),
+        Join(TASK, "client", {"key/4": (RowLayout(0, 2, 7, True), (("key/1", (0, 2)),))}),
+        Join(TASK, "client", {"key/4": (RowLayout(1), (("key/1", (0,)), ("key/2", ())))}),
         Free(("key/1", "key/2")),
     ],
 )
@@ -274,6 +278,7 @@ SAMPLES = [
         Dropped(REQUEST._replace(keep=("y",))),
         Keep(TASK, "client", {"key": np.arange(3)}),
         Give(TASK, "client", "device", {"x": "key"}),
+        Join(TASK, "client", {"new": (RowLayout(0, 2, 7), (("key", (0, 2)),))}),
         Free(("key",)),
     )
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from devices.errors import DeviceError, DeviceMemoryError, TensorError
+from devices.request.joined_rows import RowLayout
 from devices.request.request import Request
 from scheduler.device.host import DeviceHost
 from scheduler.device.kept import KeptTensors
@@ -17,6 +19,7 @@ from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Give,
+    Join,
     Keep,
     Message,
     Outputs,
@@ -68,6 +71,32 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
     assert isinstance(failure, Failure)
     assert isinstance(failure.error, TensorError)
     assert failure.error.data["port"] == "x"
+
+
+def test_rows_of_kept_tensors_are_joined_where_they_are() -> None:
+    kept, told = KeptTensors(replace(TOY, memory_nbytes=300), lambda value: value), Told()
+    a, b = np.arange(12.0).reshape(2, 3, 2), np.arange(100.0, 102).reshape(1, 1, 2)
+    kept.answer(Keep(TASK, "a", {"1": a, "2": b}), told.send)
+    for at_end in (False, True):
+        layout = RowLayout(0, 1, 2, at_end)
+        parts = (("2", (0,)), ("1", (1, 0)))
+        kept.answer(Join(TASK, "a", {"3": (layout, parts)}), told.send)
+        assert told.sent[-1] == ("a", Values(TASK, {}))
+        kept.answer(Give(TASK, "a", "other", {"x": "3"}), told.send)
+        want = np.zeros((3, 2, 2))
+        own = slice(1, None) if at_end else slice(2)
+        want[0, 1 if at_end else 0], want[1], want[2] = b[0, 0], a[1, own], a[0, own]
+        _, values = told.sent[-1]
+        assert isinstance(values, Values)
+        np.testing.assert_array_equal(values.tensors["x"], want)
+    for client, row, error in (("b", 0, TensorError), ("a", 5, DeviceError)):
+        message = Join(TASK, client, {"4": (RowLayout(0), (("1", (row,)),))})
+        kept.answer(message, told.send)
+        to, failure = told.sent[-1]
+        assert to == client
+        assert isinstance(failure, Failure)
+        assert type(failure.error) is error
+    assert kept.nbytes == a.nbytes + b.nbytes + 96
 
 
 def test_a_device_whose_memory_clients_cannot_have_keeps_tensors_on_the_host() -> None:

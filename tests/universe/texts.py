@@ -6,7 +6,7 @@ taken over twice gives other tokens; and tokens hang on the numbers that are dra
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,10 @@ from devices.model.variables import Variable
 from devices.request.infer_request import InferRequest
 from devices.request.request import Request
 from hetero.generate.generation import BatchGeneration, Generation, generate
-from hetero.generate.pace import Pace
 from hetero.generate.ports import Decoder
+from hetero.generate.rows import Rows
 from hetero.generate.sampling import Sampling
+from hetero.generate.together import Together
 from scheduler.universe.client import PlayedClient
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import alone, share
@@ -84,7 +85,8 @@ class TextModel(Model):
         self.is_closed = False
         self.records: dict[int, Any] = {}
         self.delivered: list[int] = []
-        self.pace = Pace()
+        rows = Rows({f"s{i}": (0, None) for i in range(LAYERS)}, "end", meets=True)
+        self.together = Together(DECODER, rows, draw.choice((1, 2, 100)))
         executor = SimpleNamespace(
             submit=lambda work, *given: self.world.spawn(partial(work, *given))
         )
@@ -135,15 +137,6 @@ class TextWork(Played):
         return last, made[:, -1:]
 
 
-class TextRequest(InferRequest):
-    """A request that is awaited in virtual time."""
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        future = self.future()
-        yield future
-        return future.result()
-
-
 class Texts(History):
     """A history whose callers ask for texts; each has its tokens, or a typed error with a cause."""
 
@@ -160,8 +153,8 @@ class Texts(History):
         rows = draw.choice((1, 1, 1, 3))
         prompts = [[draw.randrange(DECODER.vocabulary) for _ in range(length)] for _ in range(rows)]
         text = generate(
-            DECODER, lambda: TextRequest(model.target), prompts if rows > 1 else prompts[0], count,
-            Sampling(), number, (), None, {}, model.pace,
+            model.together, lambda: InferRequest(model.target),
+            prompts if rows > 1 else prompts[0], count, Sampling(), number, (), None, {},
         )  # fmt: skip
         want = np.asarray([told(p, count, number + i) for i, p in enumerate(prompts)])
         names: Mapping[str, Any] = dict.fromkeys(model.placement.plan.output_names)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import devices.request.machine
+import hetero.generate.together
 import scheduler.client.batched_deployment
 import scheduler.client.bytes_in_flight
 import scheduler.client.deployment
+import scheduler.client.kept
 import scheduler.client.outbox
 import scheduler.client.remote_memory
 import scheduler.client.runner
@@ -23,6 +25,7 @@ import scheduler.device.loop
 from scheduler.universe.world import Fiber, World
 
 _MODULES = (
+    hetero.generate.together,
     devices.request.machine,
     scheduler.client.batched_deployment,
     scheduler.client.bytes_in_flight,
@@ -158,6 +161,22 @@ class Threads:
         return self._line
 
 
+class Until:
+    """What has a fiber wait for a future."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield self._future
+        return self._future.result()
+
+
+def aside(work: Any, *given: Any) -> None:
+    """Do what an event loop would have another thread do."""
+    work(*given)
+
+
 @contextmanager
 def locks_of(world: World) -> Iterator[None]:
     """Have what is made inside use the world's locks."""
@@ -168,10 +187,14 @@ def locks_of(world: World) -> Iterator[None]:
     modules: list[Any] = list(_MODULES)
     for module in modules:
         module.threading = made
+    together: Any = hetero.generate.together
+    waits = together.until, together.aside
+    together.until, together.aside = Until, aside
     # What is known of earlier histories would take fewer lines, and turns be lost elsewhere.
-    scheduler.client.remote_memory._dtype.cache_clear()
+    scheduler.client.kept.dtype_of.cache_clear()
     try:
         yield
     finally:
         for module in modules:
             module.threading = threading
+        together.until, together.aside = waits

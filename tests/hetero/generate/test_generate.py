@@ -17,6 +17,7 @@ import hetero
 from hetero.errors import ArgumentError, ArgumentTypeError, HeteroError, ModelError
 from hetero.generate.pace import LARGEST, Pace
 from hetero.generate.steps import Steps
+from hetero.generate.together import Together
 from scheduler.channels.memory import MemoryChannel
 from tests.support.decoders import CONTEXT, VOCABULARY, chosen, decoder, greedy, whole_logits
 from tests.support.remote_cores import Counting, await_freed, core_on, crossed
@@ -256,18 +257,19 @@ def test_caches_are_freed_at_the_end_when_cancelled_and_when_dropped(
     await_freed(core, 0)
 
 
-def test_caches_can_be_seen_and_a_cancel_meets_a_step(compiled: hetero.CompiledModel) -> None:
+def test_caches_can_be_seen_and_a_cancel_meets_a_step(
+    compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generation = compiled.generate(PROMPT)
     next(generation)
     assert {s.state.shape for s in generation.query_state()} == {(1, 2, len(PROMPT), 8)}
-    step = generation._loop.step
+    answered = Together._answered
 
-    def cancelled_meanwhile() -> Any:
-        tokens = step()
+    def cancelled_meanwhile(self: Together, *step: Any) -> None:
         generation.cancel()
-        return tokens
+        answered(self, *step)
 
-    generation._loop.step = cancelled_meanwhile
+    monkeypatch.setattr(Together, "_answered", cancelled_meanwhile)
     assert (list(generation), generation.finish_reason) == ([], "cancelled")
     assert generation.query_state() == ()
 

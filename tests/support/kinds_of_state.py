@@ -1,0 +1,137 @@
+"""Decoders of one layer whose states are not grown by Concat: other attention, recurrent ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.parser import parse_model
+
+ROOM = 24
+
+_BEGIN = """<ir_version: 10, opset_import: ["": {opset}]>
+decoder (int64[batch, length] input_ids, {ports})
+    => (float[batch, length, 40] logits, {made})
+{{
+    words = Gather (embedding, input_ids)
+"""
+_PROJECTED = """
+    q = MatMul (words, wq)
+    k = MatMul (words, wk)
+    v = MatMul (words, wv)
+"""
+_END = """
+    logits = MatMul (y, head)
+}
+"""
+
+
+def attention() -> onnx.ModelProto:
+    """Return a layer of opset 23's Attention, which makes the longer cache itself."""
+    cache = "float[batch, 2, {0}, 8]"
+    ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
+    made = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
+    return _model(
+        23,
+        ports,
+        made,
+        _PROJECTED
+        + """
+    y, "present.0.key", "present.0.value" =
+        Attention <is_causal = 1, q_num_heads = 2, kv_num_heads = 2>
+        (q, k, v, , "past_key_values.0.key", "past_key_values.0.value")
+""",
+    )
+
+
+def grouped() -> onnx.ModelProto:
+    """Return the same layer as onnxruntime-genai's builder writes it: a head's size is open."""
+    cache = "float[batch, 2, {0}, size]"
+    ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
+    made = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
+    model = _model(
+        18,
+        [*ports, "int64[batch, whole] attention_mask"],
+        made,
+        _PROJECTED
+        + """
+    qkv = Concat <axis = -1> (q, k, v)
+    axis = Constant <value = int64[1] {1}> ()
+    one = Constant <value = int64 {1}> ()
+    count = ReduceSum <keepdims = 0> (attention_mask, axis)
+    newest = Sub (count, one)
+    lengths = Cast <to = 6> (newest)
+    shape = Shape (attention_mask)
+    whole = Gather (shape, one)
+    total = Cast <to = 6> (whole)
+    y, "present.0.key", "present.0.value" =
+        com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>
+        (qkv, , , "past_key_values.0.key", "past_key_values.0.value", lengths, total)
+""",
+    )
+    model.opset_import.add(domain="com.microsoft", version=1)
+    return model
+
+
+def scattered() -> onnx.ModelProto:
+    """Return a layer of opset 24's, whose cache has its full length from the beginning."""
+    cache = f"float[batch, 2, {ROOM}, 8]"
+    ports = [f"{cache} past_key_values.0.{kind}" for kind in ("key", "value")]
+    ports += ["int64[batch] write_indices", "int64[batch] nonpad_kv_seqlen"]
+    made = [f"{cache} present.0.{kind}" for kind in ("key", "value")]
+    return _model(
+        24,
+        ports,
+        made,
+        _PROJECTED
+        + """
+    split = Constant <value = int64[4] {0, 0, 2, 8}> ()
+    join = Constant <value = int64[3] {0, 0, 16}> ()
+    q_rows = Reshape (q, split)
+    q_heads = Transpose <perm = [0, 2, 1, 3]> (q_rows)
+    k_rows = Reshape (k, split)
+    k_heads = Transpose <perm = [0, 2, 1, 3]> (k_rows)
+    v_rows = Reshape (v, split)
+    v_heads = Transpose <perm = [0, 2, 1, 3]> (v_rows)
+    "present.0.key" = TensorScatter ("past_key_values.0.key", k_heads, write_indices)
+    "present.0.value" = TensorScatter ("past_key_values.0.value", v_heads, write_indices)
+    y_heads = Attention
+        (q_heads, "present.0.key", "present.0.value", , , , nonpad_kv_seqlen)
+    y_rows = Transpose <perm = [0, 2, 1, 3]> (y_heads)
+    y = Reshape (y_rows, join)
+""",
+    )
+
+
+def recurrent() -> onnx.ModelProto:
+    """Return a layer with a state of one size, which takes the place of the one before."""
+    return _model(
+        17,
+        ["float[1, batch, 16] past_state.0"],
+        ["float[1, batch, 16] present_state.0"],
+        """
+    turned = Transpose <perm = [1, 0, 2]> (words)
+    all, "present_state.0" = GRU <hidden_size = 16> (turned, wx, wh, , , "past_state.0")
+    one = Constant <value = int64[1] {1}> ()
+    each = Squeeze (all, one)
+    y = Transpose <perm = [1, 0, 2]> (each)
+""",
+    )
+
+
+def _model(opset: int, ports: list[str], made: list[str], body: str) -> onnx.ModelProto:
+    def quoted(port: str) -> str:
+        kind, _, name = port.rpartition(" ")
+        return f'{kind} "{name}"'
+
+    text = _BEGIN.format(
+        opset=opset, ports=", ".join(map(quoted, ports)), made=", ".join(map(quoted, made))
+    )
+    model = parse_model(text + body + _END)
+    rng = np.random.default_rng(5)
+    shapes = {"embedding": (40, 16), "head": (16, 40), "wx": (1, 48, 16), "wh": (1, 48, 16)}
+    for name in ("embedding", "head", "wq", "wk", "wv", "wx", "wh"):
+        if any(name in node.input for node in model.graph.node):
+            weight = rng.standard_normal(shapes.get(name, (16, 16))).astype(np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    return model
