@@ -6,12 +6,12 @@ Both executors' deployments are one; they say how an attempt starts and how it i
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from devices.errors import HeteroError
 from devices.plugin.program import Value
 from devices.plugin.signal import LOOK_S
 from devices.plugin.values import nbytes_of
@@ -266,8 +266,8 @@ class RequestRunner:
             try:
                 self._attempts.start(request, call.inputs)
             except Exception as error:  # whatever it is, the caller must hear of it
-                # Else the error, which the call leads to, would hold remote tensors of the inputs.
-                traceback.clear_frames(error.__traceback__)
+                if isinstance(error, HeteroError):  # it says all; where from leads to the inputs
+                    error.with_traceback(None)
                 self.handle(events.AttemptFailed(self.now_s(), request.id, request.attempt, error))
 
     def _deliver(self, call: _Call, record: RequestRecord, made: events.Deliver) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import DeadlineError, RequestCancelledError
+from devices.errors import DeadlineError, RequestCancelledError, TensorLostError
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler import Limits
@@ -67,7 +67,7 @@ class _Failing(_Nowhere):
     """Attempts that cannot be started."""
 
     def start(self, request: Request, inputs: Mapping[str, Any]) -> None:
-        raise ValueError("no way there")
+        raise TensorLostError("an input is gone", port="x", device="A")
 
 
 def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
@@ -79,7 +79,7 @@ def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
     held = weakref.ref(array)
     future = runner.submit({"x": array}, PLAIN).future
     del array
-    assert isinstance(future.exception(_WAIT_S), ValueError)
+    assert isinstance(future.exception(_WAIT_S), TensorLostError)
     assert held() is None
 
 
