@@ -14,8 +14,9 @@ MISSES = read_misses(Path(__file__).with_name("misses_openvino.txt"))
 PLUGIN = OpenVinoPlugin()
 #: Cases of the suite that OpenVINO 2026.4 runs right, of onnx 1.23's 2,033. It would run 94 more
 #: whose rank only an output's declaration tells, which is a hint: axes, shapes or sizes of parts
-#: that are inputs (Reduce*, Split, CenterCropPad, Squeeze, ConstantOfShape).
-PASSING = 886
+#: that are inputs (Reduce*, Split, CenterCropPad, Squeeze, ConstantOfShape). On some
+#: processors two more pass.
+PASSING = 884
 
 
 @pytest.mark.slow
