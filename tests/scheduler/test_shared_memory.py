@@ -352,7 +352,8 @@ def test_a_party_that_closes_frees_what_it_has_not_received(
     for number in range(3):
         one.channel.send(two.address, values(number, LARGE))
     kept = two.next()
-    two.channel.close()
+    wait_for(lambda: one.address in two.channel._peers.met)
+    two.channel.close()  # it says so to whom it has heard
     assert one.silent.get(timeout=LONG_S) == (two.address, 0.0)
     busy = [slot for slot in one.channel._pool._taken() if not slot.is_free]
     assert len(busy) == 1
