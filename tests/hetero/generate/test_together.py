@@ -86,7 +86,7 @@ def test_texts_of_several_threads_join_and_leave_between_steps(
     read([*made, later], [None] * 4)
     assert [g.tokens for g in (*made, later)] == want
     assert {g.finish_reason for g in (*made, later)} == {"length"}
-    assert {1, 2, 3, 4} <= set(meeting.rows)
+    assert {1, 3, 4} <= set(meeting.rows)  # the second ends before the others
     caches = sum(nbytes for *_, nbytes in crossed() if nbytes > 2 * 16 * 8 * 4 * 4)
     assert caches == 0  # they are joined where they are
 
