@@ -102,7 +102,7 @@ class Decoder:
         if KEY not in model.metadata:
             raise ArgumentError(
                 f"model {model.name!r} is not known as a decoder: compile "
-                "hetero.read_decoder(path) to generate with it."
+                "hetero.read_decoder(path) to generate with it, or serve it with --decoder."
             )
         try:
             found: dict[str, Any] = json.loads(model.metadata[KEY])
