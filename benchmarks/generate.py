@@ -213,10 +213,11 @@ def gaps(folder: Path, kinds: Sequence[str], tokens: int, beside: int) -> list[d
     model = hetero.read_decoder(folder / "model.onnx")
     size = Decoder.of(model).vocabulary
     long = [i % size for i in range(beside)]
-    for kind in kinds:
+    for kind, streams in product(kinds, (1, 2)):
+        options = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": streams}
         with (
             hetero.Core(kind, devices={"ORT": 1}) as core,  # type: ignore[arg-type]
-            core.compile_model(model, "ORT", {"INFERENCE_NUM_THREADS": 1}) as compiled,
+            core.compile_model(model, "ORT", options) as compiled,
             ThreadPoolExecutor(1) as pool,
         ):
             _, alone = [talk(compiled, _PROMPT, tokens, int) for _ in range(2)][1]
@@ -224,7 +225,8 @@ def gaps(folder: Path, kinds: Sequence[str], tokens: int, beside: int) -> list[d
             while not text.done():
                 list(compiled.generate(long, 1, eos=()))
             p95_s, alone_s = (float(np.percentile(s, 95)) for s in (text.result()[1], alone))
-        found.append(_row(folder, f"{kind} p95 gap, prompts beside", p95_s, p95_s / alone_s))
+        way = f"{kind} p95 gap, prompts beside, {streams} stream{'s' * (streams > 1)}"
+        found.append(_row(folder, way, p95_s, p95_s / alone_s))
     return found
 
 
