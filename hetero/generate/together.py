@@ -21,6 +21,7 @@ from devices.errors import (
     RequestCancelledError,
     TensorLostError,
 )
+from devices.plugin.signal import Signal
 from devices.request.results import Results
 from devices.request.states import VariableState
 from hetero.generate.pace import Pace
@@ -55,7 +56,7 @@ class Together:
     def step(self, texts: Sequence[Text]) -> list[int | None] | None:
         """Return the next token of each text, None of one that has ended; None once all have."""
         while not isinstance(turn := self._turn(texts), list):
-            if isinstance(turn, threading.Event):
+            if isinstance(turn, Signal):
                 turn.wait()
                 continue
             try:
@@ -84,8 +85,8 @@ class Together:
 
     def states(self, texts: Sequence[Text]) -> tuple[VariableState, ...]:
         """Return the states of texts, which are rows of one run then, if they can be."""
-        woken = threading.Event()
         while True:
+            woken = Signal()
             with self._lock:
                 live = [text for text in texts if text.is_begun]
                 busy = [text for text in live if text.group.is_busy]
@@ -103,7 +104,6 @@ class Together:
             if not busy:
                 return tuple(state for text in live for state in self.states([text]))
             woken.wait()
-            woken.clear()
         try:
             self._form(group)
             assert group.run is not None
@@ -134,10 +134,10 @@ class Together:
 
     def _turn(
         self, texts: Sequence[Text], wake: Callable[[], object] | None = None
-    ) -> list[int | None] | Group | threading.Event:
+    ) -> list[int | None] | Group | Signal:
         """Return the texts' tokens; or a group that the caller has to have step, which is busy.
 
-        Else it has to wait for the event, or until `wake` is called, and ask again.
+        Else it has to wait for the signal, or until `wake` is called, and ask again.
         """
         with self._lock:
             lacking = [text for text in texts if not text.is_complete and not text.ahead]
@@ -159,7 +159,7 @@ class Together:
                     return group
                 if group not in self._waiting:
                     self._waiting.append(group)
-            woken = threading.Event()
+            woken = Signal()
             for text in lacking:
                 text.waiters.append(wake or woken.set)
             return woken
@@ -246,7 +246,7 @@ class Together:
                     [(run.request, rows) for run, rows in parts.items()], self._rows.layouts(past)
                 )
             except HeteroError as error:
-                if isinstance(error, DeviceMemoryError):
+                if isinstance(error, DeviceMemoryError):  # else each step would try it again
                     self._meets = False
                 raise TensorLostError(f"texts cannot go on together: {error}") from error
         steps = Steps(self.decoder, request.model_inputs, texts, at_end, past, self._pace)
