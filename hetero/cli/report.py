@@ -26,7 +26,7 @@ from scheduler.formats.publish import publish
 
 
 def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the forms a report can take; they arrive as `html`, `dot`, `annotate`, ..."""
+    """Add the forms a report can take; they arrive as `html`, `annotate`, ..."""
     return together(
         output_file(
             "--html", metavar="FILE.html", help="Write the report as one page that stands alone."

@@ -1,6 +1,6 @@
 """The report's contract: one JSON document, built from a survey, an affinity and maybe a plan.
 
-Everything else (table, HTML, DOT) is drawn from the document alone. Its schema is
+Everything else (table, HTML) is drawn from the document alone. Its schema is
 ``report.schema.json`` beside this file; `VERSION` changes when a reader could be misled.
 """
 
