@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from devices.errors import ArgumentError
+from devices.model.getters import getter
 
 #: ONNX element type -> numpy dtype; strings are object arrays.
 DTYPES: Final[dict[int, np.dtype]] = {
@@ -147,41 +148,15 @@ class Type(StrEnum):
         """Return whether the type is not known."""
         return self is Type.dynamic
 
-    def is_real(self) -> bool:
-        """Return `real`."""
-        return self.real
-
-    def is_integral(self) -> bool:
-        """Return `integral`."""
-        return self.integral
-
-    def is_integral_number(self) -> bool:
-        """Return `integral_number`."""
-        return self.integral_number
-
-    def is_signed(self) -> bool:
-        """Return `signed`."""
-        return self.signed
-
-    def is_quantized(self) -> bool:
-        """Return `quantized`."""
-        return self.quantized
-
-    def get_type_name(self) -> str:
-        """Return `type_name`."""
-        return self.name
-
-    def to_string(self) -> str:
-        """Return `type_name`."""
-        return self.name
-
-    def get_size(self) -> int:
-        """Return `size`."""
-        return self.size
-
-    def get_bitwidth(self) -> int:
-        """Return `bitwidth`."""
-        return self.bitwidth
+    is_real = getter(real)
+    is_integral = getter(integral)
+    is_integral_number = getter(integral_number)
+    is_signed = getter(signed)
+    is_quantized = getter(quantized)
+    get_type_name = getter(type_name)
+    to_string = getter(type_name)
+    get_size = getter(size)
+    get_bitwidth = getter(bitwidth)
 
     def compatible(self, other: Type) -> bool:
         """Return whether a value may be of both types."""

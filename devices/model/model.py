@@ -24,6 +24,7 @@ from devices.errors import ModelError
 from devices.model.attributes import attribute_value, captured_names
 from devices.model.drawing import draws
 from devices.model.element_type import EXTENDED_DTYPES
+from devices.model.getters import getter
 from devices.model.hints import forget_hints
 from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
 from devices.model.ports import HasPorts
@@ -92,9 +93,7 @@ class Node:
         """The name, as OpenVINO's nodes have it."""
         return self.name
 
-    def get_friendly_name(self) -> str:
-        """Return `friendly_name`."""
-        return self.name
+    get_friendly_name = getter(friendly_name)
 
     def get_type_name(self) -> str:
         """Return `op_type`."""

@@ -10,6 +10,7 @@ from typing import Any, Final, SupportsIndex, overload
 import numpy as np
 
 from devices.errors import ArgumentError, ArgumentTypeError
+from devices.model.getters import getter
 
 #: What a dimension may be given as.
 DimensionLike = Any
@@ -130,6 +131,9 @@ class Dimension:
         """The greatest length; -1 for any."""
         return self._high
 
+    get_min_length = getter(min_length)
+    get_max_length = getter(max_length)
+
     @property
     def value(self) -> int | str | None:
         """The length as `TensorSpec.shape` has it: a number, a symbol, or None."""
@@ -140,14 +144,6 @@ class Dimension:
         if self.is_dynamic:
             raise ArgumentError(f"dimension {self} is open: it has no one length.")
         return self._low
-
-    def get_min_length(self) -> int:
-        """Return `min_length`."""
-        return self._low
-
-    def get_max_length(self) -> int:
-        """Return `max_length`."""
-        return self._high
 
     def get_symbol(self) -> str | None:
         """Return the symbol, or None."""
@@ -360,9 +356,7 @@ class PartialShape:
             raise ArgumentError(f"shape {self} is open: it has no one length for each dimension.")
         return Shape(d.get_length() for d in self._known())
 
-    def get_shape(self) -> Shape:
-        """Return `to_shape`."""
-        return self.to_shape()
+    get_shape = to_shape
 
     def to_string(self) -> str:
         """Return the shape as text: ``[?,3]``."""

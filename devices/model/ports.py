@@ -20,6 +20,7 @@ from devices.errors import (
     UnsupportedOperationError,
 )
 from devices.model.dropped import warn_if_dropped
+from devices.model.getters import getter
 from devices.model.notebook import html_table
 from devices.model.partial_shape import PartialShape, Shape
 from devices.model.tensor_spec import TensorSpec
@@ -96,9 +97,7 @@ class HasPorts:
         """The model's name, as OpenVINO's models have it."""
         return self.name
 
-    def get_friendly_name(self) -> str:
-        """Return `friendly_name`."""
-        return self.name
+    get_friendly_name = getter(friendly_name)
 
     def set_friendly_name(self, name: str) -> NoReturn:
         """Refused: a model never changes."""
@@ -125,6 +124,8 @@ class HasPorts:
     def get_ordered_ops(self) -> list[Any]:
         """Return `nodes`, as OpenVINO's models do; ports are none of them."""
         return list(self.nodes)
+
+    get_ops = get_ordered_ops
 
     def input(
         self,
@@ -216,10 +217,6 @@ class HasPorts:
         larger: Self = self.replace(outputs=[*self.outputs, *added])
         return larger
 
-    def get_ops(self) -> list[Any]:
-        """Return `nodes`."""
-        return list(self.nodes)
-
     def get_name(self) -> str:
         """Return the model's name."""
         return self.name
@@ -228,14 +225,11 @@ class HasPorts:
         """Return the model, which never changes."""
         return self
 
-    @property
-    def dynamic(self) -> bool:
-        """Whether a port has an open dimension."""
-        return self.is_dynamic()
-
     def is_dynamic(self) -> bool:
         """Return whether a port has an open dimension."""
         return not all(port.is_static for port in (*self.inputs, *self.outputs) if port.is_tensor)
+
+    dynamic = property(is_dynamic)
 
     def reshape(self, shapes: Any) -> Self:
         """Return the model with inputs of other shapes: this one stays as it is.

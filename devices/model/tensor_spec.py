@@ -13,6 +13,7 @@ import onnx
 
 from devices.errors import ModelError
 from devices.model.element_type import DTYPES, TYPE_NAMES, TYPE_NUMBERS, Type, element_type_name
+from devices.model.getters import getter
 from devices.model.partial_shape import PartialShape, Shape
 
 _ELEMENT_TYPES: Final = {f"tensor({t.value})": t for t in Type if t is not Type.dynamic}
@@ -133,49 +134,23 @@ class TensorSpec:
         """How many elements there are; ArgumentError if that is open."""
         return math.prod(self.partial_shape.to_shape())
 
-    def get_any_name(self) -> str:
-        """Return `any_name`."""
-        return self.name
-
-    def get_friendly_name(self) -> str:
-        """Return `friendly_name`."""
-        return self.name
+    get_any_name = getter(any_name)
+    get_friendly_name = getter(friendly_name)
+    get_names = getter(names)
+    get_node = getter(node)
+    get_tensor = getter(tensor)
+    get_index = getter(index)
+    get_element_type = getter(element_type)
+    get_partial_shape = getter(partial_shape)
+    get_size = getter(size)
 
     def get_name(self) -> str:
         """Return `name`."""
         return self.name
 
-    def get_names(self) -> set[str]:
-        """Return `names`."""
-        return self.names
-
-    def get_node(self) -> TensorSpec:
-        """Return `node`."""
-        return self
-
-    def get_tensor(self) -> TensorSpec:
-        """Return `tensor`."""
-        return self
-
-    def get_index(self) -> int:
-        """Return `index`."""
-        return 0
-
-    def get_element_type(self) -> Type | Literal[""]:
-        """Return `element_type`."""
-        return self.element_type
-
-    def get_partial_shape(self) -> PartialShape:
-        """Return `partial_shape`."""
-        return self.partial_shape
-
     def get_shape(self) -> Shape | None:
         """Return `shape`."""
         return None if self.shape is None else Shape(self.shape)
-
-    def get_size(self) -> int:
-        """Return `size`."""
-        return self.size
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of `shape` fits this spec."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from devices.errors import UnsupportedOperationError
+from devices.model.getters import getter
 from devices.model.partial_shape import Shape
 
 
@@ -49,9 +50,7 @@ class RemoteTensor(ABC):
         """Return `shape`."""
         return Shape(self.shape)
 
-    def get_byte_size(self) -> int:
-        """Return `nbytes`."""
-        return self.nbytes
+    get_byte_size = getter(nbytes)
 
     def get_device_name(self) -> str:
         """Return `device`."""

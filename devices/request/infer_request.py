@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from devices.errors import ArgumentError, ArgumentTypeError
+from devices.model.getters import getter
 from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import RequestTimes
 from devices.request.joined_rows import RowLayout
@@ -225,9 +226,7 @@ class InferRequest:
         timed = self._target.profiles and run is not None and run.error is None
         return profile_rows(run if timed else None, self._target)
 
-    def get_profiling_info(self) -> list[ProfilingInfo]:
-        """Return `profiling_info`."""
-        return self.profiling_info
+    get_profiling_info = getter(profiling_info)
 
     @property
     def request_id(self) -> int | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from devices.errors import ArgumentTypeError, TensorShapeError, TensorTypeError
 from devices.model.element_type import Type, element_type_name
+from devices.model.getters import getter
 from devices.model.partial_shape import Shape
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
@@ -229,25 +230,11 @@ class Tensor:
         """Copy the elements, and the shape, to another tensor of the same type."""
         target_tensor.copy_from(self.data)
 
-    def get_shape(self) -> Shape:
-        """Return `shape`."""
-        return self.shape
-
-    def get_element_type(self) -> Type | str:
-        """Return `element_type`."""
-        return self.element_type
-
-    def get_size(self) -> int:
-        """Return `size`."""
-        return self.size
-
-    def get_byte_size(self) -> int:
-        """Return `byte_size`."""
-        return self.byte_size
-
-    def get_strides(self) -> tuple[int, ...]:
-        """Return `strides`."""
-        return self.strides
+    get_shape = getter(shape)
+    get_element_type = getter(element_type)
+    get_size = getter(size)
+    get_byte_size = getter(byte_size)
+    get_strides = getter(strides)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.data, dtype=dtype, copy=copy)
