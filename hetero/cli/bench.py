@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
-from hetero.cli.finite import Finite
-from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
+from hetero.cli.inputs import input_options
+from hetero.cli.job import Job, blob_options, show_subgraphs, subgraph_rows
 from hetero.cli.measuring import PERCENTILES, measure
-from hetero.cli.options import model_options, start, with_core
-from hetero.cli.planning import planned_for, planning_options
+from hetero.cli.option_kinds import Finite
+from hetero.cli.options import model_options, watch_options, with_core
+from hetero.cli.planning import planning_options
 from hetero.cli.prediction import prediction, show_prediction
-from hetero.cli.preprocessing import Preprocessing, preprocess_options
+from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import print_json, progress, remark, show
-from hetero.cli.watching import watch_options
-from hetero.core import Core
 from hetero.report.text import Rows
 
 #: Stages shown before the rest is left to ``--json``.
@@ -39,19 +36,10 @@ SHOWN = 40
 @blob_options
 @with_core(runs_model=True)
 def bench(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
-    inputs: tuple[str, ...],
-    shapes: dict[str, tuple[int, ...]],
-    preprocessing: Preprocessing,
+    job: Job,
     jobs: int,
     requests: int | None,
     seconds: float,
-    remap: dict[str, str],
-    weights: str | None,
     as_json: bool,
 ) -> None:
     """Measure MODEL, or a blob: one request at a time, then with many in flight.
@@ -59,17 +47,7 @@ def bench(
     A plan by cost is measured against its prediction, stage by stage and wire by wire. Ctrl-C ends
     it with the figures so far and exit code 1.
     """
-    source = preprocessing.of_model(core, model, inputs)
-    values = None
-    if source is not None:
-        values = model_inputs(model, source, inputs, shapes)
-        config = planned_for(config, source, values)
-    start(core)
-    began = time.perf_counter()
-    compiled = load(core, model, source, device, config, pins, remap, weights)
-    compile_s = time.perf_counter() - began
-    if values is None:
-        values = model_inputs(model, compiled.partition.source, inputs, shapes)
+    compiled, values = job.compile_with_inputs(job.read_unless_blob(), with_states=True)
     jobs = jobs or compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
     with progress("measuring one request at a time"):
         first = measure(compiled, values, 1, 1, seconds)
@@ -84,8 +62,8 @@ def bench(
     interrupted = busy is None or busy["interrupted"]
     document = {
         "model": compiled.name,
-        "device": device,
-        "compile_s": compile_s,
+        "device": job.device,
+        "compile_s": job.compile_s,
         "first_s": first["latency_s"]["50"],
         "one_at_a_time": alone,
         "in_flight": None if busy is None else {"jobs": jobs, **busy},

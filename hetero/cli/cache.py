@@ -12,7 +12,7 @@ import click
 from devices.errors import BlobError
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
-from hetero.cli.finite import Finite
+from hetero.cli.option_kinds import Finite, json_option
 from hetero.cli.terminal import print_json, show
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.report.text import Rows
@@ -29,12 +29,11 @@ def cache() -> None:
 
 
 def _folder(function: Callable[..., Any]) -> Callable[..., Any]:
-    json_ = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
     dir_ = click.option(
         "--dir", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
         help="The cache's folder.",
     )  # fmt: skip
-    return dir_(json_(function))
+    return dir_(json_option(function))
 
 
 @cache.command("list")

@@ -11,6 +11,7 @@ import click
 from devices.plugin.plugin import Plugin
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.testing import CheckResult, device_results, operator_results
+from hetero.cli.option_kinds import json_option
 from hetero.cli.terminal import print_json, progress, show
 from hetero.compare.subject import CoreSubject
 from hetero.core import Core
@@ -29,7 +30,7 @@ from scheduler.vocabulary.names import parse_device
     "--operators", is_flag=True,
     help="Run ONNX's own suite as well, on all of its cases that the device takes: minutes.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@json_option
 def check_device_command(
     name: str, plugins: tuple[str, ...], operators: bool, as_json: bool
 ) -> None:

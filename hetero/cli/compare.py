@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from hetero.cli.finite import Finite
-from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import read
-from hetero.cli.options import (
-    affinity_option,
-    config_option,
-    core_options,
-    start,
-    with_core,
-)
-from hetero.cli.preprocessing import Preprocessing, preprocess_options
+from hetero.cli.inputs import input_options
+from hetero.cli.job import Job
+from hetero.cli.option_kinds import Finite
+from hetero.cli.options import affinity_option, config_option, core_options, with_core
+from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.terminal import print_json, progress, show
 from hetero.compare.compare import compare as compare_devices
 from hetero.compare.difference import ATOL, RTOL, Difference
-from hetero.core import Core
 from hetero.report.text import Rows
 
 
@@ -45,7 +37,8 @@ def _parse_devices(
 @click.command()
 @click.argument("model")
 @click.option(
-    "--device", "-d", required=True, multiple=True, metavar="A,B", callback=_parse_devices,
+    "--device", "-d", "devices", required=True, multiple=True, metavar="A,B",
+    callback=_parse_devices,
     help="Two devices, the reference first, as ORT,CPU. Either may be a split; it takes all that "
     "follows, or is given alone: CPU,HETERO:ORT,CPU or -d HETERO:ORT,CPU -d CPU.",
 )  # fmt: skip
@@ -57,36 +50,24 @@ def _parse_devices(
 @click.option("--atol", type=Finite(min=0), default=ATOL, show_default=True)
 @core_options
 @with_core
-def compare(
-    core: Core,
-    model: str,
-    device: tuple[str, str],
-    pins: dict[str, str],
-    config: dict[str, Any],
-    inputs: tuple[str, ...],
-    shapes: dict[str, tuple[int, ...]],
-    preprocessing: Preprocessing,
-    rtol: float,
-    atol: float,
-    as_json: bool,
-) -> None:
+def compare(job: Job, devices: tuple[str, str], rtol: float, atol: float, as_json: bool) -> None:
     """Run MODEL on two devices; exit code 1 if they differ, with the first node that does."""
-    source = preprocessing.apply(read(core, model), inputs)
-    values = model_inputs(model, source, inputs, shapes)
-    start(core)
+    source = job.read()
+    values = job.values(source)
+    job.start()
     with progress("comparing"):
         found = compare_devices(
-            core, source, device, values,
-            rtol=rtol, atol=atol, config=config, affinity=pins,
+            job.core, source, devices, values,
+            rtol=rtol, atol=atol, config=job.config, affinity=job.pins,
         )  # fmt: skip
     if as_json:
         print_json("compare", found.to_dict())
     else:
-        show(_table("output", found.outputs, device))
+        show(_table("output", found.outputs, devices))
         if found.values:
-            show(_table(f"made by {found.node} ({found.op_type})", found.values, device))
+            show(_table(f"made by {found.node} ({found.op_type})", found.values, devices))
         if found.alone:
-            show(_table("the same, run alone", found.alone, device))
+            show(_table("the same, run alone", found.alone, devices))
         if len(found.suspects) > 1:
             show(f"one of {len(found.suspects)} nodes: {', '.join(found.suspects)}")
         show(found.sentence())

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hetero.cli.files import check_folder, output_file, refuse_weights, write_models
 from hetero.cli.inputs import shape_option
-from hetero.cli.loading import load, read, show_subgraphs, subgraph_rows
-from hetero.cli.options import model_options, start, with_core
+from hetero.cli.job import Job, show_subgraphs, subgraph_rows
+from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import planned_at, planning_options
-from hetero.cli.preprocessing import Preprocessing, preprocess_options
+from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.terminal import print_json, show
-from hetero.core import Core
 
 
 @click.command("compile")
@@ -34,28 +31,20 @@ from hetero.core import Core
 )  # fmt: skip
 @with_core
 def compile_command(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
-    shapes: dict[str, tuple[int, ...]],
+    job: Job,
     subgraphs_dir: Path | None,
     output: Path | None,
     weightless: bool,
-    preprocessing: Preprocessing,
     as_json: bool,
 ) -> None:
     """Compile MODEL and show which device got which subgraph."""
     if weightless and not output:
         raise click.UsageError("--weightless: name the file with -o.")
-    source = preprocessing.apply(read(core, model))
+    source = job.read()
     refuse_weights(output, source)
-    config = planned_at(config, shapes)
-    start(core)
-    began = time.perf_counter()
-    compiled = load(core, model, source, device, config, pins, {})
-    seconds = time.perf_counter() - began
+    job.config = planned_at(job.config, job.shapes)
+    job.start()
+    compiled = job.compile(source)
     files: list[Path] = []
     if subgraphs_dir:
         names = ((s, f"subgraph_{s.index:03d}_{s.device}.onnx") for s in compiled.subgraphs)
@@ -69,14 +58,14 @@ def compile_command(
             "compile",
             {
                 "model": source.name,
-                "compile_s": seconds,
+                "compile_s": job.compile_s,
                 "loaded_from_cache": cached,
-                "subgraphs": subgraph_rows(compiled, shapes),
+                "subgraphs": subgraph_rows(compiled, job.shapes),
                 "files": files,
             },
         )
         return
-    show_subgraphs(compiled, shapes)
-    show(f"{'loaded from the cache' if cached else 'compiled'} in {seconds * 1e3:.0f} ms")
+    show_subgraphs(compiled, job.shapes)
+    show(f"{'loaded from the cache' if cached else 'compiled'} in {job.compile_s * 1e3:.0f} ms")
     for file in files:
         show(f"wrote {file}")

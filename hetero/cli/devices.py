@@ -1,26 +1,69 @@
-"""``hetero devices``: what this machine or cluster offers."""
+"""``hetero devices``: what this machine or cluster offers, and what could be installed."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import click
 
-from hetero.cli.known_devices import KNOWN
+from hetero.cli.job import Job
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_json, progress, show
-from hetero.core import Core
 from hetero.report.text import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDevice:
+    """A device's name of which the first part is a plugin's.
+
+    Attributes
+    ----------
+    what : str
+        What it is.
+    install : str
+        The command that brings it.
+    missing : str
+        Why there is none, where no plugin says it.
+    """
+
+    what: str
+    install: str
+    missing: str = ""
+
+
+def _provider(what: str, wheel: str, provider: str) -> KnownDevice:
+    return KnownDevice(
+        f"ONNX Runtime on {what}",
+        # All of them are one package, `onnxruntime`: an environment holds one of them.
+        f"pip uninstall -y onnxruntime && pip install {wheel}",
+        f"no onnxruntime here has {provider}ExecutionProvider; its wheel takes the place of others",
+    )
+
+
+KNOWN: Final[Mapping[str, KnownDevice]] = {
+    "CPU": KnownDevice("numpy kernels", "pip install hetero"),
+    "ORT": KnownDevice("ONNX Runtime on the CPU", "pip install 'hetero[ort]'"),
+    "OV": KnownDevice("OpenVINO: CPUs, GPUs, NPUs", "pip install 'hetero[openvino]'"),
+    "GPU": KnownDevice("NVIDIA GPUs, by CuPy on the CPU's kernels", "pip install 'hetero[gpu]'"),
+    "ORT_CUDA": _provider("NVIDIA GPUs", "onnxruntime-gpu", "CUDA"),
+    "ORT_TENSORRT": _provider("NVIDIA GPUs through TensorRT", "onnxruntime-gpu", "Tensorrt"),
+    "ORT_OPENVINO": _provider("OpenVINO", "onnxruntime-openvino", "OpenVINO"),
+    "ORT_MIGRAPHX": _provider("AMD GPUs", "onnxruntime-migraphx", "MIGraphX"),
+    "ORT_QNN": _provider("Qualcomm's NPUs", "onnxruntime-qnn", "QNN"),
+    "NULL": KnownDevice("no compute: scripted times, to measure with", "pip install hetero"),
+}
 
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also those that are not installed.")
 @core_options
 @with_core
-def devices(core: Core, as_json: bool, everything: bool) -> None:
+def devices(job: Job, as_json: bool, everything: bool) -> None:
     """List the devices, with the error of each plugin that does not work."""
     with progress("asking every node for its devices"):
-        found = core.device_descriptors
+        found = job.core.device_descriptors
     rows: list[dict[str, Any]] = [
         {
             "name": d.name,

@@ -18,7 +18,8 @@ import onnx
 from packaging.requirements import Requirement
 
 from devices.errors import HeteroError
-from hetero.cli.known_devices import KNOWN
+from hetero.cli.devices import KNOWN
+from hetero.cli.option_kinds import json_option
 from hetero.cli.terminal import print_json, progress, show
 from hetero.core import Core
 from hetero.report.text import Rows
@@ -51,7 +52,7 @@ class Check:
 
 @click.command()
 @click.option("--address", help="A Ray cluster, as HOST:PORT; by default RAY_ADDRESS or the pool.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@json_option
 def doctor(address: str | None, as_json: bool) -> None:
     """Check versions, devices, the cluster and limits of this machine; say what to do.
 

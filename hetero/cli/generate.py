@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from hetero.cli.loading import is_blob, load
-from hetero.cli.options import model_options, start, with_core
+from hetero.cli.job import Job, is_blob
+from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import print_json, remark, show
 from hetero.compile.compiled_model import CompiledModel
-from hetero.core import Core
 from hetero.generate.decoder import read_decoder
 from hetero.generate.layers import find_layers
 from hetero.generate.text import TextStream, Tokenizer
@@ -47,11 +46,7 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option("--state", "states", multiple=True, metavar="IN=OUT", help="As states= does.")
 @with_core(runs_model=True)
 def generate(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
+    job: Job,
     prompt: str | None,
     tokenizer: Path | None,
     ids: list[int] | None,
@@ -69,13 +64,13 @@ def generate(
         raise click.UsageError("Give --prompt TEXT, or --ids 1,2,3.")
     words = None
     if prompt is not None or tokenizer is not None:
-        words = Tokenizer(tokenizer or Path(model).parent)
+        words = Tokenizer(tokenizer or Path(job.model).parent)
     if prompt is not None and words is not None:
         ids = words.encode(prompt)
     pairs = dict(state.split("=", 1) for state in states if "=" in state)
-    source = None if is_blob(model) else read_decoder(model, states=pairs or None)
-    start(core)
-    compiled = load(core, model, source, device, config, pins, {})
+    source = None if is_blob(job.model) else read_decoder(job.model, states=pairs or None)
+    job.start()
+    compiled = job.compile(source)
     began = time.perf_counter()
     generation = compiled.generate(ids or [], max_new_tokens, **sampling)
     stream = None if words is None else TextStream(words)

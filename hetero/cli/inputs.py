@@ -15,7 +15,7 @@ from devices.errors import ExternalDataError
 from devices.model.light import PREFIX, light_model_inputs
 from devices.model.model import Model
 from devices.model.tensor_proto import tensor_array
-from hetero.cli.pairs import Decorator, pairs, together
+from hetero.cli.option_kinds import Decorator, pairs, together
 from hetero.cli.pictures import is_picture, read_picture
 from hetero.observe.sample_inputs import sample_inputs
 

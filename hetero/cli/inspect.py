@@ -11,7 +11,8 @@ import click
 from devices.model.model import Model
 from devices.model.reader import read_model
 from hetero.cache.description import describe
-from hetero.cli.loading import is_blob
+from hetero.cli.job import is_blob
+from hetero.cli.option_kinds import json_option
 from hetero.cli.terminal import print_json, show
 from hetero.report.contract import describe_model
 from hetero.report.table import model_line, port_lines
@@ -27,7 +28,7 @@ _READ_NBYTES: Final = 2**28
 @click.command("inspect")
 @click.argument("model")
 @click.option("--verify", is_flag=True, help="Check every checksum of a large blob too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@json_option
 def inspect_command(model: str, verify: bool, as_json: bool) -> None:
     """Show what is in MODEL: inputs, outputs, operators; of a blob also devices and stages."""
     if is_blob(model):

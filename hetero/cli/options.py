@@ -1,34 +1,33 @@
-"""Options that several commands share, and the Core that they describe."""
+"""Options that several commands share, and the `Job` that they describe."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from functools import partial, wraps
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from devices.plugin.registry import GROUP
 from devices.plugin.source import PluginSource
 from hetero.affinity.file import parse_pins
-from hetero.cli.files import refuse_overwriting
-from hetero.cli.pairs import pairs, together
+from hetero.cli.files import output_file, refuse_overwriting
+from hetero.cli.job import Job
+from hetero.cli.option_kinds import json_option, pairs, together
 from hetero.cli.planning import plans_by_cost, take_planning
-from hetero.cli.terminal import console, progress, remark
-from hetero.cli.watching import WATCH, watched
+from hetero.cli.terminal import remark
 from hetero.core import Core
 from hetero.devices import ExecutorKind
 from hetero.planning.cost.cost_file import read_costs
-from scheduler import InProcessExecutor
 
-#: Seconds after which a start on Ray is slow enough to say what avoids it.
-SLOW_START_S: Final = 3.0
+#: Options with which requests are looked at while they run; and those that a `Job` has.
+_WATCH: Final = ("trace", "metrics_port")
+_OF_JOB: Final = tuple(entry.name for entry in fields(Job) if entry.name != "core")
 
 
 def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +53,7 @@ def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "one under another NAME; or one of another interpreter's environment, as "
             "ORT_OPENVINO@/opt/ov/bin/python, which starts Ray. Repeatable.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+        json_option,
     )(function)  # fmt: skip
 
 
@@ -89,6 +88,22 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)  # fmt: skip
 
 
+def watch_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--trace`` and ``--metrics-port``; `with_core` takes them."""
+    return together(
+        output_file(
+            "--trace", metavar="FILE.json",
+            help="Write how each request ran: every stage, queue and wire of every device, for "
+            "https://ui.perfetto.dev or chrome://tracing.",
+        ),
+        click.option(
+            "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+            help="Serve figures for Prometheus and `hetero top` there, on this machine alone, "
+            "while the command runs; 0 takes a free port.",
+        ),
+    )(function)  # fmt: skip
+
+
 def with_core(
     function: Callable[..., Any] | None = None,
     *,
@@ -96,7 +111,7 @@ def with_core(
     plans: bool = False,
     imagines: bool = False,
 ) -> Callable[..., Any]:
-    """Turn the Core's options into a Core, closed when the command ends.
+    """Turn a command's options into its `Job`, whose Core is closed when the command ends.
 
     `runs_model`: whether the command runs or measures a model, and so starts Ray by default.
     `plans`: whether it plans by cost where no option says so.
@@ -130,36 +145,31 @@ def with_core(
         if plugins:  # a module beside which the user stands, as `python -m` would find it
             sys.path.insert(0, str(Path.cwd()))
         # What is imagined has a trace of its own.
-        watch = {name: rest.pop(name) for name in WATCH if name in rest and not imagines}
+        watch = {name: rest.pop(name) for name in _WATCH if name in rest and not imagines}
+        about = {name: rest.pop(name) for name in _OF_JOB if name in rest}
         with (
             Core(executor, address=address, devices=device_counts, plugins=plugins) as core,
-            watched(core, **watch),
+            _watched(core, **watch),
         ):
-            return function(core=core, **rest)
+            return function(Job(core, **about), **rest)
 
     return command
 
 
-def start(core: Core) -> None:
-    """Start the devices, saying so; a plugin that was asked for must be there.
-
-    Raises click.UsageError for a ``--plugin`` that cannot be loaded.
-    """
-    began_s = time.monotonic()
-    with progress("starting devices"):
-        rows = core.device_descriptors
-    took_s = time.monotonic() - began_s
-    alone = isinstance(core.executor, InProcessExecutor)
-    if took_s > SLOW_START_S and not alone and console(stderr=True).is_terminal:
-        remark(
-            f"Ray took {took_s:.0f} s to start; `hetero pool up` keeps it and its devices started."
-        )
-    plugins = click.get_current_context().params.get("plugins") or ()
-    asked = {PluginSource.read(plugin).shown for plugin in plugins}
-    installed = asked and entry_points(group=GROUP).names - asked
-    for row in rows:
-        if asked and row.error is not None and row.plugin not in installed:
-            raise click.UsageError(f"--plugin {row.plugin}: {row.error}")
+@contextmanager
+def _watched(
+    core: Core, *, trace: Path | None = None, metrics_port: int | None = None
+) -> Iterator[None]:
+    """Have a Core's requests traced and counted, in the block."""
+    with ExitStack() as stack:
+        if trace is not None:
+            block = core.trace(trace)
+            stack.callback(lambda: remark(f"wrote {trace}") if block.is_written else None)
+            stack.enter_context(block)
+        if metrics_port is not None:
+            server = stack.enter_context(core.serve_metrics(metrics_port))
+            remark(f"metrics: {server.url}")
+        yield
 
 
 def _measures(config: dict[str, Any], plans: bool) -> bool:

@@ -7,12 +7,11 @@ from typing import Any
 import click
 
 from hetero.cli.inputs import shape_option
-from hetero.cli.loading import read
-from hetero.cli.options import model_options, start, with_core
+from hetero.cli.job import Job
+from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import planned_at, planning_options
 from hetero.cli.report import command_line, render, report_options
 from hetero.cli.terminal import progress, steps
-from hetero.core import Core
 from hetero.report import build_report
 
 
@@ -22,23 +21,16 @@ from hetero.report import build_report
 @shape_option("The shape of an input to plan for.")
 @report_options
 @with_core(plans=True)
-def plan(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
-    shapes: dict[str, tuple[int, ...]],
-    **forms: Any,
-) -> None:
+def plan(job: Job, **forms: Any) -> None:
     """Plan MODEL by cost over the devices of the list, without compiling it."""
-    source = read(core, model)
-    config = planned_at(config, shapes, plans=True)
-    start(core)
-    affinity = pins or None
+    source = job.read()
+    job.config = planned_at(job.config, job.shapes, plans=True)
+    job.start()
     with progress("asking the devices"):
-        survey = core.survey_model(source, device, config, affinity=affinity)
+        survey = job.survey(source)
     with steps("planning") as tell:
-        report = core.plan_model(source, device, config, affinity=affinity, progress=tell)
+        report = job.core.plan_model(
+            source, job.device, job.config, affinity=job.pins or None, progress=tell
+        )
         document = build_report(survey, report, command=command_line())
     render(document, source, **forms)

@@ -10,8 +10,7 @@ import click
 import numpy as np
 
 from devices.model.model import Model
-from hetero.cli.finite import Finite
-from hetero.cli.pairs import together
+from hetero.cli.option_kinds import Finite, together
 
 #: Option's name in Python -> the property that it stands for.
 PROPERTIES: Final = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hetero.cli.option_kinds import json_option
 from hetero.cli.options import core_options
 from hetero.cli.terminal import print_json, progress, show
 from hetero.report.text import Rows
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    json_ = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
     address = click.option(
         "--address",
         help="The cluster, as HOST:PORT or 'auto'; by default this machine's own pool.",
     )
-    return address(json_(function))
+    return address(json_option(function))
 
 
 @click.group()

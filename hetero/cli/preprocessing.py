@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Final, TypeVar
 
@@ -12,10 +12,8 @@ import click
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from hetero.cli.inputs import given_files, port_name
-from hetero.cli.loading import is_blob
-from hetero.cli.pairs import pairs, together
+from hetero.cli.option_kinds import pairs, together
 from hetero.cli.pictures import is_picture, read_picture
-from hetero.core import Core
 from hetero.preprocess import PrePostProcessor
 
 Value = TypeVar("Value")
@@ -25,26 +23,13 @@ Value = TypeVar("Value")
 class Preprocessing:
     """What the options say, by input; the empty name is that of the only one."""
 
-    layouts: Mapping[str, str]
-    means: Mapping[str, Sequence[float]]
-    scales: Mapping[str, Sequence[float]]
-    color: str
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    means: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    scales: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    color: str = "RGB"
 
     def __bool__(self) -> bool:
         return bool(self.layouts or self.means or self.scales)
-
-    def of_model(self, core: Core, model: str, inputs: Sequence[str]) -> Model | None:
-        """Read a model and `apply` to it; return None for a blob, which has its own steps.
-
-        Raises click.UsageError for options that come with a blob.
-        """
-        if not is_blob(model):
-            return self.apply(core.read_model(model), inputs)
-        if self:
-            raise click.UsageError(
-                "--layout, --mean and --scale are for models; compile the blob with them."
-            )
-        return None
 
     def apply(self, model: Model, inputs: Sequence[str] = ()) -> Model:
         """Return the model with what the options and the pictures among `inputs` need.
@@ -52,6 +37,8 @@ class Preprocessing:
         Raises click.UsageError for options and pictures that do not fit the model.
         """
         files = {n: path for n, path in given_files(inputs, model).items() if is_picture(path)}
+        if not files and not self:
+            return model
         pictures = _of_ports(files, model, "--input")
         layouts = _of_ports(self.layouts, model, "--layout")
         means = _of_ports(self.means, model, "--mean")
@@ -73,7 +60,7 @@ class Preprocessing:
                 info.preprocess().mean(means[name])
             if name in scales:
                 info.preprocess().scale(scales[name])
-        return ppp.build() if pictures or self else model
+        return ppp.build()
 
     def _picture(self, info: Any, port: TensorSpec, layout: str, height: int, width: int) -> None:
         """Write what becomes of a picture before the model."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,14 +11,13 @@ from devices.errors import DeviceError, PlanError
 from devices.model.light import PREFIX
 from devices.model.model import Model
 from hetero.cli.files import check_file, output_file, refuse_weights
-from hetero.cli.finite import Finite
-from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import read
-from hetero.cli.options import model_options, start, with_core
-from hetero.cli.preprocessing import Preprocessing, preprocess_options
+from hetero.cli.inputs import input_options
+from hetero.cli.job import Job
+from hetero.cli.option_kinds import Finite
+from hetero.cli.options import model_options, with_core
+from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import print_json, show, steps
-from hetero.core import Core
 from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
 from hetero.report.text import Rows
@@ -34,15 +32,8 @@ from hetero.report.text import Rows
               show_default=True, help="The most time; it ends once figures settle.")  # fmt: skip
 @with_core(runs_model=True)
 def profile_command(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
+    job: Job,
     output: Path | None,
-    inputs: tuple[str, ...],
-    shapes: dict[str, tuple[int, ...]],
-    preprocessing: Preprocessing,
     seconds: float,
     as_json: bool,
 ) -> None:
@@ -51,16 +42,16 @@ def profile_command(
     Ctrl-C ends it and keeps what was measured; the exit code is 1 then, and when a device could
     not be measured.
     """
-    if pins:
+    if job.pins:
         raise click.UsageError("--affinity: a profile measures every device; pin when planning.")
-    source = preprocessing.apply(read(core, model), inputs)
-    path = output or _default_path(model, source)
+    source = job.read()
+    path = output or _default_path(job.model, source)
     refuse_weights(path, source)
-    values = model_inputs(model, source, inputs, shapes)
-    start(core)
+    values = job.values(source)
+    job.start()
     with steps("profiling") as tell:
-        costs = core.profile_model(
-            source, device, config, inputs=values, seconds=seconds, progress=tell
+        costs = job.core.profile_model(
+            source, job.device, job.config, inputs=values, seconds=seconds, progress=tell
         )
     if not costs.devices:
         reasons = "; ".join(f"{d}: {r}" for d, r in costs.missing.items()) or "interrupted"

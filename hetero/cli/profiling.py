@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
 from devices.model.model import Model
 from hetero.cli.files import output_file
-from hetero.cli.pairs import together
+from hetero.cli.job import Job
+from hetero.cli.option_kinds import together
 from hetero.cli.planning import plans_by_cost
 from hetero.cli.report import command_line, write_text
 from hetero.cli.terminal import progress, show
 from hetero.compile.compiled_model import CompiledModel
-from hetero.core import Core
 from hetero.planning import PlanReport
 from hetero.report import build_report, report_html
 from hetero.report.text import Rows
@@ -27,26 +27,6 @@ from scheduler.formats.publish import publish
 SHOWN: Final = 20
 #: Names of nodes that one executed node covers before the rest is counted.
 COVERED: Final = 4
-
-
-class Profiling(NamedTuple):
-    """What ``--profile`` and ``--html`` ask for."""
-
-    wanted: bool
-    html: Path | None
-
-    def configuration(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-        """Return what to compile with, and the cost file that only tells what was expected.
-
-        Raises click.UsageError: a page is wanted of what is not measured.
-        """
-        if not self.wanted:
-            if self.html:
-                raise click.UsageError("--html: for --profile; `hetero query --html` runs nothing.")
-            return dict(config), None
-        config = {**config, "PERF_COUNT": True}
-        aside = None if plans_by_cost(config) else config.pop("COST_FILE", None)
-        return config, aside
 
 
 def profile_options(function: Any) -> Any:
@@ -63,36 +43,39 @@ def profile_options(function: Any) -> Any:
     )(function)  # fmt: skip
 
 
+def profiled(
+    config: dict[str, Any], wanted: bool, html: Path | None
+) -> tuple[dict[str, Any], str | None]:
+    """Return what to compile with, and the cost file that only tells what was expected.
+
+    Raises click.UsageError: a page is wanted of what is not measured.
+    """
+    if not wanted:
+        if html:
+            raise click.UsageError("--html: for --profile; `hetero query --html` runs nothing.")
+        return config, None
+    config = {**config, "PERF_COUNT": True}
+    aside = None if plans_by_cost(config) else config.pop("COST_FILE", None)
+    return config, aside
+
+
 def expected(
-    core: Core,
-    compiled: CompiledModel,
-    source: Model | None,
-    device: str,
-    config: dict[str, Any],
-    pins: dict[str, str],
-    costs: str | None,
+    job: Job, compiled: CompiledModel, source: Model | None, costs: str | None
 ) -> PlanReport | None:
     """Return what was expected of a model: its plan's prediction, or a cost file's."""
     if costs is None or source is None:
         return compiled.plan_report
-    judged = {**config, "MODEL_DISTRIBUTION_POLICY": "PRIORITY", "COST_FILE": costs}
+    judged = {**job.config, "MODEL_DISTRIBUTION_POLICY": "PRIORITY", "COST_FILE": costs}
     with progress("judging by the cost file"):
-        return core.plan_model(source, device, judged, affinity=pins or None)
+        return job.core.plan_model(source, job.device, judged, affinity=job.pins or None)
 
 
 def write_page(
-    path: Path,
-    core: Core,
-    source: Model,
-    device: str,
-    config: dict[str, Any],
-    pins: dict[str, str],
-    plan: PlanReport | None,
-    profile: dict[str, Any],
+    path: Path, job: Job, source: Model, plan: PlanReport | None, profile: dict[str, Any]
 ) -> None:
     """Write the report's page, with what was measured in it."""
     with progress("asking the devices"):
-        survey = core.survey_model(source, device, config, affinity=pins or None)
+        survey = job.survey(source)
     document = build_report(survey, plan, command=command_line())
     publish(path, partial(write_text, report_html({**document, "measured": profile})))
 

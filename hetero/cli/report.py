@@ -14,7 +14,7 @@ import click
 
 from devices.model.model import Model
 from hetero.cli.files import output_file, refuse_weights, write_models
-from hetero.cli.pairs import together
+from hetero.cli.option_kinds import together
 from hetero.cli.terminal import plain, remark, show
 from hetero.report import (
     annotated_model,

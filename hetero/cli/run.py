@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,16 +15,14 @@ import numpy as np
 
 from devices.model.light import PREFIX, TIED, light_model_outputs
 from devices.model.model import Model
-from devices.model.variables import variables_of
 from hetero.cli.files import output_file, refuse_weights
-from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
-from hetero.cli.options import model_options, start, with_core
-from hetero.cli.planning import planned_for, planning_options, plans_by_cost
-from hetero.cli.preprocessing import Preprocessing, preprocess_options
-from hetero.cli.profiling import Profiling, expected, profile_options, show_profile, write_page
+from hetero.cli.inputs import input_options
+from hetero.cli.job import Job, blob_options, show_subgraphs, subgraph_rows
+from hetero.cli.options import model_options, watch_options, with_core
+from hetero.cli.planning import planning_options, plans_by_cost
+from hetero.cli.preprocessing import preprocess_options
+from hetero.cli.profiling import expected, profile_options, profiled, show_profile, write_page
 from hetero.cli.terminal import print_json, progress, remark, show
-from hetero.cli.watching import watch_options
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.report.departures import departures
@@ -49,16 +47,7 @@ REPEATS = 10
 @blob_options
 @with_core(runs_model=True)
 def run(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
-    inputs: tuple[str, ...],
-    shapes: dict[str, tuple[int, ...]],
-    preprocessing: Preprocessing,
-    remap: dict[str, str],
-    weights: str | None,
+    job: Job,
     profile: bool,
     html: Path | None,
     output: Path | None,
@@ -69,23 +58,17 @@ def run(
     MODEL may be a blob that `hetero compile -o` wrote: it runs on the devices it was compiled for.
     """
     # Bad input is reported before anything starts.
-    config, costs = Profiling(profile, html).configuration(config)
-    source = preprocessing.of_model(core, model, inputs)
-    values = None
-    if source is None and (html or costs):
-        raise click.UsageError("--html and --costs are for models; a blob is placed already.")
+    job.config, costs = profiled(job.config, profile, html)
+    source = job.read_unless_blob()
     if source is not None:
-        values = _inputs(model, source, inputs, shapes)
         refuse_weights(output, source)
         refuse_weights(html, source)
-        config = planned_for(config, source, values)
-    start(core)
-    compiled = load(core, model, source, device, config, pins, remap, weights)
-    idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(core))
+    elif html or costs:
+        raise click.UsageError("--html and --costs are for models; a blob is placed already.")
+    compiled, values = job.compile_with_inputs(source, with_states=False)
+    idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(job.core))
     if idle:
         remark(f"{', '.join(idle)} computes nothing: the outputs are not results")
-    if values is None:
-        values = _inputs(model, compiled.partition.source, inputs, shapes)
     request = compiled.create_infer_request()
     timed = []
     with progress("running"):
@@ -94,11 +77,11 @@ def run(
             began_s = time.monotonic()
             results = request.infer(values)
             timed.append(TimedRequest(began_s, time.monotonic() - began_s, request.times))
-    left = _left(core, compiled, source, device, config, pins)
+    left = _left(job, compiled, source)
     times = [one.latency_s for one in timed]
     outputs = results.by_name()
-    generated = not inputs and not shapes and not preprocessing
-    check = _compare(model, list(results.to_tuple())) if generated else None
+    generated = not job.inputs and not job.shapes and not job.preprocessing
+    check = _compare(job.model, list(results.to_tuple())) if generated else None
     if output:
         publish(output, lambda file: _save(file, outputs))
         kind = "" if output.suffix == ".npz" else ", which is an .npz archive"
@@ -114,11 +97,10 @@ def run(
         "median_s": median_s,
     }
     if profile:
-        plan = expected(core, compiled, source, device, config, pins, costs)
+        plan = expected(job, compiled, source, costs)
         document["profile"] = build_profile(compiled, timed[1:], plan)
         if html and source is not None:
-            told = document["profile"]
-            write_page(html, core, source, device, config, pins, plan, told)
+            write_page(html, job, source, plan, document["profile"])
     if as_json:
         print_json("run", document)
     else:
@@ -144,26 +126,12 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-def _inputs(
-    name: str, model: Model, files: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
-    states = [variable.name for variable in variables_of(model)]
-    return model_inputs(name, model, files, shapes, hidden=states)
-
-
-def _left(
-    core: Core,
-    compiled: CompiledModel,
-    source: Model | None,
-    device: str,
-    config: dict[str, Any],
-    pins: dict[str, str],
-) -> str:
+def _left(job: Job, compiled: CompiledModel, source: Model | None) -> str:
     """Return what left the first device of a list; it is not asked again for what is cached."""
     cached = compiled.get_property("LOADED_FROM_CACHE")
-    if source is None or cached or plans_by_cost(config):
+    if source is None or cached or plans_by_cost(job.config):
         return ""
-    support = core.query_model(source, device, config, affinity=pins or None)
+    support = job.core.query_model(source, job.device, job.config, affinity=job.pins or None)
     asked = {name: None for refused in support.refusals.values() for name in refused}
     return departures(source, support, next(iter(asked), ""))
 

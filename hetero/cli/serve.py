@@ -7,17 +7,16 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hetero.cli.finite import Finite
-from hetero.cli.loading import is_blob, load
-from hetero.cli.options import model_options, start, with_core
-from hetero.cli.pairs import together
+from hetero.cli.job import Job, is_blob
+from hetero.cli.option_kinds import Finite, together
+from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import print_json, progress, remark, show
-from hetero.core import Core
 from hetero.generate.decoder import read_decoder
 from hetero.report.text import Rows
 from hetero.serve.server import Server, ServerOptions, require_extra
@@ -55,11 +54,11 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--tls-certificate", type=file, metavar="FILE.pem", help="The certificate chain."
         ),
         click.option(
-            "--max-body", type=click.IntRange(1), default=2**30, show_default=True,
+            "--max-body", "body_nbytes", type=click.IntRange(1), default=2**30, show_default=True,
             metavar="BYTES", help="Bytes that a request may have.",
         ),
         click.option(
-            "--body-seconds", type=Finite(0.1), default=60.0, show_default=True,
+            "--body-seconds", "body_s", type=Finite(0.1), default=60.0, show_default=True,
             help="Seconds that a request may take to arrive.",
         ),
         click.option(
@@ -78,7 +77,7 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
         click.option(
-            "--drain-seconds", type=Finite(0.0), default=30.0, show_default=True,
+            "--drain-seconds", "drain_s", type=Finite(0.0), default=30.0, show_default=True,
             help="Seconds that requests have to end after Ctrl-C or SIGTERM.",
         ),
     )(function)  # fmt: skip
@@ -100,28 +99,13 @@ def _read_tokens(
 @_server_options
 @with_core
 def serve(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
-    port: int,
-    grpc_port: int | None,
-    host: str,
+    job: Job,
     name: str | None,
     check: bool,
-    tokens: tuple[str, ...],
-    tls_key: Path | None,
-    tls_certificate: Path | None,
-    max_body: int,
-    body_seconds: float,
-    shared_memory: bool,
     workers: int,
-    shared_port: bool,
-    access_log: bool,
     decoder: bool,
-    drain_seconds: float,
     as_json: bool,
+    **listening: Any,
 ) -> None:
     """Serve MODEL by HTTP: an ONNX model, a blob, or a folder of them.
 
@@ -129,40 +113,37 @@ def serve(
     versions) and a folder for each version. What changes there is taken over within seconds.
     """
     require_extra()
-    if (tls_key is None) != (tls_certificate is None):
+    options = ServerOptions(**listening)
+    if (options.tls_key is None) != (options.tls_certificate is None):
         raise click.UsageError("--tls-key and --tls-certificate go together.")
     from hetero.serve.repository import ModelSource, Repository
     from hetero.serve.sources import ModelOptions, folder_sources
 
     if workers > 1 and not check:
-        _run_workers(host, port, grpc_port, workers, drain_seconds)
+        _run_workers(options, workers)
         return
-    if (folder := Path(model)).is_dir():
-        if pins or name:
+    if (folder := Path(job.model)).is_dir():
+        if job.pins or name:
             raise click.UsageError("--affinity and --name are for one model; write hetero.yaml.")
 
         def compiled(path: Path, options: ModelOptions) -> Any:
             if is_blob(str(path)):
-                return core.import_model(path, options.device or None, options.config)
+                return job.core.import_model(path, options.device or None, options.config)
             source: Any = read_decoder(path) if options.decoder else path
-            return core.compile_model(
-                source, options.device or device, options.config, affinity=options.affinity or None
-            )
+            return job.core.compile_model(
+                source, options.device or job.device, options.config,
+                affinity=options.affinity or None,
+            )  # fmt: skip
 
-        usual = ModelOptions(config=config, decoder=decoder)
+        usual = ModelOptions(config=job.config, decoder=decoder)
         repository = Repository(lambda: folder_sources(folder, usual, compiled))
     else:
-        read = read_decoder if decoder else core.read_model
-        source = None if is_blob(model) else read(model)
-        called = name or Path(model.rpartition(":")[2]).stem
-        only = ModelSource(
-            called,
-            "1",
-            lambda: load(core, model, source, device, config, pins, {}),
-            folder=folder.parent,
-        )
+        read = read_decoder if decoder else job.core.read_model
+        source = None if is_blob(job.model) else read(job.model)
+        called = name or Path(job.model.rpartition(":")[2]).stem
+        only = ModelSource(called, "1", lambda: job.compile(source), folder=folder.parent)
         repository = Repository(lambda: [only])
-    start(core)
+    job.start()
     with progress("loading models"):
         repository.refresh()
     index = repository.index()
@@ -170,19 +151,18 @@ def serve(
     if check or (broken and not folder.is_dir()):
         _tell(index, as_json)
         raise click.exceptions.Exit(1 if broken or not index else 0)
-    options = ServerOptions(
-        host, port, grpc_port, tokens, tls_key, tls_certificate, max_body, body_seconds,
-        shared_memory, access_log, drain_seconds, _WATCH_S if folder.is_dir() else 0.0, shared_port,
-    )  # fmt: skip
-    if access_log:
-        _log_lines()
-    with Server(repository, options).until_started() as server:
+    if options.access_log:  # a line each on stderr
+        log = logging.getLogger("hetero.serve.access")
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
+    watched = replace(options, watch_s=_WATCH_S if folder.is_dir() else 0.0)
+    with Server(repository, watched).until_started() as server:
         if as_json:
             told = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
             print_json("serve", told)
         else:
             _tell(index, as_json=False)
-            by = f" and gRPC at {host}:{server.grpc_port}" if server.grpc_port else ""
+            by = f" and gRPC at {options.host}:{server.grpc_port}" if server.grpc_port else ""
             remark(f"serving at {server.url}{by}; Ctrl-C ends it")
         server.wait()
 
@@ -197,7 +177,7 @@ def _tell(index: list[dict[str, str]], as_json: bool) -> None:
     show(table)
 
 
-def _run_workers(host: str, port: int, grpc_port: int | None, count: int, drain_s: float) -> None:
+def _run_workers(options: ServerOptions, count: int) -> None:
     """Run this command in several processes on the same ports."""
     from hetero.serve.workers import bound, run_workers
 
@@ -209,19 +189,12 @@ def _run_workers(host: str, port: int, grpc_port: int | None, count: int, drain_
         if find_head() is None:
             raise click.UsageError("workers share a pool's devices: start `hetero pool up` first.")
     with ExitStack() as stack:
-        kept = stack.enter_context(bound(host, port, shared=True))
-        port = kept.getsockname()[1]
-        more = ["--workers", "1", "--shared-port", "--port", f"{port}"]
-        if grpc_port is not None:
-            kept = stack.enter_context(bound(host, grpc_port, shared=True))
-            more += ["--grpc-port", f"{kept.getsockname()[1]}"]
-        command = [sys.executable, "-m", "hetero", *sys.argv[1:], *more]
-        remark(f"serving at {host}:{port} with {count} workers; Ctrl-C ends them")
-        run_workers(command, count, drain_s, lambda ids: remark(f"workers: {ids}"))
-
-
-def _log_lines() -> None:
-    """Print the access log on stderr."""
-    log = logging.getLogger("hetero.serve.access")
-    log.addHandler(logging.StreamHandler())
-    log.setLevel(logging.INFO)
+        command = [sys.executable, "-m", "hetero", *sys.argv[1:], "--workers", "1", "--shared-port"]
+        ports = []
+        for option, port in (("--port", options.port), ("--grpc-port", options.grpc_port)):
+            if port is not None:
+                kept = stack.enter_context(bound(options.host, port, shared=True))
+                ports.append(kept.getsockname()[1])
+                command += [option, f"{ports[-1]}"]
+        remark(f"serving at {options.host}:{ports[0]} with {count} workers; Ctrl-C ends them")
+        run_workers(command, count, options.drain_s, lambda ids: remark(f"workers: {ids}"))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import click
 
 from devices.errors import ArgumentError
 from hetero.cli.files import output_file
-from hetero.cli.loading import read
-from hetero.cli.options import model_options, start, with_core
+from hetero.cli.job import Job
+from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.terminal import print_json, show, steps
-from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import seconds_text
 from hetero.simulate.advise import Change, Simulation
@@ -44,11 +42,7 @@ _SHOWN = 12
               help="Write an HTML page: times and use against the load, tables.")  # fmt: skip
 @with_core(plans=True, imagines=True)
 def simulate(
-    core: Core,
-    model: str,
-    device: str,
-    pins: dict[str, str],
-    config: dict[str, Any],
+    job: Job,
     fleet: dict[str, int],
     arrivals: str | None,
     slo: str | None,
@@ -66,11 +60,12 @@ def simulate(
     """
     if cluster and fleet:
         raise click.UsageError("--cluster lists the devices; leave out --devices.")
-    source = read(core, model)
-    start(core)
+    source = job.read()
+    job.start()
     with steps("simulating") as tell:
-        found = core.simulate(
-            source, device, config, affinity=pins or None, devices=fleet, cluster=cluster,
+        found = job.core.simulate(
+            source, job.device, job.config, affinity=job.pins or None, devices=fleet,
+            cluster=cluster,
             arrivals=arrivals, slo_s=inf if slo is None else _seconds(slo), requests=requests,
             batch=batch, trace=trace, curve=page is not None, progress=tell,
         )  # fmt: skip

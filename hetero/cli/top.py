@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.live import Live
 
 from hetero.cli.figures import PERCENTILES, Look, figures
-from hetero.cli.finite import Finite
+from hetero.cli.option_kinds import Finite
 from hetero.cli.terminal import console, print_json, remark, show
 from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text

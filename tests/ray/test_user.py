@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 import hetero
 from devices import errors
-from hetero.cli import options
+from hetero.cli import job
 from scheduler.observe.metrics import Metrics
 from tests.scheduler.parties import wait_for
 from tests.support.command_line import Shell
@@ -173,7 +173,7 @@ def test_bench_says_what_a_lost_device_cost(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx.save_model(branches(), path := tmp_path / "branches.onnx")
-    monkeypatch.setattr(options, "SLOW_START_S", 0.0)
+    monkeypatch.setattr(job, "SLOW_START_S", 0.0)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     # The 4th run is the 3rd request of one at a time; the device starts anew and counts anew.
     done = shell("bench -d NULL -c NULL_FAULT=die@4 -n 3 -j 1", path, ray=True)

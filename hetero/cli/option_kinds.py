@@ -1,14 +1,30 @@
-"""Options of the form NAME=VALUE, each name given once; and options that come together."""
+"""Kinds of options: NAME=VALUE pairs, finite numbers, and several that come together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import click
 
 #: Adds one or more options to a command's function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+json_option: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON for programs."
+)
+
+
+class Finite(click.FloatRange):
+    """A range of numbers; click's own lets ``nan`` through, and without an end ``inf``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; a usage error says what it cannot be."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no finite number.", param, ctx)
+        return found
 
 
 def together(*decorators: Decorator) -> Decorator:

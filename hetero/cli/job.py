@@ -1,0 +1,224 @@
+"""What most commands are about: a model or a blob, the devices it is for, what it is run with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from devices.errors import ModelError
+from devices.model.model import Model
+from devices.model.variables import variables_of
+from devices.plugin.registry import GROUP
+from devices.plugin.source import PluginSource
+from hetero.cli.inputs import model_inputs
+from hetero.cli.option_kinds import pairs, together
+from hetero.cli.planning import PROPERTIES, planned_for
+from hetero.cli.preprocessing import Preprocessing
+from hetero.cli.terminal import console, progress, remark, show
+from hetero.compile.compiled_model import CompiledModel
+from hetero.core import Core
+from hetero.observe.sample_inputs import sample_shapes
+from hetero.planning.cost.work import value_nbytes, with_shapes
+from hetero.query.survey import Survey
+from hetero.report.table import subgraph_table
+from hetero.report.units import counted
+from scheduler import InProcessExecutor
+from scheduler.formats.blob_format import MAGIC
+from scheduler.formats.weightless import is_weightless
+
+#: Seconds after which a start on Ray is slow enough to say what avoids it.
+SLOW_START_S: Final = 3.0
+
+
+def blob_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--remap OLD=NEW`` and ``--weights MODEL``."""
+    return together(
+        click.option(
+            "--remap", multiple=True, metavar="OLD=NEW", callback=pairs("OLD=NEW, as ORT=CPU"),
+            help="For a blob: the device here that takes the place of one it was compiled for.",
+        ),
+        click.option(
+            "--weights", metavar="MODEL",
+            help="For a blob that was compiled with --weightless: the model that it is of.",
+        ),
+    )(function)  # fmt: skip
+
+
+@dataclass
+class Job:
+    """A Core, and what a command is given for it; options that the command lacks are empty.
+
+    `model`: as it was named: a file, ``light:NAME``, or a blob.
+    `pins`: pattern -> device.
+    `inputs`, `shapes`: as `hetero.cli.inputs.model_inputs` takes them.
+    `remap`, `weights`: of blobs, as `Core.import_model` takes them.
+    """
+
+    core: Core
+    model: str = ""
+    device: str = "HETERO"
+    pins: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    remap: dict[str, str] = field(default_factory=dict)
+    weights: str | None = None
+    #: Seconds that the compilation or import took.
+    compile_s: float = 0.0
+
+    def read(self) -> Model:
+        """Read the model, with the preprocessing that was asked for.
+
+        Raises click.UsageError for a blob.
+        """
+        if is_blob(self.model):
+            raise click.UsageError(
+                f"{self.model} is a compiled model (a blob), cut already; give the ONNX model it "
+                "was made from. `hetero inspect` shows what is in it, `hetero run` and `hetero "
+                "bench` run it."
+            )
+        return self.preprocessing.apply(self.core.read_model(self.model), self.inputs)
+
+    def read_unless_blob(self) -> Model | None:
+        """Read the model; return None for a blob, which has its own preprocessing."""
+        if not is_blob(self.model):
+            return self.read()
+        if self.preprocessing:
+            raise click.UsageError(
+                "--layout, --mean and --scale are for models; compile the blob with them."
+            )
+        return None
+
+    def values(self, model: Model, *, with_states: bool = True) -> dict[str, Any]:
+        """Return a value for each input of the model, and its states."""
+        hidden = [] if with_states else [variable.name for variable in variables_of(model)]
+        return model_inputs(self.model, model, self.inputs, self.shapes, hidden=hidden)
+
+    def survey(self, source: Model) -> Survey:
+        """Ask every device about every node of the model."""
+        return self.core.survey_model(source, self.device, self.config, affinity=self.pins or None)
+
+    def start(self) -> None:
+        """Start the devices, saying so; a plugin that was asked for must be there.
+
+        Raises click.UsageError for a ``--plugin`` that cannot be loaded.
+        """
+        began_s = time.monotonic()
+        with progress("starting devices"):
+            rows = self.core.device_descriptors
+        took_s = time.monotonic() - began_s
+        alone = isinstance(self.core.executor, InProcessExecutor)
+        if took_s > SLOW_START_S and not alone and console(stderr=True).is_terminal:
+            remark(
+                f"Ray took {took_s:.0f} s to start; `hetero pool up` keeps it and its devices "
+                "started."
+            )
+        plugins = click.get_current_context().params.get("plugins") or ()
+        asked = {PluginSource.read(plugin).shown for plugin in plugins}
+        installed = asked and entry_points(group=GROUP).names - asked
+        for row in rows:
+            if asked and row.error is not None and row.plugin not in installed:
+                raise click.UsageError(f"--plugin {row.plugin}: {row.error}")
+
+    def compile(self, source: Model | None) -> CompiledModel:
+        """Compile a model that was read, or import the blob where `source` is None.
+
+        Raises click.UsageError: options that only the other of the two has.
+        """
+        began_s = time.perf_counter()
+        if source is None:
+            compiled = self._import()
+        else:
+            if self.remap:
+                raise click.UsageError("--remap is for blobs; name the devices with --device.")
+            if self.weights:
+                raise click.UsageError("--weights is for blobs; a model has its own.")
+            with progress(f"compiling {source.name}"):
+                compiled = self.core.compile_model(
+                    source, self.device, self.config, affinity=self.pins or None
+                )
+        self.compile_s = time.perf_counter() - began_s
+        return compiled
+
+    def compile_with_inputs(
+        self, source: Model | None, *, with_states: bool
+    ) -> tuple[CompiledModel, dict[str, Any]]:
+        """Start the devices and compile; return a value for each input as well.
+
+        Bad inputs of a model are reported before anything starts.
+        """
+        values = None
+        if source is not None:
+            values = self.values(source, with_states=with_states)
+            self.config = planned_for(self.config, source, values)
+        self.start()
+        compiled = self.compile(source)
+        if values is None:
+            values = self.values(compiled.partition.source, with_states=with_states)
+        return compiled, values
+
+    def _import(self) -> CompiledModel:
+        if self.pins:
+            raise click.UsageError("--affinity is for models; a blob is cut already.")
+        if planning := sorted(set(PROPERTIES.values()) & self.config.keys()):
+            raise click.UsageError(f"{', '.join(planning)}: for models; a blob is planned already.")
+        given = click.get_current_context().get_parameter_source("device")
+        chosen = None if given is click.core.ParameterSource.DEFAULT else self.device
+        with progress(f"importing {self.model}"):
+            return self.core.import_model(
+                self.model, chosen, self.config, self.remap, weights=self.weights
+            )
+
+
+def is_blob(model: str) -> bool:
+    """Whether a model argument is a blob's file."""
+    path = Path(model)
+    if not path.is_file():
+        return False
+    if not path.stat().st_size:
+        raise ModelError(f"{model} is empty: not an ONNX model, and no blob.")
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC or is_weightless(path)
+
+
+def subgraph_rows(
+    compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> list[dict[str, Any]]:
+    """Return the subgraphs as plain rows; open dimensions are those of the shapes, or 1."""
+    source = compiled.partition.source
+    specs = with_shapes(source, sample_shapes(source, shapes)).spec
+    crossing = {wire.tensor for wire in compiled.partition.wires}
+
+    def nbytes(values: Iterable[str]) -> int:
+        return sum(value_nbytes(specs(value)) for value in values)
+
+    return [
+        {
+            "index": s.index,
+            "device": s.device,
+            "nodes": list(s.node_names),
+            "inputs": list(s.inputs),
+            "outputs": list(s.outputs),
+            "in_nbytes": nbytes(s.inputs),
+            "out_nbytes": nbytes(s.outputs),
+            "crossing_nbytes": nbytes(v for v in s.outputs if v in crossing),
+        }
+        for s in compiled.subgraphs
+    ]
+
+
+def show_subgraphs(
+    compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> None:
+    """Print which device got which subgraph."""
+    rows = subgraph_rows(compiled, shapes)
+    nodes = sum(len(row["nodes"]) for row in rows)
+    show(f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}")
+    show(subgraph_table(rows))
