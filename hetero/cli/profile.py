@@ -94,7 +94,7 @@ def show_costs(costs: Costs) -> None:
     """Print what devices and transfers cost."""
     show(f"{costs.model}: {costs.basis()}")
     table = Rows(
-        "device", "all nodes ms", "measured", "estimated", "per subgraph ms", "fused",
+        "device", "all nodes ms", "measured", "estimated", "per subgraph ms",
         "busy alone", "busy with all",
     )  # fmt: skip
     for name, device in costs.devices.items():
@@ -105,7 +105,6 @@ def show_costs(costs: Costs) -> None:
             sources["measured"] + sources["calibrated"],
             sources["estimated"],
             f"{device.dispatch.seconds * 1e3:.3f}",
-            f"× {device.fusion.seconds:.2f}",
             *(
                 f"× {pace.load.seconds:.2f} + {pace.overhead.seconds * 1e3:.3f} ms"
                 for pace in (device.alone, device.company)

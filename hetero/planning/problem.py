@@ -108,7 +108,7 @@ def node_seconds(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:
     if alone is None:
         return None
     load = costs.company.load.seconds if hint == "THROUGHPUT" else 1.0
-    return Time(alone.seconds * costs.fusion.seconds * load, alone.source)
+    return Time(alone.seconds * load, alone.source)
 
 
 def call_seconds(costs: DeviceCosts, hint: Hint) -> float:

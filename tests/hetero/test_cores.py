@@ -15,6 +15,7 @@ from devices.model.model import Model
 from devices.null.plugin import NullPlugin
 from devices.plugin.program import Payload, Program
 from devices.plugin.properties import OPTIONAL_PROPERTIES, Config
+from hetero.planning.cost.kinds import Kind, identify
 from hetero.planning.cost.load import BusyDevices
 from tests.support.models import branches
 
@@ -107,7 +108,7 @@ def test_costs_are_measured_alone_with_every_core_and_in_company_with_the_share(
     SeenPlugin.seen.clear()
     busy = BusyDevices(core.executor, {}, ["SEEN.0", "SEEN.1"])
     x = {"x": np.zeros((2, 3), np.float32)}
-    for name in ("SEEN.0", "SEEN.1"):
-        busy.add(name, name, model, x, 1e-4)
+    seen = [d for d in core.device_descriptors if d.name in ("SEEN.0", "SEEN.1")]
+    busy.add(Kind(identify(seen[0], {}), seen, [model]), x)
     busy.close()
     assert SeenPlugin.seen == [CORES // 2, CORES // 2]

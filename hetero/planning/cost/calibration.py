@@ -1,7 +1,4 @@
-"""From samples to figures: what subgraphs take by their nodes, alone and beside busy neighbours.
-
-``t(S) = dispatch + fusion * sum of t(v)``: a subgraph costs something to call, and its nodes less
-than alone where the device runs neighbours as one.
+"""From samples to figures: what devices take, alone and beside busy neighbours.
 
 What else a machine does makes runs longer, never shorter: a low quantile stands for many samples.
 They have settled once their halves say the same; where they never do, other work spoiled them.
@@ -15,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from hetero.planning.cost.costs import Pace, Source, Time
+from hetero.planning.cost.costs import Pace, Time
 
 #: Percentile that stands for many samples.
 LOW: Final = 10
@@ -26,8 +23,6 @@ SETTLED: Final = 1.05
 SPOILED: Final = 1.5
 #: Share of a subgraph's time that its call may take: its nodes take something too.
 MOST_DISPATCH: Final = 0.9
-#: Seconds that a call of a subgraph is assumed to take where it could not be measured.
-ASSUMED_DISPATCH_S: Final = 5e-5
 
 
 def low(samples: Sequence[float]) -> float:
@@ -52,22 +47,6 @@ def spoiled(samples: Sequence[float]) -> bool:
     return len(samples) >= LEAST_SAMPLES and _drift(samples) > SPOILED
 
 
-def fit_subgraphs(whole: tuple[float, float] | None, cut_s: float | None) -> tuple[Time, Time]:
-    """Fit dispatch and fusion so that the largest subgraph, most often the whole, takes its time.
-
-    `whole`: the sum of its nodes' seconds, and its own; None where they are not known.
-    `cut_s`: what a cut of it costs in seconds; None where that is not known.
-    Returns: dispatch in seconds, and fusion as a factor: ``calibrated`` where it was cut.
-    """
-    wanted_s = ASSUMED_DISPATCH_S if cut_s is None else max(cut_s, 0.0)
-    if whole is None or whole[0] <= 0:
-        return Time(wanted_s, "estimated"), Time(1.0, "estimated")
-    nodes_s, seconds = whole
-    dispatch = min(wanted_s, MOST_DISPATCH * seconds)
-    source: Source = "estimated" if cut_s is None else "calibrated"
-    return Time(dispatch, source), Time((seconds - dispatch) / nodes_s, source)
-
-
 @dataclass(frozen=True, slots=True)
 class Round:
     """A subgraph's runs: one request at a time, and directly after it with many in flight."""
@@ -86,6 +65,8 @@ class Look:
     there_s: float
     run_s: float
     back_s: float
+    #: Whether other work spoiled the figures.
+    spoiled: bool = False
 
 
 def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:

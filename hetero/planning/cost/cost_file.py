@@ -2,7 +2,7 @@
 
 ::
 
-    {"format": "hetero-costs", "version": 5, "model": ..., "model_hash": ..., "shapes": {...},
+    {"format": "hetero-costs", "version": 6, "model": ..., "model_hash": ..., "shapes": {...},
      "devices": {device: {"identity": {...}, "nodes": {node: {"seconds", "source"}}, ...}},
      "transfers": [{"from", "to", "latency": {"a", "b", "source"}, "busy": {...}}], ...}
 
@@ -25,7 +25,7 @@ from scheduler.formats.regular_file import read_regular
 from scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
-VERSION: Final = 5
+VERSION: Final = 6
 #: What an identity's fields are called in messages.
 _LABELS: Final = {
     "plugin": "plugin",

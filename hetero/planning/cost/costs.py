@@ -83,18 +83,15 @@ class DeviceIdentity:
 class DeviceCosts:
     """What a model's nodes take on one device.
 
-    A subgraph takes ``dispatch + fusion * sum of its nodes``, times what company, or requests that
-    follow each other, make of it.
+    A subgraph takes ``dispatch + sum of its nodes``, times what company, or requests that follow
+    each other, make of it.
     """
 
     identity: DeviceIdentity
-    #: Node name -> seconds, alone on the device; unsupported nodes are absent.
+    #: Node name -> seconds in a subgraph, alone on the device; unsupported nodes are absent.
     nodes: Mapping[str, Time]
     #: Seconds that a subgraph takes besides its nodes.
     dispatch: Time = Time(0.0, "estimated")
-    #: What a node's time is multiplied by in a subgraph; under 1 where neighbours fuse. A number,
-    #: not seconds.
-    fusion: Time = Time(1.0, "estimated")
     #: What times are multiplied by where the device shares its node's cores with others that have
     #: nothing to do. A number, not seconds.
     share: Time = Time(1.0, "estimated")
@@ -105,7 +102,7 @@ class DeviceCosts:
     #: Nodes that the device runs as one.
     fused: tuple[tuple[str, ...], ...] = ()
     #: What other work on the machine spoiled, and is assumed therefore: ``nodes`` (then a guess at
-    #: best), ``cuts``, ``load``.
+    #: best), ``load``.
     spoiled: tuple[str, ...] = ()
 
 
@@ -149,7 +146,6 @@ class Costs:
         counts = f"{nodes.total() - guessed} node times measured"
         counts += f", {guessed} estimated" * bool(guessed)
         told: dict[str, Iterable[Source]] = {
-            "what a cut costs": (d.dispatch.source for d in devices),
             "load": (p.load.source for d in devices for p in (d.alone, d.company)),
             "transfers": (t.latency.source for t in self.transfers.values()),
         }

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,8 +31,6 @@ WARM_S: Final = 0.02
 WARM_RUNS: Final = 2
 #: Runs that nodes' times are taken from, at most.
 PROFILED_RUNS: Final = 3
-#: Seconds that count of a model's turn where several take turns.
-TURN_S: Final = 0.02
 #: Answers of each deployment before many requests in flight may end; and in a window of them.
 LEAST_ANSWERS: Final = 3
 WINDOW: Final = 8
@@ -44,7 +42,7 @@ class Timing:
 
     #: Seconds that the device computes.
     run_s: float
-    #: Seconds by executed node; empty where the device does not report them.
+    #: Seconds by executed node; one row, the model, where the device does not tell them apart.
     node_times_s: Mapping[str, float]
     executed: tuple[ExecutedNode, ...]
     #: Whether other work spoiled the figures.
@@ -100,62 +98,26 @@ def time_model(
     inputs: Mapping[str, Value],
     config: Mapping[str, Any],
     until_s: float,
-    *,
-    profile: bool = False,
 ) -> Timing:
-    """Time a whole model on one device, one request at a time.
+    """Time a whole model and its nodes on one device, one request at a time.
 
     `model`: all of whose nodes it supports.
     `until_s`: ``time.monotonic()`` at which to end, if the figures have not settled before; one run
-        to warm up and one to count there are in any case.
-    `profile`: whether to ask for the nodes' times as well.
+        to warm up, one to count and one for the nodes there are in any case.
     """
-    with _on_one(executor, device, model, config) as d:
-        warm_up(d, inputs, until_s)
-        times = [busy_seconds(run(d, inputs))]
-        while not settled(times) and time.monotonic() < until_s:
-            times.append(busy_seconds(run(d, inputs)))
-        rows: tuple[ExecutedNode, ...] = ()
+    affinity = dict.fromkeys(model.node_names, device)
+    with deployed(executor, model, affinity, {device: config}) as d:
+        whole = look(d, inputs, until_s)
         found: dict[str, list[float]] = {}
-        for turn in range(PROFILED_RUNS if profile else 0):
+        for turn in range(PROFILED_RUNS):
             if turn and time.monotonic() >= until_s:
                 break
             for stage in run(d, inputs, profile=True).stage_runs:
                 for name, seconds in stage.node_times_s.items():
                     found.setdefault(name, []).append(seconds)
-            rows = d.executed_nodes(0) if d.plan.stages else ()
+        rows = d.executed_nodes(0) if d.plan.stages else ()
     nodes = {name: low(seconds) for name, seconds in found.items()}
-    return Timing(low(times), nodes, rows, spoiled(times))
-
-
-def time_in_turns(
-    executor: Executor,
-    device: str,
-    models: Sequence[tuple[Model, Mapping[str, Value]]],
-    config: Mapping[str, Any],
-    until_s: float,
-) -> list[Timing]:
-    """Time whole models and their inputs, each in turn on one device.
-
-    What slows the machine for a while slows all of them: their times compare. Each turn warms up,
-    so that a model finds the machine as one does that runs by itself.
-    """
-    with ExitStack() as stack:
-        running = [
-            (stack.enter_context(_on_one(executor, device, model, config)), inputs)
-            for model, inputs in models
-        ]
-        found: list[list[float]] = [[] for _ in running]
-        while not found[0] or (
-            time.monotonic() < until_s and not all(settled(times) for times in found)
-        ):
-            for times, (one, inputs) in zip(found, running, strict=True):
-                warm_up(one, inputs, until_s)
-                times.append(busy_seconds(run(one, inputs)))
-                end_s = min(until_s, time.monotonic() + TURN_S)
-                while time.monotonic() < end_s:
-                    times.append(busy_seconds(run(one, inputs)))
-    return [Timing(low(times), {}, (), spoiled(times)) for times in found]
+    return Timing(whole.run_s, nodes, rows, whole.spoiled)
 
 
 def look(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> Look:
@@ -170,21 +132,16 @@ def look(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) ->
 
     def add(began_s: float, ended_s: float, answer: Answer) -> None:
         stages = answer.stage_runs
+        run_s = sum(stage.run_s for stage in stages)
         there_s, back_s = stages[0].started_s - began_s, ended_s - stages[-1].ended_s
         # Clocks of two machines need not compare: what they leave is halved then.
         if min(there_s, back_s) < 0:
             there_s = back_s = max(0.0, there_s + back_s) / 2
-        found.append((there_s, busy_seconds(answer), back_s))
+        found.append((there_s, run_s, back_s))
 
     keep_in_flight(lambda: deployment.submit(inputs).future, 1, more, add)
-    return Look(*(low(column) for column in zip(*found, strict=True)))
-
-
-def _on_one(
-    executor: Executor, device: str, model: Model, config: Mapping[str, Any]
-) -> AbstractContextManager[Deployment]:
-    affinity = dict.fromkeys(model.node_names, device)
-    return deployed(executor, model, affinity, {device: config})
+    there, runs, back = zip(*found, strict=True)
+    return Look(low(there), low(runs), low(back), spoiled(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +214,3 @@ class _Feed:
         return period_s, tuple(
             float(np.mean([runs[s].run_s for _, runs in ended[1:]])) for s in stages
         )
-
-
-def busy_seconds(answer: Answer) -> float:
-    """Seconds that devices computed for an answer."""
-    return sum(stage.run_s for stage in answer.stage_runs)

@@ -17,7 +17,7 @@ from hetero.planning.cost import CLIENT
 from hetero.planning.cost.kinds import Subject
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.profile import profile
-from hetero.planning.cost.samples import chunks, node_key, regions
+from hetero.planning.cost.samples import regions
 from hetero.planning.cost.timing import Timing
 from tests.support.graphs import build, feeds
 
@@ -111,7 +111,6 @@ def test_scripted_times_come_back_in_proportion(
         assert all(relu == pytest.approx(3 * seconds[0]) for relu in seconds[1::2])
         # A wait is never shorter than asked for.
         assert sum(seconds) >= 12 * 200e-6
-        assert device.dispatch.source == device.fusion.source == "calibrated"
     ends = ("NULL.0", "NULL.1", CLIENT)
     assert set(costs.transfers) == set(itertools.permutations(ends, 2))
     for device in costs.devices.values():
@@ -142,7 +141,7 @@ def test_a_failing_part_is_estimated(core: hetero.Core) -> None:
     assert all(t.seconds > 0 for t in costs.devices["NULL.0"].nodes.values())
 
 
-@pytest.mark.parametrize("at", ["nodes on NULL.1", "subgraphs on NULL.0", "all devices at once"])
+@pytest.mark.parametrize("at", ["nodes on NULL.1", "all devices at once"])
 def test_ctrl_c_keeps_what_was_measured(core: hetero.Core, at: str) -> None:
     # Of another speed, so that the second device is measured by itself.
     config = {"DEVICE_PROPERTIES": {"NULL.1": {"NULL_NODE_TIME_US": 20}}}
@@ -204,13 +203,6 @@ def test_inputs_that_cannot_be_made_up(core: hetero.Core) -> None:
         core.profile_model(sequence, "HETERO:NULL.0")
 
 
-def test_chunks_are_cut_in_order_and_whole() -> None:
-    for pieces in (1, 2, 5):
-        parts = chunks(CHAIN, pieces)
-        assert len(parts) == pieces
-        assert [n for part in parts for n in part.node_names] == list(CHAIN.node_names)
-
-
 def test_regions_leave_out_made_weights() -> None:
     model = read_model("light:squeezenet")
     whole = regions(model, model.node_names, "A")
@@ -221,20 +213,6 @@ def test_regions_leave_out_made_weights() -> None:
     assert all(convs[3] not in part.node_names for part in without)
     made = [n.name for n in model.nodes if n.op_type == "ConstantOfShape"]
     assert regions(model, made, "A") == []
-
-
-def test_keys_tell_shapes_and_attributes_apart() -> None:
-    model = read_model("light:resnet50")
-    keys: dict[str, set[Any]] = {}
-    for position, node in enumerate(model.nodes):
-        if node.op_type == "Conv":
-            shapes = tuple(model.spec(v).shape for v in (*node.inputs, *node.outputs))
-            attributes = repr(sorted(node.attributes.items()))
-            keys.setdefault(node_key(model, position), set()).add((shapes, attributes))
-    assert all(len(meant) == 1 for meant in keys.values())
-    # 53 convolutions of 23 kinds: four stages of blocks that repeat.
-    assert len(keys) < 30
-    assert len({m for meant in keys.values() for m in meant}) == len(keys)
 
 
 def _timing(rows: dict[str, tuple[float, tuple[str, ...]]], run_s: float) -> Timing:

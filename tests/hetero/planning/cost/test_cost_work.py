@@ -9,15 +9,15 @@ from devices.model.light import light_model_inputs
 from devices.model.reader import read_model
 from hetero.affinity.requests import request_positions
 from hetero.planning.cost.calibration import (
-    ASSUMED_DISPATCH_S,
     Round,
     fit_pace,
-    fit_subgraphs,
     low,
     rounds_spoiled,
     settled,
     spoiled,
 )
+from hetero.planning.cost.costs import Time
+from hetero.planning.cost.kinds import DISPATCH_S, Kind
 from hetero.planning.cost.work import (
     Speed,
     Work,
@@ -26,6 +26,7 @@ from hetero.planning.cost.work import (
     nonnegative,
     with_shapes,
 )
+from tests.support.costs import identity
 from tests.support.graphs import build
 
 
@@ -91,27 +92,14 @@ def test_coefficients_are_never_negative() -> None:
                 assert np.square(table @ near - target).sum() >= error - 1e-12
 
 
-@pytest.mark.parametrize(
-    ("cut_s", "dispatch_s", "source"),
-    [
-        (2e-4, 2e-4, "calibrated"),
-        (-1e-3, 0.0, "calibrated"),
-        (2e-2, 6.3e-3, "calibrated"),
-        (None, ASSUMED_DISPATCH_S, "estimated"),
-    ],
-)
+@pytest.mark.parametrize(("runs_s", "call_s"), [([7e-3], DISPATCH_S), ([2e-5], 1.8e-5)])
 def test_the_whole_keeps_its_time_and_nodes_take_something(
-    cut_s: float | None, dispatch_s: float, source: str
+    runs_s: list[float], call_s: float
 ) -> None:
-    dispatch, fusion = fit_subgraphs((8e-3, 7e-3), cut_s)
-    assert dispatch.seconds == pytest.approx(dispatch_s)
-    assert dispatch.seconds + fusion.seconds * 8e-3 == pytest.approx(7e-3)
-    assert dispatch.source == fusion.source == source
-
-
-def test_without_nodes_times_fusion_is_not_known() -> None:
-    dispatch, fusion = fit_subgraphs(None, 2e-4)
-    assert (dispatch.seconds, fusion.seconds, fusion.source) == (2e-4, 1.0, "estimated")
+    kind = Kind(identity("CPU"), [], nodes={"a": Time(runs_s[0], "measured")}, alone_s=runs_s)
+    call = kind.settle()
+    assert call.seconds == pytest.approx(call_s)
+    assert call.seconds + kind.nodes["a"].seconds == pytest.approx(runs_s[0])
 
 
 def test_spikes_do_not_count_and_samples_settle() -> None:
