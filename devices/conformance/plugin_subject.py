@@ -13,10 +13,9 @@ from devices.model.model import Model
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from devices.plugin.properties import Config
-from devices.request.answer import Answer, StageRun
+from devices.request.answer import Answer, NodeTimes, StageRun
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.compiled_model import CompiledModel
-from devices.request.node_times import NodeTimes
 from devices.request.request import Request
 from devices.request.story import StoryLine
 from devices.request.target import RequestTarget

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 import xxhash
 
 from devices.errors import ArgumentError, ModelError
-from devices.model.model import Model, Node
+from devices.model.model import Model, Node, header_with
 from devices.model.tensor_spec import TensorSpec
 
 #: Before an operator's name, the key of the model's metadata that names its extension.
@@ -173,14 +172,10 @@ def with_extensions(model: Model, origins: Mapping[Operator, str]) -> Model:
     """Return the model with these extensions, and no others, named."""
     if named_extensions(model) == dict(origins):
         return model
-    header = onnx.ModelProto()
-    header.CopyFrom(model.header)
-    kept = [prop for prop in model.header.metadata_props if not prop.key.startswith(_KEY)]
-    header.ClearField("metadata_props")
-    header.metadata_props.extend(kept)
+    entries: dict[str, str | None] = {k: None for k in model.metadata if k.startswith(_KEY)}
     for (domain, op_type), origin in sorted(origins.items()):
-        header.metadata_props.add(key=f"{_KEY}{domain}::{op_type}", value=origin)
-    return model.replace(header=header, specs=model.specs)
+        entries[f"{_KEY}{domain}::{op_type}"] = origin
+    return model.replace(header=header_with(model, entries), specs=model.specs)
 
 
 def allowed_extensions(model: Model, allowed: Collection[str]) -> Model:

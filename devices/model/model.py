@@ -347,7 +347,7 @@ class Model(HasPorts):
         inputs = [port(v) for v in wanted if v not in made and v not in self.constants]
         between = {spec.name: spec for spec in (*inputs, *(port(v) for v in outputs))}
         return Model(
-            self._header_with(RANGES, boundary_ranges(self, between)),
+            header_with(self, {RANGES: boundary_ranges(self, between)}),
             name=self.name,
             nodes=nodes,
             inputs=inputs,
@@ -355,18 +355,6 @@ class Model(HasPorts):
             constants={v: self.constants[v] for v in wanted if v in self.constants},
             specs=specs,
         )
-
-    def _header_with(self, key: str, text: str | None) -> onnx.ModelProto:
-        """Return the header with one entry of its metadata replaced, or without it."""
-        if self.metadata.get(key) == text:
-            return self.header
-        header = onnx.ModelProto()
-        header.CopyFrom(self.header)
-        del header.metadata_props[:]
-        header.metadata_props.extend(p for p in self.header.metadata_props if p.key != key)
-        if text is not None:
-            header.metadata_props.add(key=key, value=text)
-        return header
 
     def with_inputs(self, names: Collection[str]) -> Model:
         """Return the model with some of its optional inputs as inputs that have no default."""
@@ -456,6 +444,20 @@ class Model(HasPorts):
                     for key, value in {**place, "length": nbytes}.items():
                         tensor.external_data.add(key=key, value=str(value))
         path.write_bytes(proto.SerializeToString())
+
+
+def header_with(model: Model, entries: Mapping[str, str | None]) -> onnx.ModelProto:
+    """Return a model's header with entries of its metadata replaced; those of None are left out."""
+    if all(model.metadata.get(key) == text for key, text in entries.items()):
+        return model.header
+    header = onnx.ModelProto()
+    header.CopyFrom(model.header)
+    del header.metadata_props[:]
+    header.metadata_props.extend(p for p in model.header.metadata_props if p.key not in entries)
+    for key, text in entries.items():
+        if text is not None:
+            header.metadata_props.add(key=key, value=text)
+    return header
 
 
 def _file_bytes(array: np.ndarray) -> bytes | memoryview:

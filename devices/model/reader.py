@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -241,7 +242,7 @@ def _named(protos: Sequence[onnx.NodeProto]) -> list[Node]:
 def _sort(
     nodes: Sequence[Node], given: set[str], outputs: Sequence[TensorSpec], where: str
 ) -> list[Node]:
-    """Order nodes so that each follows what it reads, keeping the given order where it does."""
+    """Order nodes so that each follows what it reads: as given, if each does."""
     maker: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for value in node.writes:
@@ -262,24 +263,11 @@ def _sort(
     for output in outputs:
         if output.name not in maker and output.name not in given:
             raise ModelError(f"{where}: output {output.name!r} is made by no node.")
-    waiting = [sum(v in maker for v in node.reads) for node in nodes]
-    readers: list[list[int]] = [[] for _ in nodes]
-    for i, node in enumerate(nodes):
-        for value in node.reads:
-            if value in maker:
-                readers[maker[value]].append(i)
     if all(maker.get(v, -1) < i for i, node in enumerate(nodes) for v in node.reads):
         return list(nodes)
-    ready = [i for i in range(len(nodes) - 1, -1, -1) if not waiting[i]]
-    ordered: list[Node] = []
-    while ready:
-        i = ready.pop()
-        ordered.append(nodes[i])
-        for reader in reversed(readers[i]):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
-    if len(ordered) < len(nodes):
-        stuck = [nodes[i].name for i in range(len(nodes)) if waiting[i]]
-        raise ModelError(f"{where}: nodes {stuck[:10]} form a cycle; an ONNX graph has none.")
-    return ordered
+    read = {i: [maker[v] for v in node.reads if v in maker] for i, node in enumerate(nodes)}
+    try:
+        return [nodes[i] for i in TopologicalSorter(read).static_order()]
+    except CycleError as error:
+        stuck = [nodes[i].name for i in error.args[1][:10]]
+        raise ModelError(f"{where}: nodes {stuck} form a cycle; an ONNX graph has none.") from error

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import onnx
-
 from devices.errors import (
     ArgumentError,
     ModelError,
@@ -16,7 +14,7 @@ from devices.errors import (
     TensorShapeError,
     TensorTypeError,
 )
-from devices.model.model import Model
+from devices.model.model import Model, header_with
 from devices.model.tensor_spec import Dimension, TensorSpec
 
 #: The key of a model's metadata that declares its variables: {input: output}, as JSON.
@@ -45,13 +43,7 @@ def with_states(model: Model, states: Mapping[str, str]) -> Model:
         raise ArgumentError(
             f'states={states!r}: wanted a dict of input and output names, as {{"past": "present"}}.'
         )
-    header = onnx.ModelProto()
-    header.CopyFrom(model.header)
-    kept = [prop for prop in model.header.metadata_props if prop.key != STATES]
-    header.ClearField("metadata_props")
-    header.metadata_props.extend(kept)
-    header.metadata_props.add(key=STATES, value=json.dumps(dict(states)))
-    declared = model.replace(header=header)
+    declared = model.replace(header=header_with(model, {STATES: json.dumps(dict(states))}))
     variables_of(declared)
     return declared
 

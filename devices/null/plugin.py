@@ -11,23 +11,60 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from devices.errors import BlobError, InferenceError
+from devices.errors import InferenceError, TensorShapeError
 from devices.model.model import Model, Node
 from devices.model.tensor_spec import TensorSpec
-from devices.null.memory import NullContext, NullTensor
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
-from devices.plugin.remote import RemoteTensor
+from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.support import Refusal
 
 #: What may go wrong: `fail` raises, `die` ends the process, `hang` never answers.
 _FAULTS: Final = ("fail", "die", "hang")
 _PAYLOAD_FORMAT: Final = "null-1"
+
+
+class NullTensor(RemoteTensor):
+    """A tensor on a NULL device that only copies go to and come from."""
+
+    def __init__(self, device: str, contents: np.ndarray) -> None:
+        self.device = device
+        self._contents = np.array(contents)
+        self.shape = self._contents.shape
+        self.dtype = self._contents.dtype
+
+    def to_host(self) -> np.ndarray:
+        """Return a copy on the host."""
+        return self._contents.copy()
+
+    def copy_from(self, array: np.ndarray) -> None:
+        """Take over an array's contents; TensorShapeError if its shape is another one."""
+        if array.shape != self.shape:
+            raise TensorShapeError(
+                f"a tensor of {self.device} has shape {list(self.shape)}, got {list(array.shape)}; "
+                "create one that fits."
+            )
+        self._contents[...] = array
+
+
+class NullContext(RemoteContext):
+    """The memory of one NULL device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> NullTensor:
+        """Allocate a tensor."""
+        return NullTensor(self.device, np.empty(shape, dtype))
+
+    def from_host(self, array: np.ndarray) -> NullTensor:
+        """Copy an array to the device."""
+        return NullTensor(self.device, array)
 
 
 class NullProgram(Program):
@@ -219,11 +256,7 @@ class NullPlugin(Plugin):
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make the program again; BlobError if the payload is another device's."""
-        if payload.header.get("format") != _PAYLOAD_FORMAT:
-            raise BlobError(
-                f"model {model.name!r}: a payload of format {payload.header.get('format')!r}, "
-                f"wanted {_PAYLOAD_FORMAT!r}; it is another device's. Compile the model again."
-            )
+        payload.check_format(_PAYLOAD_FORMAT, model.name)
         rows = [
             ExecutedNode(name, kind, i, "null", tuple(covers))
             for i, (name, kind, *covers) in enumerate(payload.header["rows"])

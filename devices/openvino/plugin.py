@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from devices.errors import BlobError, DeviceError, PluginLoadError
+from devices.errors import DeviceError, PluginLoadError
 from devices.model.model import Model, Node
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import Payload, Program
@@ -89,11 +89,7 @@ class OpenVinoPlugin(Plugin):
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Import OpenVINO's blob; BlobError if the payload is another device's."""
-        if payload.header.get("format") != PAYLOAD_FORMAT:
-            raise BlobError(
-                f"model {model.name!r}: a payload of format {payload.header.get('format')!r}, "
-                f"wanted {PAYLOAD_FORMAT!r}; it is another device's. Compile the model again."
-            )
+        payload.check_format(PAYLOAD_FORMAT, model.name)
         interface, blob, nodes = imported_interface(
             payload, [port.name for port in model.inputs], [port.name for port in model.outputs]
         )

@@ -99,11 +99,7 @@ class ORTPlugin(Plugin):
     def check_payload(self, payload: Payload, model: Model) -> None:
         """Raise BlobError if a payload is another device's, or of another ONNX Runtime version."""
         header = payload.header
-        if header.get("format") != PAYLOAD_FORMAT:
-            raise BlobError(
-                f"model {model.name!r}: a payload of format {header.get('format')!r}, wanted "
-                f"{PAYLOAD_FORMAT!r}; it is another device's. Compile the model again."
-            )
+        payload.check_format(PAYLOAD_FORMAT, model.name)
         if header["version"] != self.version():
             raise BlobError(
                 f"model {model.name!r} was compiled by ONNX Runtime {header['version']}; this is "

@@ -11,12 +11,34 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import DeadlineError, RequestCancelledError, UnsupportedOperationError
+from devices.errors import (
+    BlobError,
+    DeadlineError,
+    RequestCancelledError,
+    UnsupportedOperationError,
+)
 from devices.plugin.remote import RemoteTensor
 from devices.plugin.signal import Signal
 
 #: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
 Value = Any
+
+
+def nbytes_of(value: Any) -> int:
+    """Return about how many bytes a value's contents take; strings count their characters."""
+    # What is asked most often, first: to ask for an abstract class takes as long as the rest.
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
+    nbytes: int | None = getattr(value, "nbytes", None)  # of arrays and remote tensors
+    if nbytes is not None:
+        return nbytes
+    if type(value) is dict:
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        if not isinstance(value, Mapping):
+            return 0 if value is None else 8
+        value = value.values()
+    return sum(map(nbytes_of, value))
 
 
 @dataclass(slots=True)
@@ -157,6 +179,14 @@ class Payload:
     def in_memory(self) -> Payload:
         """Return it with tensors of its own, that depend on no file."""
         return Payload(self.header, {name: array.copy() for name, array in self.tensors.items()})
+
+    def check_format(self, wanted: str, model: str) -> None:
+        """Raise BlobError unless the header says that this is the payload of such a program."""
+        if (found := self.header.get("format")) != wanted:
+            raise BlobError(
+                f"model {model!r}: a payload of format {found!r}, wanted {wanted!r}; it is another "
+                "device's. Compile the model again."
+            )
 
 
 class Program(ABC):

@@ -9,8 +9,7 @@ from typing import Protocol
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable
 from devices.plugin.program import ExecutedNode, Value
-from devices.request.answer import Answer
-from devices.request.node_times import NodeTimes
+from devices.request.answer import Answer, NodeTimes
 from devices.request.promise import Promised
 from devices.request.request import Request
 from devices.request.story import StoryLine

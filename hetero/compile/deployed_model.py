@@ -16,7 +16,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable, visible_ports
 from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.remote import RemoteContext
-from devices.request.node_times import NodeTimes
+from devices.request.answer import NodeTimes
 from devices.request.request import Request
 from scheduler.executor import Deployment, Submission
 

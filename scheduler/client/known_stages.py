@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from typing import Final
 
 import numpy as np
 
 from devices.errors import InferenceError
+from devices.model.drawing import draws
 from devices.model.model import Constant, Model
-from devices.model.repeatable import is_constant
 from devices.plugin.program import Value
 from scheduler.channels.memory import read_only
 from scheduler.vocabulary.placement import Placement
+
+#: Domains whose operators, but for those that draw, are known to be functions of their inputs.
+_KNOWN: Final = frozenset(["", "ai.onnx", "ai.onnx.ml", "com.microsoft"])
 
 
 class KnownStages:
@@ -35,7 +39,7 @@ class KnownStages:
 
     def includes(self, placement: Placement, stage: int, model: Model) -> bool:
         """Whether a stage, given what is known, makes the same for every request."""
-        return is_constant(model, self.given(placement, stage))
+        return _is_constant(model, self.given(placement, stage))
 
     def make(self, stage: int, make: Callable[[], Mapping[str, Value]]) -> None:
         """Have a loaded stage make its outputs, unless they are known.
@@ -51,3 +55,12 @@ class KnownStages:
     def keep(self, num_stages: int) -> None:
         """Forget the stages from a number on."""
         self.made = {stage: made for stage, made in self.made.items() if stage < num_stages}
+
+
+def _is_constant(model: Model, given: Collection[str]) -> bool:
+    """Whether a model is known to make the same in every run; `given`: inputs that are the same."""
+    return (
+        all(spec.name in given for spec in model.inputs)  # first: known before the model is read
+        and bool(model.nodes)
+        and all(node.domain in _KNOWN and not draws(node.proto) for node in model.nodes)
+    )

@@ -12,9 +12,8 @@ from functools import partial
 from typing import Protocol
 
 from devices.errors import HeteroError
-from devices.plugin.program import Value
+from devices.plugin.program import Value, nbytes_of
 from devices.plugin.signal import LOOK_S
-from devices.plugin.values import nbytes_of
 from devices.request.answer import Answer, StageRun
 from devices.request.promise import Promise
 from devices.request.request import Request

@@ -28,9 +28,8 @@ from devices.errors import (
 )
 from devices.model.model import Model
 from devices.plugin.plugin import Plugin
-from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
+from devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
 from devices.plugin.support import Support
-from devices.plugin.values import nbytes_of
 from devices.request.answer import StageRun
 from devices.request.compiled_model import CompiledModel
 from devices.request.request import Request

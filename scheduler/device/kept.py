@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
 from devices.model.element_type import element_type_name
-from devices.plugin.program import Value
+from devices.plugin.program import Value, nbytes_of
 from devices.plugin.remote import RemoteTensor
-from devices.plugin.values import nbytes_of
 from devices.request.joined_rows import join_rows
 from devices.request.request import Request
 from scheduler.vocabulary.messages import Failure, Give, Join, Keep, Message, Values, output_key

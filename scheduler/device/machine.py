@@ -23,7 +23,7 @@ from math import inf
 from typing import Any, Final
 
 from devices.errors import DeviceError, DeviceLostError, OverloadedError
-from devices.plugin.values import nbytes_of
+from devices.plugin.program import nbytes_of
 from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.device.order import FairQueue, Key

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from devices.plugin.values import nbytes_of
+from devices.plugin.program import nbytes_of
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
 from scheduler.channels.memory import read_only

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import hetero
-from devices.plugin.values import nbytes_of
+from devices.plugin.program import nbytes_of
 from scheduler.channels.memory import MemoryChannel, Switchboard
 from scheduler.vocabulary.messages import Message
 from tests.scheduler.parties import wait_for
