@@ -19,7 +19,8 @@ from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.generate.decoder import read_decoder
 from hetero.report.text import Rows
-from hetero.serve.server import Server, ServerOptions, require_extra
+from hetero.serve.options import ServerOptions
+from hetero.serve.server import Server, require_extra
 
 #: Seconds between two looks at a repository's folder.
 _WATCH_S = 1.0

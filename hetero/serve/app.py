@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from devices.errors import HeteroError
-from devices.plugin.program import Value
 from devices.request.answer import Answer
-from devices.request.request import Request
 from hetero.serve.access_log import trace_of, write_line
-from hetero.serve.call import InferCall
 from hetero.serve.completions import Completions
 from hetero.serve.errors import refused, told
 from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send
+from hetero.serve.inference import Inference
 from hetero.serve.metrics import metrics_text
 from hetero.serve.rest_messages import read_infer, read_json, unpacked, write_infer
 from hetero.serve.routes import Names, Route, Routes, openapi
 from hetero.serve.served_model import ServedModel
 from hetero.serve.service import CALLS, Service
-from hetero.serve.statistics import Timed
 from hetero.serve.tensors import Raw
 from hetero.serve.turns import Turns
-from scheduler.executor import Submission
 
 _log = logging.getLogger(__name__)
 
+_AUTHORIZATION: Final = b"authorization"
 _JSON_NBYTES: Final = b"inference-header-content-length"
 #: Milliseconds until the proxy before this server gives up, as Envoy tells it.
 _TIMEOUT_MS: Final = b"x-envoy-expected-rq-timeout-ms"
@@ -54,46 +50,22 @@ _QUICK_S: Final = 0.0005
 _SMALL_NBYTES: Final = 65536
 
 
-class _Begun(NamedTuple):
-    """An inference that was begun, or has to wait for its turn: then without a submission."""
-
-    model: ServedModel
-    timed: Timed
-    call: InferCall
-    values: Mapping[str, Value]
-    request: Request
-    submission: Submission | None
-
-
 class ServingApp:
-    """The application; any ASGI server takes it.
+    """The application. Health checks are answered to anybody, the rest to who has a token."""
 
-    `service`: the models and rules.
-    `tokens`: one of them has to come with each request but health checks; none: anybody may ask.
-    `access_log`: whether each request is logged.
-    """
-
-    def __init__(
-        self, service: Service, *, tokens: Collection[str] = (), access_log: bool = False
-    ) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._tokens = tuple(f"Bearer {token}".encode() for token in tokens)
-        self._access_log = access_log
+        self._access_log = service.options.access_log
         self._turns: dict[ServedModel, Turns] = {}
         self._routes = Routes(self._table())
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            return
-        exchange = Exchange(scope, receive, send, self._service.bounds)
+        exchange = Exchange(scope, receive, send, self._service.options)
         began_s = time.perf_counter()
         try:
-            if self._tokens:
-                self._check_token(exchange.path, exchange.headers)
+            if not exchange.path.startswith("/v2/health/"):
+                self._service.check_token(exchange.headers.get(_AUTHORIZATION, b""))
             routes, names = self._routes.at(exchange.path)
             method = "GET" if exchange.method == "HEAD" else exchange.method
             if (route := routes.get(method)) is None:
@@ -163,14 +135,6 @@ class ServingApp:
             ]
         return rows
 
-    def _check_token(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raise ProtocolError where none of our tokens has come."""
-        given = headers.get(b"authorization", b"")
-        if not path.startswith("/v2/health/") and not any(
-            hmac.compare_digest(token, given) for token in self._tokens
-        ):
-            raise refused("a token is wanted: Authorization: Bearer TOKEN.", 401)
-
     def _document(self, called: str, shape: Callable[[Any], Any] = lambda told: told) -> Any:
         """Return what answers with a call's document; what changes something has a thread."""
 
@@ -203,25 +167,24 @@ class ServingApp:
         await exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _infer(self, exchange: Exchange, names: Names) -> None:
-        begun: _Begun | Exception | None = exchange.scope.get(BEGUN)
+        begun: Inference | Exception | None = exchange.scope.get(BEGUN)
         if isinstance(begun, Exception):
             raise begun
-        model = begun.model if begun else self._service.repository.find(**names)
-        with begun.timed if begun else Timed(model.statistics) as timed:
+        with begun or Inference(self._service.repository.find(**names)) as inference:
             if begun is None:
                 body = await exchange.body()
-                timed.reads()
+                inference.reads()
                 if encoding := exchange.header(b"content-encoding").lower():
-                    most = self._service.bounds.body_nbytes
+                    most = self._service.options.body_nbytes
                     body = await asyncio.to_thread(unpacked, body, encoding, most)
-                begun = self._begin(model, timed, exchange.headers, body)
-            _, _, _, values, request, submission = begun
+                self._begin(inference, exchange.headers, body)
+            submission = inference.submission
             if submission is not None and submission.future.done():
                 answer = submission.future.result()
             else:
-                run = self._turns_of(model).end(submission, values, request)
+                run = self._turns_of(inference.model).end(inference)
                 answer = await exchange.unless_gone(run)
-            length, parts = self._written(begun, answer)
+            length, parts = self._written(inference, answer)
         if length is None:
             await exchange.answer(200, parts, may_pack=True)
         else:
@@ -240,54 +203,44 @@ class ServingApp:
         if not _NOT_NOW.isdisjoint(given) or given.get(b"accept-encoding") not in _UNPACKED:
             return None
         try:
-            if self._tokens:
-                self._check_token(url, given)
+            self._service.check_token(given.get(_AUTHORIZATION, b""))
             model = self._service.repository.find(**names)
         except HeteroError as error:
             return error
         if model.statistics.usual_s >= _QUICK_S:
             return None
-        timed = Timed(model.statistics)
+        inference = Inference(model)
         try:
-            begun = self._begin(model, timed, given, body)
-            if begun.submission is None or not begun.submission.future.done():
-                return begun
-            length, parts = self._written(begun, begun.submission.future.result())
+            self._begin(inference, given, body)
+            if inference.submission is None or not inference.submission.future.done():
+                return inference
+            length, parts = self._written(inference, inference.submission.future.result())
         except Exception as error:
-            timed.__exit__(type(error), error, None)
+            inference.__exit__(type(error), error, None)
             return error
-        timed.__exit__(None, None, None)
+        inference.__exit__(None, None, None)
         nbytes = sum(map(len, parts))
         if length is None:
             return b"".join((_HEAD % nbytes, *parts))
         return b"".join((_RAW_HEAD % (nbytes, length), *parts))
 
-    def _begin(
-        self, model: ServedModel, timed: Timed, headers: Mapping[bytes, bytes], body: Raw
-    ) -> _Begun:
+    def _begin(self, inference: Inference, headers: Mapping[bytes, bytes], body: Raw) -> None:
         """Start the inference that a body asks for, unless it has to wait for its turn."""
         call = read_infer(body, headers.get(_JSON_NBYTES), self._service.regions)
-        values = model.values(call)
-        timeout_s = call.timeout_s
-        if headers.get(_TIMEOUT_MS, b"").isdigit():
-            left_s = int(headers[_TIMEOUT_MS]) / 1000
-            timeout_s = min(left_s, timeout_s or left_s) or None
-        # The loop's own thread runs what takes less than to hand it on.
-        quick = (
-            timeout_s is None and len(body) < _SMALL_NBYTES and model.statistics.usual_s < _QUICK_S
-        )
+        left_ms = headers.get(_TIMEOUT_MS, b"")
+        left_s = int(left_ms) / 1000 or None if left_ms.isdigit() else None
         trace = trace_of(headers, b"traceparent") if b"traceparent" in headers else ""
-        request = Request(timeout_s, waits=False, inline=quick, priority=call.priority, trace=trace)
-        timed.runs()
-        submission = self._turns_of(model).begin(values, request)
-        return _Begun(model, timed, call, values, request, submission)
+        # The loop's own thread runs what takes less than to hand it on.
+        quick = len(body) < _SMALL_NBYTES and inference.model.statistics.usual_s < _QUICK_S
+        inference.asks(call, left_s, trace, waits=False, inline=quick)
+        self._turns_of(inference.model).begin(inference)
 
-    def _written(self, begun: _Begun, answer: Answer) -> tuple[int | None, list[Raw]]:
+    def _written(self, inference: Inference, answer: Answer) -> tuple[int | None, list[Raw]]:
         """Return an answer's body in parts, and its JSON's length where raw bytes follow."""
-        model, timed, call, values, _, _ = begun
-        timed.writes(answer, model.rows(values))
-        outputs = model.outputs(call, answer.outputs)
-        return write_infer(model.name, model.version, call, outputs, self._service.regions)
+        model, outputs = inference.model, inference.outputs(answer)
+        return write_infer(
+            model.name, model.version, inference.call, outputs, self._service.regions
+        )
 
     def _turns_of(self, model: ServedModel) -> Turns:
         if (turns := self._turns.get(model)) is None:
@@ -326,11 +279,3 @@ async def _answer_error(exchange: Exchange, error: Exception) -> None:
         kind = "invalid_request_error" if status < 500 else "server_error"
         document = {"message": message, "type": kind, "param": None, "code": None}
     await exchange.answer_json({"error": document}, status, headers)
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"]
-        await send({"type": f"{kind}.complete"})
-        if kind == "lifespan.shutdown":
-            return

@@ -9,8 +9,7 @@ from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 from hetero.serve.errors import refused
-from hetero.serve.generation import Generations, Piece, prompt_ids
-from hetero.serve.generation_request import read_generation
+from hetero.serve.generation import Generations, Piece, prompt_ids, read_generation
 from hetero.serve.http_exchange import Exchange
 from hetero.serve.rest_messages import dump_json, read_json
 from hetero.serve.served_model import ServedModel
@@ -122,7 +121,7 @@ class Completions:
 
         pieces = self._generations.pieces(model, ids, asked)
         if asked.stream:
-            prompt = len(ids) if asked.with_usage else None
+            prompt = len(ids) if asked.stream_options.get("include_usage") is True else None
             await _events(exchange, pieces, shape, prompt, end=b"data: [DONE]\n\n")
         else:
             piece = await _whole(exchange, pieces)

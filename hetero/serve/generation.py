@@ -1,17 +1,18 @@
-"""Generated text, token by token, for clients that may leave at any time."""
+"""Generated text: what a request for it says, and its tokens, one by one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from devices.errors import OverloadedError
 from hetero.generate.generation import Generation
 from hetero.serve.errors import refused
-from hetero.serve.generation_request import GenerationRequest
 from hetero.serve.served_model import ServedModel
 
 #: Generations that go on at once, and those that may wait for a turn beside them.
@@ -19,6 +20,64 @@ _THREADS: Final = 64
 _MOST: Final = 256
 #: What a decoder of bytes gives for a character that is not whole yet.
 _INCOMPLETE: Final = "\ufffd"
+#: Fields of OpenAI's forms that change nothing here.
+_IGNORED: Final = frozenset({"user", "metadata", "store", "model", "service_tier"})
+#: Field -> the only value that is served.
+_ONLY: Final[Mapping[str, object]] = {
+    "n": 1, "best_of": 1, "logprobs": False, "echo": False, "suffix": "", "logit_bias": {},
+    "tools": [], "presence_penalty": 0, "frequency_penalty": 0,
+}  # fmt: skip
+_FULL: Final = msgspec.Meta(min_length=1)
+
+
+class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request for generated text, in OpenAI's form or Triton's.
+
+    `prompt`: a text, token ids, or a chat's messages.
+    `stop`: texts before which the answer ends.
+    """
+
+    prompt: Annotated[str, _FULL] | Annotated[list[Any], _FULL]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: Annotated[str, _FULL] | list[Annotated[str, _FULL]] = []
+    stream: bool = False
+    stream_options: dict[str, Any] = {}
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """More of `hetero.CompiledModel.generate`'s options."""
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+        return {name: getattr(self, name) for name in names}
+
+
+def read_generation(
+    document: Mapping[str, Any], prompt_name: str, **usual: Any
+) -> GenerationRequest:
+    """Return what a request asks for.
+
+    `prompt_name`: the field of the prompt.
+    `usual`: fields where the request says nothing.
+
+    Raises ProtocolError: a field is of another type, or not offered here.
+    """
+    given = {name: v for name, v in document.items() if v is not None and name not in _IGNORED}
+    for name in [name for name in _ONLY if name in given]:
+        if (value := given.pop(name)) != _ONLY[name]:
+            raise refused(f"{name}={value!r}: not offered here; leave it out.")
+    if (most := given.pop("max_completion_tokens", None)) is not None:
+        given.setdefault("max_tokens", most)
+    if (prompt := given.pop(prompt_name, None)) is not None:
+        given["prompt"] = prompt
+    try:
+        return msgspec.convert(usual | given, GenerationRequest)
+    except msgspec.ValidationError as error:
+        raise refused(f"{error}; the prompt is {prompt_name}.") from error
 
 
 @dataclass(slots=True)
@@ -47,10 +106,11 @@ class Generations:
         """
         if self._num_running >= _MOST:
             raise OverloadedError(f"{_MOST} texts are being generated already; try again later.")
-        generation = model.compiled.generate(ids, request.max_tokens, **request.options)
+        generation = model.compiled.generate(ids, request.max_tokens, **request.sampling)
         self._num_running += 1
+        stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         try:
-            async for piece in self._read(model, generation, request.stop):
+            async for piece in self._read(model, generation, stops):
                 yield piece
         finally:
             self._num_running -= 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -12,13 +11,12 @@ import grpc
 from google.protobuf.json_format import ParseDict
 
 from devices.errors import ArgumentError, HeteroError, RequestCancelledError
-from devices.request.request import Request
 from hetero.serve.access_log import trace_of
-from hetero.serve.errors import GRPC_CODES, refused, told
+from hetero.serve.errors import GRPC_CODES, told
 from hetero.serve.grpc_messages import Message, read_call_of, read_message, write_answer
+from hetero.serve.inference import Inference
 from hetero.serve.proto_file import proto_file
 from hetero.serve.service import CALLS, Service
-from hetero.serve.statistics import Timed
 
 _log = logging.getLogger(__name__)
 #: Calls at once; of more, so many again wait for a thread before calls are refused.
@@ -32,44 +30,32 @@ class GrpcServer:
     """Answers gRPC calls until it is closed.
 
     `service`: the models and rules.
-    `host`, `port`: where to listen; port 0 takes one that is free.
-    `tokens`: one of them has to come with each call; none: anybody may call.
-    `certificate`: the private key and the certificate chain, for TLS.
-    `shared_port`: whether other processes listen on the same port.
+    `port`: where to listen; 0 takes one that is free.
 
     Raises ArgumentError: it cannot listen there.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        host: str,
-        port: int,
-        *,
-        tokens: Collection[str] = (),
-        certificate: tuple[bytes, bytes] | None = None,
-        shared_port: bool = False,
-    ) -> None:
-        self._service = service
-        self._tokens = [f"Bearer {token}".encode() for token in tokens]
-        most = min(service.bounds.body_nbytes, 2**31 - 1)
+    def __init__(self, service: Service, port: int) -> None:
+        self._service, options = service, service.options
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, "grpc"),
             handlers=[self._inference(), self._health()],
             options=[
-                ("grpc.max_receive_message_length", most),
+                ("grpc.max_receive_message_length", min(options.body_nbytes, 2**31 - 1)),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", int(shared_port)),
+                ("grpc.so_reuseport", int(options.shared_port)),
             ],
             maximum_concurrent_rpcs=_MOST_CALLS,
         )
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"{host}:{port}"
         try:
-            if certificate is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                credentials = grpc.ssl_server_credentials([certificate])
+            if options.tls_key and options.tls_certificate:
+                pair = options.tls_key.read_bytes(), options.tls_certificate.read_bytes()
+                credentials = grpc.ssl_server_credentials([pair])
                 port = self._server.add_secure_port(address, credentials)
+            else:
+                port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ArgumentError(
                 f"cannot serve gRPC at {address}: {error}. Give another port; 0 takes a free one."
@@ -124,9 +110,8 @@ class GrpcServer:
         return answer
 
     def _check_token(self, context: grpc.ServicerContext) -> None:
-        given = dict(context.invocation_metadata()).get("authorization", "") if self._tokens else ""
-        if self._tokens and not any(hmac.compare_digest(t, given.encode()) for t in self._tokens):
-            raise refused("a bearer token is wanted.", 401)
+        given = dict(context.invocation_metadata()).get("authorization", "")
+        self._service.check_token(given.encode())
 
     def _document(self, name: str, made: Any) -> Behaviour:
         def answer(request: Any, _: grpc.ServicerContext) -> Any:
@@ -155,23 +140,15 @@ class GrpcServer:
     def _infer(self, message: Message, context: grpc.ServicerContext) -> Message:
         asked, regions = message.head, self._service.regions
         model = self._service.repository.find(asked.model_name, asked.model_version)
-        with Timed(model.statistics) as timed:
+        with Inference(model) as inference:
             call = read_call_of(message, regions)
-            values = model.values(call)
-            left = [s for s in (call.timeout_s, context.time_remaining()) if s is not None]
-            timeout_s = min(left) if left else None
-            options = Request(
-                timeout_s, priority=call.priority, inline=timeout_s is None,
-                trace=trace_of(dict(context.invocation_metadata()), "traceparent"),
-            )  # fmt: skip
-            timed.runs()
-            submission = model.submit(values, options)
+            trace = trace_of(dict(context.invocation_metadata()), "traceparent")
+            inference.asks(call, context.time_remaining(), trace, waits=True, inline=True)
+            submission = model.submit(inference.values, inference.request)
             if not submission.future.done() and not context.add_callback(submission.cancel):
                 submission.cancel()
                 raise RequestCancelledError("the client has gone.")
-            answer = submission.future.result()
-            timed.writes(answer, model.rows(values))
-            outputs = model.outputs(call, answer.outputs)
+            outputs = inference.outputs(submission.future.result())
             return write_answer(model.name, model.version, call, outputs, regions)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from hetero.serve.errors import refused
+from hetero.serve.options import ServerOptions
 from hetero.serve.rest_messages import dump_json, packed
-from hetero.serve.service import Bounds
 from hetero.serve.tensors import Raw
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -30,14 +30,16 @@ class ClientGone(Exception):  # noqa: N818 - nothing is wrong: nobody waits any 
 
 
 class Exchange:
-    """A request as it came, and the response to it; `bounds` are those of its body."""
+    """A request as it came, and the response to it; `options` have the bounds of its body."""
 
-    def __init__(self, scope: dict[str, Any], receive: Receive, send: Send, bounds: Bounds) -> None:
+    def __init__(
+        self, scope: dict[str, Any], receive: Receive, send: Send, options: ServerOptions
+    ) -> None:
         self.method: Final[str] = scope["method"]
         self.path: Final[str] = scope["path"]
         self.headers: Final[dict[bytes, bytes]] = dict(scope["headers"])
         self.scope: Final = scope
-        self._receive, self._send, self._bounds = receive, send, bounds
+        self._receive, self._send, self._options = receive, send, options
         #: What was answered: for the access log.
         self.status = self.sent_nbytes = self.received_nbytes = 0
 
@@ -52,14 +54,14 @@ class Exchange:
         sent.
         """
         length = self.headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._bounds.body_nbytes:
+        if length.isdigit() and int(length) > self._options.body_nbytes:
             raise self._too_large()
         if (whole := self.scope.get(BODY)) is None:
             try:
-                async with asyncio.timeout(self._bounds.body_s):
+                async with asyncio.timeout(self._options.body_s):
                     whole = await self._whole()
             except TimeoutError as error:
-                patience_s = self._bounds.body_s
+                patience_s = self._options.body_s
                 raise refused(f"the body did not come within {patience_s:g} s.", 408) from error
         self.received_nbytes = len(whole)
         return whole
@@ -73,14 +75,14 @@ class Exchange:
                 raise ClientGone
             parts.append(message.get("body", b""))
             nbytes += len(parts[-1])
-            if nbytes > self._bounds.body_nbytes:
+            if nbytes > self._options.body_nbytes:
                 raise self._too_large()
             more = message.get("more_body", False)
         whole: Raw | None = self.scope.get(BODY)
         return b"".join(parts) if whole is None else whole
 
     def _too_large(self) -> Exception:
-        most = self._bounds.body_nbytes
+        most = self._options.body_nbytes
         return refused(f"the body has more than the {most} bytes allowed.", 413)
 
     async def unless_gone(self, run: Coroutine[Any, Any, T]) -> T:

@@ -6,67 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from devices.errors import ArgumentError, UnsupportedOperationError
 from hetero.compile.compiled_model import CompiledModel
+from hetero.serve.options import ServerOptions
 from hetero.serve.workers import bound
 
 if TYPE_CHECKING:
+    from hetero.serve.grpc_service import GrpcServer
     from hetero.serve.repository import Repository
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """How a server listens and what it allows.
-
-    Attributes
-    ----------
-    host : str
-        The address to listen on; ``0.0.0.0`` for all of this machine's.
-    port : int
-        Where to listen for HTTP; 0 takes one that is free.
-    grpc_port : int or None
-        Where to listen for gRPC; None: nowhere.
-    tokens : tuple of str
-        One of them has to come as ``Authorization: Bearer TOKEN``, except with health checks; none:
-        anybody may ask.
-    tls_key, tls_certificate : Path or None
-        Files in PEM form, for TLS.
-    body_nbytes : int
-        Bytes that a request's body may have, packed or unpacked.
-    body_s : float
-        Seconds that a request's body may take.
-    shared_memory : bool
-        Whether clients on this machine may name shared memory of the server's user as tensors.
-    access_log : bool
-        Whether each HTTP request is a line of JSON in the logger ``hetero.serve.access``.
-    drain_s : float
-        Seconds that requests have to end once the server is closed.
-    watch_s : float
-        Seconds after which the repository is looked at for changes; 0: never.
-    shared_port : bool
-        Whether other processes listen on the same ports (SO_REUSEPORT).
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int | None = None
-    tokens: tuple[str, ...] = ()
-    tls_key: Path | None = None
-    tls_certificate: Path | None = None
-    body_nbytes: int = 2**30
-    body_s: float = 60.0
-    shared_memory: bool = False
-    access_log: bool = False
-    drain_s: float = 30.0
-    watch_s: float = 0.0
-    shared_port: bool = False
 
 
 class Server:
@@ -83,13 +35,12 @@ class Server:
 
         from hetero.serve.app import ServingApp
         from hetero.serve.http_protocol import ServingProtocol
-        from hetero.serve.service import Bounds, Service
+        from hetero.serve.service import Service
 
-        bounds = Bounds(options.body_nbytes, options.body_s)
         #: The models and rules.
-        self.service: Final = Service(repository, bounds, shared_memory=options.shared_memory)
+        self.service: Final = Service(repository, options)
         self.options: Final = options
-        app = ServingApp(self.service, tokens=options.tokens, access_log=options.access_log)
+        app = ServingApp(self.service)
         protocol: Any = partial(
             ServingProtocol, most_nbytes=options.body_nbytes, answer_now=app.answer_now
         )
@@ -108,7 +59,11 @@ class Server:
         self._socket.listen(2048)
         self.host: Final = options.host
         self.port: Final[int] = self._socket.getsockname()[1]
-        self._grpc = self._started_grpc()
+        self._grpc: GrpcServer | None = None
+        if options.grpc_port is not None:
+            from hetero.serve.grpc_service import GrpcServer
+
+            self._grpc = GrpcServer(self.service, options.grpc_port)
         self._uvicorn = uvicorn.Server(config)
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._run, name="serve", daemon=True)]
@@ -166,20 +121,6 @@ class Server:
             time.sleep(0.005)
         return self
 
-    def _started_grpc(self) -> Any:
-        options = self.options
-        if options.grpc_port is None:
-            return None
-        from hetero.serve.grpc_service import GrpcServer
-
-        certificate = None
-        if options.tls_key and options.tls_certificate:
-            certificate = options.tls_key.read_bytes(), options.tls_certificate.read_bytes()
-        return GrpcServer(
-            self.service, options.host, options.grpc_port, tokens=options.tokens,
-            certificate=certificate, shared_port=options.shared_port,
-        )  # fmt: skip
-
     def _run(self) -> None:
         self._uvicorn.run([self._socket])
 
@@ -215,7 +156,7 @@ def serve(
     host : str
         The address to listen on; ``0.0.0.0`` for all of this machine's.
     **options : object
-        More of `hetero.serve.server.ServerOptions`: tokens, tls_key, tls_certificate, body_nbytes,
+        More of `hetero.serve.options.ServerOptions`: tokens, tls_key, tls_certificate, body_nbytes,
         shared_memory, access_log, drain_s and so on.
 
     Returns

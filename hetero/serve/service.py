@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from hetero.serve.errors import refused
+from hetero.serve.options import ServerOptions
 from hetero.serve.regions import Regions
 from hetero.serve.repository import UNLOADED, Repository
 from hetero.version import hetero_version
@@ -18,32 +19,21 @@ _EXTENSIONS: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a request may take.
-
-    `body_nbytes`: bytes of its body, packed or unpacked.
-    `body_s`: seconds until its body is there.
-    """
-
-    body_nbytes: int = 2**30
-    body_s: float = 60.0
-
-
 class Service:
-    """The models and the rules of a server.
+    """The models and the rules of a server."""
 
-    `shared_memory`: whether clients may name shared memory of the server's user as tensors.
-    """
-
-    def __init__(
-        self, repository: Repository, bounds: Bounds | None = None, *, shared_memory: bool = False
-    ) -> None:
+    def __init__(self, repository: Repository, options: ServerOptions) -> None:
         self.repository: Final = repository
-        self.bounds: Final = bounds or Bounds()
-        self.regions: Final = Regions(allowed=shared_memory)
+        self.options: Final = options
+        self.regions: Final = Regions(allowed=options.shared_memory)
+        self._tokens = [f"Bearer {token}".encode() for token in options.tokens]
         #: Set once no more requests are wanted.
         self.is_draining = False
+
+    def check_token(self, given: bytes) -> None:
+        """Raise ProtocolError where tokens are wanted and none of them is given."""
+        if self._tokens and not any(hmac.compare_digest(token, given) for token in self._tokens):
+            raise refused("a token is wanted: Authorization: Bearer TOKEN.", 401)
 
     def is_ready(self) -> bool:
         """Return whether requests are welcome: all models have devices left and are loaded.

@@ -6,14 +6,12 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 from devices.errors import DeadlineError, OverloadedError
-from devices.plugin.program import Value
 from devices.request.answer import Answer
-from devices.request.request import Request
+from hetero.serve.inference import Inference
 from hetero.serve.served_model import ServedModel
 from scheduler.executor import Submission
 
@@ -29,19 +27,18 @@ class Turns:
         self._waiting: list[tuple[int, int, asyncio.Event]] = []
         self._numbers = itertools.count()
 
-    def begin(self, values: Mapping[str, Value], request: Request) -> Submission | None:
-        """Start a request; None where it has to wait for room, or for others that do."""
-        return None if self._waiting else self._submitted(values, request)
+    def begin(self, inference: Inference) -> None:
+        """Submit a request, unless it has to wait for room, or for others that do."""
+        if not self._waiting:
+            _submit(inference)
 
-    async def end(
-        self, begun: Submission | None, values: Mapping[str, Value], request: Request
-    ) -> Answer:
+    async def end(self, inference: Inference) -> Answer:
         """Return the answer of a request that was begun; whoever cancels this cancels it.
 
         Raises OverloadedError: there is no room, and too many wait for some; HeteroError: what the
         request failed with.
         """
-        submission = begun or await self._wait_for_turn(values, request)
+        submission = inference.submission or await self._wait_for_turn(inference)
         made = submission.future
         if not made.done():
             loop, answered = asyncio.get_running_loop(), asyncio.Event()
@@ -59,14 +56,8 @@ class Turns:
         self._wake_next()
         return made.result()
 
-    def _submitted(self, values: Mapping[str, Value], request: Request) -> Submission | None:
-        try:
-            return self._model.submit(values, request)
-        except OverloadedError:
-            return None
-
-    async def _wait_for_turn(self, values: Mapping[str, Value], request: Request) -> Submission:
-        began_s = time.monotonic()
+    async def _wait_for_turn(self, inference: Inference) -> Submission:
+        began_s, request = time.monotonic(), inference.request
         if len(self._waiting) >= self._model.most_waiting:
             raise OverloadedError(
                 f"model {self._model.name!r}: {len(self._waiting)} requests wait for room already. "
@@ -88,7 +79,7 @@ class Turns:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(turn.wait(), left_s)
                 turn.clear()
-                if self._waiting[0] is place and (made := self._submitted(values, request)):
+                if self._waiting[0] is place and (made := _submit(inference)):
                     return made
         finally:
             self._waiting.remove(place)
@@ -98,3 +89,9 @@ class Turns:
     def _wake_next(self) -> None:
         if self._waiting:
             self._waiting[0][2].set()
+
+
+def _submit(inference: Inference) -> Submission | None:
+    with suppress(OverloadedError):
+        inference.submission = inference.model.submit(inference.values, inference.request)
+    return inference.submission

@@ -74,7 +74,7 @@ def test_the_cluster_starts_what_there_is_and_probes_what_is_answered() -> None:
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
     grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace_s > options["drain_seconds"] + 5
+    assert grace_s > options["drain_s"] + 5
     with serving(plus=plus_one()) as server:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert ask(server, container[probe]["httpGet"]["path"]).status == 200
@@ -89,8 +89,8 @@ def test_the_units_start_what_there_is(name: str, tmp_path: Path) -> None:
     for key in ("ExecStart", "ExecStop"):
         if key in service:
             options = parsed(shlex.split(service[key].replace("%h", "/home/me")))
-            if "drain_seconds" in options:
-                assert float(service["TimeoutStopSec"]) > options["drain_seconds"]
+            if "drain_s" in options:
+                assert float(service["TimeoutStopSec"]) > options["drain_s"]
     if shutil.which("systemd-analyze"):
         unit = tmp_path / f"{name}.service"
         text = (DEPLOY / f"{name}.service").read_text()

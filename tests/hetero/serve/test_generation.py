@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import hetero
+from hetero.serve.options import ServerOptions
 from hetero.serve.repository import ModelSource, Repository
-from hetero.serve.server import Server, ServerOptions
+from hetero.serve.server import Server
 from tests.support.decoders import VOCABULARY, decoder, greedy
 from tests.support.serving import Response, ask
 
