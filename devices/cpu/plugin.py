@@ -77,7 +77,7 @@ class CPUPlugin(InterpreterPlugin):
 
     def version(self) -> str:
         """Return the versions that results depend on."""
-        return f"6 (numpy {np.__version__}, onnx {onnx.__version__})"
+        return f"7 (numpy {np.__version__}, onnx {onnx.__version__})"
 
     def full_name(self, device_id: str) -> str:
         """Return the processor's name where the system tells it."""

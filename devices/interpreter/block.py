@@ -281,7 +281,7 @@ def _work(
             bodies[attribute.name] = _body(attribute.g, scope, slot_of, held)
         else:
             attributes[attribute.name] = attribute_value(attribute)
-    reserved = {"n_outputs": len(slots.writes), "opset": opset}
+    reserved = {"n_outputs": len(slots.writes), "version": opset}
     attributes |= {name: reserved[name] for name in kernel.wants}
     call = scope.backend.function(kernel, attributes, on_host)
     if bodies:

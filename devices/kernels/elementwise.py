@@ -108,9 +108,9 @@ def divide(xp: Xp, a: Array, b: Array) -> Array:
 
 
 @op("Mod", since=(10, 28))
-def modulo(xp: Xp, a: Array, b: Array, *, fmod: int = 0, opset: int) -> Array:
+def modulo(xp: Xp, a: Array, b: Array, *, fmod: int = 0, version: int) -> Array:
     """Return a - b * floor(a / b), or a - b * trunc(a / b) with `fmod`."""
-    if opset < 28 and is_float(a) and not fmod:
+    if version < 28 and is_float(a) and not fmod:
         raise ValueError(f"fmod is 0, but before opset 28 Mod of {a.dtype} needs fmod=1")
     same_type(a, b)
     if fmod not in (0, 1):

@@ -118,7 +118,7 @@ def label_encoder_2(
     keys_floats: Floats | None = None, keys_int64s: Ints | None = None,
     keys_strings: Strings | None = None, keys_tensor: Array | None = None,
     values_floats: Floats | None = None, values_int64s: Ints | None = None,
-    values_strings: Strings | None = None, values_tensor: Array | None = None, opset: int,
+    values_strings: Strings | None = None, values_tensor: Array | None = None, version: int,
 ) -> Array:  # fmt: skip
     """Return the value of each key, or the default; from version 4 on NaN may be a key."""
     keys, values = keys_tensor, values_tensor
@@ -130,7 +130,7 @@ def label_encoder_2(
     if default is None:
         plain = {"f": default_float, "i": default_int64, "O": default_string}
         default = xp.asarray(plain[values.dtype.kind], dtype=values.dtype)
-    return _encoded(xp, x, keys, values, default.reshape(()), nan_is_key=opset >= 4)
+    return _encoded(xp, x, keys, values, default.reshape(()), nan_is_key=version >= 4)
 
 
 def _column(xp: Xp, floats: Floats | None, ints: Ints | None, strings: Strings | None) -> Array:

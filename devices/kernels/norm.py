@@ -55,14 +55,14 @@ def _running(old: Array, new: Array, momentum: float) -> Array:
 def batch_normalization(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
     epsilon: float = 1e-5, is_test: int = 0, momentum: float = 0.9, spatial: int = 1,
-    training_mode: int = 0, n_outputs: int = 1, opset: int,
+    training_mode: int = 0, n_outputs: int = 1, version: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Normalise each channel by given statistics, or in training by the batch's own.
 
     With `spatial` 0 it is each element of (C, ...). Before opset 14 a node that names more than one
     output is in training, unless it says `is_test`.
     """
-    in_training = training_mode if opset >= 14 else n_outputs > 1 and not is_test
+    in_training = training_mode if version >= 14 else n_outputs > 1 and not is_test
     if not spatial:
         if in_training:
             raise ValueError(
@@ -77,10 +77,10 @@ def batch_normalization(
     now, spread = _batch_statistics(xp, x)
     scale, b, *batch = _per_channel(x, scale, b, now, spread)
     y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
-    if opset < 14:
+    if version < 14:
         now, spread = now.astype(mean.dtype), spread.astype(var.dtype)
     running = _running(mean, now, momentum), _running(var, spread, momentum)
-    return (y, *running) if opset >= 14 else (y, *running, now, spread)
+    return (y, *running) if version >= 14 else (y, *running, now, spread)
 
 
 def _centred(xp: Xp, x: Array) -> tuple[Array, Array, Array]:

@@ -46,8 +46,8 @@ def _shaped(
     return value.reshape((-1,) + (1,) * (len(shape) - 1 - axis))
 
 
-def _check_scalar(name: str, scale: Array, opset: int) -> None:
-    if opset < 13 and scale.size != 1:
+def _check_scalar(name: str, scale: Array, version: int) -> None:
+    if version < 13 and scale.size != 1:
         raise ValueError(f"{name} has shape {scale.shape}; before opset 13 it is a scalar")
 
 
@@ -80,14 +80,14 @@ def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: boo
 def quantize_10(
     xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0,
-    saturate: int = 1, opset: int,
+    saturate: int = 1, version: int,
 ) -> Array:  # fmt: skip
     """Return saturate(round(x / y_scale) + y_zero_point): scalars, vectors along the axis, blocks.
 
     Of type `output_dtype` or the zero point's; divided in type `precision` or the scale's. Beyond
     a float8's range, `saturate` gives its greatest value.
     """
-    _check_scalar("y_scale", y_scale, opset)
+    _check_scalar("y_scale", y_scale, version)
     zero_point = y_zero_point
     if zero_point is not None:
         to = zero_point.dtype
@@ -115,10 +115,10 @@ def quantize_10(
 @op("DequantizeLinear", since=10, added={"axis": 13, "block_size": 21, "output_dtype": 23})
 def dequantize_10(
     xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0, output_dtype: int = 0, opset: int,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0, version: int,
 ) -> Array:  # fmt: skip
     """Return (x - x_zero_point) * x_scale: scalars, vectors along the axis, or blocks along it."""
-    _check_scalar("x_scale", x_scale, opset)
+    _check_scalar("x_scale", x_scale, version)
     to, zero_point = element_type(output_dtype) if output_dtype else x_scale.dtype, x_zero_point
     if zero_point is not None:
         if zero_point.dtype != x.dtype:

@@ -25,10 +25,10 @@ def _generator(xp: Xp, seed: float | None) -> Any:
 
 @op("Dropout", since=(7, 10))
 def dropout_7(
-    xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1, opset: int = 10
+    xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1, version: int = 10
 ) -> Any:
     """Return the data, and a mask that keeps all, before opset 10 of its type: both only infer."""
-    kept = xp.bool_ if opset >= 10 else data.dtype
+    kept = xp.bool_ if version >= 10 else data.dtype
     return (data, xp.ones(data.shape, dtype=kept)) if n_outputs > 1 else data
 
 

@@ -18,7 +18,7 @@ A kernel is one pure function of arrays whose signature is the ONNX operator's::
   attributes; the interpreter fills them when the kernel declares them:
 
   ``n_outputs``  how many outputs the node names (trailing absent ones cut off)
-  ``opset``      the version of the operator's domain that the model imports
+  ``version``    the version of the operator's domain that the model imports
 
 The registration says which values an attribute may have (`choices`), and which opset brought an
 input or attribute that the first one lacks (`added`) or took an attribute away (`dropped`); a query
@@ -35,7 +35,7 @@ from typing import Any, Final
 from onnx import TensorProto
 
 #: Keyword-only kernel parameters that are not ONNX attributes.
-RESERVED: Final = frozenset({"n_outputs", "opset"})
+RESERVED: Final = frozenset({"n_outputs", "version"})
 
 #: `host=ALL`: every input is wanted on the host (strings, Python objects, data-dependent loops).
 ALL: Final = -1

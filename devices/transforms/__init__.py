@@ -13,11 +13,8 @@ from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from devices.transforms.dead_nodes import remove_dead_nodes
 from devices.transforms.identities import eliminate_identities
 from devices.transforms.inline_functions import inline_functions
-from devices.transforms.layer_norm import fuse_layer_norm
 from devices.transforms.literals import literals_to_constants
-from devices.transforms.quantized import fuse_fake_quantize, quantize_once
-from devices.transforms.quantized_operators import standard_quantized
-from devices.transforms.scale_shift import fold_scale_shift
+from devices.transforms.quantized import fuse_fake_quantize
 
 
 class Pass(NamedTuple):
@@ -33,7 +30,6 @@ class Pass(NamedTuple):
 FIRST: Final = (
     Pass(inline_functions, oldest_opset=0),
     Pass(literals_to_constants, oldest_opset=0),
-    Pass(standard_quantized, oldest_opset=10),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 THEN: Final = (
@@ -41,10 +37,7 @@ THEN: Final = (
     Pass(fold_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
     Pass(fuse_fake_quantize, oldest_opset=10),
-    Pass(quantize_once, oldest_opset=10),
     Pass(fold_batchnorm_into_conv),
-    Pass(fold_scale_shift),
-    Pass(fuse_layer_norm),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 

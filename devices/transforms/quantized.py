@@ -1,17 +1,14 @@
-"""Passes: quantised models compute in float32, whose products have a BLAS.
+"""Pass: quantised models compute in float32, whose products have a BLAS.
 
 QuantizeLinear and DequantizeLinear that undo each other become ``hetero::FakeQuantize``, which
 rounds floats to the values that the integers stand for; a Relu before it that its range implies
-goes, and so does one of floats that are rounded so already.
+goes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import numpy as np
 
-from devices.interpreter.implementations import FUSED
 from devices.kernels.quantize import RANGE
 from devices.model.model import Model, Node
 from devices.transforms.rewriting import Rewrite, fused_node
@@ -52,33 +49,6 @@ def _fuse_pair(rewrite: Rewrite, i: int, back: Node) -> None:
         parts, positions, x = [first, *parts], [relu, *positions], first.inputs[0]
     attributes = {"scale": scale, "low": float(low), "high": float(high)}
     rewrite.replace(positions, fused_node("FakeQuantize", [x], back.outputs, parts, attributes))
-
-
-#: Operators whose results are elements of their first input, or of any where it is Concat.
-_MOVES: Final = (
-    "Concat", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "Split",
-    "Squeeze", "Tile", "Transpose", "Unsqueeze",
-)  # fmt: skip
-
-
-def quantize_once(model: Model) -> Model:
-    """Return the model without FakeQuantize of what the same one has rounded already."""
-    rewrite = Rewrite(model)
-    grids: dict[str, tuple[Any, ...]] = {}
-    for i, node in enumerate(model.nodes):
-        if node.op_type == "FakeQuantize" and node.domain == FUSED:
-            grid = tuple(node.attributes[key] for key in ("scale", "low", "high"))
-            if grids.get(node.inputs[0]) == grid and rewrite.is_free(node.outputs[0]):
-                rewrite.remove(i)
-                rewrite.rename(node.outputs[0], node.inputs[0])
-            grids[node.outputs[0]] = grid
-        elif rewrite.is_op(i, *_MOVES):
-            given = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-            of_inputs = {grids.get(name) for name in given}
-            if len(of_inputs) == 1 and None not in of_inputs:
-                outputs = node.outputs[:1] if node.op_type == "MaxPool" else node.outputs
-                grids |= dict.fromkeys(outputs, of_inputs.pop())
-    return rewrite.apply()
 
 
 def _grid(rewrite: Rewrite, node: Node) -> tuple[float, int, int] | None:

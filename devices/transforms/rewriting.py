@@ -63,19 +63,6 @@ class Rewrite:
         constant = self.model.constants.get(value)
         return None if constant is None else constant.array
 
-    def scalar(self, value: str, beside: str) -> float | None:
-        """Return the number of a constant of one element, or None.
-
-        None also where its axes are more than those of the value that it is combined `beside`,
-        for then the result has them too.
-        """
-        array, shape = self.constant(value), self.model.spec(beside).shape
-        if array is None or array.size != 1 or array.dtype == object:
-            return None
-        if array.ndim > len(shape or ()):
-            return None
-        return float(array.reshape(-1)[0])
-
     def is_op(self, at: int | None, *op_types: str) -> bool:
         """Tell whether the node at a position is one of these standard operators."""
         if at is None or at in self._gone:

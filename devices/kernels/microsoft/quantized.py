@@ -1,8 +1,4 @@
-"""Layers of integers: dequantised, computed as the standard's operator, quantised again.
-
-Those that are the standard's operators between DequantizeLinear and QuantizeLinear have no kernel:
-`devices.transforms.quantized_operators` writes them so.
-"""
+"""Layers of integers: dequantised, computed as the standard's operator, quantised again."""
 
 from __future__ import annotations
 
@@ -10,8 +6,9 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
+from devices.kernels.activation import leaky_relu, sigmoid
 from devices.kernels.cast import convert
-from devices.kernels.element_types import Array, Xp
+from devices.kernels.element_types import Array, Kernel, Xp
 from devices.kernels.microsoft import MICROSOFT
 from devices.kernels.microsoft.attention import attention
 from devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
@@ -23,7 +20,8 @@ from devices.kernels.quantize import (
     quantize_10,
 )
 from devices.kernels.recurrent import long_short_term_memory, lstm_7
-from devices.kernels.registry import op, taking
+from devices.kernels.registry import KERNELS, op, taking
+from devices.kernels.slicing import concat
 
 Ints = Sequence[int]
 #: Of the standard's operators that give a scale along an axis.
@@ -31,40 +29,79 @@ _OPSET = 13
 
 
 def _floats(xp: Xp, x: Array, scale: Array, zero_point: Array | None, axis: int = 1) -> Array:
-    return dequantize_10(xp, x, scale, zero_point, axis=axis, opset=_OPSET)
+    return dequantize_10(xp, x, scale, zero_point, axis=axis, version=_OPSET)
 
 
 def _quantized(xp: Xp, y: Array, scale: Array, zero_point: Array | None, like: Array) -> Array:
     """Return floats as integers of the zero point's type, or without one of `like`'s."""
     if zero_point is None:
         zero_point = xp.zeros((), like.dtype)
-    return quantize_10(xp, y, scale, zero_point, opset=_OPSET)
+    return quantize_10(xp, y, scale, zero_point, version=_OPSET)
 
 
 op("QuantizeLinear", since=1, domain=MICROSOFT)(quantize_10)
 op("DequantizeLinear", since=1, domain=MICROSOFT)(dequantize_10)
 
 
-@op("QLinearAveragePool", since=1, domain=MICROSOFT)
-@taking(average_pool_1, but=("dilations",))
-def qlinear_average_pool(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
-    y_zero_point: Array | None = None, *, channels_last: int = 0, **pooling: Any,
-) -> Array:  # fmt: skip
-    """Return the quantised AveragePool."""
-    floats = _first(xp, _floats(xp, x, x_scale, x_zero_point), channels_last)
-    y = _last(xp, average_pool_1(xp, floats, **pooling), channels_last)
-    return _quantized(xp, y, y_scale, y_zero_point, x)
+def _one(op_type: str, kernel: Kernel, *, but: tuple[str, ...] = ()) -> None:
+    """Register the quantised form of a standard kernel of one input."""
+
+    @op(op_type, since=1, domain=MICROSOFT)
+    @taking(kernel, but=but)
+    def quantized(
+        xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
+        y_zero_point: Array | None = None, **attributes: Any,
+    ) -> Array:  # fmt: skip
+        y = kernel(xp, _floats(xp, x, x_scale, x_zero_point), **attributes)
+        return _quantized(xp, y, y_scale, y_zero_point, x)
 
 
-@op("QLinearGlobalAveragePool", since=1, domain=MICROSOFT)
-def qlinear_global_average_pool(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, y_scale: Array, y_zero_point: Array, *,
-    channels_last: int = 0,
-) -> Array:  # fmt: skip
-    """Return the quantised GlobalAveragePool."""
-    y = global_average_pool_1(xp, _first(xp, _floats(xp, x, x_scale, x_zero_point), channels_last))
-    return _quantized(xp, _last(xp, y, channels_last), y_scale, y_zero_point, x)
+def _pool(kernel: Kernel) -> Kernel:
+    """Return a kernel of pooling that takes channels last, too."""
+
+    @taking(kernel)
+    def pool(xp: Xp, x: Array, *, channels_last: int = 0, **pooling: Any) -> Array:
+        return _last(xp, kernel(xp, _first(xp, x, channels_last), **pooling), channels_last)
+
+    return pool
+
+
+def _softmax(xp: Xp, x: Array, *, axis: int = -1, opset: int) -> Array:
+    """Return the Softmax of an operator set of the standard."""
+    kernel = KERNELS.find("", "Softmax", opset)
+    if kernel is None:
+        raise ValueError(f"opset is {opset}; Softmax is of 1 or more")
+    return kernel.function(xp, x, axis=axis)
+
+
+_one("QLinearAveragePool", _pool(average_pool_1), but=("dilations",))
+_one("QLinearGlobalAveragePool", _pool(global_average_pool_1))
+_one("QLinearLeakyRelu", leaky_relu)
+_one("QLinearSigmoid", sigmoid)
+_one("QLinearSoftmax", _softmax)
+
+
+def _two(op_type: str, name: str) -> None:
+    """Register the quantised form of a function of two arrays."""
+
+    @op(op_type, since=1, domain=MICROSOFT)
+    def quantized(
+        xp: Xp, a: Array, a_scale: Array, a_zero_point: Array | None, b: Array, b_scale: Array,
+        b_zero_point: Array | None, c_scale: Array, c_zero_point: Array | None = None,
+    ) -> Array:  # fmt: skip
+        x, y = _floats(xp, a, a_scale, a_zero_point), _floats(xp, b, b_scale, b_zero_point)
+        return _quantized(xp, getattr(xp, name)(x, y), c_scale, c_zero_point, a)
+
+
+_two("QLinearAdd", "add")
+_two("QLinearMul", "multiply")
+
+
+@op("QLinearConcat", since=1, domain=MICROSOFT)
+def qlinear_concat(xp: Xp, y_scale: Array, y_zero_point: Array, *inputs: Array, axis: int) -> Array:
+    """Return the quantised Concat of tensors, each with its scale and zero point."""
+    floats = [_floats(xp, *inputs[i : i + 3]) for i in range(0, len(inputs), 3)]
+    return _quantized(xp, concat(xp, *floats, axis=axis), y_scale, y_zero_point, inputs[0])
 
 
 @op("NhwcMaxPool", since=1, domain=MICROSOFT)
