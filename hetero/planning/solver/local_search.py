@@ -1,4 +1,4 @@
-"""Simulated annealing, by moves of a node, a chunk, or two: on the exact loads, or by a judge.
+"""Simulated annealing on the exact loads, by moves of a node, a connected chunk, or two nodes.
 
 A move of node v touches only the tensors at v: each keeps how many of its heads every device
 holds, so that a send or a receive appears or disappears by a counter that reaches or leaves zero.
@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible
 
@@ -21,30 +20,15 @@ HOT, COLD = 0.05, 0.0003
 NORM = 30
 #: Times the start's bottleneck from which on one load is all that counts; its power overflows.
 HUGE = 1e4
-#: Share of proposals that exchange two nodes, and the share where memory is short, so that a node
-#: often only fits where another leaves; the rest are one node or a chunk, equally often.
-SWAP, TIGHT_SWAP = 0.02, 0.15
-#: Memory is short where the constants take more than this share of all of it.
-TIGHT = 0.4
+#: Share of proposals that exchange two nodes, as a node may only fit where another leaves; the rest
+#: are one node or a chunk, equally often.
+SWAP = 0.02
 #: Largest connected chunk that moves at once.
 CHUNK = 64
 #: Share of the time after which a run that is by as much behind its steps goes by the clock.
 BEHIND = 0.25
 #: Proposals between two looks at the clock and two coolings.
 ROUND = 256
-
-
-#: Gives the seconds that are to be small of an assignment.
-Judge = Callable[[Assignment], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The best assignment of one run, its figure in seconds, and whether time cut it short."""
-
-    assignment: Assignment
-    figure: float
-    cut_short: bool = False
 
 
 class State:
@@ -157,39 +141,33 @@ def anneal(
     proposals: int,
     seed: int,
     deadline: float = math.inf,
-    hot: float = HOT,
-    judge: Judge | None = None,
-) -> Found:
-    """Improve ``start`` by simulated annealing; the best assignment seen is returned.
+) -> tuple[Assignment, bool]:
+    """Improve ``start`` by simulated annealing.
 
     `problem`: without colocation groups; `start` is feasible in it.
     `proposals`: moves to try.
-    `deadline`: ``time.monotonic()`` at which the run stops early, and says so.
-    `hot`: starting temperature, as a share of the start's figure.
-    `judge`: what is to be small, seconds; the bottleneck, by way of a norm of the loads, if None.
+    `deadline`: ``time.monotonic()`` at which the run stops early.
+    Returns: the assignment of the least bottleneck seen, and whether the deadline came first.
     """
     rng = random.Random(seed)
     draw = rng.random
     state = State(problem, start)
-    n, k = problem.times.shape
     where, loads, options, near = state.where, state.loads, state.options, state.near
     free, move, weights = state.free, state.move, problem.weights.tolist()
-    tight = float(problem.weights.sum()) > TIGHT * float(problem.memory.sum())
-    swap = TIGHT_SWAP if tight else SWAP
     finite_memory = bool((problem.memory < math.inf).any())
-    movable = [v for v in range(n) if len(options[v]) > 1]
-    scale = max(loads) if judge is None else judge(start)
-    best_value, best = scale, tuple(where)
-    if not movable or not proposals or scale <= 0.0 or k < 2:
-        return Found(best, best_value)
+    movable = [v for v in range(problem.node_count) if len(options[v]) > 1]
+    scale = best_value = max(loads)
+    best = tuple(where)
+    if not movable or scale <= 0.0:
+        return best, False
     allowed_sets = [frozenset(o) for o in options]
-    temperature = hot
+    temperature = HOT
     begin_s = time.monotonic()
-    energy = 1.0 if judge is not None else _energy(loads, scale)
+    energy = 1.0
     cut_short = False
     many = len(movable)
     for proposal in range(proposals):
-        if proposal % ROUND == 0 or judge is not None:
+        if proposal % ROUND == 0:
             done = proposal / proposals
             passed = (time.monotonic() - begin_s) / max(deadline - begin_s, 1e-9)
             # Steps that will not be over in time: it cools by the clock from here on.
@@ -197,11 +175,11 @@ def anneal(
             if passed >= 1:
                 cut_short = True
                 break
-            temperature = hot * (COLD / hot) ** (max(done, passed) if cut_short else done)
+            temperature = HOT * (COLD / HOT) ** (max(done, passed) if cut_short else done)
         v = movable[int(draw() * many)]
         a = where[v]
         kind = draw()
-        if kind < swap:
+        if kind < SWAP:
             u = movable[int(draw() * many)]
             b = where[u]
             if a == b or b not in allowed_sets[v] or a not in allowed_sets[u]:
@@ -215,7 +193,7 @@ def anneal(
             if a == b or b not in allowed_sets[v]:
                 continue
             nodes, back = [v], []
-            if kind < (1.0 + swap) / 2:
+            if kind < (1.0 + SWAP) / 2:
                 # Sizes spread evenly over their logarithm: 2 is as likely as 32.
                 size = int(2.0 ** (1.0 + 5.0 * draw()))
                 nodes = [u for u in state.chunk(v, min(size, CHUNK), rng) if b in allowed_sets[u]]
@@ -227,7 +205,7 @@ def anneal(
             move(u, b)
         for u in back:
             move(u, a)
-        after = _energy(loads, scale) if judge is None else judge(tuple(where)) / scale
+        after = _energy(loads, scale)
         if after > energy and draw() >= math.exp((energy - after) / temperature):
             for u in back:
                 move(u, b)
@@ -235,12 +213,11 @@ def anneal(
                 move(u, a)
             continue
         energy = after
-        value = max(loads) if judge is None else after * scale
-        if value < best_value * (1 - 1e-9):
-            best_value, best = value, tuple(where)
+        if max(loads) < best_value * (1 - 1e-9):
+            best_value, best = max(loads), tuple(where)
     if not is_feasible(problem, best):
         raise AssertionError("annealing left the feasible set")
-    return Found(best, best_value, cut_short)
+    return best, cut_short
 
 
 def _energy(loads: list[float], scale: float) -> float:

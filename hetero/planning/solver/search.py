@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +23,6 @@ from hetero.planning.solver.choice import TIDIED, Judge, choose, judged
 from hetero.planning.solver.contract import Contraction, coarsen, collapse_groups, fuse_cycles
 from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.greedy import pack, priority, serial_cuts, single
-from hetero.planning.solver.local_search import Judge as Figure
 from hetero.planning.solver.local_search import anneal
 from hetero.planning.solver.mixing import Part, mix
 from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible, loads
@@ -39,15 +37,10 @@ SUPERNODES = 450
 #: Annealing proposals for each second granted: a core makes them in half of it, where a graph has
 #: no more nodes than this.
 PROPOSALS_PER_SECOND, QUICK_NODES = 100_000, 400
-#: The same where each is judged by the simulated request, on a graph of 400 nodes.
-JUDGED_PER_SECOND = 60
 #: Annealing runs, each from a start of its own.
 RUNS = 2
-#: Starting temperature of the run that refines a coarse plan on the nodes themselves.
-COOL = 0.003
-#: Random orders that slicing tries for each second granted; four times that when only intervals are
-#: wanted.
-ORDERS_PER_SECOND = 3
+#: Plans times nodes for each second granted, up to which the latency of each plan is looked at.
+FEW_PER_SECOND = 24_000
 #: Nodes times devices up to which the priced minimum cut is worth its time.
 CUT_SIZE = 14_000
 #: Plans that are tidied, the best first.
@@ -113,15 +106,15 @@ def plan(
     search = _Search(base.problem, seconds, seed, search_s)
     whole = base.then(search.small)
 
-    def latency(assignment: Assignment) -> float:
-        return evaluate(problem, whole.expand(assignment)).latency
-
     search.add_simple(contiguous=contiguous, cuts=not throughput)
-    search.add_slices(thorough=contiguous)
+    search.add_slices()
     if not search.plans:
         search.add_packed(contiguous=contiguous)
     if not contiguous:
-        search.anneal(None if throughput else latency)
+        if throughput:
+            search.anneal()
+        else:
+            search.add_best_of_all(lambda found: evaluate(problem, whole.expand(found)).latency)
         search.tidy()
     ways: dict[tuple[Part, ...], list[str]] = {}
     given = {n: a for n, a in (given or {}).items() if is_feasible(problem, a) or n == keep}
@@ -207,21 +200,15 @@ class _Search:
         for cut in serial_cuts(self.small.problem) if cuts else ():
             self.add("minimum cut", self.small.expand(cut))
 
-    def add_slices(self, *, thorough: bool) -> None:
+    def add_slices(self) -> None:
         """Slice several orders of the graph, its cycles fused; the best three are kept."""
         fused = fuse_cycles(self.small.problem)
-        problem = fused.problem
-        n = problem.node_count
-        if n > MAX_NODES:
+        if fused.problem.node_count > MAX_NODES:
             return
-        states = math.prod(problem.classes.count(c) + 1 for c in set(problem.classes))
-        tries = int(self.seconds * ORDERS_PER_SECOND * (4 if thorough else 1))
-        # An order takes about n² steps for each state; together a tenth of the time granted.
-        tries = min(tries, int(self.seconds * 4e7 / (n * n * states + 1)), 300)
         most = math.inf
         kept: list[tuple[float, Assignment]] = []
-        for order in _orders(problem, tries, self.seed):
-            sliced = slice_order(problem, order, most=most * (1 + 1e-12))
+        for order in _orders(fused.problem):
+            sliced = slice_order(fused.problem, order, most=most * (1 + 1e-12))
             if sliced is not None:
                 most = min(most, sliced[0])
                 kept.append(sliced)
@@ -260,50 +247,36 @@ class _Search:
             constraint="memory",
         )
 
-    def anneal(self, judge: Figure | None) -> None:
-        """Anneal from the best plans, and refine what was coarse; or judge all, where they are few.
+    def add_best_of_all(self, latency: Callable[[Assignment], float]) -> None:
+        """Add the plan of least latency, where there are few enough to look at each.
 
-        `judge`: what is to be small of a plan of the supernodes; the bottleneck if None.
+        Of larger graphs minimum cuts know what searches did not better.
         """
-        problem = wary(self.small.problem) if judge is None else self.small.problem
-        starts = self.starts()
-        if judge is not None:
-            starts.sort(key=judge)
-        nodes = problem.node_count
-        total = self.seconds * PROPOSALS_PER_SECOND * min(1.0, QUICK_NODES / nodes)
-        if judge is not None:
-            total = self.seconds * JUDGED_PER_SECOND * 400 / max(self.problem.node_count, 20)
-            able = [np.flatnonzero(row).tolist() for row in allowed(problem)]
-            if math.prod(map(len, able)) <= total:
-                every = (a for a in itertools.product(*able) if is_feasible(problem, a))
-                timely = itertools.takewhile(lambda _: time.monotonic() < self.deadline, every)
-                best = min(timely, key=judge, default=None)
-                self.cut_short |= time.monotonic() >= self.deadline
-                self.add("best of all", None if best is None else self.small.expand(best))
-                return
-        for turn, start in enumerate(starts[:RUNS]):
+        problem = self.small.problem
+        able = [np.flatnonzero(row).tolist() for row in allowed(problem)]
+        if math.prod(map(len, able)) <= self.seconds * FEW_PER_SECOND / problem.node_count:
+            every = (a for a in itertools.product(*able) if is_feasible(problem, a))
+            timely = itertools.takewhile(lambda _: time.monotonic() < self.deadline, every)
+            best = min(timely, key=latency, default=None)
+            self.cut_short |= time.monotonic() >= self.deadline
+            self.add("best of all", None if best is None else self.small.expand(best))
+
+    def anneal(self) -> None:
+        """Anneal from the best plans."""
+        problem = wary(self.small.problem)
+        quick = min(1.0, QUICK_NODES / problem.node_count)
+        proposals = int(self.seconds * PROPOSALS_PER_SECOND * quick / RUNS)
+        for turn, start in enumerate(self.starts()[:RUNS]):
             left_s = self.deadline - time.monotonic()
-            found = anneal(
+            found, late = anneal(
                 problem,
                 start,
-                proposals=int(total / RUNS),
+                proposals=proposals,
                 seed=self.seed * RUNS + turn,
                 deadline=self.deadline - left_s / 2 * (turn + 1 < RUNS),
-                judge=judge,
             )
-            self.cut_short |= found.cut_short
-            self.add("annealing", self.small.expand(found.assignment))
-        if self.small.problem is not self.problem and judge is None:
-            found = anneal(
-                self.problem,
-                self.best()[0],
-                proposals=int(total / 3),
-                seed=self.seed,
-                deadline=self.deadline,
-                hot=COOL,
-            )
-            self.cut_short |= found.cut_short
-            self.add("annealing", found.assignment)
+            self.cut_short |= late
+            self.add("annealing", self.small.expand(found))
 
     def tidy(self) -> None:
         """Free the best plans of fragments."""
@@ -332,8 +305,8 @@ def wary(problem: Problem) -> Problem:
     return replace(problem, receive=problem.receive + problem.dispatch)
 
 
-def _orders(problem: Problem, tries: int, seed: int) -> Iterator[list[int]]:
-    """Topological orders: branch by branch, level by level, by depth, then random ones."""
+def _orders(problem: Problem) -> Iterator[list[int]]:
+    """Topological orders: branch by branch, level by level, by depth, and backwards."""
     n, edges = problem.node_count, problem.edges()
     yield orders.depth_first(n, edges, range(n))
     yield orders.breadth_first(n, edges)
@@ -342,10 +315,3 @@ def _orders(problem: Problem, tries: int, seed: int) -> Iterator[list[int]]:
     yield orders.depth_first(n, edges, [-d for d in depth])
     # From the sinks backwards: a short branch comes right before the join that needs it.
     yield orders.depth_first(n, [(v, u) for u, v in edges], range(n))[::-1]
-    rng = random.Random(seed)
-    for turn in range(tries):
-        keys = [rng.random() for _ in range(n)]
-        if turn % 2:
-            yield orders.depth_first(n, edges, keys)
-        else:
-            yield orders.by_key(n, edges, [d + 3 * r for d, r in zip(depth, keys, strict=True)])

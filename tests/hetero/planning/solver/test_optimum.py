@@ -80,23 +80,23 @@ def test_no_bound_is_above_the_optimum(cases: list[tuple[Problem, float]]) -> No
             assert bound is None or 0 < bound.seconds <= optimum, bound
 
 
-def test_annealing_stays_feasible_and_its_loads_exact(cases: list[tuple[Problem, float]]) -> None:
+def test_annealing_stays_feasible_and_loses_nothing(cases: list[tuple[Problem, float]]) -> None:
     for problem, optimum in cases:
         base = collapse_groups(problem).problem
         start = priority(base)
         if start is None:
             continue
-        found = anneal(base, start, proposals=2_000, seed=3)
-        true = loads(base, found.assignment).max()
-        assert found.figure == pytest.approx(true, rel=1e-9)
-        assert found.figure >= optimum * (1 - 1e-12)
-        assert found.figure <= loads(base, start).max() * (1 + 1e-12)
+        found, cut_short = anneal(base, start, proposals=2_000, seed=3)
+        assert not cut_short
+        assert is_feasible(base, found)
+        least = loads(base, found).max()
+        assert optimum * (1 - 1e-12) <= least <= loads(base, start).max() * (1 + 1e-12)
 
 
 def test_a_device_a_million_times_slower_overflows_nothing() -> None:
     times = np.array([[1e-3, 1e3]] * 4)
     problem = make_problem(times, [(v, [v + 1], np.zeros(2), np.zeros(2)) for v in range(3)])
-    assert anneal(problem, (0,) * 4, proposals=500, seed=1).assignment == (0,) * 4
+    assert anneal(problem, (0,) * 4, proposals=500, seed=1) == ((0,) * 4, False)
 
 
 def test_moves_keep_loads_exact() -> None:
