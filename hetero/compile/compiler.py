@@ -165,7 +165,7 @@ class Compiler:
             )
             return [Cut(partition(model, placed), placed)]
         report = self._planner.plan(model, request, refused)
-        return [Cut(v.partition, v.affinity, v.share, report) for v in report.variants]
+        return [replace(cut, report=report) for cut in report.variants]
 
     def deploy(
         self, cuts: Sequence[Cut], sources: Sequence[StageSource], request: CompileRequest

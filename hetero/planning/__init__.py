@@ -4,7 +4,6 @@ from hetero.planning.report import (
     Alternative,
     PlanReport,
     StagePrediction,
-    Variant,
     WirePrediction,
 )
 
@@ -12,6 +11,5 @@ __all__ = [
     "Alternative",
     "PlanReport",
     "StagePrediction",
-    "Variant",
     "WirePrediction",
 ]

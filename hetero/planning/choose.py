@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
-from hetero.partition.partition import Partition, partition
+from hetero.partition.cut import Cut
+from hetero.partition.partition import partition
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.predict import predict
 from hetero.planning.problem import Hint, Planned, Task, build, node_seconds
@@ -23,7 +24,6 @@ from hetero.planning.report import (
     Alternative,
     PlanReport,
     StagePrediction,
-    Variant,
     WirePrediction,
     milliseconds,
 )
@@ -73,9 +73,7 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
     begin = time.monotonic()
     planned = build(task, choice.hint)
     listed = _listed(task, planned, choice, priority)
-    judge = _Judge(task, planned)
-    if priority is not None:
-        judge.affinities |= dict.fromkeys(listed.values(), priority)
+    judge = _Judge(task, planned, {a: priority for a in listed.values() if priority is not None})
     judging = choice.policy == "PRIORITY"
     solution = plan(
         planned.problem,
@@ -114,16 +112,20 @@ def _listed(
 
 
 class _Judge:
-    """Predicts plans from their real cuts; each affinity is cut once."""
+    """Predicts plans from their real cuts; each assignment is cut once.
 
-    def __init__(self, task: Task, planned: Planned) -> None:
+    `known`: affinities that assignments come from.
+    """
+
+    def __init__(self, task: Task, planned: Planned, known: Mapping[Assignment, Affinity]) -> None:
         self._task = task
-        self.planned = planned
-        self.affinities: dict[Assignment, Affinity] = {}
-        self._cuts: dict[Assignment, Partition] = {}
+        self._planned = planned
+        self._known = known
+        self._cuts: dict[Assignment, Cut] = {}
 
     def __call__(self, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
-        stages, _, latency = self.predicted(names[0], parts)
+        cuts = self.cuts(names[0], parts)
+        stages, _, latency = self.predicted(cuts)
         loads = dict.fromkeys(self._task.devices, 0.0)
         for s in stages:
             loads[s.device] += parts[s.variant].share * (s.run_s + s.transfer_s + s.overhead_s)
@@ -134,47 +136,37 @@ class _Judge:
             bottleneck=max(loads.values()),
             latency=latency,
             subgraphs=len(stages),
-            levels=max(
-                1 + max(cut.plan.levels, default=-1) for cut in self._cuts_of(names[0], parts)
-            ),
+            levels=max(1 + max(cut.plan.levels, default=-1) for cut in cuts),
         )
 
-    def variant(self, name: str, part: Part) -> Variant:
-        """Return a part as an affinity, cut; `name` is what its reasons say."""
-        assignment = part.assignment
-        if assignment not in self.affinities:
-            self.affinities[assignment] = self.planned.affinity(assignment, f"plan: {name}")
-        affinity = self.affinities[assignment]
-        if assignment not in self._cuts:
-            self._cuts[assignment] = partition(self._task.model, affinity)
-        return Variant(affinity, part.share, self._cuts[assignment])
+    def cuts(self, name: str, parts: Sequence[Part]) -> list[Cut]:
+        """Return a plan's parts, cut; `name` is what their reasons say."""
+        for assignment in (part.assignment for part in parts):
+            if assignment not in self._cuts:
+                affinity = self._known.get(assignment)
+                if affinity is None:
+                    affinity = self._planned.affinity(assignment, f"plan: {name}")
+                self._cuts[assignment] = Cut(partition(self._task.model, affinity), affinity)
+        return [replace(self._cuts[part.assignment], share=part.share) for part in parts]
+
+    def predicted(
+        self, cuts: Sequence[Cut]
+    ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
+        """Return every stage and wire of a plan's cuts, and the slowest one's latency."""
+        company = len({s.device for cut in cuts for s in cut.partition.subgraphs}) > 1
+        found = [
+            predict(self._task, self._planned.model, cut.partition, number, company=company)
+            for number, cut in enumerate(cuts)
+        ]
+        stages = [stage for mine, _, _ in found for stage in mine]
+        wires = [wire for _, mine, _ in found for wire in mine]
+        return stages, wires, max(latency for _, _, latency in found)
 
     def crossing(self, candidate: Candidate) -> list[int]:
         """Return the bytes of each tensor that crosses in a plan."""
-        spec = self.planned.model.spec
-        cuts = self._cuts_of(candidate.name, candidate.parts)
-        return [value_nbytes(spec(wire.tensor)) for cut in cuts for wire in cut.wires]
-
-    def _cuts_of(self, name: str, parts: Sequence[Part]) -> list[Partition]:
-        return [self.variant(name, part).partition for part in parts]
-
-    def predicted(
-        self, name: str, parts: Sequence[Part]
-    ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
-        """Return every stage and wire of a plan's parts, and the slowest part's latency."""
-        cuts = self._cuts_of(name, parts)
-        company = len({s.device for cut in cuts for s in cut.subgraphs}) > 1
-        stages: list[StagePrediction] = []
-        wires: list[WirePrediction] = []
-        latency = 0.0
-        for number, cut in enumerate(cuts):
-            mine, crossing, alone = predict(
-                self._task, self.planned.model, cut, number, company=company
-            )
-            stages += mine
-            wires += crossing
-            latency = max(latency, alone)
-        return stages, wires, latency
+        spec = self._planned.model.spec
+        cuts = self.cuts(candidate.name, candidate.parts)
+        return [value_nbytes(spec(wire.tensor)) for cut in cuts for wire in cut.partition.wires]
 
 
 def _report(
@@ -186,9 +178,8 @@ def _report(
     begin: float,
 ) -> PlanReport:
     chosen = solution.chosen
-    by_share = sorted(chosen.parts, key=lambda p: -p.share)
-    variants = tuple(judge.variant(chosen.name, part) for part in by_share)
-    stages, wires, latency = judge.predicted(chosen.name, by_share)
+    variants = judge.cuts(chosen.name, sorted(chosen.parts, key=lambda p: -p.share))
+    stages, wires, latency = judge.predicted(variants)
     loads = dict(zip(task.devices, chosen.loads, strict=True))
     figure = chosen.figure(choice.objective)
     bound_s, bound_name, scope = _bound(choice, solution)
@@ -206,7 +197,7 @@ def _report(
         devices=task.devices,
         policy=choice.policy,
         hint=choice.hint,
-        variants=variants,
+        variants=tuple(variants),
         bottleneck_s=chosen.bottleneck,
         latency_s=latency,
         loads_s=loads,
@@ -216,7 +207,7 @@ def _report(
         bound_scope=scope,
         ratio=figure / bound_s if bound_s > 0 else math.inf,
         advice=_advice(choice, solution, loads),
-        alternatives=_alternatives(choice, judge, solution),
+        alternatives=_alternatives(task.devices, choice, judge, solution),
         stages=tuple(stages),
         wires=tuple(wires),
         node_times=times,
@@ -273,20 +264,19 @@ def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tupl
     return tuple(lines)
 
 
-def _alternatives(choice: Choice, judge: _Judge, solution: Solution) -> tuple[Alternative, ...]:
+def _alternatives(
+    devices: Sequence[str], choice: Choice, judge: _Judge, solution: Solution
+) -> tuple[Alternative, ...]:
     """The chosen plan, single devices, priority, mixes, and the best of the rest, best first."""
-    devices = judge.planned.problem.devices
     chosen = solution.chosen
     candidates = (chosen, *solution.runners_up)
-    rows: dict[str, Candidate] = {}
     # A landmark has a row by its own name, also where several methods found the same plan.
+    rows: dict[str, Candidate] = {}
     for c in candidates:
-        for name in c.names:
-            if is_landmark(name):
-                rows.setdefault(name, c)
+        for name in filter(is_landmark, c.names):
+            rows.setdefault(name, c)
     if all(c is not chosen for c in rows.values()):
-        name = chosen.name if chosen.name not in rows else chosen.name + TIDIED
-        rows[name] = chosen
+        rows[chosen.name + TIDIED * (chosen.name in rows)] = chosen
     told = {(c.bottleneck, c.latency, c.subgraphs) for c in rows.values()}
     for c in candidates:
         figures = (c.bottleneck, c.latency, c.subgraphs)
@@ -294,19 +284,20 @@ def _alternatives(choice: Choice, judge: _Judge, solution: Solution) -> tuple[Al
             rows.setdefault(c.name, c)
             told.add(figures)
     first = next(name for name, c in rows.items() if c is chosen)
-    ranked = sorted(rows.items(), key=lambda row: (row[1].figure(choice.objective), row[0]))
-    crossing = {name: judge.crossing(c) for name, c in ranked}
-    return tuple(
-        Alternative(
-            name=name,
-            bottleneck_s=c.bottleneck,
-            latency_s=c.latency,
-            devices=tuple(d for d, load in zip(devices, c.loads, strict=True) if load > 0),
-            subgraphs=c.subgraphs,
-            cuts=len(crossing[name]),
-            nbytes=sum(crossing[name]),
-            variants=len(c.parts),
-            chosen=name == first,
+    found = []
+    for name, c in sorted(rows.items(), key=lambda row: (row[1].figure(choice.objective), row[0])):
+        crossing = judge.crossing(c)
+        found.append(
+            Alternative(
+                name=name,
+                bottleneck_s=c.bottleneck,
+                latency_s=c.latency,
+                devices=tuple(d for d, load in zip(devices, c.loads, strict=True) if load > 0),
+                subgraphs=c.subgraphs,
+                cuts=len(crossing),
+                nbytes=sum(crossing),
+                variants=len(c.parts),
+                chosen=name == first,
+            )
         )
-        for name, c in ranked
-    )
+    return tuple(found)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from devices.model.notebook import html_table
 from hetero.affinity.affinity import Affinity
-from hetero.partition.partition import Partition
+from hetero.partition.cut import Cut
 from hetero.planning.cost.costs import Time
 
 #: How often as long as its bound a plan takes, from which on the bound tells little of it.
@@ -46,18 +46,6 @@ class WirePrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One way through the devices, and the share of the requests that takes it."""
-
-    #: Node name -> device, and why.
-    affinity: Affinity
-    #: Between 0 and 1; the variants' shares sum to 1.
-    share: float
-    #: How the model is cut by it.
-    partition: Partition = field(compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Alternative:
     """A plan that was judged: the chosen one, and those that were not."""
 
@@ -92,8 +80,8 @@ class PlanReport:
         Devices that were asked for, in order of priority.
     policy, hint : str
         ``PRIORITY``, ``PIPELINE_PARALLEL`` or ``AUTO``; ``THROUGHPUT`` or ``LATENCY``.
-    variants : tuple of Variant
-        The plan: one affinity, or several with shares; the largest share first.
+    variants : tuple of Cut
+        The plan: one way through the devices, or several with shares; the largest share first.
     bottleneck_s, latency_s : float
         Predicted seconds between two answers of a full pipeline, and of one request alone.
     loads_s : mapping of str to float
@@ -137,7 +125,7 @@ class PlanReport:
     devices: tuple[str, ...]
     policy: str
     hint: str
-    variants: tuple[Variant, ...]
+    variants: tuple[Cut, ...]
     bottleneck_s: float
     latency_s: float
     loads_s: Mapping[str, float]

@@ -14,8 +14,9 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign
+from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
-from hetero.planning import Alternative, PlanReport, StagePrediction, Variant, WirePrediction
+from hetero.planning import Alternative, PlanReport, StagePrediction, WirePrediction
 from hetero.planning.cost.costs import Time
 from hetero.query.query import gather_pins, query_priority
 from hetero.query.survey import Survey
@@ -83,7 +84,7 @@ def branches_plan(survey: Survey) -> PlanReport:
         devices=survey.names,
         policy="AUTO",
         hint="THROUGHPUT",
-        variants=(Variant(placed, 1.0, partition(survey.model, placed)),),
+        variants=(Cut(partition(survey.model, placed), placed),),
         bottleneck_s=0.004,
         latency_s=0.009,
         loads_s={"ORT": 0.003, "CPU": 0.001, "NULL": 0.0},

@@ -22,8 +22,8 @@ from devices.plugin.support import Refusal
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import metadata_pins
 from hetero.cli import cli
+from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
-from hetero.planning import Variant
 from hetero.report import (
     annotated_model,
     build_report,
@@ -207,7 +207,7 @@ def test_variants_that_share_the_requests_count_as_used() -> None:
     plan = branches_plan(survey)
     alone = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
     (first,) = plan.variants
-    variants = (Variant(alone, 0.6, partition(survey.model, alone)), replace(first, share=0.4))
+    variants = (Cut(partition(survey.model, alone), alone, 0.6), replace(first, share=0.4))
     mixed = replace(plan, variants=variants)
     document = build_report(survey, mixed)
     validate(document)
