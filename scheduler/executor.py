@@ -16,17 +16,16 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
-from devices.request.answer import Answer, StageRun
+from devices.request.answer import Answer
 from devices.request.promise import Promised
 from devices.request.request import PLAIN, Request
-from scheduler.clock import Clock
 from scheduler.formats.stage_source import StageSource
 from scheduler.observe.load import Load
 from scheduler.observe.observer import ObservedRequest
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Placement, Route
 from scheduler.vocabulary.plan import Plan
-from scheduler.vocabulary.record import RequestRecord, StoryLine
+from scheduler.vocabulary.record import StoryLine
 from scheduler.vocabulary.rows import DeviceDescriptor
 
 
@@ -136,30 +135,6 @@ class Deployment(Protocol):
         """Close soon, in another thread: for finalizers, which run anywhere, locks held or not."""
 
 
-class Callers(Protocol):
-    """Those whose requests a deployment's are joined from."""
-
-    def live(self) -> Sequence[RequestRecord]:
-        """Return their requests that have not ended."""
-
-    def counts(self) -> tuple[int, int]:
-        """Return how many of them wait for admission, and how many are in flight."""
-
-
-class JoinableDeployment(Deployment, Protocol):
-    """A deployment as executors give it: others' requests may be joined into its own."""
-
-    @property
-    def clock(self) -> Clock:
-        """What looks after deadlines."""
-
-    def joins(self, callers: Callers) -> None:
-        """Have observers see the requests of `callers` in place of its own."""
-
-    def caller_ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
-        """Tell observers of a request of the callers', and how the stages of its answer went."""
-
-
 class Executor(Protocol):
     """Devices and the means to run plans on them."""
 
@@ -191,7 +166,7 @@ class Executor(Protocol):
         company: Collection[str] = (),
         remake: Remake | None = None,
         stateful: bool = False,
-    ) -> JoinableDeployment:
+    ) -> Deployment:
         """Compile every stage on its device.
 
         The devices of one node that the plan uses share the node's cores; other deployments on

@@ -29,11 +29,9 @@ from hetero.query.placement import (
     place_by_priority,
     refusals,
 )
-from scheduler.client.batched_deployment import BatchedDeployment
-from scheduler.client.batching import Batching
 from scheduler.executor import Deployment, Executor, Remade
 from scheduler.formats.stage_source import StageSource
-from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.limits import Batching, Limits
 from scheduler.vocabulary.names import match_name
 from scheduler.vocabulary.placement import share
 
@@ -176,7 +174,7 @@ class Compiler:
         if not limits.requests:
             enough = optimal_requests(cuts, request.configs)
             limits = replace(limits, requests=max(Limits().requests, enough))
-        batching = batching_of(cuts, request, limits)
+        limits = replace(limits, batching=batching_of(cuts, request, limits))
         placement, sources, constants = _deployable(cuts, sources)
         stateful = bool(variables_of(model))
 
@@ -189,7 +187,7 @@ class Compiler:
             placed = [cut for cut in kept if cut] or self.place(model, left, {})
             return _deployable(placed, _sources(placed, request))
 
-        deployment = self._executor().deploy(
+        return self._executor().deploy(
             placement,
             sources,
             constants,
@@ -197,7 +195,6 @@ class Compiler:
             remake=remake,
             stateful=stateful,
         )
-        return BatchedDeployment(deployment, batching, limits) if batching else deployment
 
 
 def opened(model: Model, request: CompileRequest) -> Model:

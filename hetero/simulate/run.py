@@ -18,7 +18,6 @@ from hetero.planning.report import PlanReport, StagePrediction
 from hetero.simulate.arrivals import Arrivals
 from hetero.simulate.batches import Batches
 from hetero.simulate.fleet import Fleet, FleetDevice
-from scheduler.client.batching import Batching
 from scheduler.observe.observer import Observer
 from scheduler.universe.client import PlayedClient
 from scheduler.universe.cluster import PlayedCluster
@@ -26,7 +25,7 @@ from scheduler.universe.device import PlayedDevice, Work
 from scheduler.universe.network import Link, Network
 from scheduler.universe.world import Cores, World
 from scheduler.vocabulary.events import Run
-from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.limits import Batching, Limits
 from scheduler.vocabulary.placement import Placement, share
 from scheduler.vocabulary.plan import Plan, Stage
 
@@ -247,12 +246,11 @@ class _Serving:
         if program.one_process:
             for device in self._cluster.all:
                 device.process.lane = self.clients[0].process
-        batching = None
         if batches.size > 1:
             busy = sum(max(route.plan.levels, default=0) + 1 for route in placement.routes)
             batching = Batching(batches.size, batches.timeout_s, busy, max(busy, in_flight))
-        self._deployments = [client.deploy(placement, limits, batching) for client in self.clients]
-        self._below = [getattr(deployment, "below", deployment) for deployment in self._deployments]
+            limits = replace(limits, batching=batching)
+        self._deployments = [client.deploy(placement, limits) for client in self.clients]
         self._count = 0
         self.ended: list[tuple[float, float, bool]] = []
         self.on_end: Callable[[], None] = lambda: None
@@ -271,7 +269,7 @@ class _Serving:
 
     def _submit(self, number: int, begun_s: float) -> None:
         deployment = self._deployments[number]
-        load = self._below[number].current_load()
+        load = deployment.current_load()
         submit = partial(self._call, deployment, begun_s)
         # Only who waits for room needs a thread; where all is done by threads, this is one.
         is_full = load.num_waiting or load.num_in_flight >= self._in_flight

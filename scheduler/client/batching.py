@@ -1,4 +1,4 @@
-"""Which requests are joined into a batch, and when: events in, batches out. Pure.
+"""Requests that are joined: which go together, and when; what comes of it is shared out. Pure.
 
 A batch is fired when it is full, when its oldest request has waited the time-out, or at once while
 the pipeline has room for it. Requests of one group can be joined; they keep their order.
@@ -6,98 +6,60 @@ the pipeline has room for it. Requests of one group can be joined; they keep the
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from scheduler.vocabulary.events import TimePassed
+from devices.errors import (
+    ClusterError,
+    DeviceLostError,
+    InferenceError,
+    OverloadedError,
+    RequestCancelledError,
+)
+from devices.request.answer import StageRun
+from scheduler.client.failures import copied
+from scheduler.client.rows import split_rows
+from scheduler.vocabulary.events import AttemptFailed, PartArrived
+from scheduler.vocabulary.limits import Batching
+from scheduler.vocabulary.record import RequestRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """How requests are joined.
-
-    Attributes
-    ----------
-    size : int
-        Rows of a batch at most, >= 1; a request that brings more is a batch of its own.
-    timeout_s : float
-        Seconds that a request waits for others at most.
-    busy : int
-        Batches in flight, >= 1, with which the pipeline is busy; with fewer, none waits.
-    most : int
-        Batches in flight at most, >= `busy`.
-    """
-
-    size: int
-    timeout_s: float
-    busy: int = 1
-    most: int = 32
+#: What no input is the reason of: to try requests of a batch one by one would change nothing.
+_NOT_OF_THE_INPUTS: Final = (
+    DeviceLostError,
+    ClusterError,
+    OverloadedError,
+    RequestCancelledError,
+)
 
 
-class RequestArrived(NamedTuple):
-    """A request may be joined with others of its group."""
-
-    now_s: float
-    request_id: int
-    group: Hashable
-    rows: int
-
-
-class RequestLeft(NamedTuple):
-    """Nobody waits for a request any more."""
-
-    now_s: float
-    request_id: int
-
-
-class BatchEnded(NamedTuple):
-    """A batch has its answer, or failed."""
-
-    now_s: float
-    batch: int
-
-
-BatchEvent = RequestArrived | RequestLeft | BatchEnded | TimePassed
-
-
-class FireBatch(NamedTuple):
-    """Run these requests as one."""
-
-    batch: int
-    request_ids: tuple[int, ...]
-
-
-class _Waiting(NamedTuple):
-    sequence: int
-    request_id: int
-    group: Hashable
-    rows: int
-    arrived_s: float
-
-
+@dataclass(slots=True)
 class _Group:
-    """Requests of one group that wait, by id in order of arrival."""
+    """Requests of one group that wait, and since when, by id in order of arrival; their rows."""
 
-    def __init__(self) -> None:
-        self.waiting: dict[int, _Waiting] = {}
-        self.rows = 0
+    waiting: dict[int, tuple[RequestRecord, float]] = field(default_factory=dict)
+    rows: int = 0
 
     @property
-    def oldest(self) -> _Waiting:
+    def oldest_id(self) -> int:
         """The request that came first."""
-        return next(iter(self.waiting.values()))
+        return next(iter(self.waiting))
 
-    def put(self, request: _Waiting) -> None:
-        """Add a request behind the others."""
-        self.waiting[request.request_id] = request
-        self.rows += request.rows
+    @property
+    def since_s(self) -> float:
+        """Since when that waits."""
+        return self.waiting[self.oldest_id][1]
 
-    def take(self, request_id: int) -> _Waiting:
-        """Take a request out."""
-        request = self.waiting.pop(request_id)
-        self.rows -= request.rows
-        return request
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """An attempt of requests, by the first one's id and attempt; which want its answer still."""
+
+    key: tuple[int, int]
+    requests: list[RequestRecord]
+    wanted: set[int]
+    outputs: dict[str, Any] = field(default_factory=dict)
+    runs: dict[int, StageRun] = field(default_factory=dict)
 
 
 class Batcher:
@@ -106,85 +68,131 @@ class Batcher:
     def __init__(self, batching: Batching) -> None:
         self._batching = batching
         self._groups: dict[Hashable, _Group] = {}
+        #: Request -> its group.
         self._group_of: dict[int, Hashable] = {}
-        self._in_flight: set[int] = set()
-        self._num_arrived = 0
-        self._num_fired = 0
-
-    @property
-    def num_in_flight(self) -> int:
-        """Batches that were fired and have not ended."""
-        return len(self._in_flight)
+        #: Request -> the batch that it is in; the key of its attempt -> the batch.
+        self._batch_of: dict[int, _Batch] = {}
+        self._by_key: dict[tuple[int, int], _Batch] = {}
+        #: Batches that were fired and have not ended.
+        self.num_in_flight = 0
 
     @property
     def next_due_s(self) -> float | None:
-        """When `TimePassed` is wanted next, or None."""
+        """When a batch is fired as its oldest request has waited for so long, or None."""
         if not self._groups or not self._has_room:
             return None
-        oldest = min(group.oldest.arrived_s for group in self._groups.values())
-        return oldest + self._batching.timeout_s
+        return min(g.since_s for g in self._groups.values()) + self._batching.timeout_s
 
-    def handle(self, event: BatchEvent) -> list[FireBatch]:
-        """Take in one event; return the batches to run, in order."""
-        match event:
-            case RequestArrived():
-                self._num_arrived += 1
-                self._put(
-                    _Waiting(
-                        self._num_arrived,
-                        event.request_id,
-                        event.group,
-                        event.rows,
-                        event.now_s,
-                    )
-                )
-            case RequestLeft():
-                if event.request_id in self._group_of:
-                    self._take(event.request_id)
-            case BatchEnded():
-                self._in_flight.remove(event.batch)
-        fired: list[FireBatch] = []
-        while self._has_room and (group := self._ready(event.now_s)) is not None:
-            fired.append(self._fire(group))
+    def put(self, request: RequestRecord, now_s: float) -> float:
+        """Have a request wait for others of its group; return when it has waited long enough."""
+        submitted = request.submitted
+        group = (request.id,) if request.is_alone or submitted.group is None else submitted.group
+        since_s = now_s if request.admitted_s is None else request.admitted_s
+        self._group_of[request.id] = group
+        found = self._groups.setdefault(group, _Group())
+        found.waiting[request.id] = request, since_s
+        found.rows += submitted.rows
+        return since_s + self._batching.timeout_s
+
+    def leave(self, request: RequestRecord) -> None:
+        """Take a request out, if it waits."""
+        name = self._group_of.pop(request.id, None)
+        if name is not None:
+            group = self._groups[name]
+            group.rows -= request.submitted.rows
+            del group.waiting[request.id]
+            if not group.waiting:
+                del self._groups[name]
+
+    def fire(self, now_s: float) -> list[RequestRecord]:
+        """Return the requests of a batch that is to run now, in order; none where none is."""
+        group = self._ready(now_s) if self._has_room else None
+        if group is None:
+            return []
+        fired: list[RequestRecord] = []
+        left = self._batching.size
+        for request, _ in list(group.waiting.values()):
+            if fired and request.submitted.rows > left:
+                break
+            left -= request.submitted.rows
+            fired.append(request)
+            self.leave(request)
+        self.num_in_flight += 1
         return fired
 
     @property
     def _has_room(self) -> bool:
-        return len(self._in_flight) < self._batching.most
+        return self.num_in_flight < self._batching.most
 
     def _ready(self, now_s: float) -> _Group | None:
-        """Return the group whose batch is to be fired: of several, the one that waits longest."""
+        """Return the group whose batch is to be fired: of several, that of the oldest request."""
         batching = self._batching
-        is_busy = len(self._in_flight) >= batching.busy
+        is_busy = self.num_in_flight >= batching.busy
         ready = (
             group
             for group in self._groups.values()
             if not is_busy
             or group.rows >= batching.size
-            or group.oldest.arrived_s + batching.timeout_s <= now_s
+            or group.since_s + batching.timeout_s <= now_s
         )
-        return min(ready, key=lambda group: group.oldest.sequence, default=None)
+        return min(ready, key=lambda group: group.oldest_id, default=None)
 
-    def _fire(self, group: _Group) -> FireBatch:
-        chosen: list[_Waiting] = []
-        left = self._batching.size
-        for request in list(group.waiting.values()):
-            if chosen and request.rows > left:
-                break
-            left -= request.rows
-            chosen.append(self._take(request.request_id))
-        self._num_fired += 1
-        self._in_flight.add(self._num_fired)
-        return FireBatch(self._num_fired, tuple(request.request_id for request in chosen))
+    # Batches in flight.
 
-    def _put(self, request: _Waiting) -> None:
-        self._group_of[request.request_id] = request.group
-        self._groups.setdefault(request.group, _Group()).put(request)
+    def begin(self, requests: list[RequestRecord]) -> None:
+        """Take in that requests which were fired have begun an attempt together."""
+        first = requests[0]
+        key = (first.id, first.attempt)
+        batch = _Batch(key, requests, {request.id for request in requests})
+        self._batch_of |= dict.fromkeys(batch.wanted, batch)
+        self._by_key[key] = batch
 
-    def _take(self, request_id: int) -> _Waiting:
-        name = self._group_of.pop(request_id)
-        group = self._groups[name]
-        request = group.take(request_id)
-        if not group.waiting:
-            del self._groups[name]
-        return request
+    def withdraw(self, request: RequestRecord) -> bool:
+        """Have a request leave its batch, if it is in one; return whether that has ended so."""
+        batch = self._batch_of.pop(request.id, None)
+        if batch is None:
+            return True
+        batch.wanted.remove(request.id)
+        if batch.wanted:
+            return False
+        del self._by_key[batch.key]
+        self.num_in_flight -= 1
+        return True
+
+    def may_be_others(self, request: RequestRecord, error: BaseException) -> bool:
+        """Whether another request's input may be the reason of a request's error."""
+        batch = self._batch_of.get(request.id)
+        is_joined = batch is not None and len(batch.requests) > 1
+        return is_joined and not isinstance(error, _NOT_OF_THE_INPUTS)
+
+    def share(
+        self, event: PartArrived | AttemptFailed, is_whole: Callable[[int, int, int], bool]
+    ) -> list[tuple[RequestRecord, PartArrived | AttemptFailed]] | None:
+        """Return what an event is for each request of its batch; None for one of a single request.
+
+        `is_whole`: whether so many runs and outputs are all that there are on a route.
+        """
+        batch = self._by_key.get((event.request_id, event.attempt))
+        if batch is None or len(batch.requests) == 1:
+            return None
+        now_s, requests = event.now_s, batch.requests
+        wanted = [(i, r) for i, r in enumerate(requests) if r.id in batch.wanted]
+        if isinstance(event, PartArrived):
+            batch.outputs.update(event.outputs)
+            batch.runs.update((run.stage, run) for run in event.runs)
+            if not is_whole(requests[0].route, len(batch.runs), len(batch.outputs)):
+                return []
+            runs = tuple(batch.runs.values())
+            nbytes = sum(run.output_nbytes for run in runs) // len(requests)
+            try:
+                parts = split_rows(batch.outputs, [r.submitted.rows for r in requests])
+            except InferenceError as error:
+                event = AttemptFailed(now_s, event.request_id, event.attempt, error)
+            else:
+                for _, request in wanted[1:]:
+                    request.is_first = False
+                return [
+                    (r, PartArrived(now_s, r.id, r.attempt, parts[i], runs, nbytes))
+                    for i, r in wanted
+                ]
+        return [(r, AttemptFailed(now_s, r.id, r.attempt, copied(event.error))) for _, r in wanted]

@@ -24,10 +24,9 @@ from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.kept import Kept, lost_tensor
 from scheduler.client.known_stages import KnownStages
 from scheduler.client.remote_memory import DeviceTensor, RemoteMemory
-from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
 from scheduler.clock import Clock
-from scheduler.executor import Callers, Submission
+from scheduler.executor import Submission
 from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
 from scheduler.vocabulary import events
@@ -170,10 +169,7 @@ class BaseDeployment(ABC):
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,
             clock=deployments.clock,
-            retry=replay_lost,
         )
-        #: Whose requests are looked at: its own, or those that its own are joined from.
-        self._callers: Callers = self._runner
         #: Where callbacks of its requests run; threads start with the first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.RLock()
@@ -185,11 +181,6 @@ class BaseDeployment(ABC):
     @abstractmethod
     def _unload(self) -> None:
         """Let the devices let go of the stages."""
-
-    @property
-    def clock(self) -> Clock:
-        """The executor's."""
-        return self._deployments.clock
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -246,16 +237,12 @@ class BaseDeployment(ABC):
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
-        live = self._callers.live()
+        live = self._runner.live()
         return [ObservedRequest(self.key, self.placement.routes[r.route], r, ()) for r in live]
 
     def current_load(self) -> DeploymentLoad:
         """Return how many requests wait and are in flight."""
-        return DeploymentLoad(self.plan.name, *self._callers.counts())
-
-    def joins(self, callers: Callers) -> None:
-        """Have observers see the requests of `callers`, which this deployment's are made of."""
-        self._callers = callers
+        return DeploymentLoad(self.plan.name, *self._runner.counts())
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far."""
@@ -367,8 +354,7 @@ class BaseDeployment(ABC):
 
     def _may_help(self, request: Request) -> bool:
         """Whether the calling thread, which starts an attempt, may see it through."""
-        # The first is started by its caller, a later one by a thread with work of its own.
-        return self._is_quick and request.inline and request.attempt == 1
+        return self._is_quick and request.inline
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
@@ -458,22 +444,12 @@ class BaseDeployment(ABC):
         return Answer(outputs, runs)
 
     def _ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
-        if not self._deployments.observers:
-            return
         for observer in tuple(self._deployments.observers):
             route = self.placement.routes[record.route]
             request = ObservedRequest(self.key, route, record, tuple(runs))
-            if self._callers is self._runner:
-                observer.ended(request)
-            observer.ran(request)
-
-    def caller_ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
-        """Tell observers of a request that was joined with others, and how those went."""
-        for observer in tuple(self._deployments.observers):
-            stages = {run.stage for run in runs}
-            routes = self.placement.routes
-            route = next((r for r in routes if stages == set(r.stages)), routes[0])
-            observer.ended(ObservedRequest(self.key, route, record, tuple(runs)))
+            observer.ended(request)
+            if record.is_first:
+                observer.ran(request)
 
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from devices.errors import ClusterError, DeadlineError, DeviceLostError, OverloadedError
+from devices.errors import (
+    ClusterError,
+    DeadlineError,
+    DeviceLostError,
+    HeteroError,
+    OverloadedError,
+)
 from scheduler.vocabulary import events
 from scheduler.vocabulary.record import RequestRecord
 
@@ -52,3 +58,12 @@ def overload(request: RequestRecord, why: str) -> OverloadedError:
         "MAX_BYTES_IN_FLIGHT, MAX_REQUESTS_WAITING or ADMISSION_TIMEOUT_S.",
         request_id=request.id,
     )
+
+
+def copied(error: BaseException) -> BaseException:
+    """Return an error of a caller's own: each is raised in another thread."""
+    if not isinstance(error, HeteroError):
+        return error
+    made = type(error)(error.message, **error.data)
+    made.__cause__ = error.__cause__
+    return made

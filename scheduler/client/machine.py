@@ -4,12 +4,16 @@ A request is admitted in order of priority and arrival while there is room for i
 bytes, and a route with all its devices. Each attempt has a number; what an attempt says after its
 request ended, or after a later attempt began, is dropped. A caller hears of each request exactly
 once: `Deliver` or `Fail`. `scheduler.client.transitions` has the states.
+
+Where requests are joined, each waits once it is admitted until `scheduler.client.batching` fires
+it, and is then one of those whose attempt it is. Whoever leaves a batch changes nothing for the
+others; one that fails is tried again request by request, where an input may be the reason.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -19,8 +23,15 @@ from devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
+from scheduler.client.batching import Batcher
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
-from scheduler.client.failures import away_text, cluster_error, failed, lost_error, overload
+from scheduler.client.failures import (
+    away_text,
+    cluster_error,
+    failed,
+    lost_error,
+    overload,
+)
 from scheduler.client.lazy_heap import LazyHeap
 from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.routes import Routes
@@ -40,9 +51,10 @@ _PAUSE_S: Final = 0.2
 _S = RequestState
 _output_nbytes: Final = attrgetter("output_nbytes")
 #: States in which a request counts as in flight.
-_ADMITTED: Final = frozenset({_S.RUNNING, _S.PARKED, _S.HELD})
+_ADMITTED: Final = frozenset({_S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD})
 #: Events of a single request that was submitted.
 _OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelAsked)
+_OfOne = events.PartArrived | events.AttemptFailed | events.CancelAsked
 _Next = tuple[RequestState, list[ClientInstruction]]
 
 
@@ -84,6 +96,11 @@ class ClientMachine:
         #: Requests that wait for admission; that are admitted and have not ended.
         self.num_waiting = self.num_in_flight = 0
         self._suspects = Suspects()
+        #: What requests are joined by, where they are, and how many may be in flight then.
+        self.batcher = Batcher(limits.batching) if limits.batching else None
+        self._most = limits.requests * (limits.batching.size if limits.batching else 1)
+        #: Requests that were admitted since, to wait for others.
+        self._joining: list[RequestRecord] = []
         self._cluster_error: ClusterError | None = None
         self._closed = False
 
@@ -96,7 +113,7 @@ class ClientMachine:
     @property
     def waits_for_bytes(self) -> bool:
         """Whether requests wait that other deployments' requests may make room for."""
-        return self.num_waiting > 0 and 0 < self.num_in_flight < self.limits.requests
+        return self.num_waiting > 0 and 0 < self.num_in_flight < self._most
 
     @property
     def nbytes_in_flight(self) -> int:
@@ -131,9 +148,7 @@ class ClientMachine:
             self._ended.popitem(last=False)
         done: list[ClientInstruction] = []
         if isinstance(event, _OF_ONE):
-            number = event.request_id
-            if request := self._live.get(number) or self._ended.get(number):
-                done = self._step(request, event)
+            done = self._step_one(event)
         else:
             for request in self._concerned(event):
                 done += self._step(request, event)
@@ -143,7 +158,18 @@ class ClientMachine:
             done += self._deliver_held(event.now_s)
         if self.num_waiting:
             done += self._admit_waiting(event.now_s)
+        if self.batcher is not None:
+            done += self._start_batches(self.batcher, event.now_s)
         return done
+
+    def _step_one(self, event: _OfOne) -> list[ClientInstruction]:
+        number = event.request_id
+        if self.batcher is not None and not isinstance(event, events.CancelAsked):
+            shared = self.batcher.share(event, self._routes.is_whole)
+            if shared is not None:
+                return [done for r, own in shared for done in self._step(r, own)]
+        request = self._live.get(number) or self._ended.get(number)
+        return self._step(request, event) if request else []
 
     def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
         """Take in what an event says of no single request; return the requests that it is for."""
@@ -192,6 +218,8 @@ class ClientMachine:
         before, request.state = request.state, after
         if before is after:
             return
+        if before is _S.JOINING and self.batcher is not None:
+            self.batcher.leave(request)
         self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
         if request.is_suspect:
             self._suspects.moved(request)
@@ -220,7 +248,9 @@ class ClientMachine:
         return list(due.values())
 
     def _has_room(self, request: RequestRecord) -> bool:
-        if self.num_in_flight >= self.limits.requests or not self._routes.live:
+        # What waits for others may as well wait for a device.
+        awaits = self.batcher is not None and self._routes.may_come()
+        if self.num_in_flight >= self._most or not (self._routes.live or awaits):
             return False
         nbytes = request.submitted.nbytes
         request.nbytes = nbytes + self._expected.of(nbytes)
@@ -235,9 +265,9 @@ class ClientMachine:
             if not self._has_room(request):
                 break
             self._waiting.pop()
-            route = self._routes.choose(near=request.submitted.near)
-            started += self._start(request, route, now_s)
-            self._move(request, _S.RUNNING, now_s)
+            after, instructions = self._enter(request, now_s, near=request.submitted.near)
+            started += instructions
+            self._move(request, after, now_s)
         return started
 
     def _deliver_held(self, now_s: float) -> list[ClientInstruction]:
@@ -248,22 +278,67 @@ class ClientMachine:
             self._move(first, _S.ANSWERED, now_s)
         return delivered
 
+    def _enter(
+        self,
+        request: RequestRecord,
+        now_s: float,
+        but: Collection[int] = (),
+        near: frozenset[str] = frozenset(),
+    ) -> _Next:
+        """Start an attempt on a route, none of `but`, or have it wait for others to go with it."""
+        if self.batcher is None or request.avoided:
+            return _S.RUNNING, self._start(request, self._routes.choose(but, near), now_s)
+        if request.admitted_s is None:
+            self._joining.append(request)
+        self.due.push((self.batcher.put(request, now_s), request.id))
+        return _S.JOINING, []
+
     def _start(
         self, request: RequestRecord, route: int | None, now_s: float
     ) -> list[ClientInstruction]:
         assert route is not None
+        self._begin(request, route, now_s, "started")
+        self._routes.begin(route)
+        return [events.StartAttempt(request.id, request.attempt, route)]
+
+    def _begin(self, request: RequestRecord, route: int, now_s: float, what: str) -> None:
         request.attempt += 1
         request.route = route
         request.outputs, request.runs = {}, {}
-        self._routes.begin(route)
-        request.note(now_s, f"started on route {route}" if self._routes.count > 1 else "started")
-        return [events.StartAttempt(request.id, request.attempt, route)]
+        request.note(now_s, f"{what} on route {route}" if self._routes.count > 1 else what)
+
+    def _start_batches(self, batcher: Batcher, now_s: float) -> list[ClientInstruction]:
+        """Start what is to go together now; have those go on that wait, as they came."""
+        done: list[ClientInstruction] = []
+        while self._routes.live and (requests := batcher.fire(now_s)):
+            first, is_joined = requests[0], len(requests) > 1
+            tried = {request.route for request in requests if request.attempt}
+            but = tried if self._routes.is_any_live(tried) else ()
+            near = frozenset() if is_joined else first.submitted.near
+            route = self._routes.choose(but, near)
+            assert route is not None
+            for request in requests:
+                self._begin(request, route, now_s, f"batch of {len(requests)}: started")
+                self._move(request, _S.RUNNING, now_s)
+            self._routes.begin(route)
+            batcher.begin(requests)
+            joined = tuple(request.id for request in requests) if is_joined else ()
+            done.append(events.StartAttempt(first.id, first.attempt, route, joined))
+        done += [events.Admitted(r.id) for r in self._joining if r.state is _S.JOINING]
+        self._joining.clear()
+        return done
+
+    def _leave(self, request: RequestRecord) -> bool:
+        """Have a request leave its attempt; return whether nobody wants that any more."""
+        if self.batcher is not None and not self.batcher.withdraw(request):
+            return False
+        self._routes.end(request.route)
+        return True
 
     def _stop(self, request: RequestRecord) -> list[ClientInstruction]:
-        """Drop the attempt that runs, if one does."""
-        if request.state is not _S.RUNNING:
+        """Drop the attempt that runs, if one does and nobody else wants its answer."""
+        if request.state is not _S.RUNNING or not self._leave(request):
             return []
-        self._routes.end(request.route)
         return [events.DropAttempt(request.id, request.attempt, request.route)]
 
     def _end_attempt(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
@@ -277,10 +352,12 @@ class ClientMachine:
             return _S.FAILED, [*drop, failed(request, error)]
         if retry is Retry.ELSEWHERE:
             request.avoided |= {request.route}
-        route = self._routes.choose({*request.avoided, request.route})
-        if route is not None and not request.is_suspect:
-            return _S.RUNNING, [*drop, *self._start(request, route, now_s)]
-        if route is None and not self._routes.may_come(request.avoided):
+        tried = {*request.avoided, request.route}
+        is_live = self._routes.is_any_live(tried)
+        if is_live and not request.is_suspect:
+            after, started = self._enter(request, now_s, tried)
+            return after, [*drop, *started]
+        if not is_live and not self._routes.may_come(request.avoided):
             request.note(now_s, "no other route is left")
             return _S.FAILED, [*drop, failed(request, error)]
         if self._routes.is_any_live(request.avoided):
@@ -323,8 +400,7 @@ class ClientMachine:
             return self._expire(request, event.now_s)
         if not self.num_waiting and self._has_room(request):
             self.due.push((event.deadline_s, request.id))
-            route = self._routes.choose(near=event.near)
-            return _S.RUNNING, self._start(request, route, event.now_s)
+            return self._enter(request, event.now_s, near=event.near)
         away = self._routes.why_away()
         if away:
             lost = lost_error(request, away)
@@ -346,7 +422,7 @@ class ClientMachine:
     @property
     def _full(self) -> str:
         return (
-            f"{self.num_in_flight} of {self.limits.requests} requests and "
+            f"{self.num_in_flight} of {self._most} requests and "
             f"{self.nbytes_in_flight} of {self.limits.nbytes} bytes are in flight"
         )
 
@@ -369,7 +445,7 @@ class ClientMachine:
         # How a stage went is told by later stages too, whose messages may come before its own.
         if not self._routes.is_whole(request.route, len(runs), len(outputs)):
             return _S.RUNNING, []
-        self._routes.end(request.route)
+        self._leave(request)
         nbytes = event.nbytes
         if nbytes is None:
             nbytes = sum(map(_output_nbytes, runs.values()))
@@ -383,6 +459,12 @@ class ClientMachine:
         if event.attempt != request.attempt:
             request.note(event.now_s, f"late failure of attempt {event.attempt} dropped")
             return _S.RUNNING, []
+        if self.batcher is not None and self.batcher.may_be_others(request, event.error):
+            request.note(event.now_s, f"failed: {event.error}")
+            request.is_alone = True
+            drop = self._stop(request)
+            after, _ = self._enter(request, event.now_s)
+            return after, drop
         request.num_failed += 1
         return self._end_attempt(request, event.now_s, event.error)
 
@@ -404,7 +486,8 @@ class ClientMachine:
         request.silent_on = ""
         was_suspect = request.is_suspect
         self._suspects.blame(request)
-        if request.state is _S.RUNNING and request.is_suspect and not was_suspect:
+        is_tried = request.state in (_S.JOINING, _S.RUNNING)
+        if is_tried and request.is_suspect and not was_suspect:
             request.note(event.now_s, f"parked: {self._why_parked(request)}")
             return _S.PARKED, self._stop(request)
         if request.state is _S.PARKED and request.num_failed >= self.limits.attempts:
@@ -439,10 +522,9 @@ class ClientMachine:
     def _unpark(self, request: RequestRecord, now_s: float) -> _Next:
         if now_s < request.resume_s or request.is_suspect:
             return _S.PARKED, []
-        route = self._routes.choose(request.avoided)
-        if route is None:
+        if not self._routes.is_any_live(request.avoided):
             return _S.PARKED, []
-        return _S.RUNNING, self._start(request, route, now_s)
+        return self._enter(request, now_s, request.avoided)
 
     def _fall_due(self, request: RequestRecord, event: events.TimePassed) -> _Next:
         if request.submitted.deadline_s <= event.now_s:
@@ -465,6 +547,7 @@ class ClientMachine:
     def _expire(self, request: RequestRecord, now_s: float) -> _Next:
         waited_s = now_s - request.submitted.now_s
         where = {
+            _S.JOINING: "waiting for others to be joined with",
             _S.RUNNING: "in flight",
             _S.HELD: "answered, waiting for the answers of requests before it",
         }.get(request.state, "waiting for admission")
@@ -492,4 +575,5 @@ class ClientMachine:
 
 def _deliver(request: RequestRecord) -> events.Deliver:
     runs = request.runs
-    return events.Deliver(request.id, request.outputs, tuple(map(runs.__getitem__, sorted(runs))))
+    ordered = tuple(map(runs.__getitem__, sorted(runs)))
+    return events.Deliver(request.id, request.outputs, ordered)

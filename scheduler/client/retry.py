@@ -32,8 +32,3 @@ def replay_lost(error: BaseException) -> Retry:
     if isinstance(error, DeviceLostError | OverloadedError):
         return Retry.REPLAY
     return Retry.ELSEWHERE if isinstance(error, MemoryError) else Retry.NEVER
-
-
-def never_retry(error: BaseException) -> Retry:
-    """Give every failure to the caller."""
-    return Retry.NEVER

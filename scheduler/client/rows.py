@@ -11,18 +11,17 @@ from devices.errors import InferenceError
 from devices.plugin.program import Value
 
 
-def count_rows(inputs: Mapping[str, Value]) -> int | None:
-    """Return how many rows each input has; None where they differ, or one has no rows."""
-    counts = {
-        value.shape[0] if isinstance(value, np.ndarray) and value.ndim else None
-        for value in inputs.values()
-    }
-    return counts.pop() if len(counts) == 1 else None
+def rows_of(inputs: Mapping[str, Value]) -> tuple[Hashable, int]:
+    """Return what is equal for requests whose rows can be joined, and how many rows each input has.
 
-
-def kind_of(inputs: Mapping[str, np.ndarray]) -> Hashable:
-    """Return what is equal for requests whose rows can be joined: names, types, row shapes."""
-    return frozenset((name, value.dtype, value.shape[1:]) for name, value in inputs.items())
+    None, where they differ or one has no rows.
+    """
+    arrays = [v for v in inputs.values() if isinstance(v, np.ndarray) and v.ndim]
+    counts = {array.shape[0] for array in arrays}
+    if len(counts) != 1 or len(arrays) < len(inputs):
+        return None, 0
+    kinds = zip(inputs, arrays, strict=True)
+    return frozenset((name, a.dtype, a.shape[1:]) for name, a in kinds), counts.pop()
 
 
 def join_rows(requests: Sequence[Mapping[str, Value]]) -> Mapping[str, Value]:

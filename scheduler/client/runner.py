@@ -21,7 +21,7 @@ from devices.request.run import LONGEST_S
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import ClientMachine
 from scheduler.client.outbox import Outbox
-from scheduler.client.retry import RetryPolicy, never_retry
+from scheduler.client.rows import join_rows, rows_of
 from scheduler.clock import Clock
 from scheduler.executor import Submission
 from scheduler.processes.home_process import HomeProcess
@@ -53,18 +53,25 @@ class Attempts(Protocol):
 class _Call:
     """A request's caller: what it brought, and what it waits on."""
 
-    __slots__ = ("attempt", "future", "gate", "inputs", "is_granted", "request")
+    __slots__ = ("attempt", "first", "future", "gate", "inputs", "is_granted", "request")
 
     def __init__(self, inputs: Mapping[str, Value], request: Request) -> None:
         self.inputs = inputs
         self.request = request
         self.future: Promise[Answer] = Promise()
-        #: Whether it was admitted: its caller then starts the first attempt.
+        #: Whether it was admitted; its first attempt, where its caller starts it.
         self.is_granted = False
+        self.first: Request | None = None
         #: The attempt that is wanted, if one is.
         self.attempt: Request | None = None
         #: Set once the request is admitted or ended, where its caller waits for that.
         self.gate: threading.Event | None = None
+
+    def grant(self) -> None:
+        """Have the caller go on, as its request was admitted."""
+        self.is_granted = True
+        if self.gate is not None:
+            self.gate.set()
 
 
 class RequestRunner:
@@ -75,7 +82,6 @@ class RequestRunner:
     `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
     `in_flight`: bytes of all that share devices.
     `clock`: the executor's.
-    `retry`: what follows a failed attempt.
     `ended`: called with each request that has ended and how the stages of its answer went, before
         its caller hears of it.
     """
@@ -91,10 +97,9 @@ class RequestRunner:
         ids: Iterator[int],
         in_flight: BytesInFlight,
         clock: Clock,
-        retry: RetryPolicy = never_retry,
         ended: Callable[[RequestRecord, Sequence[StageRun]], None] = lambda record, runs: None,
     ) -> None:
-        self._machine = ClientMachine(limits, routes, retry=retry, name=name, in_flight=in_flight)
+        self._machine = ClientMachine(limits, routes, name=name, in_flight=in_flight)
         self._attempts = attempts
         self._ended = ended
         self.now_s = clock.now_s
@@ -131,14 +136,18 @@ class RequestRunner:
             now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority, near,
             request.trace,
         )  # fmt: skip
+        if limits.batching:
+            submitted.group, submitted.rows = (None, 0) if request.keep else rows_of(inputs)
+            if submitted.group is None:  # it goes alone, and waits for nobody
+                submitted.rows = limits.batching.size
         try:
             self.handle(submitted)
             waited_s = 0.0
             if not call.is_granted:
                 self._wait_for_admission(call, deadline_s)
                 waited_s = self.now_s() - now_s
-            if first := call.attempt:
-                self._start(call, first)
+            if call.first:
+                self._start((call,), call.first)
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
             self.cancel(request_id)
             raise
@@ -228,17 +237,23 @@ class RequestRunner:
         number = instruction.request_id
         if isinstance(instruction, events.StartAttempt):
             call = self._calls[number]
-            call.attempt = started = call.request.admitted(
+            started = call.request.admitted(
                 self._deployment, number, instruction.attempt, instruction.route
             )
+            if instruction.joined:
+                self._take_joined([self._calls[n] for n in instruction.joined], started)
+                return
             if call.is_granted:
-                self._outbox.orders.append(partial(self._start, call, started))
+                call.attempt = started = started._replace(inline=False)
+                self._outbox.orders.append(partial(self._start, (call,), started))
                 return
             # The caller starts its own first attempt: whoever made room for it has its own work
             # to do.
-            call.is_granted = True
-            if call.gate is not None:
-                call.gate.set()
+            call.attempt = call.first = started
+            call.grant()
+            return
+        if isinstance(instruction, events.Admitted):
+            self._calls[number].grant()
             return
         if isinstance(instruction, events.DropAttempt):
             call = self._calls[number]
@@ -259,11 +274,23 @@ class RequestRunner:
             if call.gate is not None:
                 call.gate.set()
 
-    def _start(self, call: _Call, request: Request) -> None:
+    def _take_joined(self, calls: Sequence[_Call], first: Request) -> None:
+        """Have an attempt of several calls be started, which `first` would be the first one's."""
+        started = first._replace(
+            inline=False,
+            profile=any(call.request.profile for call in calls),
+            priority=max(call.request.priority for call in calls),
+        )
+        for call in calls:
+            call.attempt = started
+            call.grant()
+        self._outbox.orders.append(partial(self._start, calls, started))
+
+    def _start(self, calls: Sequence[_Call], request: Request) -> None:
         """Start an attempt that is still wanted."""
-        if call.attempt is request:
+        if any(call.attempt is request for call in calls):
             try:
-                self._attempts.start(request, call.inputs)
+                self._attempts.start(request, join_rows([call.inputs for call in calls]))
             except Exception as error:  # whatever it is, the caller must hear of it
                 if isinstance(error, HeteroError):  # it says all; where from leads to the inputs
                     error.with_traceback(None)

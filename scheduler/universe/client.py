@@ -9,11 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from scheduler.channels.shared import SharedChannel
-from scheduler.client.batched_deployment import BatchedDeployment
-from scheduler.client.batching import Batching
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.liveness import (
     Heard,
@@ -134,13 +132,8 @@ class PlayedClient(Watcher):
         self._looks = False
         cluster.clients.append(self)
 
-    def deploy(
-        self,
-        placement: Placement,
-        limits: Limits | None = None,
-        batching: Batching | None = None,
-    ) -> Any:
-        """Load a placement at once; return its `scheduler.executor.Deployment`."""
+    def deploy(self, placement: Placement, limits: Limits | None = None) -> PlayedDeployment:
+        """Load a placement at once."""
         self._count += 1
         limits = limits or Limits()
         key = f"{self.process.name}-{self._count}"
@@ -149,10 +142,7 @@ class PlayedClient(Watcher):
         if limits.stage_timeout_s and not self._looks:
             self._looks = True
             self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
-        if batching is None:
-            return deployment
-        below: Any = deployment  # nothing here asks for its nodes, or exports it
-        return BatchedDeployment(below, batching, limits)
+        return deployment
 
     def load(self, deployment: PlayedDeployment, placement: Placement) -> None:
         """Load stages of a deployment that it has not yet, and watch their devices."""

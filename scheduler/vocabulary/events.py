@@ -7,7 +7,7 @@ frozen where they are few, as to make a frozen one takes three times as long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ class Submitted:
     Where `waits` is not set, it is refused rather than made to wait for room. Of those that wait,
     the ones of greater `priority` are admitted first. It goes by the devices that are `near`, as
     they keep some of its inputs, where a route does. Its story names the `trace` that it is of.
+    Where requests are joined, its `rows` can be with those of its `group`; of none: with no others.
     """
 
     now_s: float
@@ -37,14 +38,16 @@ class Submitted:
     priority: int = 0
     near: frozenset[str] = frozenset()
     trace: str = ""
+    group: Hashable = None
+    rows: int = 0
 
 
 @dataclass(slots=True)
 class PartArrived:
     """Outputs of the model that an attempt's stages made, by name, and how stages went.
 
-    The last part makes the answer whole. `nbytes` is what the stages made, where their runs do not
-    say it.
+    The last part makes the answer whole. `nbytes` is what the stages made of a request that was
+    joined with others, of whom their runs tell as well.
     """
 
     now_s: float
@@ -177,17 +180,31 @@ ClientEvent = (
 
 
 @dataclass(slots=True)
+class Admitted:
+    """Have the caller go on: its request waits for others to be joined with."""
+
+    request_id: int
+
+
+@dataclass(slots=True)
 class StartAttempt:
-    """Send the request's inputs to the route's stages that take them, as this attempt."""
+    """Send the request's inputs to the route's stages that take them, as this attempt.
+
+    It may be one of several requests, the first among them, whose rows go together.
+    """
 
     request_id: int
     attempt: int
     route: int = 0
+    joined: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DropAttempt:
-    """Stop the attempt where it runs and forget it where it waits."""
+    """Stop the attempt where it runs and forget it where it waits.
+
+    Of one of several requests any of them is named.
+    """
 
     request_id: int
     attempt: int
@@ -211,7 +228,7 @@ class Fail:
     error: BaseException
 
 
-ClientInstruction = StartAttempt | DropAttempt | Deliver | Fail
+ClientInstruction = Admitted | StartAttempt | DropAttempt | Deliver | Fail
 
 
 class Send(NamedTuple):

@@ -1,8 +1,30 @@
-"""Limits: the bounds of a deployment's queues, set when it is made."""
+"""Limits: the bounds of a deployment's queues, and how its requests are joined."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How requests are joined.
+
+    Attributes
+    ----------
+    size : int
+        Rows of a batch at most, >= 1; a request that brings more is a batch of its own.
+    timeout_s : float
+        Seconds that a request waits for others at most.
+    busy : int
+        Batches in flight, >= 1, with which the pipeline is busy; with fewer, none waits.
+    most : int
+        Batches in flight at most, >= `busy`.
+    """
+
+    size: int
+    timeout_s: float
+    busy: int = 1
+    most: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +34,7 @@ class Limits:
     Attributes
     ----------
     requests : int
-        Requests in flight at once, >= 1.
+        Requests in flight at once, >= 1; where they are joined, so many for each row of a batch.
     nbytes : int
         Bytes in flight, of all deployments of the executor, at which requests wait: of inputs
         and of what stages are expected to make. One request of the deployment may exceed it.
@@ -32,6 +54,8 @@ class Limits:
         Seconds that a stage may run before its device's process is ended; 0: any.
     in_order : bool
         Whether answers come in the order of admission; else each as soon as it is there.
+    batching : Batching or None
+        How requests are joined into batches, each an attempt of several; None: they are not.
     """
 
     requests: int = 32
@@ -43,3 +67,4 @@ class Limits:
     attempts: int = 5
     in_order: bool = False
     stage_timeout_s: float = 0.0
+    batching: Batching | None = None

@@ -18,6 +18,8 @@ class RequestState(Enum):
     NEW = "new"
     #: Not admitted yet: there is no room, or no route has all its devices.
     WAITING = "waiting"
+    #: Admitted, and waits for others that it can be joined with.
+    JOINING = "joining"
     RUNNING = "running"
     #: Admitted; its attempt failed, and the next is made once there is a route, or after a pause.
     PARKED = "parked"
@@ -64,6 +66,10 @@ class RequestRecord:
     #: What has come of the attempt: outputs by name, runs by stage.
     outputs: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, StageRun] = field(default_factory=dict)
+    #: Where requests are joined: whether its rows have failed with others', and are tried alone;
+    #: whether it is the first to tell of its runs.
+    is_alone: bool = False
+    is_first: bool = True
     story: list[StoryLine] = field(default_factory=list)
 
     @property

@@ -1,11 +1,12 @@
-"""Callers of a batched deployment: each its own rows, deadline, cancellation, error and story."""
+"""Callers whose requests are joined: each its own rows, deadline, cancellation, error and story."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,11 +23,13 @@ from devices.errors import (
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler import InProcessExecutor, Limits
-from scheduler.client.batched_deployment import BatchedDeployment
-from scheduler.client.batching import Batching
+from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.runner import RequestRunner
 from scheduler.clock import Clock
-from scheduler.executor import Callers, Submission
-from scheduler.vocabulary.record import RequestRecord, StoryLine
+from scheduler.executor import Submission
+from scheduler.vocabulary import events
+from scheduler.vocabulary.limits import Batching
+from scheduler.vocabulary.placement import Route
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin
@@ -36,66 +39,65 @@ Inputs = Mapping[str, Any]
 
 
 class Below:
-    """A deployment whose requests end when the test says so."""
+    """Attempts that end when the test says so."""
 
     def __init__(self) -> None:
-        self.plan = cut(build([("Neg", "n", ("x",), "y")], ["y"]), ("TOY", ["n"]))[0]
-        self.callback_executor = ThreadPoolExecutor(1)
-        self.clock = Clock("test")
-        self.requests: list[tuple[Inputs, Request, Future[Answer]]] = []
+        self.requests: list[tuple[Inputs, Request]] = []
         self.cancelled: list[int] = []
-        #: Raised by the next submission.
+        #: Raised by what is started.
         self.refusal: Exception | None = None
-        self.waits = threading.Event()
-        self.admits = threading.Event()
+        self.is_refused = threading.Event()
+        #: Whether what is started is answered at once.
+        self.answers = False
         self.came = threading.Condition()
-        self.is_closed = False
 
-    def submit(self, inputs: Inputs, request: Request = PLAIN) -> Submission:
-        if self.refusal and not request.waits:
-            raise self.refusal
+    def runner(self, batching: Batching, limits: Limits) -> RequestRunner:
+        plan = cut(build([("Neg", "n", ("x",), "y")], ["y"]), ("TOY", ["n"]))[0]
+        self.run = RequestRunner(
+            replace(limits, batching=batching),
+            self,
+            routes=(Route(plan, (0,)),),
+            name="m",
+            ids=itertools.count(1),
+            in_flight=BytesInFlight(),
+            clock=Clock("test"),
+        )
+        return self.run
+
+    def start(self, request: Request, inputs: Inputs) -> None:
         if self.refusal:
-            self.waits.set()
-            assert self.admits.wait(PATIENCE_S)
-            self.refusal = None
-        future: Future[Answer] = Future()
+            self.is_refused.set()
+            raise self.refusal
         with self.came:
-            number = len(self.requests)
-            self.requests.append((inputs, request, future))
+            self.requests.append((inputs, request))
             self.came.notify_all()
+        if self.answers:
+            self.answer_to(len(self.requests) - 1)
 
-        def cancel() -> bool:
-            self.cancelled.append(number)
-            future.set_exception(RequestCancelledError("cancelled"))
-            return True
+    def drop(self, request: Request) -> None:
+        numbers = [n for n, (_, started) in enumerate(self.requests) if started is request]
+        self.cancelled += numbers
 
-        return Submission(number, future, cancel)
+    def answer(self, inputs: Inputs, made: Inputs, runs: tuple[StageRun, ...]) -> Answer:
+        return Answer(made, runs)
 
     def rows(self) -> list[list[float]]:
-        return [inputs["x"].ravel().tolist() for inputs, *_ in self.requests]
+        return [inputs["x"].ravel().tolist() for inputs, _ in self.requests]
 
     def await_requests(self, count: int) -> None:
         with self.came:
             assert self.came.wait_for(lambda: len(self.requests) >= count, PATIENCE_S)
 
-    def answer(self, number: int, make: Callable[[Any], Any] = np.negative) -> None:
-        inputs, _, future = self.requests[number]
-        future.set_result(Answer({"y": make(inputs["x"])}, (StageRun(0, "TOY"),)))
+    def answer_to(self, number: int, make: Callable[[Any], Any] = np.negative) -> None:
+        inputs, request = self.requests[number]
+        made, runs = {"y": make(inputs["x"])}, (StageRun(0, "TOY"),)
+        self.run.handle(
+            events.PartArrived(self.run.now_s(), request.id, request.attempt, made, runs)
+        )
 
     def fail(self, number: int, error: Exception) -> None:
-        self.requests[number][2].set_exception(error)
-
-    def story(self, request_id: int) -> list[StoryLine]:
-        return [StoryLine(0.0, 1, f"story of {request_id}")]
-
-    def joins(self, callers: Callers) -> None:
-        """Nobody looks."""
-
-    def caller_ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
-        """Nobody looks."""
-
-    def close(self) -> None:
-        self.is_closed = True
+        _, request = self.requests[number]
+        self.run.handle(events.AttemptFailed(self.run.now_s(), request.id, request.attempt, error))
 
 
 @pytest.fixture
@@ -104,8 +106,8 @@ def below() -> Below:
 
 
 @pytest.fixture
-def batched(below: Below) -> Iterator[BatchedDeployment]:
-    made = BatchedDeployment(cast(Any, below), Batching(4, PATIENCE_S), Limits(requests=8))
+def batched(below: Below) -> Iterator[RequestRunner]:
+    made = below.runner(Batching(4, PATIENCE_S), Limits(requests=8, attempts=1))
     yield made
     made.close()
 
@@ -118,29 +120,29 @@ def rows_of(submission: Submission) -> list[float]:
     return cast("list[float]", submission.future.result(PATIENCE_S).outputs["y"].tolist())
 
 
-def submit(batched: BatchedDeployment, *rows: float) -> list[Submission]:
-    return [batched.submit(x(row)) for row in rows]
+def submit(batched: RequestRunner, *rows: float) -> list[Submission]:
+    return [batched.submit(x(row), PLAIN) for row in rows]
 
 
-def test_each_caller_gets_its_rows(below: Below, batched: BatchedDeployment) -> None:
+def test_each_caller_gets_its_rows(below: Below, batched: RequestRunner) -> None:
     (first,) = submit(batched, 1)
-    others = [batched.submit(x(2, 3)), batched.submit(x(4))]
+    others = [batched.submit(x(2, 3), PLAIN), batched.submit(x(4), PLAIN)]
     assert below.rows() == [[1]]
-    below.answer(0)
+    below.answer_to(0)
     assert below.rows() == [[1], [2, 3, 4]]
-    below.answer(1)
+    below.answer_to(1)
     assert [rows_of(s) for s in (first, *others)] == [[-1], [-2, -3], [-4]]
     answer = others[0].future.result()
     assert not answer.outputs["y"].flags.writeable
     assert answer.stage_runs == (StageRun(0, "TOY"),)
 
 
-def test_rows_of_other_shapes_are_not_joined(below: Below, batched: BatchedDeployment) -> None:
+def test_rows_of_other_shapes_are_not_joined(below: Below, batched: RequestRunner) -> None:
     submit(batched, 1)
     for width in (2, 3, 2):
-        batched.submit({"x": np.full((1, width), width, np.float32)})
-    below.answer(0)
-    below.answer(1)
+        batched.submit({"x": np.full((1, width), width, np.float32)}, PLAIN)
+    below.answer_to(0)
+    below.answer_to(1)
     assert below.rows() == [[1], [2, 2, 2, 2], [3, 3, 3]]
 
 
@@ -150,81 +152,81 @@ def test_rows_of_other_shapes_are_not_joined(below: Below, batched: BatchedDeplo
     ids=["no rows", "a sequence", "rows that differ"],
 )
 def test_what_cannot_be_joined_is_run_as_it_is(
-    below: Below, batched: BatchedDeployment, inputs: dict[str, Any]
+    below: Below, batched: RequestRunner, inputs: dict[str, Any]
 ) -> None:
     submit(batched, 1)
-    batched.submit(inputs)
+    batched.submit(inputs, PLAIN)
     assert below.requests[1][0] is inputs
 
 
-def test_a_cancelled_caller_is_in_no_batch(below: Below, batched: BatchedDeployment) -> None:
+def test_a_cancelled_caller_is_in_no_batch(below: Below, batched: RequestRunner) -> None:
     _, second, third = submit(batched, 1, 2, 3)
     assert second.cancel()
     with pytest.raises(RequestCancelledError):
         second.future.result(PATIENCE_S)
-    below.answer(0)
-    below.answer(1)
+    below.answer_to(0)
+    below.answer_to(1)
     assert below.rows() == [[1], [3]]
     assert rows_of(third) == [-3]
 
 
 def test_a_batch_is_stopped_when_its_last_caller_leaves(
-    below: Below, batched: BatchedDeployment
+    below: Below, batched: RequestRunner
 ) -> None:
     first, second, third = submit(batched, 1, 2, 3)
-    below.answer(0)
+    below.answer_to(0)
     second.cancel()
     assert below.cancelled == []
     third.cancel()
     assert below.cancelled == [1]
     assert rows_of(first) == [-1]
     (fourth,) = submit(batched, 4)  # the pipeline is idle again
-    below.answer(2)
+    below.answer_to(2)
     assert rows_of(fourth) == [-4]
 
 
 def test_a_caller_that_leaves_a_running_batch_changes_nothing_for_the_others(
-    below: Below, batched: BatchedDeployment
+    below: Below, batched: RequestRunner
 ) -> None:
     _, second, third = submit(batched, 1, 2, 3)
-    below.answer(0)
+    below.answer_to(0)
     second.cancel()
-    below.answer(1)
+    below.answer_to(1)
     assert rows_of(third) == [-3]
 
 
-def test_each_caller_has_its_own_deadline(below: Below, batched: BatchedDeployment) -> None:
+def test_each_caller_has_its_own_deadline(below: Below, batched: RequestRunner) -> None:
     submit(batched, 1)
     short = batched.submit(x(2), Request(timeout_s=0.01))
     long = batched.submit(x(3), Request(timeout_s=PATIENCE_S))
     with pytest.raises(DeadlineError):
         short.future.result(PATIENCE_S)
-    below.answer(0)
-    below.answer(1)
+    below.answer_to(0)
+    below.answer_to(1)
     assert below.rows()[1] == [3]
     assert rows_of(long) == [-3]
 
 
-def test_a_failed_batch_is_tried_caller_by_caller(below: Below, batched: BatchedDeployment) -> None:
+def test_a_failed_batch_is_tried_caller_by_caller(below: Below, batched: RequestRunner) -> None:
     _, *callers = submit(batched, 1, 2, 3, 4)
-    below.answer(0)
+    below.answer_to(0)
     below.fail(1, InferenceError("a row is bad"))
     callers[1].cancel()
     (later,) = submit(batched, 5)
     below.fail(2, InferenceError("2 is bad"))
-    below.answer(3)
+    below.answer_to(3)
     assert below.rows() == [[1], [2, 3, 4], [2], [4], [5]]
-    below.answer(4)
+    below.answer_to(4)
     with pytest.raises(InferenceError, match="2 is bad"):
         callers[0].future.result(PATIENCE_S)
     assert (rows_of(callers[2]), rows_of(later)) == ([-4], [-5])
 
 
 def test_what_is_no_callers_fault_is_told_to_each_by_an_error_of_its_own(
-    below: Below, batched: BatchedDeployment
+    below: Below, batched: RequestRunner
 ) -> None:
     _, *callers = submit(batched, 1, 2, 3)
-    below.answer(0)
+    below.answer_to(0)
     below.fail(1, DeviceLostError("gone", device="TOY"))
     errors = [caller.future.exception(PATIENCE_S) for caller in callers]
     assert [type(error) for error in errors] == [DeviceLostError] * 2
@@ -232,61 +234,80 @@ def test_what_is_no_callers_fault_is_told_to_each_by_an_error_of_its_own(
     assert len(below.requests) == 2
 
 
-def test_an_answer_with_other_rows_is_no_ones(below: Below, batched: BatchedDeployment) -> None:
+def test_an_answer_with_other_rows_is_no_ones(below: Below, batched: RequestRunner) -> None:
     _, *callers = submit(batched, 1, 2, 3)
-    below.answer(0)
-    below.answer(1, lambda rows: rows.max(keepdims=True))
-    below.answer(2)
-    below.answer(3)
+    below.answer_to(0)
+    below.answer_to(1, lambda rows: rows.max(keepdims=True))
+    below.answer_to(2)
+    below.answer_to(3)
     assert [rows_of(caller) for caller in callers] == [[-2], [-3]]
 
 
-@pytest.mark.parametrize("refusal", [OverloadedError("full"), DeviceLostError("away")])
-def test_a_batch_waits_for_room_and_its_callers_do_not_wait_to_submit(
-    below: Below, batched: BatchedDeployment, refusal: Exception
+def test_a_batch_that_finds_no_room_is_tried_again_and_its_callers_do_not_wait_to_submit(
+    below: Below,
 ) -> None:
-    below.refusal = refusal
+    batched = below.runner(Batching(4, PATIENCE_S), Limits())
+    below.refusal = OverloadedError("full")
     (first,) = submit(batched, 1)
-    assert below.waits.wait(PATIENCE_S)
+    assert below.is_refused.is_set()
     (second,) = submit(batched, 2)
-    below.admits.set()
-    below.await_requests(1)
-    below.answer(0)
-    below.await_requests(2)
-    below.answer(1)
+    below.answers, below.refusal = True, None
+    assert [rows_of(first), rows_of(second)] == [[-1], [-2]]
+    batched.close()
+
+
+def test_a_batch_waits_for_a_device_and_its_callers_do_not_wait_to_submit(
+    below: Below, batched: RequestRunner
+) -> None:
+    batched.handle(events.DeviceLost(batched.now_s(), "TOY", "n", "away"))
+    first, second = submit(batched, 1, 2)
+    assert below.requests == []
+    batched.handle(events.DeviceReturned(batched.now_s(), "TOY"))
+    below.answer_to(0)
     assert [rows_of(first), rows_of(second)] == [[-1], [-2]]
 
 
+def test_a_batch_whose_device_is_lost_is_joined_again(below: Below) -> None:
+    batched = below.runner(Batching(4, PATIENCE_S), Limits())
+    first, *others = submit(batched, 1, 2, 3)
+    below.answer_to(0)
+    batched.handle(events.DeviceLost(batched.now_s(), "TOY", "n", "away"))
+    assert below.cancelled == [1]
+    batched.handle(events.DeviceReturned(batched.now_s(), "TOY"))
+    assert below.rows() == [[1], [2, 3], [2, 3]]
+    below.answer_to(1)  # too late
+    below.answer_to(2)
+    assert [rows_of(s) for s in (first, *others)] == [[-1], [-2], [-3]]
+    batched.close()
+
+
 def test_a_full_batcher_pushes_back(below: Below) -> None:
-    batched = BatchedDeployment(
-        cast(Any, below), Batching(2, PATIENCE_S, most=1), Limits(requests=1, waiting=0)
-    )
+    batched = below.runner(Batching(2, PATIENCE_S, most=1), Limits(requests=1, waiting=0))
     submit(batched, 1, 2)
     with pytest.raises(OverloadedError, match="2 of 2 requests"):
-        batched.submit(x(3))
+        batched.submit(x(3), PLAIN)
     batched.close()
-    assert below.is_closed
 
 
 def test_the_oldest_waits_no_longer_than_the_timeout(below: Below) -> None:
-    batched = BatchedDeployment(cast(Any, below), Batching(4, 0.01), Limits())
+    batched = below.runner(Batching(4, 0.01), Limits())
     submit(batched, 1, 2)
     below.await_requests(2)
     assert below.rows() == [[1], [2]]
     batched.close()
 
 
-def test_a_story_tells_the_batchs_too(below: Below, batched: BatchedDeployment) -> None:
+def test_a_story_tells_the_batchs_too(below: Below, batched: RequestRunner) -> None:
     _, second, _ = submit(batched, 1, 2, 3)
-    below.answer(0)
-    below.answer(1)
+    below.answer_to(0)
+    below.answer_to(1)
     rows_of(second)
     lines = [line.what for line in batched.story(second.request_id)]
-    assert lines == ["batch of 2: story of 1", "submitted with 4 bytes", "started", "answered"]
+    assert lines == ["submitted with 4 bytes", "batch of 2: started", "answered"]
 
 
 def test_closing_ends_those_that_wait_and_those_that_run(
-    below: Below, batched: BatchedDeployment
+    below: Below, batched: RequestRunner
 ) -> None:
     callers = submit(batched, 1, 2)
     batched.close()
@@ -306,7 +327,8 @@ def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
 def test_many_threads_each_get_their_own_rows(executor: InProcessExecutor) -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     deployment = executor.deploy(plan, sources)
-    batched = BatchedDeployment(deployment, Batching(8, 0.001, busy=2), Limits())
+    limits = Limits(batching=Batching(8, 0.001, busy=2))
+    batched = executor.deploy(plan, sources, limits=limits)
     numbers = itertools.count(1)
 
     def call(_: int) -> bool:
@@ -322,9 +344,7 @@ def test_many_threads_each_get_their_own_rows(executor: InProcessExecutor) -> No
 
 
 def test_all_callers_of_many_queued_batches_hear_of_a_lost_cluster(below: Below) -> None:
-    batched = BatchedDeployment(
-        cast(Any, below), Batching(1, PATIENCE_S, busy=1, most=1), Limits(requests=1000)
-    )
+    batched = below.runner(Batching(1, PATIENCE_S, busy=1, most=1), Limits(requests=1000))
     waiting = submit(batched, *range(500))
     below.refusal = ClusterError("the cluster is gone")
     below.fail(0, ClusterError("the cluster is gone"))

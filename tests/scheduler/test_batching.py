@@ -3,39 +3,78 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.client.batching import (
-    BatchEnded,
-    Batcher,
-    Batching,
-    FireBatch,
-    RequestArrived,
-    RequestLeft,
-)
-from scheduler.vocabulary.events import TimePassed
+from scheduler.client.batching import Batcher
+from scheduler.vocabulary.events import Submitted
+from scheduler.vocabulary.limits import Batching
+from scheduler.vocabulary.record import RequestRecord
 
 
-def batcher(size: int = 4, timeout_s: float = 1.0, busy: int = 1, most: int = 8) -> Batcher:
-    return Batcher(Batching(size, timeout_s, busy, most))
+class Batches:
+    """A batcher whose requests are named by their numbers, and whose batches end in order."""
+
+    def __init__(self, size: int, timeout_s: float, busy: int, most: int) -> None:
+        self.batcher = Batcher(Batching(size, timeout_s, busy, most))
+        self._records: dict[int, RequestRecord] = {}
+        self._in_flight: list[list[RequestRecord]] = []
+
+    @property
+    def next_due_s(self) -> float | None:
+        return self.batcher.next_due_s
+
+    def put(self, number: int, group: Hashable, rows: int, now_s: float) -> None:
+        submitted = Submitted(now_s, number, 0, 1e9, group=group, rows=rows)
+        self._records[number] = RequestRecord(submitted, number, 1e9)
+        self.batcher.put(self._records[number], now_s)
+
+    def leave(self, number: int) -> None:
+        self.batcher.leave(self._records[number])
+
+    def fired(self, now_s: float = 0.0) -> list[tuple[int, ...]]:
+        found = list(iter(lambda: self.batcher.fire(now_s), []))
+        for requests in found:
+            self.batcher.begin(requests)
+        self._in_flight += found
+        return [tuple(request.id for request in requests) for requests in found]
+
+    def ended(self, which: int = 0) -> None:
+        *others, last = self._in_flight.pop(which)
+        assert not any(self.batcher.withdraw(request) for request in others)
+        assert self.batcher.withdraw(last)
 
 
-def arrive(b: Batcher, *ids: int, now_s: float = 0.0, rows: int = 1) -> list[tuple[int, ...]]:
-    fired = [f for i in ids for f in b.handle(RequestArrived(now_s, i, "g", rows))]
-    return [f.request_ids for f in fired]
+def batcher(size: int = 4, timeout_s: float = 1.0, busy: int = 1, most: int = 8) -> Batches:
+    return Batches(size, timeout_s, busy, most)
+
+
+def arrive(
+    b: Batches, *ids: int, now_s: float = 0.0, rows: int = 1, group: str = "g"
+) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for i in ids:
+        b.put(i, group, rows, now_s)
+        found += b.fired(now_s)
+    return found
+
+
+def end(b: Batches, now_s: float = 0.0) -> list[tuple[int, ...]]:
+    b.ended()
+    return b.fired(now_s)
 
 
 def test_an_idle_pipeline_gets_the_first_request_at_once() -> None:
-    assert batcher().handle(RequestArrived(0.0, 1, "g", 1)) == [FireBatch(1, (1,))]
+    assert arrive(batcher(), 1) == [(1,)]
 
 
 def test_requests_gather_while_a_batch_runs() -> None:
     b = batcher()
     assert arrive(b, 1, 2, 3) == [(1,)]
-    assert b.handle(BatchEnded(0.1, 1)) == [FireBatch(2, (2, 3))]
+    assert end(b, 0.1) == [(2, 3)]
 
 
 def test_a_full_batch_is_fired_though_the_pipeline_is_busy() -> None:
@@ -53,8 +92,8 @@ def test_the_oldest_waits_the_timeout_at_most() -> None:
     arrive(b, 2, now_s=0.5)
     arrive(b, 3, now_s=0.9)
     assert b.next_due_s == 1.5
-    assert b.handle(TimePassed(1.4)) == []
-    assert b.handle(TimePassed(1.5)) == [FireBatch(2, (2, 3))]
+    assert b.fired(1.4) == []
+    assert b.fired(1.5) == [(2, 3)]
     assert b.next_due_s is None
 
 
@@ -74,25 +113,33 @@ def test_groups_are_not_mixed_and_the_oldest_goes_first() -> None:
     b = batcher()
     arrive(b, 1)
     for request_id, group in ((2, "g"), (3, "h"), (4, "g")):
-        assert b.handle(RequestArrived(0.0, request_id, group, 1)) == []
-    assert b.handle(BatchEnded(0.0, 1)) == [FireBatch(2, (2, 4))]
-    assert b.handle(BatchEnded(0.0, 2)) == [FireBatch(3, (3,))]
+        assert arrive(b, request_id, group=group) == []
+    assert end(b) == [(2, 4)]
+    assert end(b) == [(3,)]
 
 
 def test_a_request_that_left_is_in_no_batch() -> None:
     b = batcher()
     arrive(b, 1, 2, 3)
-    b.handle(RequestLeft(0.0, 2))
-    b.handle(RequestLeft(0.0, 2))
-    assert b.handle(BatchEnded(0.0, 1)) == [FireBatch(2, (3,))]
+    b.leave(2)
+    b.leave(2)
+    assert end(b) == [(3,)]
 
 
 def test_only_so_many_batches_are_in_flight() -> None:
     b = batcher(size=1, most=2)
     assert arrive(b, 1, 2, 3) == [(1,), (2,)]
-    assert b.handle(TimePassed(9.0)) == []
+    assert b.fired(9.0) == []
     assert b.next_due_s is None
-    assert b.handle(BatchEnded(9.0, 1)) == [FireBatch(3, (3,))]
+    assert end(b, 9.0) == [(3,)]
+
+
+def test_who_can_be_joined_with_nobody_goes_alone() -> None:
+    b = batcher()
+    arrive(b, 1)
+    for request_id in (2, 3):
+        b.put(request_id, None, 1, 0.0)
+    assert (b.fired(), end(b), end(b)) == ([], [(2,)], [(3,)])
 
 
 Step = st.one_of(
@@ -111,19 +158,19 @@ def test_every_request_is_in_one_batch_in_order_and_in_time(
     b = batcher(size, timeout_s, busy, busy + more)
     arrived: dict[int, tuple[int, int, float]] = {}
     left: set[int] = set()
-    batches: list[FireBatch] = []
-    in_flight: list[int] = []
+    batches: list[tuple[int, ...]] = []
+    num_ended = 0
 
-    def look(fired: list[FireBatch]) -> None:
-        batches.extend(fired)
-        in_flight.extend(f.batch for f in fired)
-        inside = {i for f in batches for i in f.request_ids}
+    def look() -> None:
+        batches.extend(b.fired(now_s))
+        inside = {i for ids in batches for i in ids}
         waiting = {i: v for i, v in arrived.items() if i not in inside | left}
-        assert len(in_flight) <= busy + more
+        num_in_flight = len(batches) - num_ended
+        assert b.batcher.num_in_flight == num_in_flight <= busy + more
         if not waiting:
             return
-        assert len(in_flight) >= busy  # it is not kept from an idle pipeline
-        if len(in_flight) < busy + more:
+        assert num_in_flight >= busy  # it is not kept from an idle pipeline
+        if num_in_flight < busy + more:
             assert all(now_s < at_s + timeout_s for _, _, at_s in waiting.values())
             rows = Counter[int]()
             for group, count, _ in waiting.values():
@@ -135,28 +182,30 @@ def test_every_request_is_in_one_batch_in_order_and_in_time(
         if what == "arrive":
             request_id = len(arrived)
             arrived[request_id] = (number, rows, now_s)
-            look(b.handle(RequestArrived(now_s, request_id, number, rows)))
+            b.put(request_id, number, rows, now_s)
         elif what == "leave" and number in arrived:
-            if not any(number in f.request_ids for f in batches):
+            if not any(number in ids for ids in batches):
                 left.add(number)
-            look(b.handle(RequestLeft(now_s, number)))
-        elif what == "end" and in_flight:
-            ended = in_flight.pop(number % len(in_flight))
-            look(b.handle(BatchEnded(now_s, ended)))
+            b.leave(number)
+        elif what == "end" and (running := b.batcher.num_in_flight):
+            num_ended += 1
+            b.ended(number % running)
         elif what == "wait":
             now_s += number / 2
-            look(b.handle(TimePassed(now_s)))
-    while in_flight:
-        look(b.handle(BatchEnded(now_s, in_flight.pop(0))))
+        look()
+    while b.batcher.num_in_flight:
+        num_ended += 1
+        b.ended()
+        look()
 
-    fired = [i for f in batches for i in f.request_ids]
-    assert sorted(fired) == sorted(set(arrived) - left)
+    ran = [i for ids in batches for i in ids]
+    assert sorted(ran) == sorted(set(arrived) - left)
     for group in range(3):
-        mine = [i for i in fired if arrived[i][0] == group]
+        mine = [i for i in ran if arrived[i][0] == group]
         assert mine == sorted(mine)
     for batch in batches:
-        assert len({arrived[i][0] for i in batch.request_ids}) == 1
-        rows_of = [arrived[i][1] for i in batch.request_ids]
+        assert len({arrived[i][0] for i in batch}) == 1
+        rows_of = [arrived[i][1] for i in batch]
         assert len(rows_of) == 1 or sum(rows_of) <= size
 
 
@@ -166,5 +215,5 @@ def test_what_is_due_is_the_oldest_that_still_waits(gone: int) -> None:
     arrive(b, 1)
     arrive(b, 2, now_s=0.25)
     arrive(b, 3, now_s=0.5)
-    b.handle(RequestLeft(0.5, 2 + gone))
+    b.leave(2 + gone)
     assert b.next_due_s == (1.5, 1.25)[gone]

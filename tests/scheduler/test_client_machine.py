@@ -17,7 +17,7 @@ from devices.errors import (
 from scheduler import Limits
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import ClientMachine
-from scheduler.client.retry import RetryPolicy, never_retry, replay_lost
+from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.placement import Route
@@ -215,7 +215,7 @@ def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_d
 
 
 def test_without_replay_a_lost_device_fails_all_and_those_to_come_until_it_returns() -> None:
-    m = machine(requests=1, retry=never_retry)
+    m = machine(requests=1, retry=lambda error: Retry.NEVER)
     m.handle(submitted(1))
     m.handle(submitted(2))
     told = m.handle(ev.DeviceLost(1.0, "A", "node-7", "killed"))

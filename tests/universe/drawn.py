@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,9 @@ import numpy as np
 
 from devices.errors import InferenceError
 from devices.request.request import Request
-from scheduler.client.batching import Batching
 from scheduler.universe.client import PlayedClient
 from scheduler.universe.device import Work
-from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.limits import Batching, Limits
 from scheduler.vocabulary.placement import Placement, Route
 from scheduler.vocabulary.plan import Stage
 from tests.universe import models
@@ -129,7 +128,7 @@ class Model:
         self.placement: Placement = models.placement(
             draw, self.shape, names or history.names, self.width
         )
-        self.limits = Limits(
+        limits = Limits(
             requests=draw.choice((1, 2, 3, 8, 32)),
             nbytes=draw.choice((2**30, 16 * 8 * self.width, 4 * 8 * self.width)),
             waiting=draw.choice((1024, 1024, 2)),
@@ -148,10 +147,10 @@ class Model:
                 busy,
                 busy + draw.choice((0, 2)),
             )
+        self.limits = replace(limits, batching=self.batching)
         self.mean_s = draw.choice((0.0, 0.0005, 0.005, 0.05))
-        self.deployment = client.deploy(self.placement, self.limits, self.batching)
-        self.runner = self.deployment._runner
-        self.below = self.deployment.below if self.batching else self.deployment
+        self.deployment = client.deploy(self.placement, self.limits)
+        self.runner: Any = self.deployment._runner
         self.is_closed = False
         self.records: dict[int, Any] = {}
         self.delivered: list[int] = []
@@ -159,10 +158,6 @@ class Model:
     @property
     def routes(self) -> Sequence[Route]:
         return self.placement.routes
-
-    @property
-    def runners(self) -> list[Any]:
-        return [self.runner, self.below._runner] if self.batching else [self.runner]
 
     def later_s(self, random: Random) -> float:
         """Return when the next caller comes."""

@@ -115,10 +115,8 @@ class History:
         self.invariants = Invariants(self)
         self.cluster.on_run = self.invariants.runs
         for model in self.models:
-            for runner in model.runners:
-                runner._machine.handle = partial(
-                    self.invariants.handled, runner._machine, runner._machine.handle
-                )
+            machine = model.runner._machine
+            machine.handle = partial(self.invariants.handled, machine, machine.handle)
 
     # What happens.
 
@@ -273,7 +271,7 @@ class History:
         model, left = call.model, call.kept
         if not isinstance(end, BaseException):
             model.delivered.append(call.request_id)
-            for name in model.below.plan.output_names:
+            for name in model.deployment.plan.output_names:
                 value = end.get(name)
                 if isinstance(value, RemoteTensor):
                     record: Any = model.records.get(call.request_id)
@@ -334,7 +332,7 @@ class History:
             self.models.remove(model)
 
     def _close(self, model: Model) -> None:
-        self.world.note(f"{model.below.key} is closed")
+        self.world.note(f"{model.deployment.key} is closed")
         model.is_closed = True
         model.deployment.close()
 
@@ -432,7 +430,7 @@ class Noted:
 
     def ended(self, request: ObservedRequest) -> None:
         for model in self._history.models:
-            if model.below.key == request.deployment:
+            if model.deployment.key == request.deployment:
                 model.records[request.record.id] = request.record
 
     def ran(self, request: ObservedRequest) -> None: ...

@@ -85,17 +85,17 @@ class Invariants:
             self.since_s.clear()
             return
         for model in self.models:
-            for runner in model.runners:
-                self._lasting(model, runner)
-                machine, limits = runner._machine, runner._machine.limits
-                if machine.num_in_flight > limits.requests:
-                    self._break(f"{machine.num_in_flight} of {limits.requests} in flight")
-                running = [r for r in machine.live() if r.is_suspect and r.state.value == "running"]
-                if len(running) > 1:
-                    self._break(f"{len(running)} suspects run at once")
-                if machine.num_waiting > limits.waiting:
-                    self._break(f"{machine.num_waiting} of {limits.waiting} wait")
-            if model.batching and model.deployment._batcher.num_in_flight > model.batching.most:
+            self._lasting(model, model.runner)
+            machine, limits = model.runner._machine, model.limits
+            most = limits.requests * (model.batching.size if model.batching else 1)
+            if machine.num_in_flight > most:
+                self._break(f"{machine.num_in_flight} of {most} in flight")
+            running = [r for r in machine.live() if r.is_suspect and r.state.value == "running"]
+            if len(running) > 1:
+                self._break(f"{len(running)} suspects run at once")
+            if machine.num_waiting > limits.waiting:
+                self._break(f"{machine.num_waiting} of {limits.waiting} wait")
+            if model.batching and machine.batcher.num_in_flight > model.batching.most:
                 self._break("more batches in flight than may be")
         for device in self.cluster.devices.values():
             self._device(device)
@@ -111,11 +111,13 @@ class Invariants:
             nbytes = machine.record(first[1]).submitted.nbytes
             nbytes += machine._expected.of(nbytes) + machine.nbytes_in_flight
             has_room = (
-                machine.num_in_flight < limits.requests
+                machine.num_in_flight < machine._most
                 and machine._routes.is_any_live()
                 and (not machine.num_in_flight or nbytes <= limits.nbytes)
             )
-        due_s = model.deployment._batcher.next_due_s if model.batching else None
+        due_s = None
+        if model.batching and machine._routes.is_any_live():
+            due_s = machine.batcher.next_due_s
         lasting = {
             "a batch is due": due_s is not None and due_s < self.world.now,
             "a request waits though there is room": has_room,
@@ -261,26 +263,26 @@ class Invariants:
     def empty(self) -> None:
         """See that nothing is left."""
         for model in self.models:
-            for runner in model.runners:
-                machine = runner._machine
-                left = {
-                    "calls": len(runner._calls),
-                    "live": len(machine._live),
-                    "in flight": machine.num_in_flight,
-                    "waiting": machine.num_waiting,
-                    "running": machine._in_flight.num_running,
-                    "bytes": machine.nbytes_in_flight,
-                    "orders": len(runner._outbox.orders),
-                    "suspects": len(machine._suspects.parked),
-                    "routes": sum(way.num_running for way in machine._routes._ways),
-                    "order": len(machine._order),
-                }
-                if any(left.values()):
-                    self._break(f"left behind: { {k: v for k, v in left.items() if v} }")
-            if model.batching:
-                batched = model.deployment
-                if batched._callers or batched._batcher.num_in_flight or batched._batcher._groups:
-                    self._break("a batcher has something left")
+            runner, machine = model.runner, model.runner._machine
+            left = {
+                "calls": len(runner._calls),
+                "live": len(machine._live),
+                "in flight": machine.num_in_flight,
+                "waiting": machine.num_waiting,
+                "running": machine._in_flight.num_running,
+                "bytes": machine.nbytes_in_flight,
+                "orders": len(runner._outbox.orders),
+                "suspects": len(machine._suspects.parked),
+                "routes": sum(way.num_running for way in machine._routes._ways),
+                "order": len(machine._order),
+                "joining": len(machine._joining),
+            }
+            if any(left.values()):
+                self._break(f"left behind: { {k: v for k, v in left.items() if v} }")
+            if model.batching and any(
+                (machine.batcher.num_in_flight, machine.batcher._groups, machine.batcher._by_key)
+            ):
+                self._break("a batcher has something left")
         for client in self.clients:
             if client.memory.awaited:
                 self._break("a tensor is still awaited")

@@ -80,7 +80,7 @@ class TextModel(Model):
         plans = [_plan([draw.choice(history.names) for _ in range(LAYERS)]) for _ in range(2)]
         self.placement = share(plans, [1.0, 1.0]) if draw.random() < 0.5 else alone(plans[0])
         self.mean_s = draw.choice((0.0, 0.005, 0.05))
-        self.below = self.deployment = client.deploy(self.placement, self.limits)
+        self.deployment = client.deploy(self.placement, self.limits)
         self.runner = self.deployment._runner
         self.is_closed = False
         self.records: dict[int, Any] = {}

@@ -11,7 +11,6 @@ from typing import Any
 
 import devices.request.machine
 import hetero.generate.together
-import scheduler.client.batched_deployment
 import scheduler.client.bytes_in_flight
 import scheduler.client.deployment
 import scheduler.client.kept
@@ -27,7 +26,6 @@ from scheduler.universe.world import Fiber, World
 _MODULES = (
     hetero.generate.together,
     devices.request.machine,
-    scheduler.client.batched_deployment,
     scheduler.client.bytes_in_flight,
     scheduler.client.deployment,
     scheduler.client.outbox,

@@ -334,7 +334,7 @@ def test_a_model_has_no_thread_of_its_own_and_is_unloaded_once_it_is_dropped() -
         other = core.compile_model(branches(), "CPU", BATCH)
         other({"x": x(1)})
         assert set(threading.enumerate()) <= before
-        deployments = other.deployment.below._deployments  # type: ignore[attr-defined]  # batched
+        deployments = other.deployment._deployments  # type: ignore[attr-defined]
         assert len(deployments) == 2
         del other
         end_s = time.monotonic() + PATIENCE_S
