@@ -12,7 +12,6 @@ others; one that fails is tried again request by request, where an input may be 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
@@ -32,16 +31,15 @@ from scheduler.client.failures import (
     lost_error,
     overload,
 )
-from scheduler.client.lazy_heap import LazyHeap
+from scheduler.client.requests import Requests
 from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.routes import Routes
-from scheduler.client.suspects import Suspects
-from scheduler.client.transitions import ENDED, TRANSITIONS, InvalidTransitionError
+from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events
 from scheduler.vocabulary.events import ClientEvent, ClientInstruction
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
+from scheduler.vocabulary.record import RequestRecord, RequestState
 
 #: Seconds before a request is sent again to a device that lost it but is not known to be away,
 #: twice as many after each attempt: in these the loss is noticed, or is over.
@@ -50,16 +48,14 @@ _PAUSE_S: Final = 0.2
 
 _S = RequestState
 _output_nbytes: Final = attrgetter("output_nbytes")
-#: States in which a request counts as in flight.
-_ADMITTED: Final = frozenset({_S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD})
 #: Events of a single request that was submitted.
 _OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelAsked)
 _OfOne = events.PartArrived | events.AttemptFailed | events.CancelAsked
 _Next = tuple[RequestState, list[ClientInstruction]]
 
 
-class ClientMachine:
-    """Requests of one deployment.
+class ClientMachine(Requests):
+    """Decides what becomes of a deployment's requests.
 
     `routes`: the ways of its requests, by their numbers.
     `retry`: what follows a failed attempt.
@@ -75,77 +71,22 @@ class ClientMachine:
         name: str = "",
         in_flight: BytesInFlight | None = None,
     ) -> None:
-        self.limits = limits
+        super().__init__(limits, in_flight or BytesInFlight())
         self._routes = Routes(routes)
-        self._in_flight = in_flight or BytesInFlight()
         self._expected = ExpectedBytes()
         self._retry = retry
         self._name = name
-        #: Requests that have not ended, by id.
-        self._live: dict[int, RequestRecord] = {}
-        #: Requests that have, oldest first; at most `limits.remembered`.
-        self._ended: OrderedDict[int, RequestRecord] = OrderedDict()
-        #: (-priority, id) of requests not yet admitted.
-        self._waiting: LazyHeap[tuple[int, int]] = LazyHeap(
-            lambda entry: self.state(entry[1]) in (_S.NEW, _S.WAITING)
-        )
-        #: (time, id): when something of a request is due.
-        self.due: LazyHeap[tuple[float, int]] = LazyHeap(lambda entry: entry[1] in self._live)
-        #: Admitted requests, the first first, where answers are to come so.
-        self._order: OrderedDict[int, RequestRecord] = OrderedDict()
-        #: Requests that wait for admission; that are admitted and have not ended.
-        self.num_waiting = self.num_in_flight = 0
-        self._suspects = Suspects()
-        #: What requests are joined by, where they are, and how many may be in flight then.
-        self.batcher = Batcher(limits.batching) if limits.batching else None
-        self._most = limits.requests * (limits.batching.size if limits.batching else 1)
         #: Requests that were admitted since, to wait for others.
         self._joining: list[RequestRecord] = []
         self._cluster_error: ClusterError | None = None
         self._closed = False
-
-    @property
-    def next_deadline_s(self) -> float | None:
-        """When `TimePassed` is wanted next, or None."""
-        first = self.due.first()
-        return first[0] if first else None
-
-    @property
-    def waits_for_bytes(self) -> bool:
-        """Whether requests wait that other deployments' requests may make room for."""
-        return self.num_waiting > 0 and 0 < self.num_in_flight < self._most
-
-    @property
-    def nbytes_in_flight(self) -> int:
-        """Bytes that admitted requests are counted for, of all machines that share the count."""
-        return self._in_flight.nbytes
-
-    def record(self, request_id: int) -> RequestRecord | None:
-        """Return what is kept of a request; None for one unknown or forgotten."""
-        return self._live.get(request_id) or self._ended.get(request_id)
-
-    def live(self) -> list[RequestRecord]:
-        """Return what is kept of the requests that have not ended."""
-        return list(self._live.values())
-
-    def state(self, request_id: int) -> RequestState | None:
-        """Return a request's state; None for one unknown or forgotten."""
-        request = self.record(request_id)
-        return request.state if request else None
-
-    def story(self, request_id: int) -> list[StoryLine]:
-        """Return what happened to a request; empty for one unknown or forgotten."""
-        request = self.record(request_id)
-        return list(request.story) if request else []
 
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:
         """Take in one event; return what is to be done, in order.
 
         Raises InvalidTransitionError: the event cannot be in the request's state.
         """
-        # Not sooner: whoever runs the machine may ask for those that the last event ended.
-        while len(self._ended) > self.limits.remembered:
-            self._ended.popitem(last=False)
+        self._forget()
         done: list[ClientInstruction] = []
         if isinstance(event, _OF_ONE):
             done = self._step_one(event)
@@ -175,12 +116,7 @@ class ClientMachine:
         """Take in what an event says of no single request; return the requests that it is for."""
         match event:
             case events.Submitted():
-                number = event.request_id
-                if number in self._live or number in self._ended:
-                    raise InvalidTransitionError(f"request {number} submitted twice")
-                admit_by_s = event.now_s + self.limits.admission_timeout_s
-                request = self._live[number] = RequestRecord(event, number, admit_by_s)
-                return (request,)
+                return (self._add(event),)
             case events.TimePassed():
                 return self._take_due(event.now_s)
             case events.DeviceLost() | events.DeviceGone():
@@ -213,39 +149,6 @@ class ClientMachine:
             raise InvalidTransitionError(f"{row.handler} led from {before} to {after}")
         self._move(request, after, event.now_s)
         return instructions
-
-    def _move(self, request: RequestRecord, after: RequestState, now_s: float) -> None:
-        before, request.state = request.state, after
-        if before is after:
-            return
-        if before is _S.JOINING and self.batcher is not None:
-            self.batcher.leave(request)
-        self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
-        if request.is_suspect:
-            self._suspects.moved(request)
-        admitted = (after in _ADMITTED) - (before in _ADMITTED)
-        self.num_in_flight += admitted
-        running = (after is _S.RUNNING) - (before is _S.RUNNING)
-        if admitted or running:
-            self._in_flight.add(admitted * request.nbytes, running)
-        if admitted > 0:
-            request.admitted_s = now_s
-            if self.limits.in_order:
-                self._order[request.id] = request
-        if after in ENDED and before not in ENDED:
-            request.ended_s = now_s
-            # An error leads to all that its callers had on their stacks: their tensors too.
-            request.outputs, request.runs, request.error = {}, {}, None
-            del self._live[request.id]
-            self._order.pop(request.id, None)
-            self._ended[request.id] = request
-
-    def _take_due(self, now_s: float) -> list[RequestRecord]:
-        due: dict[int, RequestRecord] = {}
-        while (first := self.due.first()) and first[0] <= now_s:
-            self.due.pop()
-            due[first[1]] = self._live[first[1]]
-        return list(due.values())
 
     def _has_room(self, request: RequestRecord) -> bool:
         # What waits for others may as well wait for a device.
