@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +25,8 @@ Model = Any
 Node = Any
 #: Least and greatest value, both included.
 Range = tuple[int, int]
-
+#: A step, and what is known of each of its inputs -> the range of its first output.
+Rule = Callable[..., Range]
 
 #: An axis whose length the model leaves open is taken to be no longer than this.
 LONGEST_OPEN_AXIS: Final = 2**22
@@ -51,6 +54,7 @@ _MOVED: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), (0, 2)),
     "Where": (1, 2),
     "Cast": (0,),
+    "OneHot": (2,),
 }  # fmt: skip
 #: Inputs that are indices, lengths or counts, out of which a run fails.
 _INDICES: Final[Mapping[str, tuple[int, ...]]] = {
@@ -105,10 +109,6 @@ def _type_range(model: Model, value: str) -> Range | None:
     return _TYPES.get(model.spec(value).element_type)
 
 
-def _length(axis: object, longest: int) -> int:
-    return axis if isinstance(axis, int) else longest
-
-
 def _forward(model: Model, known: Mapping[str, Range], longest: int) -> dict[str, Range]:
     found: dict[str, Range] = {}
 
@@ -123,34 +123,26 @@ def _forward(model: Model, known: Mapping[str, Range], longest: int) -> dict[str
         found[value] = max(low, hint[0]), min(high, hint[1])
 
     for name, constant in model.constants.items():
-        array = constant.array
-        if array.dtype.kind in "iub":
-            put(name, (int(array.min()), int(array.max())) if array.size else (0, 0))
+        put(name, _of_array(constant.array))
     for port in model.inputs:
         put(port.name, None)
     for node in model.nodes:
-        shapes = {v: model.spec(v).shape for v in node.inputs if v}
-        step = _Step(node, found, shapes, longest)
+        shapes = [model.spec(v).shape if v else None for v in node.inputs]
+        step = _Step(node, [found.get(value) for value in node.inputs], shapes, longest)
         for i, value in enumerate(node.outputs):
             if value:
                 put(value, step.output(i))
     return found
 
 
+@dataclass(frozen=True, slots=True)
 class _Step:
     """One operator in interval arithmetic: ranges of its inputs -> a range of each output."""
 
-    def __init__(
-        self,
-        node: Node,
-        found: Mapping[str, Range],
-        shapes: Mapping[str, tuple[Any, ...] | None],
-        longest: int,
-    ) -> None:
-        self.node = node
-        self.longest = longest
-        self.inputs = [found.get(value) for value in node.inputs]
-        self.shapes = [shapes.get(value) for value in node.inputs]
+    node: Node
+    inputs: Sequence[Range | None]
+    shapes: Sequence[tuple[Any, ...] | None]
+    longest: int
 
     def output(self, index: int) -> Range | None:
         """Return the range of output `index`, or None where nothing is proven."""
@@ -158,39 +150,38 @@ class _Step:
         if node.domain:
             return None
         if node.op_type == "Constant":
-            return _of_array(node.attributes)
+            return _of_array(np.asarray(next(iter(node.attributes.values()))))
+        if node.op_type == "ConstantOfShape":
+            return _of_array(node.attributes.get("value", np.zeros(1, int)))
         if node.op_type in _POSITIONS:
             return self._position(index)
         moved = _MOVED.get(node.op_type)
         if node.op_type == "Concat":
             moved = tuple(range(len(node.inputs)))
         if moved is not None:
-            return _hull(*(self.inputs[i] for i in moved))
+            inputs = [self.inputs[i] for i in moved]
+            return None if None in inputs else _hull(*inputs)
         rule = _RULES.get(node.op_type)
-        if rule is None or index:
-            return None
-        return rule(self)
+        given = (found for value, found in zip(node.inputs, self.inputs, strict=True) if value)
+        return None if rule is None or index or None in given else rule(self, *self.inputs)
 
     def _position(self, index: int) -> Range | None:
         if index not in _POSITIONS[self.node.op_type]:
             return None
-        shape = self.shapes[0]
-        lengths = [self.longest] if shape is None else [_length(n, self.longest) for n in shape]
+        lengths = [self.longest] if self.shapes[0] is None else self._lengths(self.shapes[0])
         if self.node.op_type in ("Size", "MaxPool"):
             return 0, math.prod(lengths)
         return 0, max(lengths, default=1)
 
-    def pair(self) -> tuple[Range, Range] | None:
-        """Return the ranges of both inputs, or None where one has none."""
-        first, second = self.inputs[0], self.inputs[1]
-        return None if first is None or second is None else (first, second)
+    def _lengths(self, shape: tuple[Any, ...]) -> list[int]:
+        return [axis if isinstance(axis, int) else self.longest for axis in shape]
 
     def number_summed(self) -> int:
         """Return how many elements of the first input are summed at most."""
         shape = self.shapes[0]
         if shape is None:
             return _LARGEST_INDEX
-        lengths = [_length(n, self.longest) for n in shape]
+        lengths = self._lengths(shape)
         if (axes := self._axes()) is not None and all(-len(shape) <= a < len(shape) for a in axes):
             lengths = [lengths[axis] for axis in axes]
         return math.prod(lengths)
@@ -205,69 +196,49 @@ class _Step:
         return [low] if low == high else None
 
 
-def _of_array(attributes: Mapping[str, Any]) -> Range | None:
-    array = np.asarray(next(iter(attributes.values())))
+def _of_array(array: np.ndarray) -> Range | None:
     if array.dtype.kind not in "iub":
         return None
     return (int(array.min()), int(array.max())) if array.size else (0, 0)
 
 
-def _hull(*ranges: Range | None) -> Range | None:
-    known = [r for r in ranges if r is not None]
-    if not known or len(known) < len(ranges):
-        return None
-    return min(low for low, _ in known), max(high for _, high in known)
+def _hull(*ranges: Any) -> Range:
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _corners(of: Callable[[int, int], int]) -> Callable[[_Step], Range | None]:
+def _corners(of: Callable[[int, int], int]) -> Rule:
     """Return the rule of an operator whose extremes are at the ends of its inputs' ranges."""
 
-    def rule(step: _Step) -> Range | None:
-        pair = step.pair()
-        if pair is None:
-            return None
-        ends = [of(a, b) for a in pair[0] for b in pair[1]]
+    def rule(step: _Step, a: Range, b: Range) -> Range:
+        ends = [of(x, y) for x in a for y in b]
         return min(ends), max(ends)
 
     return rule
 
 
-def _divided(step: _Step) -> Range | None:
-    pair = step.pair()
-    if pair is None:
-        return None
-    bound = max(abs(end) for end in pair[0])  # the divisor is a whole number, at least one
-    return (0 if min(*pair[0], *pair[1]) >= 0 else -bound), bound
+def _within(which: int) -> Rule:
+    """Return the rule of a result of no greater magnitude than one of two inputs, and of its sign.
+
+    A divisor is a whole number, at least one.
+    """
+
+    def rule(step: _Step, *inputs: Range) -> Range:
+        bound = max(map(abs, inputs[which]))
+        return (0 if min(*inputs[0], *inputs[1]) >= 0 else -bound), bound
+
+    return rule
 
 
-def _remainder(step: _Step) -> Range | None:
-    pair = step.pair()
-    if pair is None:
-        return None
-    bound = max(abs(end) for end in pair[1])
-    return (0 if min(*pair[0], *pair[1]) >= 0 else -bound), bound
-
-
-def _counted(step: _Step) -> Range | None:
-    """Range: from start up to limit, or down to it."""
-    if step.pair() is None or step.inputs[2] is None:
-        return None
-    return _hull(step.inputs[0], step.inputs[1])
-
-
-def _summed(step: _Step) -> Range | None:
-    if step.inputs[0] is None:
-        return None
+def _summed(step: _Step, x: Range, axes: Range | None = None) -> Range:
     times = step.number_summed()
-    low, high = step.inputs[0]
+    low, high = x
     return min(low * times, low, 0), max(high * times, high, 0)
 
 
-def _clipped(step: _Step) -> Range | None:
-    if step.inputs[0] is None:
-        return None
-    low, high = step.inputs[0]
-    least, greatest = (*step.inputs[1:], None, None)[:2]
+def _clipped(
+    step: _Step, x: Range, least: Range | None = None, greatest: Range | None = None
+) -> Range:
+    low, high = x
     if least:
         low, high = max(low, least[0]), max(high, least[1])
     if greatest:
@@ -275,54 +246,29 @@ def _clipped(step: _Step) -> Range | None:
     return low, high
 
 
-def _folded(of: Callable[..., int]) -> Callable[[_Step], Range | None]:
-    """Return the rule of Max or Min, over any number of inputs."""
-
-    def rule(step: _Step) -> Range | None:
-        known = [r for r in step.inputs if r is not None]
-        if not known or len(known) < len(step.inputs):
-            return None
-        return of(low for low, _ in known), of(high for _, high in known)
-
-    return rule
-
-
-def _sized(of: Callable[[int, int], Range]) -> Callable[[_Step], Range | None]:
-    """Return the rule of an operator with one input."""
-    return lambda step: of(*step.inputs[0]) if step.inputs[0] else None
-
-
-def _filled(step: _Step) -> Range | None:
-    value = step.node.attributes.get("value")
-    return (0, 0) if value is None else _of_array({"value": value})
-
-
 #: Operators -> outputs that are positions or lengths.
 _POSITIONS: Final[Mapping[str, frozenset[int]]] = {
     **dict.fromkeys(("ArgMax", "ArgMin", "NonZero", "Shape", "Size"), frozenset({0})),
     **dict.fromkeys(("MaxPool", "TopK"), frozenset({1})),
 }
-_RULES: Final[Mapping[str, Callable[[_Step], Range | None]]] = {
-    "Abs": _sized(lambda low, high: (0, max(abs(low), abs(high)))),
-    "Add": _corners(lambda a, b: a + b),
+#: Operators -> the range of their first output, from those of all inputs; absent ones are None.
+_RULES: Final[Mapping[str, Rule]] = {
+    "Abs": lambda step, x: (0, max(map(abs, x))),
+    "Add": _corners(operator.add),
     "Clip": _clipped,
-    "ConstantOfShape": _filled,
     "CumSum": _summed,
-    "Div": _divided,
-    "Max": _folded(max),
-    "Min": _folded(min),
-    "Mod": _remainder,
-    "Mul": _corners(lambda a, b: a * b),
-    "Neg": _sized(lambda low, high: (-high, -low)),
-    "OneHot": lambda step: step.inputs[2],
-    "Pad": lambda step: _hull(
-        step.inputs[0], step.inputs[2] if len(step.inputs) > 2 and step.node.inputs[2] else (0, 0)
-    ),
-    "Range": _counted,
+    "Div": _within(0),
+    "Max": lambda step, *of: (max(low for low, _ in of), max(high for _, high in of)),
+    "Min": lambda step, *of: (min(low for low, _ in of), min(high for _, high in of)),
+    "Mod": _within(1),
+    "Mul": _corners(operator.mul),
+    "Neg": lambda step, x: (-x[1], -x[0]),
+    "Pad": lambda step, x, pads=None, value=None, axes=None: _hull(x, value or (0, 0)),
+    "Range": lambda step, start, limit, delta: _hull(start, limit),
     "ReduceSum": _summed,
-    "Sign": lambda step: (-1, 1),
-    "Sub": _corners(lambda a, b: a - b),
-    "Trilu": lambda step: _hull(step.inputs[0], (0, 0)),
+    "Sign": lambda step, x: (-1, 1),
+    "Sub": _corners(operator.sub),
+    "Trilu": lambda step, x, k=None: _hull(x, (0, 0)),
 }
 
 
@@ -366,4 +312,4 @@ def _backward(
 
 
 #: Moves that pass on the elements that they take: a bound on the result bounds those.
-_KEEPING: Final = frozenset(_MOVED) - {"ReduceMax", "ReduceMin"} | {"Concat"}
+_KEEPING: Final = frozenset(_MOVED) - {"OneHot", "ReduceMax", "ReduceMin"} | {"Concat"}
