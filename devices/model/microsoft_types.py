@@ -1,21 +1,22 @@
 """Types and shapes of what ONNX Runtime's own operators make, for ONNX's inference.
 
 ONNX's inference stops at operators that it does not know; these rules take it through those that
-ONNX Runtime's quantiser, optimiser and model builder write. It is loaded in the process that infers
-types alone: there the rules change nobody else's onnx.
+ONNX Runtime's quantiser, optimiser and model builder write: most make what one of ONNX's does. It
+is loaded in the process that infers types alone: there the rules change nobody else's onnx.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from itertools import zip_longest
 from typing import Any, Final
 
 import onnx
 from onnx import onnx_cpp2py_export
 from onnx.defs import OpSchema, register_schema
+from onnx.shape_inference import InferenceError, infer_node_outputs
 
 sys.modules["onnx_cpp2py_export"] = onnx_cpp2py_export  # by its name in a process that lacks onnx
 from inference_answers import infer as infer_standard  # type: ignore # noqa: E402 - beside this
@@ -23,6 +24,9 @@ from inference_answers import infer as infer_standard  # type: ignore # noqa: E4
 #: A dimension's size or symbol; None where it is open.
 Size = int | str | None
 Shape = list[Size] | None
+#: The operator set whose definitions say what an operator of ONNX's makes: windows that would begin
+#: in the padding are counted until 22.
+_OPSET: Final = 21
 #: Gives the outputs of a node their types.
 Rule = Callable[["_Call"], None]
 
@@ -41,11 +45,7 @@ class _Call:
     def shape(self, position: int) -> Shape:
         """Return an input's shape, None where its rank is unknown or it is absent."""
         found = self._tensor(position)
-        if found is None or not found.HasField("shape"):
-            return None
-        return [
-            d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in found.shape.dim
-        ]
+        return None if found is None else _shape(found)
 
     def attribute(self, name: str, default: Any) -> Any:
         """Return an attribute's value."""
@@ -63,6 +63,30 @@ class _Call:
             made = onnx.helper.make_tensor_type_proto(element_type, shape)
         self._context.set_output_type(position, made)
 
+    def standard(self, op_type: str, *shapes: Shape, ceil_mode: int = 0) -> list[Shape]:
+        """Return the shapes that an operator of ONNX's makes, of inputs of these and as the node.
+
+        All are None where one of these is, or they contradict each other.
+        """
+        schema = onnx.defs.get_schema(op_type, _OPSET)
+        node = onnx.helper.make_node(
+            op_type, list(map(str, range(len(shapes)))), [o.name for o in schema.outputs]
+        )
+        for name in schema.attributes.keys() - {"ceil_mode"}:
+            if (given := self._context.get_attribute(name)) is not None:
+                node.attribute.append(given)
+        if ceil_mode:
+            node.attribute.append(onnx.helper.make_attribute("ceil_mode", ceil_mode))
+        types = {
+            str(i): onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, shape)
+            for i, shape in enumerate(shapes)
+        }
+        made: dict[str, onnx.TypeProto] = {}
+        if None not in shapes:
+            with suppress(InferenceError):
+                made = infer_node_outputs(schema, node, types)
+        return [_shape(made[n].tensor_type) if n in made else None for n in node.output]
+
     @property
     def inputs(self) -> int:
         """How many inputs the node has."""
@@ -75,6 +99,14 @@ class _Call:
         return found.tensor_type if found is not None and found.HasField("tensor_type") else None
 
 
+def _shape(tensor: Any) -> Shape:
+    if not tensor.HasField("shape"):
+        return None
+    return [
+        d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim
+    ]
+
+
 def _times(*factors: Size) -> Size:
     product = 1
     for factor in factors:
@@ -84,35 +116,8 @@ def _times(*factors: Size) -> Size:
     return product
 
 
-def _plus(*terms: Size) -> Size:
-    return sum(terms) if all(isinstance(t, int) for t in terms) else None  # type: ignore[arg-type]
-
-
 def _over(size: Size, divisor: Size) -> Size:
     return size // divisor if isinstance(size, int) and isinstance(divisor, int) else None
-
-
-def _broadcast(*shapes: Shape) -> Shape:
-    whole: list[Size] = []
-    for shape in shapes:
-        if shape is None:
-            return None
-        pairs = zip_longest(reversed(whole), reversed(shape), fillvalue=1)
-        whole = [b if a == 1 else a if b in (1, a) else _known(a, b) for a, b in pairs][::-1]
-    return whole
-
-
-def _known(one: Size, other: Size) -> Size:
-    """Return the size of an axis that is both, one of which may be 1."""
-    sizes = [size for size in (one, other) if isinstance(size, int)]
-    return sizes[0] if sizes else None
-
-
-def _product(a: Shape, b: Shape) -> Shape:
-    if a is None or b is None or len(a) < 1 or len(b) < 2:
-        return None
-    batch = _broadcast(a[:-2], b[:-2])
-    return None if batch is None else [*batch, *a[-2:-1], b[-1]]
 
 
 def _flipped(shape: Shape, matrix: int, batch: int = 0) -> Shape:
@@ -123,12 +128,16 @@ def _flipped(shape: Shape, matrix: int, batch: int = 0) -> Shape:
     return [*shape[:-2], shape[-1], shape[-2]] if matrix else shape
 
 
-def _like(position: int = 0, *others: int) -> Rule:
-    """The output has the type of an input; its shape is broadcast with those of others."""
+def _as(op_type: str, element: int, *positions: int, absent: int = 0) -> Rule:
+    """The shapes are those that an operator of ONNX's makes of the inputs at `positions`.
+
+    The type is that of the input `element`; `absent` where there is none.
+    """
 
     def rule(call: _Call) -> None:
-        shapes = [call.shape(i) for i in (position, *others)]
-        call.give(0, call.type(position), _broadcast(*shapes))
+        kind = call.type(element) or absent
+        for i, shape in enumerate(call.standard(op_type, *map(call.shape, positions))):
+            call.give(i, kind, shape)
 
     return rule
 
@@ -197,20 +206,7 @@ def _fused_matmul(call: _Call) -> None:
                  call.attribute(f"transBatch{side}", 0))
         for i, side in enumerate("AB")
     )  # fmt: skip
-    call.give(0, call.type(0), _product(a, b))
-
-
-def _gemm(b: int, type_of: Sequence[int]) -> Rule:
-    """`type_of`: inputs that the output has the type of: the first that is there, else float."""
-
-    def rule(call: _Call) -> None:
-        left = _flipped(call.shape(0), call.attribute("transA", 0))
-        right = _flipped(call.shape(b), call.attribute("transB", 0))
-        found = [kind for i in type_of if (kind := call.type(i))]
-        kind = found[0] if found else int(onnx.TensorProto.FLOAT)
-        call.give(0, kind, _product(left, right))
-
-    return rule
+    call.give(0, call.type(0), *call.standard("MatMul", a, b))
 
 
 def _matmul_nbits(call: _Call) -> None:
@@ -232,82 +228,32 @@ def _gather_blocks(call: _Call) -> None:
 
 def _concatenated(call: _Call) -> None:
     shapes = [call.shape(i) for i in range(2, call.inputs, 3)]
-    first = shapes[0]
-    if first is None or None in shapes:
-        call.give(0, call.type(1), None)
-        return
-    axis = call.attribute("axis", 0) % len(first)
-    joined = _plus(*(shape[axis] for shape in shapes if shape is not None))
-    call.give(0, call.type(1), [*first[:axis], joined, *first[axis + 1 :]])
+    call.give(0, call.type(1), *call.standard("Concat", *shapes))
 
 
-def _recurrent(call: _Call) -> None:
-    x, hidden = call.shape(0), call.attribute("hidden_size", None)
-    both = 2 if call.attribute("direction", b"forward") == b"bidirectional" else 1
-    steps, batch = (None, None) if x is None else x[:2]
-    call.give(0, call.type(0), [steps, both, batch, hidden])
-    call.give(1, call.type(0), [both, batch, hidden])
-    call.give(2, call.type(0), [both, batch, hidden])
-
-
-def _window(
-    channels_last: int | None, weights: int | None = None, kernel: Sequence[int] = ()
-) -> Rule:
-    """Pools and convolutions; `channels_last` None: as the attribute says; 1: always."""
+def _pool(op_type: str, last: int = 0) -> Rule:
+    """A pool; `last`: whether channels come last where no attribute says so."""
 
     def rule(call: _Call) -> None:
-        shape = call.shape(0)
-        last = call.attribute("channels_last", 0) if channels_last is None else channels_last
-        filters = None if weights is None else call.shape(weights)
-        if shape is None or (weights is not None and filters is None):
-            call.give(0, call.type(0), None)
-            return
-        sizes = shape[1:-1] if last else shape[2:]
-        channels = shape[-1 if last else 1] if filters is None else filters[0]
-        extent = kernel or call.attribute("kernel_shape", None) or (filters or [])[2:]
-        places = _places(call, sizes, extent)
-        call.give(0, call.type(0), [shape[0], *places, channels] if last else
-                  [shape[0], channels, *places])  # fmt: skip
+        x = call.shape(0)
+        is_last = call.attribute("channels_last", last)
+        if x is not None and is_last:
+            x = [x[0], x[-1], *x[1:-1]]
+        (y,) = call.standard(op_type, x)[:1]
+        if y is not None and call.attribute("ceil_mode", 0):  # what ends in the padding is open
+            (more,) = call.standard(op_type, x, ceil_mode=1)[:1]
+            y = [size if size == other else None for size, other in zip(y, more or y, strict=True)]
+        if y is not None and is_last:
+            y = [y[0], *y[2:], y[1]]
+        call.give(0, call.type(0), y)
 
     return rule
-
-
-def _places(call: _Call, sizes: list[Size], extent: Sequence[Size]) -> list[Size]:
-    """Return how many places a window has along each axis, None where that is not known."""
-    rank = len(sizes)
-    pads = call.attribute("pads", (0,) * 2 * rank)
-    strides = call.attribute("strides", (1,) * rank)
-    dilations = call.attribute("dilations", (1,) * rank)
-    usual = call.attribute("auto_pad", b"NOTSET") == b"NOTSET"
-    found: list[Size] = []
-    for i, size in enumerate(sizes):
-        reach = extent[i] if i < len(extent) else None
-        if not usual or not isinstance(size, int) or not isinstance(reach, int):
-            found.append(None)
-            continue
-        room = size + pads[i] + pads[i + rank] - dilations[i] * (reach - 1) - 1
-        up = strides[i] - 1 if call.attribute("ceil_mode", 0) else 0
-        found.append(None if up and room % strides[i] else room // strides[i] + 1)
-    return found
-
-
-def _global_pool(call: _Call) -> None:
-    shape = call.shape(0)
-    if shape is not None:
-        ones: list[Size] = [1] * (len(shape) - 2)
-        last = call.attribute("channels_last", 0)
-        shape = [shape[0], *ones, shape[-1]] if last else [*shape[:2], *ones]
-    call.give(0, call.type(0), shape)
-
-
-def _of_type(position: int) -> Rule:
-    return lambda call: call.give(0, call.type(position), call.shape(0))
 
 
 _RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(
         ("BiasAdd", "BiasGelu", "Gelu", "FastGelu", "QuickGelu", "RotaryEmbedding",
-         "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"), _like()),
+         "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"), _as("Max", 0, 0)),
     **dict.fromkeys(
         ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _normalised),
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_matmul),
@@ -316,23 +262,23 @@ _RULES: Final[dict[str, Rule]] = {
     "QAttention": _attention(3, 8),
     "MultiHeadAttention": _multi_head,
     "GroupQueryAttention": _grouped,
-    "FusedGemm": _gemm(1, (0,)),
-    "QGemm": _gemm(3, (8,)),
-    "MatMulIntegerToFloat": _gemm(1, (2,)),
-    "DynamicQuantizeMatMul": _gemm(1, (0,)),
+    "FusedGemm": _as("Gemm", 0, 0, 1),
+    "QGemm": _as("Gemm", 8, 0, 3, absent=onnx.TensorProto.FLOAT),
+    "MatMulIntegerToFloat": _as("MatMul", 2, 0, 1),
+    "DynamicQuantizeMatMul": _as("MatMul", 0, 0, 1),
     "MatMulNBits": _matmul_nbits,
     "GatherBlockQuantized": _gather_blocks,
-    "QLinearAdd": _like(0, 3),
-    "QLinearMul": _like(0, 3),
-    "QLinearWhere": _like(1, 0, 4),
+    "QLinearAdd": _as("Max", 0, 0, 3),
+    "QLinearMul": _as("Max", 0, 0, 3),
+    "QLinearWhere": _as("Max", 1, 0, 1, 4),
     "QLinearConcat": _concatenated,
-    "QLinearAveragePool": _window(None),
-    "QLinearGlobalAveragePool": _global_pool,
-    "NhwcMaxPool": _window(1),
-    "FusedConv": _window(0, 1),
-    "DynamicQuantizeLSTM": _recurrent,
-    "QuantizeLinear": _of_type(2),
-    "DequantizeLinear": _of_type(1),
+    "QLinearAveragePool": _pool("AveragePool"),
+    "QLinearGlobalAveragePool": _pool("GlobalAveragePool"),
+    "NhwcMaxPool": _pool("MaxPool", 1),
+    "FusedConv": _as("Conv", 0, 0, 1),
+    "DynamicQuantizeLSTM": _as("LSTM", 0, 0, 1, 2),
+    "QuantizeLinear": _as("Max", 2, 0),
+    "DequantizeLinear": _as("Max", 1, 0),
 }  # fmt: skip
 
 
