@@ -38,6 +38,9 @@ _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 #: Seconds after which it is no more waited for alone that a device is started.
 _AWAY_S: Final = 4.0
+#: A stage of a pool's device hangs after so many seconds at least, whatever its STAGE_TIMEOUT_S:
+#: its process is ended for all clients.
+_LEAST_OVERDUE_S: Final = 10.0
 #: A device that has lived so long has started well.
 _STEADY_S: Final = 30.0
 #: A device is relied on again once it was heard for so many times its silence, so long at most:
@@ -213,10 +216,17 @@ class Liveness:
 
     `device_timeout_s`: a device that is silent for so long more, once it is found silent, is
         started anew.
+    `of_pool`: whether the devices are shared with other clients.
+    `keeps`: whether devices are ended and started by who asks here; else, in a pool, by its keeper:
+        a silent device may be well for all others, and is only done without.
     """
 
-    def __init__(self, *, device_timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, *, device_timeout_s: float = 2.0, of_pool: bool = False, keeps: bool = True
+    ) -> None:
         self._device_timeout_s = device_timeout_s
+        self._least_overdue_s = _LEAST_OVERDUE_S if of_pool else 0.0
+        self._keeps = keeps
         self._devices: dict[str, _Device] = {}
         #: Address -> device, for the present addresses.
         self._at: dict[str, _Device] = {}
@@ -303,7 +313,10 @@ class Liveness:
             return []
         cause = f"nothing was heard for {silent_s:.1f} s"
         device.state, device.cause = _S.SILENT, cause
-        device.restart_s = self._by(now_s + self._device_timeout_s)
+        if self._keeps:
+            device.restart_s = self._by(now_s + self._device_timeout_s)
+        else:
+            device.away_s = self._by(now_s + self._device_timeout_s + _AWAY_S)
         device.heard_s = now_s - silent_s
         lost = self._lost(device, now_s, cause, may_live=True)
         if device.steady_s is None:
@@ -315,16 +328,20 @@ class Liveness:
         """Have clients go round a device that is cut off; it may be there yet, with its stages."""
         if device.state is not _S.SILENT:
             return []
-        device.restart_s = self._by(now_s + self._device_timeout_s)
+        if self._keeps:
+            device.restart_s = self._by(now_s + self._device_timeout_s)
         return [StaysAway(now_s, device.name, device.node, device.cause)]
 
     def _hear(self, device: _Device, now_s: float, overdue_s: float) -> list[Order]:
+        if 0 < overdue_s <= self._least_overdue_s:
+            return []
         if overdue_s:
             cause = f"a stage has run for {overdue_s:.1f} s, longer than its STAGE_TIMEOUT_S"
             return self._end(device, now_s, cause)
         if device.state is not _S.SILENT:
             return []
         device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None
+        device.away_s = None
         doubt_s = min(_DOUBT * (now_s - device.heard_s), _LONGEST_DOUBT_S)
         device.steady_s = self._by(now_s + doubt_s)
         return [self._back(device, now_s)]

@@ -22,7 +22,7 @@ from scheduler.ray.actor import probe, remote_device
 from scheduler.ray.address import check_reachable, is_of_this_process
 from scheduler.ray.interpreters import interpreter_options
 from scheduler.ray.nodes import ClusterNode, DeviceNumbers, alive_nodes, cluster_secret
-from scheduler.ray.pool import Pool, end_devices, keep_listing, kept_listing
+from scheduler.ray.pool import Pool, end_devices
 from scheduler.ray.start import LOOK_S, RaySession
 from scheduler.vocabulary.names import resolve_name
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -81,6 +81,23 @@ class _Probe:
         self.failure = cause
 
 
+@dataclass(frozen=True, slots=True)
+class PoolTable:
+    """What a pool's keeper says.
+
+    `address`, `version`: where its beats come from, and what they say till there is another table.
+    `nodes`: by their ids.
+    `rows`: by the devices' names, with their nodes' ids.
+    `started`: the devices that live, by name.
+    """
+
+    address: str
+    version: float
+    nodes: Mapping[str, ClusterNode]
+    rows: Mapping[str, tuple[DeviceDescriptor, str]]
+    started: Mapping[str, ActorDevice]
+
+
 class RayDevices:
     """The table of devices.
 
@@ -94,6 +111,7 @@ class RayDevices:
     `ended`: is given a device whose actor has ended, and Ray's reason, in a thread of Ray's that
         must not be kept.
     `pool`: the cluster's, whose devices are used rather than devices of our own.
+    `keeper`: the actor of the pool's keeper, for its clients: it asks nodes, and starts devices.
     """
 
     def __init__(
@@ -105,8 +123,12 @@ class RayDevices:
         load_timeout_s: float = 3600.0,
         ended: OnEnd = _nothing,
         pool: Pool | None = None,
+        keeper: Any = None,
     ) -> None:
         self._session = session
+        self._keeper = keeper
+        #: What the pool's keeper has said last.
+        self.pool_table: PoolTable | None = None
         self._ended = ended
         self._load_timeout_s = load_timeout_s
         self._specs = tuple(pool.plugins if pool else specs)
@@ -126,17 +148,14 @@ class RayDevices:
         #: Nodes of actors that were lost, and when they did not answer last: Ray finds a node dead
         #: only later.
         self._doubted: dict[str, float] = {}
+        #: Actors that are gone, by id.
+        self._forgotten: set[str] = set()
         #: Name -> descriptor and the node's id, in order.
         self._rows: dict[str, tuple[DeviceDescriptor, str]] = {}
         self._actors: dict[str, ActorDevice] = {}
         self._closed = False
         #: Guards the tables; never held while somebody is waited for.
         self._lock = threading.Lock()
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the devices are a pool's."""
-        return self._pool is not None
 
     def descriptors(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
         """Return every device of the nodes that are alive, asking those that are new.
@@ -146,6 +165,15 @@ class RayDevices:
         self._refresh(wait=wait)
         with self._lock:
             return tuple(descriptor for descriptor, _ in self._rows.values())
+
+    def there(self) -> set[str]:
+        """Return the devices whose nodes are alive; of a pool, those that its keeper has started.
+
+        Does not wait for nodes that are new.
+        """
+        if self.pool_table is not None:
+            return set(self.pool_table.started)
+        return {row.name for row in self.descriptors(wait=False)}
 
     def device(self, name: str, *, wait: bool = True) -> ActorDevice:
         """Return a device with its actor, which is started if there is none.
@@ -169,7 +197,7 @@ class RayDevices:
                 raise ClusterError("the executor is closed; make a new one.")
             descriptor, node_id = self._rows[resolve_name(name, self._rows)]
             found = self._actors.get(usable(descriptor).name)
-            if found is None:
+            if found is None and self._keeper is None:
                 node = self._nodes[node_id]
                 host = None if self._session.is_local else node.address.rpartition(":")[0]
                 shared = self._pool.options(descriptor.name) if self._pool else {}
@@ -179,7 +207,57 @@ class RayDevices:
                 )
                 found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
                 self.watch(found)
-            return found
+        return found or self._of_pool(descriptor.name)
+
+    def _of_pool(self, name: str) -> ActorDevice:
+        """Return a device of the pool, which its keeper starts if it does not live."""
+        found = self.pool_table.started.get(name) if self.pool_table else None
+        if found is None or found.actor_id in self._forgotten:
+            found = self.ask_keeper("start", [name]).started[name]
+        with self._lock:
+            if name not in self._actors:
+                self._actors[name] = found
+                self.watch(found)
+            return self._actors[name]
+
+    def ask_keeper(self, method: str, *arguments: Any) -> PoolTable:
+        """Take in what the pool's keeper says now.
+
+        Raises HeteroError: what it raised; ClusterError: it says nothing, or is gone.
+        """
+        ref = getattr(self._keeper, method).remote(*arguments)
+        if not self._session.wait([ref], self._load_timeout_s):
+            raise ClusterError(
+                f"the pool's keeper did not answer within {self._load_timeout_s:.0f} s; `ray "
+                "status` shows whether its node can take it."
+            )
+        try:
+            table: PoolTable = ray.get(ref)
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, HeteroError):
+                raise error.cause from None
+            raise ClusterError(f"the pool's keeper: {error}") from error
+        except exceptions.RayActorError as error:
+            raise ClusterError(
+                f"the pool's keeper is gone: {why_lost(error)}. Bring the pool up: hetero pool up.",
+                cause=why_lost(error),
+            ) from error
+        with self._lock:
+            self.pool_table = table
+            self._nodes, self._rows = dict(table.nodes), dict(table.rows)
+        return table
+
+    def table(
+        self, address: str, version: float, live: Sequence[ActorDevice], *, wait: bool
+    ) -> PoolTable:
+        """Return what a pool's keeper says: `live` are the devices that it keeps.
+
+        `wait`: as of `descriptors`.
+        """
+        self._refresh(wait=wait)
+        with self._lock:
+            started = {device.descriptor.name: device for device in live}
+            return PoolTable(address, version, dict(self._nodes), dict(self._rows), started)
 
     def watch(self, device: ActorDevice) -> None:
         """Have `ended` hear of the end of a device's actor."""
@@ -194,6 +272,7 @@ class RayDevices:
     def forget(self, actor_id: str) -> None:
         """Let go of an actor that is gone; who asks for its device next gets a new one."""
         with self._lock:
+            self._forgotten.add(actor_id)
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
                 self._doubted.setdefault(self._actors.pop(name).node_id, -math.inf)
 
@@ -260,7 +339,8 @@ class RayDevices:
 
     def is_reached(self, device: ActorDevice) -> bool | None:
         """Whether a device's node lets somebody in, asked anew; None if it has left the cluster."""
-        node = next((node for node in alive_nodes() if node.id == device.node_id), None)
+        nodes = alive_nodes() if self._keeper is None else list(self._nodes.values())
+        node = next((node for node in nodes if node.id == device.node_id), None)
         if node is None:
             return None
         if is_cut := isinstance(_why_unreached(node), ConnectionError):
@@ -301,6 +381,10 @@ class RayDevices:
 
         The first table is always waited for: it gives the names.
         """
+        if self._keeper is not None:
+            if wait or not self._rows:
+                self.ask_keeper("table", wait)
+            return
         alive = self._alive()
         until_s = time.monotonic() + self._probe_timeout_s
         with self._lock:
@@ -315,10 +399,6 @@ class RayDevices:
             there = self._nodes.keys() | self._doubted.keys()
             for name in [n for n, d in self._actors.items() if d.node_id not in there]:
                 del self._actors[name]
-        if self._pool is not None:
-            for node in alive:
-                if node.id not in self._listed and (rows := kept_listing(node.id)):
-                    self._add(node, rows)
         with self._lock:
             for node in alive:
                 if node.id not in self._listed and node.id not in self._probes:
@@ -373,8 +453,6 @@ class RayDevices:
                     del self._probes[node.id]
         else:
             self._add(node, rows)
-            if self._pool is not None:
-                keep_listing(node.id, rows)
 
     def _add(self, node: ClusterNode, rows: Sequence[DeviceDescriptor]) -> None:
         """Take in a node's devices with the cluster's numbers for them."""

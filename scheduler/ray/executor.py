@@ -32,10 +32,10 @@ from scheduler.observe.load import DeviceLoad, Load
 from scheduler.observe.observer import ObservedRequest, Observer
 from scheduler.processes.home_process import HomeProcess
 from scheduler.ray.deployment import RayDeployment
-from scheduler.ray.devices import ActorDevice, RayDevices
+from scheduler.ray.devices import ActorDevice, PoolTable, RayDevices
 from scheduler.ray.keeper import DeviceKeeper
 from scheduler.ray.loading import StageLoader
-from scheduler.ray.pool import Pool, find_pool
+from scheduler.ray.pool import Pool, find_pool, pool_keeper
 from scheduler.ray.reception import Reception
 from scheduler.ray.start import connect
 from scheduler.thread_shares import plan_shares
@@ -84,6 +84,8 @@ class RayExecutor:
     device_timeout_s : float
         Seconds of silence after which a device is lost: what it had is sent again elsewhere, or
         to itself once it is heard; after as many more its process is started anew.
+    keeps_pool : bool
+        Whether it is that of a pool's keeper: see `scheduler.ray.pool_keeper`.
 
     Raises
     ------
@@ -102,6 +104,7 @@ class RayExecutor:
         probe_timeout_s: float = 120.0,
         load_timeout_s: float = 3600.0,
         device_timeout_s: float = 2.0,
+        keeps_pool: bool = False,
     ) -> None:
         self._session = connect(address, options=ray_options)
         try:
@@ -110,6 +113,7 @@ class RayExecutor:
                 devices or {},
                 observers,
                 (probe_timeout_s, load_timeout_s, device_timeout_s),
+                keeps_pool,
             )
         except BaseException:
             self._session.close()
@@ -121,9 +125,12 @@ class RayExecutor:
         devices: Mapping[str, int],
         observers: Sequence[Observer],
         timeouts_s: tuple[float, float, float],
+        keeps_pool: bool,
     ) -> None:
         """Make what serves requests, in a session; `timeouts_s`: to probe, to load, of devices."""
         probe_timeout_s, load_timeout_s, device_timeout_s = timeouts_s
+        pool = self._find_pool(devices, plugins)
+        is_client = pool is not None and not keeps_pool
         self._devices = RayDevices(
             self._session,
             plugins,
@@ -131,7 +138,8 @@ class RayExecutor:
             probe_timeout_s,
             load_timeout_s,
             lambda device, error: self._keeper.ended(device, error),
-            self._find_pool(devices, plugins),
+            pool,
+            pool_keeper() if is_client else None,
         )
         self._shared = SharedChannel()
         self._clock = Clock("clock")
@@ -152,6 +160,8 @@ class RayExecutor:
             self._do_without,
             self._cluster_gone,
             device_timeout_s=device_timeout_s,
+            of_pool=pool is not None,
+            keeps=not is_client,
         )
         self._lock = threading.Lock()
         #: One deployment is placed anew at a time.
@@ -163,11 +173,14 @@ class RayExecutor:
             host=self._host(),
             secret=self._devices.secret,
             timeout_s=device_timeout_s,
+            status=lambda: {"version": self._keeper.num_changes},
             on_silent=self._keeper.silent,
             on_heard=self._keeper.heard,
             on_lost=self._keeper.lost,
         )
         self._shared.channel = self._channel
+        if is_client:
+            self._channel.watch(self._devices.ask_keeper("table", False).address)
         self._keeper.serve(self._channel)
         self._reception = Reception(
             self._channel,
@@ -185,9 +198,15 @@ class RayExecutor:
         for name in devices:
             self._devices.device(name)
 
-    def start_devices(self) -> None:
-        """Start every device that works and that a bare ``HETERO`` means, and wait for them."""
-        self._devices.reached([d.name for d in self.devices() if d.automatic and not d.error])
+    def keep(self, devices: Collection[str]) -> None:
+        """Start a pool's devices, wait for them, and keep them."""
+        for device in self._devices.reached(list(devices)).values():
+            self._keeper.watch(device)
+
+    def pool_table(self, *, wait: bool) -> PoolTable:
+        """Return what a pool's keeper says; `wait`: for what nodes that are new have to say."""
+        version, live = self._keeper.num_changes, self._keeper.live  # in that order
+        return self._devices.table(self._channel.address, version, live, wait=wait)
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs."""

@@ -1,13 +1,13 @@
 """The keeper of devices: it watches their actors, tells deployments, and starts what is lost again.
 
 What is seen comes from the channel's beats and from Ray; `scheduler.client.liveness` says what is
-to be done about it.
+to be done about it. A pool's devices are ended and started by the pool's keeper alone; its clients
+look at the number in that one's beats, and read its table when there is another.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -34,6 +34,10 @@ _log = logging.getLogger(__name__)
 _REASON_S: Final = 1.0
 #: Seconds between two looks at how long stages have run, and at the nodes of devices that are away.
 _LOOK_S: Final = 0.5
+#: Seconds after which a pool's device that its keeper has not started anew is taken for well.
+_ANOTHER_S: Final = 10.0
+#: Seconds between two looks whether it has.
+_AGAIN_S: Final = 0.1
 
 
 class DeviceKeeper:
@@ -43,6 +47,7 @@ class DeviceKeeper:
     `loader`: loads stages again.
     `do_without`: has a deployment do without a device that is gone for good.
     `cluster_gone`: told if the whole cluster is.
+    `of_pool`: whether the devices are a pool's; `keeps`: whether they are ended and started here.
     """
 
     def __init__(
@@ -55,6 +60,8 @@ class DeviceKeeper:
         cluster_gone: Callable[[ClusterError], None],
         *,
         device_timeout_s: float,
+        of_pool: bool = False,
+        keeps: bool = True,
     ) -> None:
         self._session = session
         self._devices = devices
@@ -62,7 +69,14 @@ class DeviceKeeper:
         self._loader = loader
         self._do_without = do_without
         self._cluster_gone = cluster_gone
-        self._liveness = see.Liveness(device_timeout_s=device_timeout_s)
+        self._liveness = see.Liveness(
+            device_timeout_s=device_timeout_s, of_pool=of_pool, keeps=keeps
+        )
+        self._keeps = keeps
+        self._keeps_pool = of_pool and keeps
+        #: How many times the devices that live have changed; those of a pool that are gone.
+        self.num_changes = 0
+        self._gone: set[str] = set()
         self._channel: DirectChannel | None = None
         #: The present actors of the devices that deployments use, by address.
         self._actors: dict[str, ActorDevice] = {}
@@ -99,10 +113,18 @@ class DeviceKeeper:
             if device.address in self._actors:
                 return
             self._actors[device.address] = device
+            self.num_changes += 1
+        self._gone.discard(device.descriptor.name)
         name, node = device.descriptor.name, device.descriptor.node
         started = see.Started(time.monotonic(), name, node, device.address)
         self._orders.put(partial(self._see, started))
         self._channel.watch(device.address)
+
+    @property
+    def live(self) -> list[ActorDevice]:
+        """The devices that are kept now."""
+        with self._lock:
+            return list(self._actors.values())
 
     def is_lost(self, address: str) -> bool:
         """Whether a device's process is not heard, or was given up and is ended soon."""
@@ -163,12 +185,16 @@ class DeviceKeeper:
             if self._closed or self._session.is_left:
                 return  # actors end with the Ray that this process leaves
             if isinstance(order, see.Restart):
-                _log.warning("device=%s is started again: %s", order.device, order.cause)
+                by = "here" if self._keeps else "by its pool's keeper"
+                _log.warning("device=%s is started again %s: %s", order.device, by, order.cause)
                 self._restart_soon(order)
                 continue
             if isinstance(order, see.StaysAway):
                 self._plan_around(order)
                 continue
+            if isinstance(order, DeviceGone):
+                self._gone.add(order.device)
+                self.num_changes += 1
             self._deployments.tell(order)
             for deployment in self._deployments:
                 used = deployment.devices.get(order.device)
@@ -271,7 +297,9 @@ class DeviceKeeper:
     def _look(self) -> None:
         """Look for devices that are listed again, and for stages that hang."""
         gone = {name for deployment in self._deployments for name in deployment.gone}
-        if gone and not self._is_looking.locked():
+        if self._keeps_pool:
+            gone |= self._gone
+        if (gone or self._is_news) and not self._is_looking.locked():
             threading.Thread(
                 target=self._find, args=(gone,), name="keeper-look", daemon=True
             ).start()
@@ -279,17 +307,32 @@ class DeviceKeeper:
         for address, device in list(self._actors.items()):
             status = self._channel.status_of(address)
             overdue_s, ended = status.get("overdue_s", 0.0), status.get("leases_ended", 0.0)
-            if overdue_s and overdue_s > self._patience_s(device):
+            if overdue_s:
                 self._see(see.Heard(time.monotonic(), address, overdue_s))
             elif ended > self._leases_ended.setdefault(address, ended):
                 self._leases_ended[address] = ended
                 self._check_stages(device)
 
-    def _patience_s(self, device: ActorDevice) -> float:
-        """Return how long a stage of ours may run on a device; others' are not ours to end."""
-        name = device.descriptor.name
-        mine = [d.stage_timeout_s for d in self._deployments if name in d.devices]
-        return min((timeout_s for timeout_s in mine if timeout_s > 0), default=math.inf)
+    @property
+    def _is_news(self) -> bool:
+        """Whether a pool's keeper has something new to say, or is another."""
+        table = self._devices.pool_table
+        if table is None:
+            return False
+        assert self._channel is not None
+        version = self._channel.status_of(table.address).get("version", table.version)
+        return version != table.version or self._channel.is_silent(table.address)
+
+    def _read_table(self) -> None:
+        """Read what the pool's keeper says, and see what it has started anew."""
+        assert self._channel is not None
+        table = self._devices.ask_keeper("table", False)
+        self._channel.watch(table.address)
+        for device in self.live:
+            now = table.started.get(device.descriptor.name)
+            if now is not None and now.actor_id != device.actor_id:
+                cause = "its pool's keeper has started it anew"
+                self._orders.put(partial(self._end, device, cause))
 
     def _check_stages(self, device: ActorDevice) -> None:
         """See whether a device that has given up a client has given up this one."""
@@ -304,13 +347,15 @@ class DeviceKeeper:
             self._see(see.Unloaded(time.monotonic(), device.address))
 
     def _find(self, gone: Collection[str]) -> None:
-        """Start those of the gone devices whose node is back; in a thread."""
+        """Start those of the gone devices that are there again; in a thread."""
         with self._is_looking:
             try:
-                listed = {row.name for row in self._devices.descriptors(wait=False)}
+                if self._is_news:
+                    self._read_table()
+                there = self._devices.there()
             except HeteroError:
                 return
-            for name in sorted(listed.intersection(gone) - self._coming):
+            for name in sorted(there.intersection(gone) - self._coming):
                 if self._liveness.state(name) in (
                     see.DeviceState.RESTARTING,
                     see.DeviceState.SILENT,
@@ -328,6 +373,7 @@ class DeviceKeeper:
         name = order.device
         with self._lock:
             old = self._actors.pop(order.address, None)
+            self.num_changes += 1
             self._leases_ended.pop(order.address, None)
         seen: see.Sighting
         try:
@@ -352,20 +398,21 @@ class DeviceKeeper:
         assert self._channel is not None
         self._channel.unwatch(device.address)
         self._devices.forget(device.actor_id)
-        if self._devices.answers(device) and not self._serves_others(device):
+        if not self._keeps:
+            self._await_another(device)
+        elif self._devices.answers(device):
             ray.kill(device.actor)
 
-    def _serves_others(self, device: ActorDevice) -> bool:
-        """Whether a pool's device answers, so that it may be this client that is cut off."""
-        assert self._channel is not None
-        status = self._channel.status_of(device.address)
-        if not self._devices.is_shared or status.get("overdue_s", 0.0) > self._patience_s(device):
-            return False
-        try:
-            ray.get(device.actor.ping.remote(), timeout=_REASON_S)
-        except exceptions.RayError:
-            return False
-        return True
+    def _await_another(self, device: ActorDevice) -> None:
+        """Wait until a pool's keeper has started a device anew."""
+        until_s, name = time.monotonic() + _ANOTHER_S, device.descriptor.name
+        while not (self._closed or self._session.is_left) and time.monotonic() < until_s:
+            table = self._devices.pool_table
+            assert table is not None
+            now = table.started.get(name)
+            if name not in table.rows or (now is not None and now.actor_id != device.actor_id):
+                return
+            time.sleep(_AGAIN_S)
 
     def _start(self, name: str, *, reload: bool) -> ActorDevice:
         """Start a device and load what it had; `reload`: into its process, which goes on."""

@@ -1,35 +1,32 @@
 """The pool: devices of a cluster that several clients share, and that outlive each of them.
 
 A pool is announced in the cluster: what its nodes offer, by which plugins. Its devices are actors
-with names, which every client finds. Who leaves takes nothing with it but its own stages.
+that its keeper starts, and starts anew when they are lost; clients go by what that says of them.
+Who leaves takes nothing with it but its own stages.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
 import ray
-from ray import cloudpickle
-from ray.experimental.internal_kv import (
-    _internal_kv_del,
-    _internal_kv_get,
-    _internal_kv_put,
-)
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util import list_named_actors
 
 from devices.errors import ClusterError
 from scheduler.device.probe import PluginSpec
-from scheduler.vocabulary.rows import DeviceDescriptor
 
-#: The Ray namespace of pools' actors.
+#: The Ray namespaces of the actors of pools' devices, and of their keepers; a keeper's name.
 NAMESPACE: Final = "hetero-pool"
+KEEPERS: Final = "hetero-pool-keeper"
+KEEPER: Final = "keeper"
 _TABLE: Final = b"hetero-pool"
 _KEY: Final = b"pool"
-_LISTINGS: Final = b"node"
-_VERSION: Final = 1
+_VERSION: Final = 2
 #: Seconds that devices may take to let go of what they have, in the end.
 _LEAVE_S: Final = 3.0
 
@@ -65,24 +62,6 @@ class Pool:
         }
 
 
-def keep_listing(node_id: str, rows: Sequence[DeviceDescriptor]) -> None:
-    """Keep for all clients what a node has listed: to be asked costs it a process and seconds."""
-    held = cloudpickle.dumps(tuple(rows))  # type: ignore[no-untyped-call]  # Ray's own gap
-    _internal_kv_put(_listing(node_id), held, namespace=_TABLE)
-
-
-def kept_listing(node_id: str) -> tuple[DeviceDescriptor, ...] | None:
-    """Return what a node has listed for the pool; None where nobody has asked it."""
-    held = _internal_kv_get(_listing(node_id), namespace=_TABLE)
-    # Who may write there may run what it likes in the cluster: Ray keeps its functions there.
-    rows: tuple[DeviceDescriptor, ...] | None = cloudpickle.loads(held) if held else None
-    return rows
-
-
-def _listing(node_id: str) -> bytes:
-    return b"%s/%s" % (_LISTINGS, node_id.encode())
-
-
 def announce(pool: Pool) -> None:
     """Tell the cluster of a pool.
 
@@ -115,6 +94,11 @@ def find_pool() -> Pool | None:
     return Pool(devices, tuple(plugins))
 
 
+def pool_keeper() -> Any:
+    """Return the actor of the pool's keeper; ValueError without one."""
+    return ray.get_actor(KEEPER, namespace=KEEPERS)
+
+
 def pool_actors() -> dict[str, Any]:
     """Return the actors of the pool's devices that were started, by device."""
     found = {}
@@ -130,7 +114,8 @@ def pool_actors() -> dict[str, Any]:
 def dissolve() -> list[str]:
     """End the pool's devices, whoever uses them; return their names."""
     _internal_kv_del(_KEY, namespace=_TABLE)
-    _internal_kv_del(_LISTINGS, del_by_prefix=True, namespace=_TABLE)
+    with contextlib.suppress(ValueError):  # it has none
+        ray.kill(pool_keeper())
     actors = pool_actors()
     end_devices(actors.values())
     return list(actors)

@@ -11,11 +11,11 @@ from typing import Any, Final
 import ray
 from ray import exceptions
 
-from devices.errors import ClusterError
+from devices.errors import ClusterError, HeteroError
 from scheduler.ray.devices import why_lost
-from scheduler.ray.executor import RayExecutor
 from scheduler.ray.own_head import find_head, start_head, stop_head
-from scheduler.ray.pool import Pool, announce, dissolve, find_pool, pool_actors
+from scheduler.ray.pool import Pool, dissolve, find_pool, pool_actors
+from scheduler.ray.pool_keeper import open_pool
 from scheduler.ray.start import connect
 
 #: Seconds that a device may take to say how it is.
@@ -95,13 +95,14 @@ def _bring_up(
     address: str, devices: Mapping[str, int] | None, plugins: Sequence[str]
 ) -> PoolStatus:
     with _joined(address):
-        announce(Pool(dict(devices or {}), tuple(plugins)))
-        executor = RayExecutor(address=address, devices=devices, plugins=plugins)
+        keeper = open_pool(Pool(dict(devices or {}), tuple(plugins)))
         try:
-            executor.start_devices()
-            return _status(address)
-        finally:
-            executor.close()
+            ray.get(keeper.start_all.remote())
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, HeteroError):
+                raise error.cause from None
+            raise ClusterError(f"the pool's keeper: {error}") from error
+        return _status(address)
 
 
 def look_at(address: str | None = None) -> PoolStatus:

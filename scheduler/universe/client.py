@@ -41,6 +41,10 @@ from scheduler.vocabulary.placement import Placement
 _CALL_S: Final = 2.0
 #: Seconds between two looks at how long stages have run, and at nodes that are cut off.
 _LOOK_S: Final = 0.5
+#: Seconds after which a pool's device that its keeper has not started anew is taken for well; and
+#: between two looks whether it has.
+_ANOTHER_S: Final = 10.0
+_AGAIN_S: Final = 0.25
 
 
 class PlayedDeployment(BaseDeployment):
@@ -91,6 +95,8 @@ class PlayedClient(Watcher):
         Seconds of its own that each message which comes takes.
     call_s : float
         Seconds that a call to a device's process takes, there or back.
+    keeps_pool : bool
+        Whether it is no client but the keeper of a pool, for those that come after it.
     """
 
     def __init__(
@@ -102,7 +108,9 @@ class PlayedClient(Watcher):
         *,
         cost_s: float = 0.0,
         call_s: float = 0.001,
+        keeps_pool: bool = False,
     ) -> None:
+        self._keeps_pool = keeps_pool
         self.cluster = cluster
         self.world = cluster.world
         self.process = Process(self.world, name, node, cluster.cores.get(node))
@@ -121,15 +129,27 @@ class PlayedClient(Watcher):
         self.deployments: Deployments[PlayedDeployment] = Deployments(
             observers, self.memory, self.clock
         )
-        self._liveness = Liveness(device_timeout_s=cluster.timeout_s)
+        self._keeps = cluster.keeper is None
+        self._liveness = Liveness(
+            device_timeout_s=cluster.timeout_s,
+            of_pool=keeps_pool or not self._keeps,
+            keeps=self._keeps,
+        )
         #: The lives of devices that it listens to, by address, and those that are not heard.
         self._watched: dict[str, PlayedDevice] = {}
         self._silent: set[str] = set()
+        #: What the pool's keeper has started.
+        self._published: dict[str, PlayedDevice] = {}
         #: What is yet to be taken in, in order.
         self._orders: deque[Callable[[], None]] = deque()
         self._is_keeping = False
         self._count = 0
         self._looks = False
+        if keeps_pool:
+            cluster.keeper = self
+            for device in cluster.devices.values():
+                self._watch(device)
+            self._look_for_overdue()
         cluster.clients.append(self)
 
     def deploy(self, placement: Placement, limits: Limits | None = None) -> PlayedDeployment:
@@ -139,7 +159,7 @@ class PlayedClient(Watcher):
         key = f"{self.process.name}-{self._count}"
         deployment = PlayedDeployment(self, key, placement, limits)
         self.load(deployment, placement)
-        if limits.stage_timeout_s and not self._looks:
+        if limits.stage_timeout_s and self._keeps and not self._looks:
             self._looks = True
             self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
         return deployment
@@ -171,6 +191,13 @@ class PlayedClient(Watcher):
         """Take in that a device's process has ended."""
         self._silent.add(address)
         self.see(ProcessEnded(self.world.now, address, cause))
+
+    def published(self, device: PlayedDevice) -> None:
+        """Take in that the pool's keeper has started a device anew."""
+        self._published[device.name] = device
+        for old in list(self._watched.values()):
+            if old.name == device.name and old is not device:
+                self.ended(old.address, "its pool's keeper has started it anew")
 
     def lost(self, address: str) -> None:
         """Take in that messages from or to a device were lost."""
@@ -274,11 +301,26 @@ class PlayedClient(Watcher):
         name = order.device
         self._watched.pop(order.address, None)
         self._silent.add(order.address)
-        device = self.cluster.revive(name, order.address, order.keep)
+        if self._keeps or order.keep:
+            device = self.cluster.revive(name, order.address, order.keep)
+        else:
+            device = self._another(name, order.address)
         if device is None or not self._use(device):
             self.see(StartFailed(self.world.now, name, "it cannot be started"))
             return
         self._watch(device)
+        if self._keeps_pool:
+            self.cluster.publish(device)
+
+    def _another(self, name: str, address: str) -> PlayedDevice | None:
+        """Return a device once the pool's keeper has started it anew, in a fiber; None: not."""
+        until_s = self.world.now + _ANOTHER_S
+        while self.world.now < until_s:
+            found = self._published.get(name)
+            if found is not None and found.address != address and found.process.is_alive:
+                return found
+            self.world.sleep(_AGAIN_S)
+        return self.cluster.devices[name] if self.cluster.find(address) else None
 
     def _use(self, device: PlayedDevice) -> bool:
         """Load and open the stages of a device that has started, in a fiber; whether it could."""

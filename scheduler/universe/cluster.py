@@ -61,6 +61,8 @@ class PlayedCluster:
         #: Every life that there was.
         self.all: list[PlayedDevice] = []
         self.clients: list[Watcher] = []
+        #: Who ends devices and starts them anew for all clients, where there are several.
+        self.keeper: Watcher | None = None
         #: (from node, to node) -> until when nothing comes through.
         self._cuts: dict[tuple[str, str], float] = {}
         #: Seconds that a start takes; None: it fails.
@@ -97,11 +99,10 @@ class PlayedCluster:
         """
         if keep and self.devices[name].process.is_alive:
             return self.devices[name]
-        serves = self._serves(self.devices[name])
         while name in self._starting:
             self._starting[name].wait()
         device = self.devices[name]
-        if device.process.is_alive and (device.address != address or serves):
+        if device.process.is_alive and device.address != address:
             return device
         done = self._starting[name] = WorldEvent(self.world)
         if device.process.is_alive:
@@ -114,11 +115,6 @@ class PlayedCluster:
         del self._starting[name]
         done.set()
         return None if took_s is None else device
-
-    def _serves(self, device: PlayedDevice) -> bool:
-        """Whether a device that one client has given up is well, and other clients use it."""
-        is_well = not (device.process.is_stopped or device.loop.status()["overdue_s"])
-        return is_well and len(self.clients) > 1
 
     # What happens.
 
@@ -172,6 +168,13 @@ class PlayedCluster:
     def cut_s(self, sender: Process, receiver: Process) -> float:
         """Return for how long nothing comes through."""
         return max(0.0, self._cuts.get((sender.node, receiver.node), 0.0) - self.world.now)
+
+    def publish(self, device: PlayedDevice) -> None:
+        """Have clients hear, with the keeper's beats, that it has started a device anew."""
+        for client in self.clients:
+            assert self.keeper is not None
+            late_s = _BEAT_S + self.cut_s(self.keeper.process, client.process)
+            client.process.do(late_s, 0.0, client.published, device)
 
     def is_heard(self, sender: Process, receiver: Process) -> bool:
         """Whether one process hears another."""
@@ -227,6 +230,10 @@ class Watcher:
 
     def look(self) -> None:
         """See which devices are heard."""
+        raise NotImplementedError
+
+    def published(self, device: PlayedDevice) -> None:
+        """Take in that a pool's keeper has started a device anew."""
         raise NotImplementedError
 
     def lost(self, address: str) -> None:

@@ -60,10 +60,10 @@ try:
         (device,) = model.deployment.devices.values()
         process = ray.get(device.actor.ping.remote())
         keeper = core.executor._keeper
-        keeper.silent(device.address, 2.0)  # as if this client alone were cut off
-        end_s = time.monotonic() + 60
-        while device.address in keeper._actors and time.monotonic() < end_s:
-            time.sleep(0.1)
+        # As if this client alone were cut off, for longer than a device of its own could be.
+        keeper.silent(device.address, 2.0)
+        time.sleep(10)
+        keeper.heard(device.address)
         answer = model(inputs)["y"]
         (again,) = model.deployment.devices.values()
         print(answer.tolist(), ray.get(again.actor.ping.remote()) == process)
@@ -84,7 +84,7 @@ def test_a_client_that_hears_nothing_ends_no_device_of_a_pool() -> None:
             cwd=Path(__file__).parents[2],
             check=False,
         )
-    assert "device=CPU is started again" in done.stderr
+    assert "is started again" not in done.stderr
     assert done.stdout.splitlines()[-1] == "[-1.0, -1.0, -1.0, -1.0] True", done.stderr[-2000:]
 
 

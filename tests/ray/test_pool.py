@@ -15,13 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 
 from hetero.cli.examples import EXAMPLES
 from scheduler import create_executor
 from scheduler.ray.devices import RayDevices
-from scheduler.ray.pool import Pool, announce, dissolve
+from scheduler.ray.pool import Pool, dissolve
+from scheduler.ray.pool_keeper import open_pool
+from tests.scheduler.models import chain
 
 pytestmark = pytest.mark.ray
 
@@ -161,7 +164,7 @@ def answer(client: subprocess.Popen[str]) -> str:
 @pytest.fixture
 def pool(local_ray: None) -> Iterator[None]:
     """A pool in the Ray of these tests."""
-    announce(Pool({"NULL": 2}))
+    open_pool(Pool({"NULL": 2}))
     yield
     dissolve()
 
@@ -170,7 +173,7 @@ def test_a_second_client_asks_no_node_and_finds_the_devices_of_the_first(
     pool: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def process() -> int:
-        executor = create_executor("ray")
+        executor: Any = create_executor("ray")
         try:
             listed.append(executor.devices())
             number: int = ray.get(executor._devices.device("NULL.1").actor.ping.remote())
@@ -183,6 +186,29 @@ def test_a_second_client_asks_no_node_and_finds_the_devices_of_the_first(
     monkeypatch.setattr(RayDevices, "_ask", None)
     assert process() == first
     assert listed[0] == listed[1]
+
+
+def test_a_device_that_dies_is_started_anew_once_by_the_pools_keeper(
+    pool: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def process(executor: Any) -> int:
+        number: int = ray.get(executor._devices.device("NULL.0").actor.ping.remote())
+        return number
+
+    executors: list[Any] = [create_executor("ray") for _ in range(2)]
+    try:
+        deployments = [executor.deploy(*chain("NULL.0")) for executor in executors]
+        before = process(executors[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(ray, "kill", None)  # not for clients to do
+            os.kill(before, signal.SIGKILL)
+            for deployment in deployments:
+                made = deployment.submit({"x": np.ones(4, np.float32)})
+                assert made.future.result(300).outputs["t0"].shape == (4,)
+        assert process(executors[0]) == process(executors[1]) != before
+    finally:
+        for executor in executors:
+            executor.close()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import count
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from scheduler.vocabulary.events import (
 )
 
 
-def live(**options: float) -> Liveness:
+def live(**options: Any) -> Liveness:
     """Return two devices that live, A at a0 and B at b0."""
     made = Liveness(**options)
     assert made.handle(see.Started(0.0, "A", "n1", "a0")) == []
@@ -247,3 +248,21 @@ def test_a_device_that_let_go_of_our_stages_loads_them_again_in_its_process() ->
         DeviceLost(90.0, "A", "n1", "killed"),
         Restart("A", "a0", "killed"),
     ]
+
+
+def test_a_pools_client_ends_no_silent_device_and_does_without_it_until_it_is_heard() -> None:
+    m = live(of_pool=True, keeps=False)
+    assert [type(order) for order in m.handle(see.Silent(1.0, "a0", 2.0))] == [DeviceLost]
+    assert m.handle(see.TimePassed(6.9)) == []
+    assert [type(order) for order in m.handle(see.TimePassed(7.0))] == [see.StaysAway]
+    assert m.handle(see.TimePassed(1000.0)) == []
+    assert m.handle(see.Heard(1001.0, "a0")) == [DeviceReturned(1001.0, "A", is_steady=False)]
+    m.handle(see.Silent(2000.0, "a0", 2.0))
+    m.handle(see.Heard(2001.0, "a0"))
+    assert [type(order) for order in m.handle(see.TimePassed(3000.0))] == [DeviceSteady]
+
+
+def test_a_stage_of_a_pools_device_may_take_longer_than_one_client_says() -> None:
+    m = live(of_pool=True)
+    assert m.handle(see.Heard(1.0, "a0", 0.1)) == []
+    assert isinstance(m.handle(see.Heard(11.0, "a0", 10.1))[-1], Restart)

@@ -104,6 +104,8 @@ class History:
         self.cluster.fate = self._fate
         self.threads = Threads(world, faults.lines)
         num_clients = draw.choice((1, 1, 2, 3))
+        if num_clients > 1:
+            PlayedClient(self.cluster, "keeper", nodes[0], keeps_pool=True)
         self.clients = [
             PlayedClient(self.cluster, f"c{i}", draw.choice(nodes), [Noted(self)])
             for i in range(num_clients)
@@ -311,7 +313,7 @@ class History:
         elif kind == "stop":
             cluster.stop(cluster.devices[name].process, for_s)
         elif kind == "client_stop":
-            cluster.stop(draw.choice(self.clients).process, for_s)
+            cluster.stop(draw.choice(cluster.clients).process, for_s)  # the keeper too
         else:
             ends = [d.node for d in cluster.devices.values()] + [
                 c.process.node for c in self.clients
