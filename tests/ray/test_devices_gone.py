@@ -99,7 +99,7 @@ def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
         options={"num_cpus": 0, "resources": {"nowhere": 1}},  # its answer never comes
     )
     nodes = [here, leaving]
-    monkeypatch.setattr("scheduler.ray.devices.alive_nodes", lambda: tuple(nodes))
+    monkeypatch.setattr("scheduler.ray.survey.alive_nodes", lambda: tuple(nodes))
     with hetero.Core(devices={"CPU": 1}) as core:
         executor: Any = core.executor
         devices = executor._devices
@@ -108,13 +108,13 @@ def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
         compiled = core.compile_model(branches(), f"HETERO:{left},{gone}", affinity={"tanh": gone})
         assert {s.device for s in compiled.subgraphs} == {left, gone}
         pid: int = ray.get(devices.device(gone).actor.ping.remote())
-        monkeypatch.setattr(devices, "_probe_timeout_s", math.inf)
+        monkeypatch.setattr(devices._survey, "_probe_timeout_s", math.inf)
         nodes[1] = joining
         os.kill(pid, signal.SIGKILL)
         answer = compiled.submit({"x": X}).future.result(300)
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
         assert {run.device for run in answer.stage_runs} == {left}
-        assert "joining" in devices._probes
+        assert "joining" in devices._survey._probes
 
 
 def one_each(core: hetero.Core) -> tuple[list[hetero.CompiledModel], list[Any]]:
@@ -182,7 +182,7 @@ def test_a_device_whose_host_lets_nobody_in_while_it_starts_is_lost(
     def refuse(address: str, timeout_s: float, host_timeout_s: float) -> None:
         raise ClusterError("nothing answers") from ConnectionRefusedError()
 
-    monkeypatch.setattr("scheduler.ray.devices.check_reachable", refuse)
+    monkeypatch.setattr("scheduler.ray.survey.check_reachable", refuse)
     with pytest.raises(DeviceLostError, match="its node has left"):
         devices.fetch(device, device.actor.stay.remote())
     monkeypatch.undo()

@@ -21,9 +21,9 @@ import ray
 
 from hetero.cli.examples import EXAMPLES
 from scheduler import create_executor
-from scheduler.ray.devices import RayDevices
 from scheduler.ray.pool import Pool, dissolve
 from scheduler.ray.pool_keeper import open_pool
+from scheduler.ray.survey import NodeSurvey
 from tests.scheduler.models import chain
 
 pytestmark = pytest.mark.ray
@@ -183,7 +183,7 @@ def test_a_second_client_asks_no_node_and_finds_the_devices_of_the_first(
 
     listed: list[Any] = []
     first = process()
-    monkeypatch.setattr(RayDevices, "_ask", None)
+    monkeypatch.setattr(NodeSurvey, "_ask", None)
     assert process() == first
     assert listed[0] == listed[1]
 

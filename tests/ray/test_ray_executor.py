@@ -37,6 +37,7 @@ from scheduler.ray.devices import RayDevices
 from scheduler.ray.executor import RayExecutor
 from scheduler.ray.nodes import ClusterNode, alive_nodes
 from scheduler.ray.start import connect
+from scheduler.ray.survey import NodeSurvey
 from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
@@ -258,25 +259,25 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
 ) -> None:
     (fast,) = alive_nodes()
     slow = replace(fast, id="slow", name="slow", host="slow")
-    monkeypatch.setattr("scheduler.ray.devices.alive_nodes", lambda: (fast, slow))
+    monkeypatch.setattr("scheduler.ray.survey.alive_nodes", lambda: (fast, slow))
     gate = tmp_path / "open"
 
     def late(rows: Any) -> Any:
         wait_for(gate.exists)
         return rows
 
-    def ask(self: RayDevices, node: ClusterNode, until_s: float) -> Any:
+    def ask(self: NodeSurvey, node: ClusterNode, until_s: float) -> Any:
         asked = real(self, node, until_s)
         if node.id == "slow":
             asked.ref = ray.remote(num_cpus=0)(late).remote(asked.ref)
         return asked
 
-    real = RayDevices._ask
-    monkeypatch.setattr(RayDevices, "_ask", ask)
+    real = NodeSurvey._ask
+    monkeypatch.setattr(NodeSurvey, "_ask", ask)
     patient = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=600)
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(patient.descriptors)
-        wait_for(lambda: patient._probes or waiting.done())
+        wait_for(lambda: patient._survey._probes or waiting.done())
         assert not waiting.done()
         threads.submit(patient.forget, "an actor").result(300)
         assert not waiting.done()

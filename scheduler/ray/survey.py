@@ -1,0 +1,271 @@
+"""What the nodes of a Ray cluster are and offer: each is asked once for its devices.
+
+A device keeps its name as long as its node lives, gets it again when its node comes back, and is
+called the same by every client that wants the same devices.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import ray
+from ray import exceptions
+
+from devices.errors import ClusterError
+from scheduler.device.probe import PluginSpec
+from scheduler.ray.actor import probe
+from scheduler.ray.address import check_reachable, is_of_this_process
+from scheduler.ray.nodes import ClusterNode, DeviceNumbers, alive_nodes
+from scheduler.ray.start import LOOK_S, RaySession
+from scheduler.vocabulary.rows import DeviceDescriptor
+
+_log = logging.getLogger(__name__)
+#: Seconds before a node that could not be asked is asked again.
+_AGAIN_S: Final = 0.5
+#: Seconds for the answer of a host, which its kernel gives; and for which it is not asked again.
+_HOST_S: Final = 1.0
+_UNASKED_S: Final = 2.0
+#: Devices by name, each with its node's id.
+Rows = Mapping[str, tuple[DeviceDescriptor, str]]
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A node's answer to what devices it has."""
+
+    node: ClusterNode
+    ref: Any
+    until_s: float
+    failure: str = ""
+
+    def fail(self, cause: str) -> None:
+        if cause != self.failure:
+            _log.warning(
+                "node=%s left out, its devices cannot be listed: %s", self.node.name, cause
+            )
+        self.failure = cause
+
+
+class NodeSurvey:
+    """The nodes that are alive, and the devices that they have listed.
+
+    `specs`: plugins besides the installed ones.
+    `counts`: plugin -> logical devices on each node.
+    `probe_timeout_s`: seconds that a node may take to list its devices before the others are used
+        without it.
+    """
+
+    def __init__(
+        self,
+        session: RaySession,
+        specs: Sequence[PluginSpec],
+        counts: Mapping[str, int],
+        probe_timeout_s: float,
+    ) -> None:
+        self._session = session
+        self.specs = tuple(specs)
+        self._counts = dict(counts)
+        self._probe_timeout_s = probe_timeout_s
+        self._numbers = DeviceNumbers()
+        #: Nodes that are alive, by Ray's id; devices, in order.
+        self.nodes: Mapping[str, ClusterNode] = {}
+        self.rows: Rows = {}
+        #: What nodes have listed, with the devices' numbers; what is awaited of the others.
+        self._listed: dict[str, list[tuple[DeviceDescriptor, int]]] = {}
+        self._probes: dict[str, _Probe] = {}
+        #: Node's id, plugin and number -> name.
+        self._names: dict[tuple[str, str, int], str] = {}
+        #: Nodes of actors that were lost, and when they did not answer last: Ray finds a node dead
+        #: only later.
+        self._doubted: dict[str, float] = {}
+        #: Guards the tables; never held while somebody is waited for.
+        self._lock = threading.Lock()
+
+    @property
+    def there(self) -> set[str]:
+        """The nodes whose actors go on: those that are only cut off, too."""
+        return {*self.nodes, *self._doubted.copy()}
+
+    def doubt(self, node_id: str) -> None:
+        """List a node no more that does not answer, whatever Ray says."""
+        self._doubted.setdefault(node_id, -math.inf)
+
+    def answers(self, node_id: str) -> bool:
+        """Whether a node answers; one that does not is not listed any more."""
+        node = self.nodes.get(node_id)
+        self.doubt(node_id)
+        return node is not None and self._answers(node)
+
+    def is_reached(self, node_id: str, *, anew: bool) -> bool | None:
+        """Whether a node lets somebody in; None if it has left the cluster.
+
+        `anew`: ask the cluster's head whether it has.
+        """
+        nodes = alive_nodes() if anew else self.nodes.values()
+        node = next((node for node in nodes if node.id == node_id), None)
+        if node is None:
+            return None
+        if is_cut := isinstance(_why_unreached(node), ConnectionError):
+            self._doubted[node.id] = time.monotonic()
+        return not is_cut
+
+    def _answers(self, node: ClusterNode) -> bool:
+        """Whether a node that is doubted answers."""
+        if time.monotonic() - self._doubted.get(node.id, -math.inf) < _UNASKED_S:
+            return False
+        if _why_unreached(node) is not None:
+            self._doubted[node.id] = time.monotonic()
+            return False
+        self._doubted.pop(node.id, None)
+        return True
+
+    def is_there(self, node_id: str) -> bool:
+        """Whether a node is alive, and its host lets somebody in: Ray takes long to miss it."""
+        node = next((node for node in self._alive() if node.id == node_id), None)
+        return node is not None and not isinstance(_why_unreached(node), ConnectionError)
+
+    def _alive(self) -> tuple[ClusterNode, ...]:
+        """Return the nodes that are alive; those that are doubted must answer."""
+        self._session.check_head()
+        nodes = alive_nodes()
+        for node_id in self._doubted.keys() - {node.id for node in nodes}:
+            self._doubted.pop(node_id, None)
+        # Where two have one address, the new one is it that answers.
+        shared = Counter(node.address for node in nodes)
+        return tuple(
+            node
+            for node in nodes
+            if node.id not in self._doubted or (shared[node.address] == 1 and self._answers(node))
+        )
+
+    def look(self) -> None:
+        """Look which nodes are alive."""
+        alive = self._alive()
+        with self._lock:
+            self.nodes = {node.id: node for node in alive}
+            for table in (self._listed, self._probes):
+                for node_id in table.keys() - self.nodes.keys():
+                    del table[node_id]
+            for key in [key for key in self._names if key[0] not in self.nodes]:
+                del self._names[key]
+
+    def ask(self, *, wait: bool) -> None:
+        """Ask the nodes that are new for their devices; `wait`: for their answers.
+
+        The first table is always waited for: it gives the names.
+        """
+        until_s = time.monotonic() + self._probe_timeout_s
+        with self._lock:
+            wait = wait or not self.rows
+            for node in self.nodes.values():
+                if node.id not in self._listed and node.id not in self._probes:
+                    self._probes[node.id] = self._ask(node, until_s)
+            probes = list(self._probes.values())
+        for probe_ in probes:
+            self._finish(probe_, wait=wait)
+        with self._lock:
+            self.rows = self._laid_out()
+        failures = [p.failure for p in probes if p.failure]
+        if not self.rows and failures:
+            raise ClusterError(
+                "no node of the cluster could list its devices. hetero, and plugins given as "
+                "module:attr, must be importable on every node.\n" + "\n".join(failures)
+            )
+
+    def _ask(self, node: ClusterNode, until_s: float) -> _Probe:
+        """Have a node list its devices."""
+        counts = {**node.counts, **self._counts}
+        # A probe that its node's death interrupts is of no use elsewhere: no retries.
+        pinned = ray.remote(probe).options(**node.options, max_retries=0)
+        ref = pinned.remote(node.name, self.specs, counts, node.num_cpus)
+        return _Probe(node, ref, until_s)
+
+    def _finish(self, probe_: _Probe, *, wait: bool) -> None:
+        """Take in what a node lists; one that is late is looked at again with each refresh."""
+        node = probe_.node
+        try:
+            left_s = max(0.0, probe_.until_s - time.monotonic())
+            if not self._session.wait([probe_.ref], left_s if wait else 0.0):
+                if wait or not left_s:
+                    probe_.fail(f"no answer within {self._probe_timeout_s:.0f} s")
+                return
+            rows: Sequence[DeviceDescriptor] = ray.get(probe_.ref)
+        except exceptions.TaskUnschedulableError as error:
+            probe_.fail(first_line(str(error)))
+            # A node that has just joined is not yet known to all of Ray, nor one that has left.
+            if left_s > 0 and wait:
+                time.sleep(_AGAIN_S)
+            if left_s > 0 and node.id in {other.id for other in self._alive()}:
+                again = self._ask(node, probe_.until_s)
+                with self._lock:
+                    if self._probes.get(node.id) is probe_:
+                        self._probes[node.id] = again
+                if wait:
+                    self._finish(again, wait=True)
+        except exceptions.RayError as error:
+            cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+            probe_.fail(str(cause))
+            with self._lock:
+                if self._probes.get(node.id) is probe_:
+                    del self._probes[node.id]
+        else:
+            self._add(node, rows)
+
+    def _add(self, node: ClusterNode, rows: Sequence[DeviceDescriptor]) -> None:
+        """Take in a node's devices with the cluster's numbers for them."""
+        works = Counter((row.family, row.plugin) for row in rows if row.error is None)
+        numbers = {}
+        for (family, plugin), count in works.items():
+            kind = f"{family}*{self._counts.get(plugin, '')}"
+            numbers[family] = iter(self._numbers.take(kind, node, count, self.nodes.keys()))
+        numbered = [(row, next(numbers[row.family]) if row.error is None else 0) for row in rows]
+        with self._lock:
+            self._probes.pop(node.id, None)
+            if node.id in self.nodes:
+                self._listed[node.id] = numbered
+
+    def _laid_out(self) -> Rows:
+        """Return the table of what nodes have listed; a device that has a name keeps it.
+
+        A plugin that is broken on every node is one row; one that works somewhere is not listed
+        as broken.
+        """
+        every = [
+            (row, number, node_id)
+            for node_id in self.nodes
+            for row, number in self._listed.get(node_id, ())
+        ]
+        works = {row.plugin for row, _, _ in every if row.error is None}
+        listed = [e for e in every if e[0].error is None or e[0].plugin not in works]
+        rows = {}
+        for family in dict.fromkeys(row.family for row, _, _ in listed):
+            mine = [entry for entry in listed if entry[0].family == family]
+            working = sorted((e for e in mine if e[0].error is None), key=lambda e: e[1])
+            for row, number, node_id in working or mine[:1]:
+                alone = number == 0 and len(working) <= 1
+                wanted = family if alone else f"{family}.{number}"
+                name = self._names.setdefault((node_id, family, number), wanted)
+                rows[name] = (replace(row, name=name), node_id)
+        return rows
+
+
+def _why_unreached(node: ClusterNode) -> BaseException | None:
+    """Return why a node does not answer: a ConnectionError where nobody was let in."""
+    try:
+        check_reachable(node.address, LOOK_S, host_timeout_s=_HOST_S)
+    except ClusterError as error:
+        return None if is_of_this_process(error) else error.__cause__
+    return None
+
+
+def first_line(text: str) -> str:
+    """Return the first line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else ""
