@@ -6,8 +6,6 @@ See https://onnx.ai/onnx/api/backend.html.
 
 from __future__ import annotations
 
-import atexit
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,20 +15,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from devices.errors import HeteroError, TensorNameError
 from hetero.compile.compiled_model import CompiledModel
-from hetero.core import Core
-
-_lock = threading.Lock()
-_core: Core | None = None
-
-
-def shared_core() -> Core:
-    """Return the one in-process Core of this module, made on first use."""
-    global _core
-    with _lock:
-        if _core is None:
-            _core = Core(executor="inprocess")
-            atexit.register(_core.close)
-        return _core
+from hetero.shortcuts import shared_core
 
 
 class HeteroBackendRep(BackendRep):
@@ -63,7 +48,7 @@ class HeteroBackend(Backend):
         cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any
     ) -> HeteroBackendRep:
         """Compile `model` for `device`; keywords go to `Core.compile_model`."""
-        return HeteroBackendRep(shared_core().compile_model(model, device, **kwargs))
+        return HeteroBackendRep(shared_core("inprocess").compile_model(model, device, **kwargs))
 
     @classmethod
     def run_model(
@@ -110,7 +95,7 @@ class HeteroBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Whether every device that the string names is here."""
         try:
-            return bool(shared_core().resolve_devices(device))
+            return bool(shared_core("inprocess").resolve_devices(device))
         except HeteroError:
             return False
 

@@ -20,10 +20,10 @@ from hetero.cache.blob import ModelBlob, open_blob
 from hetero.cache.folder import cache_of
 from hetero.cache.importing import (
     absent_devices,
-    import_config,
+    import_options,
     import_sources,
     place_devices,
-    recompilation,
+    recompiled_pins,
 )
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.compiler import Compiler, opened
@@ -592,21 +592,19 @@ class Core:
         self._extensions.require(blob)
         model = blob.source()
         there = self.available_devices if device_name is None else self.resolve_devices(device_name)
-        config = config or {}
         placed = place_devices(blob, there, remap)
-        known = self._scopes.tables()
+        options = import_options(blob, placed, config or {}, self._scopes.tables())
         if absent := {name: name for name in blob.used if name not in placed}:
             if device_name is None:
                 raise absent_devices(blob, absent, there)
             _log.warning("model=%s: compiled again for %s", blob.name, device_name)
-            options, pins = recompilation(blob, placed, config, known)
-            return self.compile_model(model, device_name, options, affinity=pins)
+            again = recompiled_pins(blob, placed)
+            return self.compile_model(model, device_name, options, affinity=again)
         cuts = tuple(cut.on(placed, "compiled for") for cut in blob.cuts(model))
-        here = self._scopes.split(config, placed.values())
-        split = import_config(blob, placed, here, config, known)
+        split = self._scopes.split(options, placed.values())
         pins = {name: placed[old] for name, old in blob.pins.items() if old in placed}
         used = self._devices.described(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
-        request = CompileRequest(used, split.own, split.devices, Affinity(pins))
+        request = CompileRequest(used, split.own, split.without_caches(), Affinity(pins))
         sources = import_sources(blob, cuts, request)
         deployment = self._compiler.deploy(cuts, sources, request)
         return self._compiler.compiled(model, request, deployment)
@@ -622,7 +620,7 @@ class Core:
     ) -> CompileRequest:
         devices, config = self._scopes.devices(device, config)
         split = self._scopes.split(config, devices)
-        configs = self._extensions.allow(model, split.devices, self._scopes.tables())
+        configs = self._extensions.allow(model, split.without_caches(), self._scopes.tables())
         own = {**split.own, "CACHE_DIR": cache_folder(split, config)}
         pins = pins_of(model, devices, affinity)
         return CompileRequest(self._devices.described(devices), own, configs, pins)

@@ -108,9 +108,7 @@ class Extensions:
             wanted |= self._libraries
         allowed = {OPTION: tuple(sorted(wanted))} if wanted else {}
         return {
-            # The whole model is cached by HETERO, not each device's part by the device.
-            device: {n: v for n, v in options.items() if n != "CACHE_DIR"}
-            | (allowed if OPTION in tables[device] else {})
+            device: {**options, **(allowed if OPTION in tables[device] else {})}
             for device, options in configs.items()
         }
 
@@ -192,8 +190,8 @@ def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
                 elif known.type != spec.type or not _fit(known, spec):
                     raise ModelError(
                         f"node {node.name!r}: the rule of extension {node.domain}::{node.op_type} "
-                        f"says that {spec.name!r} is {spec}; the model declares {known}. Mend the "
-                        "one that is wrong."
+                        f"says that {spec.name!r} is {spec}; the model declares {known}. Fix "
+                        "whichever is wrong."
                     )
                 elif known.shape is None and spec.shape is not None:
                     found.append(spec)

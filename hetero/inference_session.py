@@ -339,7 +339,7 @@ class InferenceSession:
 
         `error` is empty, or says why there are no results.
         """
-        ports = [self._compiled.output(n) for n in output_names or self._names()]
+        ports = [self._compiled.output(n) for n in output_names or ()] or self._compiled.outputs
         request = self._compiled.create_infer_request()
 
         def tell(_: Any) -> None:
@@ -382,9 +382,6 @@ class InferenceSession:
                     port=port.name,
                 )
         return given
-
-    def _names(self) -> list[str]:
-        return [port.name for port in self._compiled.outputs]
 
 
 def get_available_providers() -> list[str]:

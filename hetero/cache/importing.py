@@ -14,7 +14,7 @@ from devices.plugin.properties import PropertyTable
 from hetero.cache.blob import DeviceRecord, ModelBlob
 from hetero.partition.cut import Cut
 from hetero.properties.request import CompileRequest
-from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT, SplitConfig
+from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT
 from scheduler.formats.stage_source import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
 from scheduler.vocabulary.names import match_name
@@ -71,78 +71,44 @@ def absent_devices(
     )
 
 
-def recompilation(
+def import_options(
     blob: ModelBlob,
     placed: Mapping[str, str],
     given: Mapping[str, Any],
     tables: Mapping[str, PropertyTable],
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options and the pins with which a blob's model is compiled again.
+) -> dict[str, Any]:
+    """Return the options of an import: those given, and the blob's own for the rest.
 
     `placed`: device of the blob -> device here, for those that are.
-    `given`: what was given for this import; it wins over the blob's options.
     `tables`: device here -> its properties.
-    Returns: options, and node name -> device: what the user pinned, and all of a device that was
-        remapped, where the device that they went to is here.
+    Raises BlobError: an option of the blob has a value that it cannot have.
     """
-    kept = kept_options(blob)
+    own = _parsed(blob, blob.options, HETERO_PROPERTIES)
+    kept = {n: value for n, value in own.items() if value != HETERO_PROPERTIES[n].default}
     if memory := kept.get("DEVICE_MEMORY_NBYTES"):
         kept["DEVICE_MEMORY_NBYTES"] = {placed[d]: n for d, n in memory.items() if d in placed}
-    options = {
-        here: {
-            name: value
-            for name, value in _kept_of(blob, old, tables[here]).items()
-            if name not in given
-        }
-        for old, here in placed.items()
-    }
-    asked = dict(given.get("DEVICE_PROPERTIES", {}))
-    listed = {here: {**mine, **asked.pop(here, {})} for here, mine in options.items()}
-    config = {**kept, **given, "DEVICE_PROPERTIES": {**listed, **asked}}
+    devices = dict(given.get("DEVICE_PROPERTIES", {}))
+    for old, here in placed.items():
+        options = _kept_of(blob, old, tables[here])
+        held = {name: value for name, value in options.items() if name not in given}
+        devices[here] = held | devices.get(here, {})
+    return {**kept, **given, "DEVICE_PROPERTIES": devices}
+
+
+def recompiled_pins(blob: ModelBlob, placed: Mapping[str, str]) -> dict[str, str]:
+    """Return the pins with which a blob's model is compiled again: node name -> device here.
+
+    Those are what the user pinned, and all of a device that was remapped, where the device that
+    they went to is here.
+    """
     moved = {old for old, here in placed.items() if match_name(old, [here]) is None}
-    affinity = blob.affinity()
-    pins = {
-        name: placed[device]
-        for name, device in affinity.items()
-        if device in placed and (name in blob.pins or device in moved)
-    }
     if lost := [n for n, device in blob.pins.items() if device not in placed]:
         _log.warning("model=%s: pins on devices that are not here are gone: %s", blob.name, lost)
-    return config, pins
-
-
-def kept_options(blob: ModelBlob) -> dict[str, Any]:
-    """Return HETERO's options that a blob was compiled with, where they are not the default.
-
-    Raises BlobError: an option has a value that it cannot have.
-    """
-    parsed = _parsed(blob, blob.options, HETERO_PROPERTIES)
-    return {n: value for n, value in parsed.items() if value != HETERO_PROPERTIES[n].default}
-
-
-def import_config(
-    blob: ModelBlob,
-    placed: Mapping[str, str],
-    split: SplitConfig,
-    given: Mapping[str, Any],
-    tables: Mapping[str, PropertyTable],
-) -> SplitConfig:
-    """Return a blob's options under those that hold here.
-
-    `placed`: device of the blob -> device here.
-    `split`: what was set here, and what was given.
-    `given`: what was given for this import alone; it wins over the blob's.
-    `tables`: device here -> its properties.
-    """
-    own = {name: split.own[name] for name in given if name in split.own}
-    options = {new: _kept_of(blob, old, tables[new]) for old, new in placed.items()}
-    return SplitConfig(
-        {**split.own, **kept_options(blob), **own},
-        {
-            name: {n: v for n, v in (options[name] | here).items() if n != "CACHE_DIR"}
-            for name, here in split.devices.items()
-        },
-    )
+    return {
+        name: placed[device]
+        for name, device in blob.affinity().items()
+        if device in placed and (name in blob.pins or device in moved)
+    }
 
 
 def import_sources(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Final, overload
+from typing import Any, BinaryIO, Final, TypedDict, Unpack, overload
 
 import numpy.typing as npt
 
@@ -38,6 +38,20 @@ from hetero.properties.table import HETERO_PROPERTIES, listed
 from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
 from scheduler.vocabulary.plan import Plan
+
+
+class _Options(TypedDict, total=False):
+    """Options of `CompiledModel.generate`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    stop: Collection[int]
+    eos: Collection[int] | None
+    inputs: Mapping[str, npt.ArrayLike] | None
 
 
 class CompiledModel(BaseCompiledModel):
@@ -189,36 +203,12 @@ class CompiledModel(BaseCompiledModel):
 
     @overload
     def generate(
-        self,
-        ids: Prompt,
-        max_new_tokens: int = ...,
-        *,
-        temperature: float = ...,
-        top_k: int = ...,
-        top_p: float = ...,
-        min_p: float = ...,
-        repetition_penalty: float = ...,
-        seed: int | None = ...,
-        stop: Collection[int] = ...,
-        eos: Collection[int] | None = ...,
-        inputs: Mapping[str, npt.ArrayLike] | None = ...,
+        self, ids: Prompt, max_new_tokens: int = ..., **options: Unpack[_Options]
     ) -> Generation: ...
 
     @overload
     def generate(
-        self,
-        ids: Sequence[Prompt],
-        max_new_tokens: int = ...,
-        *,
-        temperature: float = ...,
-        top_k: int = ...,
-        top_p: float = ...,
-        min_p: float = ...,
-        repetition_penalty: float = ...,
-        seed: int | None = ...,
-        stop: Collection[int] = ...,
-        eos: Collection[int] | None = ...,
-        inputs: Mapping[str, npt.ArrayLike] | None = ...,
+        self, ids: Sequence[Prompt], max_new_tokens: int = ..., **options: Unpack[_Options]
     ) -> BatchGeneration: ...
 
     def generate(

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from devices.errors import ArgumentError
@@ -74,20 +73,12 @@ class Trace:
 
     def close(self) -> None:
         """Trace no more, and write the file."""
-        self._close(None)
+        self.__exit__()
 
     def __enter__(self) -> Trace:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close(error)
-
-    def _close(self, error: BaseException | None) -> None:
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None) -> None:
         if self not in self._observers:
             return
         self._observers.remove(self)

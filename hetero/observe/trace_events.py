@@ -19,6 +19,8 @@ from scheduler.observe.observer import DeviceEvent, ObservedRequest
 from scheduler.vocabulary.events import DeviceReturned
 
 Event = dict[str, Any]
+#: A process and a thread of the viewer.
+Place = tuple[int, int]
 
 #: By how much a node's clock, once its difference is known, may still be wrong.
 _CLOCK_ERROR_S: Final = 0.1
@@ -53,30 +55,24 @@ def trace_events(
         for run in request.runs:
             joined.setdefault(id(run), []).append(request.record.id)
     tracks = _Tracks({id(run): run for r in requests for run in r.runs}.values(), nodes)
-    yield _process(_CLIENT, "client")
+    yield _named("process", (_CLIENT, 0), "client")
     for lane in range(max(lanes) + 1):
-        yield _thread(_CLIENT, lane + 1, f"requests, lane {lane + 1}")
+        yield _named("thread", (_CLIENT, lane + 1), f"requests, lane {lane + 1}")
     yield from tracks.names()
     flows = count(1)
     for request, lane in zip(requests, lanes, strict=True):
-        yield from _request_events(request, lane + 1, clock)
+        at = (_CLIENT, lane + 1)
+        yield from _request_events(request, at, clock)
         mine = {run.stage: run for run in request.runs}
         for run in mine.values():
             numbers = joined[id(run)]
             if numbers[0] == request.record.id:
                 yield from _stage_events(request, run, numbers, tracks.of[id(run)], clock)
-        yield from _flows(request, mine, joined, lane + 1, tracks, clock, flows)
+        yield from _flows(request, mine, joined, at, tracks, clock, flows)
     for event in devices:
         what = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
-        yield {
-            "ph": "i",
-            "name": f"{event.device} {what}",
-            "cat": "device",
-            "pid": _CLIENT,
-            "tid": 1,
-            "ts": max(0, clock.ns(event.now_s)) / 1e3,
-            "s": "g",
-        }
+        ns = max(0, clock.ns(event.now_s))
+        yield _timed("i", f"{event.device} {what}", "device", (_CLIENT, 1), ns, s="g")
 
 
 def _on_the_clock(request: ObservedRequest) -> tuple[StageRun, ...]:
@@ -86,7 +82,7 @@ def _on_the_clock(request: ObservedRequest) -> tuple[StageRun, ...]:
 
 
 class _Clock:
-    """Times since the first request, in microseconds with three decimals: whole nanoseconds."""
+    """Times since the first request, in whole nanoseconds."""
 
     def __init__(self, origin_s: float, now_s: float) -> None:
         self._origin_s, self._now_s = origin_s, now_s
@@ -98,9 +94,13 @@ class _Clock:
     def ns(self, time_s: float) -> int:
         return round((time_s - self._origin_s) * 1e9)
 
-    def span(self, begin_s: float, end_s: float) -> Event:
-        begin_ns, end_ns = self.ns(begin_s), self.ns(end_s)
-        return {"ts": begin_ns / 1e3, "dur": max(0, end_ns - begin_ns) / 1e3}
+    def span(
+        self, name: str, cat: str, at: Place, begin_s: float, end_s: float, **more: Any
+    ) -> Event:
+        """Return the event of what has a beginning and an end."""
+        ns = self.ns(begin_s)
+        took_ns = max(0, self.ns(end_s) - ns)
+        return _timed("X", name, cat, at, ns, dur=took_ns / 1e3, **more)
 
 
 class _Tracks:
@@ -111,7 +111,7 @@ class _Tracks:
         for run in runs:
             by_device.setdefault(run.device, []).append(run)
         #: A run's identity -> (process, thread).
-        self.of: dict[int, tuple[int, int]] = {}
+        self.of: dict[int, Place] = {}
         self._processes: dict[str, int] = {}
         self._threads: list[tuple[int, int, str]] = []
         for device in sorted(by_device):
@@ -128,9 +128,9 @@ class _Tracks:
 
     def names(self) -> Iterator[Event]:
         for node, pid in self._processes.items():
-            yield _process(pid, f"node {node}")
+            yield _named("process", (pid, 0), f"node {node}")
         for pid, tid, name in self._threads:
-            yield _thread(pid, tid, name)
+            yield _named("thread", (pid, tid), name)
 
 
 def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
@@ -148,99 +148,79 @@ def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
     return lanes
 
 
-def _process(pid: int, name: str) -> Event:
-    return {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+def _event(phase: str, name: str, at: Place, **more: Any) -> Event:
+    return {"ph": phase, "name": name, "pid": at[0], "tid": at[1], **more}
 
 
-def _thread(pid: int, tid: int, name: str) -> Event:
-    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+def _timed(phase: str, name: str, cat: str, at: Place, ns: int, **more: Any) -> Event:
+    """Return an event at a time, which the format has in microseconds."""
+    return _event(phase, name, at, cat=cat, ts=ns / 1e3, **more)
 
 
-def _request_events(request: ObservedRequest, tid: int, clock: _Clock) -> Iterator[Event]:
+def _named(what: str, at: Place, name: str) -> Event:
+    """Return the event that names a process, or a thread of it."""
+    return _event("M", f"{what}_name", at, args={"name": name})
+
+
+def _request_events(request: ObservedRequest, at: Place, clock: _Clock) -> Iterator[Event]:
     record = request.record
-    place = {"cat": "request", "pid": _CLIENT, "tid": tid}
     begin_s, end_s = record.submitted.now_s, clock.end_s(request)
-    yield {
-        "ph": "X",
-        "name": f"{request.route.plan.name}, request {record.id}",
-        **place,
-        **clock.span(begin_s, end_s),
-        "args": {
-            "request": record.id,
-            "deployment": request.deployment,
-            "state": record.state.value,
-            "attempts": record.attempt,
-            "input_nbytes": record.submitted.nbytes,
-            **({"traceparent": trace} if (trace := record.submitted.trace) else {}),
-        },
+    args = {
+        "request": record.id,
+        "deployment": request.deployment,
+        "state": record.state.value,
+        "attempts": record.attempt,
+        "input_nbytes": record.submitted.nbytes,
     }
+    if trace := record.submitted.trace:
+        args["traceparent"] = trace
+    name = f"{request.route.plan.name}, request {record.id}"
+    yield clock.span(name, "request", at, begin_s, end_s, args=args)
     admitted_s = end_s if record.admitted_s is None else record.admitted_s
-    for name, begins_s, ends_s in (
-        ("waits for admission", begin_s, admitted_s),
-        ("in flight", admitted_s, end_s),
-    ):
-        if ends_s > begins_s:
-            yield {"ph": "X", "name": name, **place, **clock.span(begins_s, ends_s)}
+    if admitted_s > begin_s:
+        yield clock.span("waits for admission", "request", at, begin_s, admitted_s)
+    if end_s > admitted_s:
+        yield clock.span("in flight", "request", at, admitted_s, end_s)
     if record.attempt == 1 and request.runs:
         return
     for line in record.story:
-        yield {
-            "ph": "i",
-            "name": line.what,
-            **place,
-            "ts": clock.ns(line.time_s) / 1e3,
-            "s": "t",
-            "args": {"attempt": line.attempt},
-        }
+        args = {"attempt": line.attempt}
+        yield _timed("i", line.what, "request", at, clock.ns(line.time_s), s="t", args=args)
 
 
 def _stage_events(
-    request: ObservedRequest,
-    run: StageRun,
-    numbers: Sequence[int],
-    where: tuple[int, int],
-    clock: _Clock,
+    request: ObservedRequest, run: StageRun, numbers: Sequence[int], at: Place, clock: _Clock
 ) -> Iterator[Event]:
     """Yield a stage's run, and its wait, of the requests of these numbers."""
     record = request.record
-    at = dict(zip(("pid", "tid"), where, strict=True))
     name = f"{request.route.plan.name}, stage {run.stage}"
-    yield {
-        "ph": "X",
-        "name": name,
-        "cat": "stage",
-        **at,
-        **clock.span(run.started_s, run.ended_s),
-        "args": {
-            "request": record.id,
-            "attempt": record.attempt,
-            "stage": run.stage,
-            "device": run.device,
-            "upload_us": run.upload_s * 1e6,
-            "infer_us": run.infer_s * 1e6,
-            "download_us": run.download_s * 1e6,
-            "output_nbytes": run.output_nbytes,
-            **({"joined": list(numbers)} if len(numbers) > 1 else {}),
-        },
+    args = {
+        "request": record.id,
+        "attempt": record.attempt,
+        "stage": run.stage,
+        "device": run.device,
+        "upload_us": run.upload_s * 1e6,
+        "infer_us": run.infer_s * 1e6,
+        "download_us": run.download_s * 1e6,
+        "output_nbytes": run.output_nbytes,
     }
+    if len(numbers) > 1:
+        args["joined"] = list(numbers)
+    yield clock.span(name, "stage", at, run.started_s, run.ended_s, args=args)
     if run.queued_s > 0:
         # Those that wait overlap.
-        waits = {
-            "name": f"{name} waits",
-            "cat": "queue",
-            "id": f"{request.deployment}/{record.id}/{run.stage}",
-            **at,
-        }
-        ready_s = run.started_s - run.queued_s
-        yield {"ph": "b", **waits, "ts": clock.ns(ready_s) / 1e3, "args": {"request": record.id}}
-        yield {"ph": "e", **waits, "ts": clock.ns(run.started_s) / 1e3}
+        wait = {"id": f"{request.deployment}/{record.id}/{run.stage}"}
+        told = {"request": record.id}
+        ready_ns, began_ns = clock.ns(run.started_s - run.queued_s), clock.ns(run.started_s)
+        yield _timed("b", f"{name} waits", "queue", at, ready_ns, args=told, **wait)
+        yield _timed("e", f"{name} waits", "queue", at, began_ns, **wait)
 
 
 def _flows(
     request: ObservedRequest,
     runs: Mapping[int, StageRun],
     joined: Mapping[int, Sequence[int]],
-    lane: int,
+    at: Place,
     tracks: _Tracks,
     clock: _Clock,
     numbers: Iterator[int],
@@ -256,26 +236,22 @@ def _flows(
         tensors.setdefault(pair, []).append(wire.tensor)
     fed = {consumer for _, consumer in tensors}
 
-    def flow(
-        cat: str, begin: tuple[int, int, int], consumer: StageRun, args: Mapping[str, Any]
-    ) -> Iterator[Event]:
-        pid, tid, ns = begin
-        same = {"name": cat, "cat": cat, "id": next(numbers)}
-        yield {"ph": "s", **same, "pid": pid, "tid": tid, "ts": ns / 1e3, "args": dict(args)}
-        pid, tid = tracks.of[id(consumer)]
-        ts = clock.ns(consumer.started_s) / 1e3
-        yield {"ph": "f", "bp": "e", **same, "pid": pid, "tid": tid, "ts": ts}
+    def flow(cat: str, at: Place, ns: int, to: StageRun, **args: Any) -> Iterator[Event]:
+        number, arrives_ns = next(numbers), clock.ns(to.started_s)
+        yield _timed("s", cat, cat, at, ns, id=number, args=args)
+        yield _timed("f", cat, cat, tracks.of[id(to)], arrives_ns, id=number, bp="e")
 
     for run in runs.values():
         if run.stage not in fed and record.admitted_s is not None:
-            sent = (_CLIENT, lane, clock.ns(record.admitted_s))
-            yield from flow("inputs", sent, run, {"request": record.id, "consumer": run.stage})
+            told = {"request": record.id, "consumer": run.stage}
+            yield from flow("inputs", at, clock.ns(record.admitted_s), run, **told)
     for (producer, consumer), names in tensors.items():
         if producer in runs and consumer in runs:
             run = runs[producer]
             if joined[id(run)][0] != record.id:
                 continue
             leaves_ns = max(clock.ns(run.started_s), clock.ns(run.ended_s) - _INSIDE_NS)
-            sent = (*tracks.of[id(run)], leaves_ns)
-            args = {"request": record.id, "producer": producer, "consumer": consumer}
-            yield from flow("wire", sent, runs[consumer], {**args, "tensors": names})
+            yield from flow(
+                "wire", tracks.of[id(run)], leaves_ns, runs[consumer],
+                request=record.id, producer=producer, consumer=consumer, tensors=names,
+            )  # fmt: skip

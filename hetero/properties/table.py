@@ -6,7 +6,7 @@ one device; an unknown option is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,18 +23,14 @@ def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
     return None
 
 
-def _check_colocation(groups: Mapping[str, Any]) -> str | None:
-    for name, patterns in groups.items():
-        if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
-            return f"group {name!r} is not a list of patterns"
-    return None
+def _lists_of(words: str) -> Callable[[Mapping[str, Any]], str | None]:
+    def check(lists: Mapping[str, Any]) -> str | None:
+        for name, one in lists.items():
+            if not isinstance(one, list | tuple) or not all(isinstance(w, str) for w in one):
+                return f"what {name!r} has is not a list of {words}"
+        return None
 
-
-def _check_replicas(replicas: Mapping[str, Any]) -> str | None:
-    for device, others in replicas.items():
-        if not isinstance(others, list | tuple) or not all(isinstance(o, str) for o in others):
-            return f"what stands in for {device!r} is not a list of devices"
-    return None
+    return check
 
 
 def _check_shapes(shapes: Mapping[str, Any]) -> str | None:
@@ -111,12 +107,12 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "STAGE_REPLICAS", dict, {}, True,
         "Devices that have all subgraphs of another as well, and take turns with it: "
         '{"ORT.0": ["ORT.1", "ORT.2"]}. They get none of their own.',
-        check=_check_replicas, shapes_result=True,
+        check=_lists_of("devices"), shapes_result=True,
     ),
     Property(
         "COLOCATION", dict, {}, True,
         "Groups of nodes that a plan by cost keeps on one device: {group: [name, glob, op:Type]}.",
-        check=_check_colocation, shapes_result=True,
+        check=_lists_of("patterns"), shapes_result=True,
     ),
     Property(
         "DEVICE_MEMORY_NBYTES", dict, {}, True,
@@ -247,6 +243,13 @@ class SplitConfig:
     own: dict[str, Any]
     #: Device name -> its properties, as given.
     devices: dict[str, dict[str, Any]]
+
+    def without_caches(self) -> dict[str, dict[str, Any]]:
+        """Return devices' options for parts of a model, which HETERO caches, not the device."""
+        return {
+            device: {name: value for name, value in options.items() if name != "CACHE_DIR"}
+            for device, options in self.devices.items()
+        }
 
 
 def listed(name: str, value: Any) -> Any:
