@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -41,33 +41,32 @@ _TYPES: Final[Mapping[str, Range]] = {
 }
 #: The largest index into an axis, and the largest length: what a tensor in memory can have.
 _LARGEST_INDEX: Final = 2**30
+T = TypeVar("T")
+
+
+def by_operator(rows: Mapping[str, T]) -> Mapping[str, T]:
+    """Return a table by operator, of which a row names several."""
+    return {name: value for names, value in rows.items() for name in names.split()}
+
+
 #: Operators that move elements -> the inputs whose elements they move.
-_MOVED: Final[Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(
-        (
-            "Compress", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
-            "GatherND", "Identity", "Reshape", "ReverseSequence", "Slice", "SpaceToDepth",
-            "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "ReduceMax", "ReduceMin",
-        ),
-        (0,),
-    ),
-    **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), (0, 2)),
-    "Where": (1, 2),
-    "Cast": (0,),
+_MOVED: Final = by_operator({
+    "Cast Compress DepthToSpace Expand Flatten Gather GatherElements GatherND Identity ReduceMax "
+    "ReduceMin Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose "
+    "Unsqueeze": (0,),
     "OneHot": (2,),
-}  # fmt: skip
+    "Scatter ScatterElements ScatterND": (0, 2),
+    "Where": (1, 2),
+})  # fmt: skip
 #: Inputs that are indices, lengths or counts, out of which a run fails.
-_INDICES: Final[Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(
-        (
-            "ConstantOfShape", "Expand", "Gather", "GatherElements", "GatherND", "Reshape",
-            "Scatter", "ScatterElements", "ScatterND", "Split", "Squeeze", "Tile", "Unsqueeze",
-        ),
-        (1,),
-    ),
+_INDICES: Final = by_operator({
     "ConstantOfShape": (0,),
+    "Expand Gather GatherElements GatherND Reshape Scatter ScatterElements ScatterND Split Squeeze "
+    "Tile Unsqueeze": (1,),
     "Resize": (3,),
-}  # fmt: skip
+})  # fmt: skip
+#: Outputs that are positions or lengths.
+_POSITIONS: Final = by_operator({"ArgMax ArgMin NonZero Shape Size": 0, "MaxPool TopK": 1})
 
 
 def value_ranges(
@@ -166,7 +165,7 @@ class _Step:
         return None if rule is None or index or None in given else rule(self, *self.inputs)
 
     def _position(self, index: int) -> Range | None:
-        if index not in _POSITIONS[self.node.op_type]:
+        if index != _POSITIONS[self.node.op_type]:
             return None
         lengths = [self.longest] if self.shapes[0] is None else self._lengths(self.shapes[0])
         if self.node.op_type in ("Size", "MaxPool"):
@@ -246,11 +245,6 @@ def _clipped(
     return low, high
 
 
-#: Operators -> outputs that are positions or lengths.
-_POSITIONS: Final[Mapping[str, frozenset[int]]] = {
-    **dict.fromkeys(("ArgMax", "ArgMin", "NonZero", "Shape", "Size"), frozenset({0})),
-    **dict.fromkeys(("MaxPool", "TopK"), frozenset({1})),
-}
 #: Operators -> the range of their first output, from those of all inputs; absent ones are None.
 _RULES: Final[Mapping[str, Rule]] = {
     "Abs": lambda step, x: (0, max(map(abs, x))),

@@ -63,12 +63,44 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
     )
 
 
-def named(*keys: Any) -> Any:
-    """Return the one of several ways to name a port that was used."""
-    return next((key for key in keys if key is not None), None)
+class Ports:
+    """Inputs and outputs that are found by position, name or port."""
+
+    if TYPE_CHECKING:  # what has them
+
+        @property
+        def inputs(self) -> Sequence[TensorSpec]: ...  # noqa: D102
+        @property
+        def outputs(self) -> Sequence[TensorSpec]: ...  # noqa: D102
+
+    def input(
+        self,
+        key: int | str | TensorSpec | None = None,
+        *,
+        tensor_name: str | None = None,
+        index: int | None = None,
+    ) -> TensorSpec:
+        """Return an input by position or name; without either, the only one.
+
+        Raises
+        ------
+        TensorNameError
+            There is no such input, or not exactly one.
+        """
+        return find_port(self.inputs, _used(key, tensor_name, index), "input")
+
+    def output(
+        self,
+        key: int | str | TensorSpec | None = None,
+        *,
+        tensor_name: str | None = None,
+        index: int | None = None,
+    ) -> TensorSpec:
+        """Return an output by position or name; without either, the only one."""
+        return find_port(self.outputs, _used(key, tensor_name, index), "output")
 
 
-class HasPorts:
+class HasPorts(Ports):
     """What a model has by its ports, under OpenVINO's names. Part of `Model`."""
 
     if TYPE_CHECKING:  # what `Model` has
@@ -78,10 +110,6 @@ class HasPorts:
         def metadata(self) -> Mapping[str, str]: ...  # noqa: D102
         @property
         def nodes(self) -> tuple[Any, ...]: ...  # noqa: D102
-        @property
-        def inputs(self) -> tuple[TensorSpec, ...]: ...  # noqa: D102
-        @property
-        def outputs(self) -> tuple[TensorSpec, ...]: ...  # noqa: D102
         def spec(self, value: str) -> TensorSpec: ...  # noqa: D102
         def replace(self, **changes: Any) -> Any: ...  # noqa: D102
 
@@ -126,32 +154,6 @@ class HasPorts:
         return list(self.nodes)
 
     get_ops = get_ordered_ops
-
-    def input(
-        self,
-        key: int | str | TensorSpec | None = None,
-        *,
-        tensor_name: str | None = None,
-        index: int | None = None,
-    ) -> TensorSpec:
-        """Return an input by position or name; without either, the only one.
-
-        Raises
-        ------
-        TensorNameError
-            There is no such input, or not exactly one.
-        """
-        return find_port(self.inputs, named(key, tensor_name, index), "input")
-
-    def output(
-        self,
-        key: int | str | TensorSpec | None = None,
-        *,
-        tensor_name: str | None = None,
-        index: int | None = None,
-    ) -> TensorSpec:
-        """Return an output by position or name; without either, the only one."""
-        return find_port(self.outputs, named(key, tensor_name, index), "output")
 
     def get_parameters(self) -> list[TensorSpec]:
         """Return the inputs."""
@@ -277,6 +279,11 @@ class HasPorts:
         )
         warn_if_dropped("model = model.reshape(...)")
         return made
+
+
+def _used(*keys: Any) -> Any:
+    """Return the one of several ways to name a port that was used."""
+    return next((key for key in keys if key is not None), None)
 
 
 def _channels_differ(node: Any, model: Any) -> str | None:

@@ -154,12 +154,13 @@ class TensorSpec:
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of `shape` fits this spec."""
-        if self.shape is None or tuple.__eq__(self.shape, shape):
+        wanted = self.shape
+        if wanted is None or tuple.__eq__(wanted, shape):
             return True
-        return len(shape) == len(self.shape) and all(
-            not isinstance(want, int) or want == got
-            for want, got in zip(self.shape, shape, strict=True)
-        )
+        for want, got in zip(wanted, shape, strict=False):  # quicker than `all`
+            if want != got and isinstance(want, int):
+                return False
+        return len(wanted) == len(shape)
 
     def __str__(self) -> str:
         if self.shape is None:

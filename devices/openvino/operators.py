@@ -11,25 +11,21 @@ from typing import Final
 import numpy as np
 import onnx
 
-from devices.model.integer_ranges import Range
+from devices.model.integer_ranges import Range, by_operator
 from devices.model.model import Model, Node
 from devices.plugin.faults import Fault, FaultTable, Use
 from devices.plugin.support import Refusal
 
 #: Operators whose answers are right but for NaN or infinities -> how they are not.
-NOTES: Final = {
-    name: text
-    for text, names in (
-        ("NaN is not carried on", "Celu Exp HardSigmoid Max Min Relu Softmax LogSoftmax"),
-        ("true where one side is NaN", "Greater GreaterOrEqual"),
-        ("NaN and infinities become the nearest limit", "Clip"),
-        ("not right for NaN and infinities", "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu"),
-        ("infinities alone become the nearest float", "ReduceMax ReduceMin"),
-        ("a value between two steps may go to the other one", "QuantizeLinear"),
-        ("a small number is added to what it divides by", "LpNormalization"),
-    )
-    for name in names.split()
-}
+NOTES: Final = by_operator({
+    "Celu Exp HardSigmoid Max Min Relu Softmax LogSoftmax": "NaN is not carried on",
+    "Greater GreaterOrEqual": "true where one side is NaN",
+    "Clip": "NaN and infinities become the nearest limit",
+    "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu": "not right for NaN and infinities",
+    "ReduceMax ReduceMin": "infinities alone become the nearest float",
+    "QuantizeLinear": "a value between two steps may go to the other one",
+    "LpNormalization": "a small number is added to what it divides by",
+})  # fmt: skip
 #: Element types that are computed in.
 _FLOATS: Final = frozenset({"float", "float16"})
 #: Integers whose values OpenVINO carries on unchanged.
@@ -38,14 +34,11 @@ _CARRIED: Final = frozenset({"bool", "int8", "int16", "int32", "uint8", "uint16"
 NARROWED: Final = frozenset({"int64", "uint64", "uint32"})
 #: Operators that move or compare elements, which is right for every type that is carried.
 _MOVES: Final = frozenset(
-    {
-        "Cast", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "Expand",
-        "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND",
-        "Identity", "Max", "Min", "NonZero", "Not", "And", "Or", "Xor",
-        "OneHot", "Pad", "Reshape", "ReverseSequence", "Scatter", "ScatterElements", "ScatterND",
-        "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
-        "Unsqueeze", "Where",
-    }
+    ["Cast", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
+     "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min", "NonZero", "Not",
+     "And", "Or", "Xor", "OneHot", "Pad", "Reshape", "ReverseSequence", "Scatter",
+     "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze",
+     "Tile", "Transpose", "Unsqueeze", "Where"]
 )  # fmt: skip
 #: Operators that are right for all that 32 bits hold, besides those that move elements.
 _WHOLE: Final = frozenset({"Abs", "Add", "CumSum", "Mul", "Neg", "Range", "Sign", "Sub"})
@@ -57,52 +50,35 @@ _COMPARED: Final = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "Les
 EXACT_FLOAT: Final = 2**24 - 1
 INT32: Final = np.iinfo(np.int32)
 #: Other operators -> integers that they are right for.
-_INTEGERS: Final[Mapping[str, frozenset[str]]] = {
-    **dict.fromkeys(("Add", "Sub", "Mul"), frozenset({"int32"})),
-    **dict.fromkeys(("ArgMax", "ArgMin"), frozenset({"int8", "uint8", "int32"})),
-    **dict.fromkeys(
-        ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), _CARRIED - {"bool"}
-    ),
+_INTEGERS: Final = by_operator({
+    "Add Sub Mul GRU LSTM RNN": frozenset({"int32"}),
+    "ArgMax ArgMin QuantizeLinear DequantizeLinear ConvInteger MatMulInteger QLinearConv "
+    "QLinearMatMul": frozenset({"int8", "uint8", "int32"}),
+    "BitwiseAnd BitwiseOr BitwiseXor BitwiseNot": _CARRIED - {"bool"},
     "BitShift": frozenset({"uint8", "uint16"}),
-    **dict.fromkeys(
-        (
-            "QuantizeLinear", "DequantizeLinear", "ConvInteger", "MatMulInteger",
-            "QLinearConv", "QLinearMatMul",
-        ),
-        frozenset({"int8", "uint8", "int32"}),
-    ),
-    **dict.fromkeys(("IsNaN", "IsInf"), frozenset({"bool"})),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), frozenset({"int32"})),
-    **dict.fromkeys(("Attention", "Dropout"), frozenset({"bool"})),
-}  # fmt: skip
+    "IsNaN IsInf Attention Dropout": frozenset({"bool"}),
+})  # fmt: skip
 #: Inputs that are places, axes or sizes, small whatever their type, or of which only the shape is
 #: read.
-_PLACES: Final[Mapping[str, frozenset[int]]] = {
-    **dict.fromkeys(
-        (
-            "CenterCropPad", "CumSum", "Expand", "Gather", "GatherElements", "GatherND", "OneHot",
-            "Reshape", "Scatter", "ScatterElements", "ScatterND", "Split", "Squeeze", "Tile",
-            "Trilu", "Unsqueeze", "ReverseSequence", "ReduceSum", "ReduceMean", "ReduceL1",
-            "ReduceL2", "ReduceProd", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
-            "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "AffineGrid",
-        ),
-        frozenset({1}),
-    ),
-    "OneHot": frozenset({0, 1}),
-    **dict.fromkeys(("ConstantOfShape", "Shape", "Size"), frozenset({0})),
-    "Pad": frozenset({1, 3}),
-    "Slice": frozenset({1, 2, 3, 4}),
-    "Resize": frozenset({3}),
-    "RoiAlign": frozenset({2}),
-    "Col2Im": frozenset({1, 2}),
-    "RotaryEmbedding": frozenset({3}),
-}  # fmt: skip
+_PLACES: Final = by_operator({
+    "ConstantOfShape Shape Size": {0},
+    "OneHot": {0, 1},
+    "CenterCropPad CumSum Expand Gather GatherElements GatherND Reshape Scatter ScatterElements "
+    "ScatterND Split Squeeze Tile Trilu Unsqueeze ReverseSequence ReduceSum ReduceMean ReduceL1 "
+    "ReduceL2 ReduceProd ReduceLogSum ReduceLogSumExp ReduceSumSquare NegativeLogLikelihoodLoss "
+    "SoftmaxCrossEntropyLoss AffineGrid": {1},
+    "Col2Im": {1, 2},
+    "Pad": {1, 3},
+    "Slice": {1, 2, 3, 4},
+    "RoiAlign": {2},
+    "Resize RotaryEmbedding": {3},
+})  # fmt: skip
 #: Outputs that are places or sizes.
-_FOUND: Final[Mapping[str, frozenset[int]]] = {
-    **dict.fromkeys(("ArgMax", "ArgMin", "NonZero", "Shape", "Size"), frozenset({0})),
-    "MaxPool": frozenset({1}),
-    "Unique": frozenset({1, 2, 3}),
-}
+_FOUND: Final = by_operator({
+    "ArgMax ArgMin NonZero Shape Size": {0},
+    "MaxPool": {1},
+    "Unique": {1, 2, 3},
+})  # fmt: skip
 
 
 def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range]) -> Refusal | None:
@@ -174,16 +150,16 @@ def _fills_widely(use: Use) -> bool:
 
 def _scales_an_open_axis(use: Use) -> bool:
     """Whether there is a scale for each place of an axis of which the length is not known."""
-    if use.model.spec(use.given(1)).shape in ((), (1,)):
+    if use.shape(1) in ((), (1,)):
         return False
-    shape = use.model.spec(use.given(0)).shape or ()
+    shape = use.shape(0) or ()
     axis = use.get("axis", 1)
     return not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int)
 
 
 def _may_go_along_the_channels(use: Use) -> bool:
     """Whether PRelu has slopes for the last axis alone, of more than two, and channels as many."""
-    shape, slopes = (use.model.spec(use.given(i)).shape or () for i in (0, 1))
+    shape, slopes = (use.shape(i) or () for i in (0, 1))
     return (
         len(shape) > 2
         and len(slopes) == 1
@@ -206,13 +182,9 @@ def _reduced_of_three(use: Use) -> list[int]:
 
 def _is_dequantised_between(use: Use) -> bool:
     """Whether the middle one of three axes is reduced of what was quantised."""
-    maker = use.model.producers.get(use.given(0))
-    return (
-        maker is not None
-        and use.model.nodes[maker].op_type == "DequantizeLinear"
-        and len(use.model.spec(use.given(0)).shape or ()) == 3
-        and _reduced_of_three(use) == [1]
-    )
+    maker = use.maker(0)
+    is_dequantised = maker is not None and maker.op_type == "DequantizeLinear"
+    return is_dequantised and len(use.shape(0) or ()) == 3 and _reduced_of_three(use) == [1]
 
 
 def _is_scaled_by_place(use: Use) -> bool:
@@ -221,8 +193,8 @@ def _is_scaled_by_place(use: Use) -> bool:
     OpenVINO computes what follows in the same step, with one constant for another's places; in
     quantised models also what comes before, which it moves behind.
     """
-    spec, model = use.model.spec(use.given(0)), use.model
-    if spec.shape is None or len(spec.shape) != 3:
+    model = use.model
+    if len(use.shape(0) or ()) != 3:
         return False
     if use.node.op_type.startswith("Reduce") and _reduced_of_three(use) not in ([0], [2]):
         return False
@@ -262,27 +234,26 @@ def _is_also_quantised(use: Use) -> bool:
 
 def _is_left_out(use: Use) -> bool:
     """Whether what a reduction made without its axes gets as many axes of other lengths."""
-    maker = use.model.producers.get(use.given(0))
-    if maker is None or not use.model.nodes[maker].op_type.startswith("Reduce"):
+    maker = use.maker(0)
+    if maker is None or not maker.op_type.startswith("Reduce"):
         return False
-    given, made = (use.model.spec(v).shape for v in (use.given(0), use.node.outputs[0]))
-    kept = use.model.nodes[maker].attributes.get("keepdims", 1)
+    given, made = use.shape(0), use.model.spec(use.node.outputs[0]).shape
+    kept = maker.attributes.get("keepdims", 1)
     return not kept and given != made and (given is None or made is None or len(given) == len(made))
 
 
 def _skips_what_it_pads(use: Use) -> bool:
     """Whether a convolution of single elements has strides and pads."""
-    kernel = use.model.spec(use.given(1 if use.node.op_type == "Conv" else 3)).shape or ()
+    kernel = use.shape(1 if use.node.op_type == "Conv" else 3) or ()
     strides, pads = use.get("strides", (1,)), use.get("pads", (0,))
     return set(kernel[2:]) == {1} and max(strides) > 1 and any(pads)
 
 
 def _reads_scaled_columns(use: Use) -> bool:
     """Whether a constant is read that is dequantised along another axis than the first."""
-    maker = use.model.producers.get(use.given(0))
-    if maker is None or use.given(0) in use.model.moving:
+    node = use.maker(0)
+    if node is None or use.given(0) in use.model.moving:
         return False
-    node = use.model.nodes[maker]
     return (
         node.op_type == "DequantizeLinear"
         and use.model.spec(node.inputs[1]).shape not in ((), (1,))
@@ -305,7 +276,7 @@ _FAULTS: Final = FaultTable(
     Fault("DynamicQuantizeLinear", "values between two steps go to the other one"),
     Fault("NonMaxSuppression", "boxes whose overlap is just the threshold are dropped"),
     Fault("ReduceMax ReduceMin", "of no elements it gives the farthest float",
-          lambda u: 0 in (u.model.spec(u.given(0)).shape or ())),
+          lambda u: 0 in (u.shape(0) or ())),
     Fault("TopK", "of equal elements the first need not come first"),
     Fault("Attention", "a causal mask beside another, or with past keys, is left out",
           lambda u: any(map(u.given, range(4, 7))) or (u.given(3) and u.get("is_causal"))),
@@ -340,11 +311,11 @@ _FAULTS: Final = FaultTable(
     Fault("PRelu", "a slope of one dimension goes along the channels",
           _may_go_along_the_channels),
     Fault("GroupNormalization", "of two dimensions it may end the process",
-          lambda u: len(u.model.spec(u.given(0)).shape or ()) < 3),
+          lambda u: len(u.shape(0) or ()) < 3),
     Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),
     Fault("GRU LSTM RNN", "lengths of sequences are not read where sizes are open",
           lambda u: u.given(4) and not all(type(n) is int
-                                           for n in u.model.spec(u.given(0)).shape or ("",))),
+                                           for n in u.shape(0) or ("",))),
     Fault("LSTM", "peepholes are left out", lambda u: u.given(7)),
     Fault("Resize", "its filters with antialias or exclude_outside have other weights",
           lambda u: u.get("antialias") or u.get("exclude_outside")),
@@ -354,7 +325,7 @@ _FAULTS: Final = FaultTable(
           lambda u: u.get("coordinate_transformation_mode") == "align_corners"
           and u.given(2) and u.get("mode", "nearest") != "nearest"),
     Fault("GlobalLpPool", "without spatial dimensions it does not compile",
-          lambda u: len(u.model.spec(u.given(0)).shape or ()) < 3),
+          lambda u: len(u.shape(0) or ()) < 3),
     Fault("RoiAlign", "the greatest is taken before the weights are applied",
           lambda u: u.get("mode") == "max"),
     Fault("SpaceToDepth", "mode is not read", lambda u: u.get("mode", "DCR") != "DCR"),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from devices.model.integer_ranges import Range
 from devices.model.model import Model, Node
+from devices.model.tensor_spec import Dimension
 
 
 class Use(NamedTuple):
@@ -29,6 +30,15 @@ class Use(NamedTuple):
     def get(self, attribute: str, default: Any = 0) -> Any:
         """Return an attribute's value."""
         return self.node.attributes.get(attribute, default)
+
+    def shape(self, position: int) -> tuple[Dimension, ...] | None:
+        """Return an input's shape; None where it is left out, or its rank is open."""
+        return self.model.spec(self.given(position)).shape
+
+    def maker(self, position: int) -> Node | None:
+        """Return the node that makes an input."""
+        made = self.model.producers.get(self.given(position))
+        return None if made is None else self.model.nodes[made]
 
     def is_computed(self, value: str) -> bool:
         """Whether a value is there and no constant."""

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
 from devices.model.model import Model
-from devices.model.ports import named
+from devices.model.ports import Ports
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable, visible_ports
 from devices.plugin.program import ExecutedNode
@@ -19,17 +19,14 @@ from devices.request.results import Results
 from devices.request.runtime_model import runtime_model
 from devices.request.states import VariableState
 from devices.request.target import RequestTarget
-from devices.request.tensors import RequestTensors
 
 
-class BaseCompiledModel(ABC):
+class BaseCompiledModel(Ports, ABC):
     """A compiled model's face: ports, requests, calls, and what is executed of `source`."""
 
     def __init__(self, source: Model, variables: Sequence[Variable] = ()) -> None:
         self.source: Final = source
-        inputs, outputs = visible_ports(source.inputs, source.outputs, variables)
-        self._ports = RequestTensors(inputs, outputs)
-        self._inputs, self._outputs = inputs, outputs
+        self._inputs, self._outputs = visible_ports(source.inputs, source.outputs, variables)
         #: One request for each thread that calls the model, so that calls overlap.
         self._requests = threading.local()
 
@@ -70,32 +67,6 @@ class BaseCompiledModel(ABC):
     def outputs(self) -> list[TensorSpec]:
         """The output ports."""
         return list(self._outputs)
-
-    def input(
-        self,
-        key: int | str | None = None,
-        *,
-        tensor_name: str | None = None,
-        index: int | None = None,
-    ) -> TensorSpec:
-        """Return an input port, by position or name; without either, the only one.
-
-        Raises
-        ------
-        TensorNameError
-            There is no such input, or not exactly one.
-        """
-        return self._ports.input_port(named(key, tensor_name, index))
-
-    def output(
-        self,
-        key: int | str | None = None,
-        *,
-        tensor_name: str | None = None,
-        index: int | None = None,
-    ) -> TensorSpec:
-        """Return an output port, by position or name; without either, the only one."""
-        return self._ports.output_port(named(key, tensor_name, index))
 
     def __call__(
         self,

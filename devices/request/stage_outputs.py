@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,16 +17,6 @@ from devices.plugin.remote import RemoteTensor
 _ARRAYS: Final = (np.ndarray, RemoteTensor)
 
 
-class _Expected(NamedTuple):
-    """What a tensor port says of its arrays; `rank` is None where it leaves the shape open."""
-
-    dtype: np.dtype
-    rank: int | None
-    sizes: tuple[tuple[int, int], ...]
-    #: The shape, where all of it is known.
-    shape: tuple[int, ...] | None
-
-
 class StageOutputs:
     """The outputs of one compiled model.
 
@@ -38,7 +28,8 @@ class StageOutputs:
         self._model = model
         self._device = device
         self._ports = tuple(ports)
-        self._expected = tuple(map(_expected, self._ports))
+        #: The ports, each with its arrays' type; None for what is no tensor.
+        self._expected = tuple((port, port.dtype) for port in self._ports)
 
     def receive(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
         """Return what `Program.run` gave, copied where it shares memory with what lives on.
@@ -55,13 +46,13 @@ class StageOutputs:
         taken: set[int] = set()
         _take(inputs, taken)
         received: list[Value] = []
-        for value, expected in zip(outputs, self._expected, strict=True):
+        for value, (port, dtype) in zip(outputs, self._expected, strict=True):
             if (  # its own memory, as most have
-                expected is not None
+                dtype is not None
                 and type(value) is np.ndarray
-                and value.dtype is expected.dtype
-                and value.shape == expected.shape
+                and value.dtype is dtype
                 and value.base is None
+                and port.accepts(value.shape)
                 and value.flags.writeable
                 and id(value) not in taken
             ):
@@ -69,7 +60,7 @@ class StageOutputs:
                 received.append(value)
                 continue
             tensor = np.asarray(value) if isinstance(value, np.generic) else value
-            if expected is not None and not _fits(tensor, expected):
+            if dtype is not None and not _fits(tensor, dtype, port):
                 raise self._unexpected(len(received), tensor)
             received.append(_own(tensor, taken))
         return received
@@ -89,30 +80,11 @@ class StageOutputs:
         )
 
 
-def _expected(port: TensorSpec) -> _Expected | None:
-    if port.dtype is None:
-        return None
-    shape = port.shape
-    sizes = tuple((axis, n) for axis, n in enumerate(shape or ()) if isinstance(n, int))
-    whole = tuple(n for _, n in sizes)
-    fixed = whole if shape is not None and len(whole) == len(shape) else None
-    return _Expected(port.dtype, None if shape is None else len(shape), sizes, fixed)
-
-
-def _fits(value: Value, expected: _Expected) -> bool:
+def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
     if not isinstance(value, _ARRAYS):
         return False
-    dtype, rank, sizes, fixed = expected
-    if (
-        value.dtype is not dtype
-        and value.dtype != dtype
-        and not (dtype.kind == "O" and value.dtype.kind in "UST")
-    ):
-        return False
-    shape = value.shape
-    if shape == fixed or rank is None:
-        return True
-    return len(shape) == rank and (not sizes or all(shape[axis] == n for axis, n in sizes))
+    same = value.dtype == dtype or (dtype.kind == "O" and value.dtype.kind in "UST")
+    return same and port.accepts(value.shape)
 
 
 def _own(value: Value, taken: set[int]) -> Value:
