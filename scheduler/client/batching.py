@@ -20,7 +20,7 @@ from devices.errors import (
 from devices.request.answer import StageRun
 from scheduler.client.failures import copied
 from scheduler.client.rows import split_rows
-from scheduler.vocabulary.events import AttemptFailed, PartArrived
+from scheduler.vocabulary.events import AttemptFailed, CancelAsked, PartArrived
 from scheduler.vocabulary.limits import Batching
 from scheduler.vocabulary.record import RequestRecord
 
@@ -166,12 +166,16 @@ class Batcher:
         return is_joined and not isinstance(error, _NOT_OF_THE_INPUTS)
 
     def share(
-        self, event: PartArrived | AttemptFailed, is_whole: Callable[[int, int, int], bool]
+        self,
+        event: PartArrived | AttemptFailed | CancelAsked,
+        is_whole: Callable[[int, int, int], bool],
     ) -> list[tuple[RequestRecord, PartArrived | AttemptFailed]] | None:
         """Return what an event is for each request of its batch; None for one of a single request.
 
         `is_whole`: whether so many runs and outputs are all that there are on a route.
         """
+        if isinstance(event, CancelAsked):
+            return None
         batch = self._by_key.get((event.request_id, event.attempt))
         if batch is None or len(batch.requests) == 1:
             return None

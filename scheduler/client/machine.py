@@ -25,14 +25,15 @@ from devices.errors import (
 from scheduler.client.batching import Batcher
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
 from scheduler.client.failures import (
+    Retry,
     away_text,
     cluster_error,
     failed,
     lost_error,
     overload,
+    retry_of,
 )
 from scheduler.client.requests import Requests
-from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.routes import Routes
 from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events
@@ -50,7 +51,6 @@ _S = RequestState
 _output_nbytes: Final = attrgetter("output_nbytes")
 #: Events of a single request that was submitted.
 _OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelAsked)
-_OfOne = events.PartArrived | events.AttemptFailed | events.CancelAsked
 _Next = tuple[RequestState, list[ClientInstruction]]
 
 
@@ -58,7 +58,6 @@ class ClientMachine(Requests):
     """Decides what becomes of a deployment's requests.
 
     `routes`: the ways of its requests, by their numbers.
-    `retry`: what follows a failed attempt.
     `in_flight`: the executor's count; one of its own by default.
     """
 
@@ -67,14 +66,12 @@ class ClientMachine(Requests):
         limits: Limits,
         routes: Sequence[Route],
         *,
-        retry: RetryPolicy = replay_lost,
         name: str = "",
         in_flight: BytesInFlight | None = None,
     ) -> None:
         super().__init__(limits, in_flight or BytesInFlight())
         self._routes = Routes(routes)
         self._expected = ExpectedBytes()
-        self._retry = retry
         self._name = name
         #: Requests that were admitted since, to wait for others.
         self._joining: list[RequestRecord] = []
@@ -86,10 +83,19 @@ class ClientMachine(Requests):
 
         Raises InvalidTransitionError: the event cannot be in the request's state.
         """
-        self._forget()
+        # Not sooner: whoever runs the machine may ask for those that the last event ended.
+        while len(self._ended) > self.limits.remembered:
+            self._ended.popitem(last=False)
         done: list[ClientInstruction] = []
         if isinstance(event, _OF_ONE):
-            done = self._step_one(event)
+            shared = None
+            if self.batcher is not None:
+                shared = self.batcher.share(event, self._routes.is_whole)
+            if shared is not None:
+                for request, own in shared:
+                    done += self._step(request, own)
+            elif found := self._live.get(event.request_id) or self._ended.get(event.request_id):
+                done = self._step(found, event)
         else:
             for request in self._concerned(event):
                 done += self._step(request, event)
@@ -103,20 +109,16 @@ class ClientMachine(Requests):
             done += self._start_batches(self.batcher, event.now_s)
         return done
 
-    def _step_one(self, event: _OfOne) -> list[ClientInstruction]:
-        number = event.request_id
-        if self.batcher is not None and not isinstance(event, events.CancelAsked):
-            shared = self.batcher.share(event, self._routes.is_whole)
-            if shared is not None:
-                return [done for r, own in shared for done in self._step(r, own)]
-        request = self._live.get(number) or self._ended.get(number)
-        return self._step(request, event) if request else []
-
     def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
         """Take in what an event says of no single request; return the requests that it is for."""
         match event:
             case events.Submitted():
-                return (self._add(event),)
+                number = event.request_id
+                if number in self._live or number in self._ended:
+                    raise InvalidTransitionError(f"request {number} submitted twice")
+                admit_by_s = event.now_s + self.limits.admission_timeout_s
+                request = self._live[number] = RequestRecord(event, number, admit_by_s)
+                return (request,)
             case events.TimePassed():
                 return self._take_due(event.now_s)
             case events.DeviceLost() | events.DeviceGone():
@@ -249,7 +251,7 @@ class ClientMachine(Requests):
         request.note(now_s, f"failed: {error}")
         request.error, request.resume_s = error, now_s
         drop = self._stop(request)
-        retry = self._retry(error)
+        retry = retry_of(error)
         has_failed = max(request.num_failed, self.limits.attempts == 1)
         if retry is Retry.NEVER or has_failed >= self.limits.attempts:
             return _S.FAILED, [*drop, failed(request, error)]
@@ -307,8 +309,7 @@ class ClientMachine(Requests):
         away = self._routes.why_away()
         if away:
             lost = lost_error(request, away)
-            awaited = self._routes.may_come() and self._retry(lost) is not Retry.NEVER
-            if not (awaited and event.waits):
+            if not (self._routes.may_come() and event.waits):
                 return self._refuse(request, event.now_s, lost)
         if not event.waits or self.num_waiting >= self.limits.waiting:
             return self._refuse(
@@ -402,13 +403,10 @@ class ClientMachine(Requests):
         self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone
     ) -> _Next:
         """Go on waiting, or being parked, if what is waited for may come."""
-        error = lost_error(request, event)
-        if self._routes.may_come(request.avoided) and (
-            self._routes.is_any_live() or self._retry(error) is not Retry.NEVER
-        ):
+        if self._routes.may_come(request.avoided):
             return request.state, []
         kept = request.error if request.avoided else None
-        return self._refuse(request, event.now_s, kept or error)
+        return self._refuse(request, event.now_s, kept or lost_error(request, event))
 
     def _lose_all(self, request: RequestRecord, event: events.ClusterLost) -> _Next:
         error = cluster_error(request, event.error)

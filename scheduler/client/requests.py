@@ -12,8 +12,7 @@ from scheduler.client.batching import Batcher
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.lazy_heap import LazyHeap
 from scheduler.client.suspects import Suspects
-from scheduler.client.transitions import ENDED, InvalidTransitionError
-from scheduler.vocabulary import events
+from scheduler.client.transitions import ENDED
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
 
@@ -83,26 +82,6 @@ class Requests:
         """Return what happened to a request; empty for one unknown or forgotten."""
         request = self.record(request_id)
         return list(request.story) if request else []
-
-    def _add(self, submitted: events.Submitted) -> RequestRecord:
-        """Take in a request, which is new.
-
-        Raises InvalidTransitionError: it is not.
-        """
-        number = submitted.request_id
-        if number in self._live or number in self._ended:
-            raise InvalidTransitionError(f"request {number} submitted twice")
-        admit_by_s = submitted.now_s + self.limits.admission_timeout_s
-        request = self._live[number] = RequestRecord(submitted, number, admit_by_s)
-        return request
-
-    def _forget(self) -> None:
-        """Forget the oldest of those that have ended, where they are too many.
-
-        As the next event comes: whoever runs the machine may ask for those that the last one ended.
-        """
-        while len(self._ended) > self.limits.remembered:
-            self._ended.popitem(last=False)
 
     def _move(self, request: RequestRecord, after: RequestState, now_s: float) -> None:
         """Have a request be in a state."""

@@ -25,9 +25,7 @@ def rows_of(inputs: Mapping[str, Value]) -> tuple[Hashable, int]:
 
 
 def join_rows(requests: Sequence[Mapping[str, Value]]) -> Mapping[str, Value]:
-    """Return one request with the rows of all, in order; a single one is given back as it is."""
-    if len(requests) == 1:
-        return requests[0]
+    """Return one request with the rows of all, in order."""
     return {name: np.concatenate([request[name] for request in requests]) for name in requests[0]}
 
 

@@ -288,9 +288,12 @@ class RequestRunner:
 
     def _start(self, calls: Sequence[_Call], request: Request) -> None:
         """Start an attempt that is still wanted."""
-        if any(call.attempt is request for call in calls):
+        if calls[0].attempt is request or any(call.attempt is request for call in calls):
             try:
-                self._attempts.start(request, join_rows([call.inputs for call in calls]))
+                inputs = calls[0].inputs
+                if len(calls) > 1:
+                    inputs = join_rows([call.inputs for call in calls])
+                self._attempts.start(request, inputs)
             except Exception as error:  # whatever it is, the caller must hear of it
                 if isinstance(error, HeteroError):  # it says all; where from leads to the inputs
                     error.with_traceback(None)

@@ -17,7 +17,6 @@ from devices.errors import (
 from scheduler import Limits
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import ClientMachine
-from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.placement import Route
@@ -25,8 +24,8 @@ from scheduler.vocabulary.record import RequestState
 from tests.support.machine_routes import RUNS, answered, route
 
 
-def machine(*routes: Route, retry: RetryPolicy = replay_lost, **limits: Any) -> ClientMachine:
-    return ClientMachine(Limits(**limits), routes or (route("A"),), retry=retry, name="m")
+def machine(*routes: Route, **limits: Any) -> ClientMachine:
+    return ClientMachine(Limits(**limits), routes or (route("A"),), name="m")
 
 
 def submitted(
@@ -212,19 +211,6 @@ def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_d
     again = m.handle(ev.AttemptFailed(2.0, 1, 2, DeviceLostError("x")))
     assert again == [ev.DropAttempt(1, 2, 1), ev.StartAttempt(1, 3)]
     assert m.handle(answered(3.0, 1, 3, "y")) == [delivered(1, "y")]
-
-
-def test_without_replay_a_lost_device_fails_all_and_those_to_come_until_it_returns() -> None:
-    m = machine(requests=1, retry=lambda error: Retry.NEVER)
-    m.handle(submitted(1))
-    m.handle(submitted(2))
-    told = m.handle(ev.DeviceLost(1.0, "A", "node-7", "killed"))
-    errors = [i.error for i in told if isinstance(i, ev.Fail)]
-    assert [type(e) for e in errors] == [DeviceLostError, DeviceLostError]
-    assert (errors[0].device, errors[0].node, errors[0].attempt) == ("A", "node-7", 1)
-    assert isinstance(failure(m.handle(submitted(3))[0]), DeviceLostError)
-    m.handle(ev.DeviceReturned(2.0, "A"))
-    assert m.handle(submitted(4)) == [ev.StartAttempt(4, 1)]
 
 
 LOST = ev.DeviceLost(1.0, "A", "node-7", "killed")
