@@ -1,31 +1,27 @@
-"""What an executor is: devices to ask, plans to deploy, requests to submit and answers to await.
+"""What an executor is: devices to ask, and plans to deploy.
 
-`InProcessExecutor` and `RayExecutor` both are one; the layers above know only these protocols.
+`InProcessExecutor` and `RayExecutor` both are one; the layers above know only this protocol and the
+deployments that it gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
-from devices.request.answer import Answer
-from devices.request.promise import Promised
-from devices.request.request import PLAIN, Request
+from scheduler.client.deployment import Deployment as Deployment
+from scheduler.client.runner import Submission as Submission
 from scheduler.formats.stage_source import StageSource
 from scheduler.observe.load import Load
 from scheduler.observe.observer import ObservedRequest
 from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Placement, Route
+from scheduler.vocabulary.placement import Placement
 from scheduler.vocabulary.plan import Plan
-from scheduler.vocabulary.record import StoryLine
 from scheduler.vocabulary.rows import DeviceDescriptor
 
 
@@ -39,100 +35,6 @@ class Remade(NamedTuple):
 
 #: Places a model on what is left of its devices: takes the names of those that are gone for good.
 Remake = Callable[[Collection[str]], Remade]
-
-
-@dataclass(slots=True)  # one is made for each request, and freezing it doubles the cost
-class Submission:
-    """A request that was admitted.
-
-    Attributes
-    ----------
-    request_id : int
-        Its id.
-    future : Promised
-        Its answer, once it is there.
-    cancel : callable
-        Cancels it; True if its future now ends with RequestCancelledError.
-    waited_s : float
-        Seconds until it was admitted.
-    story : callable
-        Returns what happened to it so far.
-    """
-
-    request_id: int
-    future: Promised[Answer]
-    cancel: Callable[[], bool] = field(repr=False)
-    waited_s: float = 0.0
-    story: Callable[[], list[StoryLine]] = field(default=list, repr=False)
-
-
-class Deployment(Protocol):
-    """A plan, or a placement, on its devices, ready for requests."""
-
-    @property
-    def plan(self) -> Plan:
-        """What was deployed; where there are several routes, the first one's."""
-
-    @property
-    def imported(self) -> Collection[int]:
-        """Stages that were imported from their payloads; the others were compiled."""
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """The ways that requests take now, with the numbers of their stages; at least one."""
-
-    @property
-    def has_route(self) -> bool:
-        """Whether there is one without devices that are gone for good."""
-
-    @property
-    def callback_executor(self) -> ThreadPoolExecutor:
-        """Where requests' callbacks run: never a thread that computes."""
-
-    def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
-        """Admit a request; block while as many requests or bytes are in flight as may be.
-
-        Parameters
-        ----------
-        inputs : mapping of str to value
-            One for each input of the plan, already checked and converted. The caller must not
-            write to the arrays until the answer is there.
-        request : Request
-            How long it may take, and so on.
-
-        Raises
-        ------
-        OverloadedError
-            There is no room, and `request.waits` is not set or too many callers wait for some.
-        DeadlineError
-            No room within its `timeout_s`, or none of it is left.
-        DeviceLostError
-            A device of the plan is gone.
-        """
-
-    def context(self) -> RemoteContext:
-        """Return the memory of the device that takes the first inputs."""
-
-    def story(self, request_id: int) -> list[StoryLine]:
-        """Return what happened to a request so far; empty for one long forgotten."""
-
-    def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
-        """Return a stage's runtime model, in execution order."""
-
-    def export(self, stage: int) -> Payload:
-        """Return a stage's device's own form of it.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            If the device has none.
-        """
-
-    def close(self) -> None:
-        """Cancel what is in flight and unload the stages; again is harmless."""
-
-    def close_later(self) -> None:
-        """Close soon, in another thread: for finalizers, which run anywhere, locks held or not."""
 
 
 class Executor(Protocol):

@@ -19,11 +19,8 @@ from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import Switchboard
-from scheduler.client.deployment import (
-    BaseDeployment,
-    Deployments,
-    import_failed,
-)
+from scheduler.client.deployment import Deployment, import_failed
+from scheduler.client.deployments import Deployments
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.clock import Clock
 from scheduler.device.host import DeviceHost
@@ -43,7 +40,7 @@ from scheduler.vocabulary.plan import Plan
 from scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 
 
-class InProcessDeployment(BaseDeployment):
+class InProcessDeployment(Deployment):
     """A placement on devices of this process.
 
     `devices`: the placement's, by name.

@@ -1,4 +1,4 @@
-"""What the deployments of both executors share: checks, requests, and putting answers together."""
+"""A deployment: requests of a placement on its devices, however these are reached."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ import itertools
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
 from devices.errors import PlanError, TensorNameError
-from devices.plugin.program import Value
+from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.deployments import Deployments
 from scheduler.client.kept import Kept, lost_tensor
 from scheduler.client.known_stages import KnownStages
-from scheduler.client.remote_memory import DeviceTensor, RemoteMemory
-from scheduler.client.runner import RequestRunner
-from scheduler.clock import Clock
-from scheduler.executor import Submission
-from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
-from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
+from scheduler.client.remote_memory import DeviceTensor
+from scheduler.client.runner import RequestRunner, Submission
+from scheduler.observe.load import DeploymentLoad
+from scheduler.observe.observer import ObservedRequest
 from scheduler.vocabulary import events
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.messages import Dropped, Failure, Message, Outputs, Task, Values
@@ -46,69 +44,9 @@ _QUICK_S: Final = 0.02
 _STARTED_S: Final = attrgetter("started_s")
 _ENDED_S: Final = attrgetter("ended_s")
 
-D = TypeVar("D", bound="BaseDeployment")
 
-
-class Deployments(Generic[D]):
-    """The open deployments of an executor, and what they share."""
-
-    def __init__(self, observers: Sequence[Observer], memory: RemoteMemory, clock: Clock) -> None:
-        #: Who is told of their requests, now: the owner adds and removes.
-        self.observers = observers
-        #: Ascending through all deployments: they order the devices' queues.
-        self.request_ids = itertools.count(1)
-        self.in_flight = BytesInFlight()
-        #: What looks after their deadlines.
-        self.clock = clock
-        #: What devices keep for this client.
-        self.memory = memory
-        self._open: dict[str, D] = {}
-
-    def __iter__(self) -> Iterator[D]:
-        return iter(list(self._open.values()))
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def add(self, deployment: D) -> None:
-        """Hold a deployment until it is closed."""
-        self._open[deployment.key] = deployment
-
-    def discard(self, deployment: D) -> None:
-        """Let go of a deployment."""
-        self._open.pop(deployment.key, None)
-
-    def tell(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
-        """Tell the observers what became of a device; what follows a loss or return was told."""
-        if isinstance(event, events.DeviceEnded | events.DeviceSteady):
-            return
-        for observer in tuple(self.observers):
-            observer.device(event)
-        if isinstance(event, events.DeviceLost) and event.on_the_way:
-            self._lose_tensors(event.device)  # what is sent from now on comes
-
-    def told(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
-        """Fail what waits for tensors of a lost device; requests sent again have asked for them."""
-        is_lost = isinstance(event, events.DeviceLost) and not event.on_the_way
-        if is_lost or isinstance(event, events.DeviceGone):
-            self._lose_tensors(event.device)
-
-    def _lose_tensors(self, device: str) -> None:
-        for deployment in self:
-            deployment.tensors_lost(device)
-
-    def requests_in_flight(self) -> list[ObservedRequest]:
-        """Return the requests that have not ended."""
-        return [request for deployment in self for request in deployment.in_flight()]
-
-    def load(self, devices: Mapping[str, DeviceLoad]) -> Load:
-        """Return what waits and runs, on `devices`."""
-        loads = tuple(deployment.current_load() for deployment in self)
-        return Load(loads, devices, self.in_flight.nbytes)
-
-
-class BaseDeployment(ABC):
-    """A placement on devices that are reached by a channel, with a request runner.
+class Deployment(ABC):
+    """A plan, or a placement, on its devices, ready for requests, by a channel.
 
     `key`: the deployment's name, unique in its executor.
     `deployments`: the executor's, which hold this one until it is closed.
@@ -137,6 +75,7 @@ class BaseDeployment(ABC):
         wanted = dict.fromkeys(n for r in placement.routes for n in r.plan.constant_outputs)
         if missing := [name for name in wanted if name not in constants]:
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
+        #: Where there are several routes, the first one's.
         self.plan = plan
         self.key = key
         #: Stages that were imported from their payloads; the others were compiled.
@@ -170,7 +109,8 @@ class BaseDeployment(ABC):
             in_flight=deployments.in_flight,
             clock=deployments.clock,
         )
-        #: Where callbacks of its requests run; threads start with the first callback.
+        #: Where callbacks of its requests run, never a thread that computes; threads start with the
+        #: first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.RLock()
         self._closed = False
@@ -179,12 +119,23 @@ class BaseDeployment(ABC):
         deployments.add(self)
 
     @abstractmethod
+    def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model, in execution order."""
+
+    @abstractmethod
+    def export(self, stage: int) -> Payload:
+        """Return a stage's device's own form of it.
+
+        Raises UnsupportedOperationError: the device has none.
+        """
+
+    @abstractmethod
     def _unload(self) -> None:
         """Let the devices let go of the stages."""
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The ways that requests take."""
+        """The ways that requests take now, with the numbers of their stages; at least one."""
         return self.placement.routes
 
     @property
@@ -193,10 +144,28 @@ class BaseDeployment(ABC):
         return True
 
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
-        """Admit a request; see `scheduler.executor.Deployment.submit`.
+        """Admit a request; block while as many requests or bytes are in flight as may be.
 
-        Raises TensorNameError: an input is missing, or one too many.
-        Raises TensorError: one is kept where this request cannot have it from.
+        Parameters
+        ----------
+        inputs : mapping of str to value
+            One for each input of the plan, already checked and converted. The caller must not
+            write to the arrays until the answer is there.
+        request : Request
+            How long it may take, and so on.
+
+        Raises
+        ------
+        TensorNameError
+            An input is missing, or one too many.
+        TensorError
+            One is kept where this request cannot have it from.
+        OverloadedError
+            There is no room, and `request.waits` is not set or too many callers wait for some.
+        DeadlineError
+            No room within its `timeout_s`, or none of it is left.
+        DeviceLostError
+            A device of the plan is gone.
         """
         if inputs.keys() != self._inputs:
             missing = sorted(self._inputs - set(inputs))
@@ -245,7 +214,7 @@ class BaseDeployment(ABC):
         return DeploymentLoad(self.plan.name, *self._runner.counts())
 
     def story(self, request_id: int) -> list[StoryLine]:
-        """Return what happened to a request so far."""
+        """Return what happened to a request so far; empty for one long forgotten."""
         return self._runner.story(request_id)
 
     @property
@@ -268,7 +237,7 @@ class BaseDeployment(ABC):
                 self._deployments.discard(self)
 
     def close_later(self) -> None:
-        """Close soon, in a thread of its own; see `Deployment.close_later`."""
+        """Close soon, in another thread: for finalizers, which run anywhere, locks held or not."""
         # Not from here: a finalizer may run while this thread starts another.
         if not self._closed:
             name = f"{self.key}-close"

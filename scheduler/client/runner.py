@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from devices.errors import HeteroError
 from devices.plugin.program import Value, nbytes_of
 from devices.plugin.signal import LOOK_S
 from devices.request.answer import Answer, StageRun
-from devices.request.promise import Promise
+from devices.request.promise import Promise, Promised
 from devices.request.request import Request
 from devices.request.run import LONGEST_S
 from scheduler.client.bytes_in_flight import BytesInFlight
@@ -23,13 +23,37 @@ from scheduler.client.machine import ClientMachine
 from scheduler.client.outbox import Outbox
 from scheduler.client.rows import join_rows, rows_of
 from scheduler.clock import Clock
-from scheduler.executor import Submission
 from scheduler.processes.home_process import HomeProcess
 from scheduler.vocabulary import events
 from scheduler.vocabulary.events import ClientEvent, ClientInstruction
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.record import RequestRecord, StoryLine
+
+
+@dataclass(slots=True)  # one is made for each request, and freezing it doubles the cost
+class Submission:
+    """A request that was admitted.
+
+    Attributes
+    ----------
+    request_id : int
+        Its id.
+    future : Promised
+        Its answer, once it is there.
+    cancel : callable
+        Cancels it; True if its future now ends with RequestCancelledError.
+    waited_s : float
+        Seconds until it was admitted.
+    story : callable
+        Returns what happened to it so far.
+    """
+
+    request_id: int
+    future: Promised[Answer]
+    cancel: Callable[[], bool] = field(repr=False)
+    waited_s: float = 0.0
+    story: Callable[[], list[StoryLine]] = field(default=list, repr=False)
 
 
 class Attempts(Protocol):

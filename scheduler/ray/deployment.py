@@ -15,7 +15,8 @@ from devices.errors import ClusterError
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.request.request import Request
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.client.deployment import BaseDeployment, Deployments
+from scheduler.client.deployment import Deployment
+from scheduler.client.deployments import Deployments
 from scheduler.executor import Remade, Remake
 from scheduler.formats.stage_source import StageSource
 from scheduler.ray.devices import ActorDevice
@@ -32,12 +33,12 @@ _UNLOAD_S: Final = 15.0
 _OPEN_S: Final = 30.0
 
 
-class RayDeployment(BaseDeployment):
+class RayDeployment(Deployment):
     """A placement on actors.
 
     `devices`: the placement's devices by the names that it uses.
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
-    `clock_offset_s`: as of `BaseDeployment`.
+    `clock_offset_s`: as of `Deployment`.
     `reception`: receives what the devices send.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
     `remake`, `stateful`: see `scheduler.executor.Executor.deploy`.

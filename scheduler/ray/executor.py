@@ -22,7 +22,7 @@ from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from scheduler.channels.direct import DirectChannel
 from scheduler.channels.shared import SharedChannel
-from scheduler.client.deployment import Deployments
+from scheduler.client.deployments import Deployments
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.clock import Clock
 from scheduler.device.probe import PluginSpec

@@ -21,7 +21,7 @@ from ray import exceptions
 from devices.errors import ClusterError, HeteroError, UnknownDeviceError
 from scheduler.channels.direct import DirectChannel
 from scheduler.client import liveness as see
-from scheduler.client.deployment import Deployments
+from scheduler.client.deployments import Deployments
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray.loading import StageLoader

@@ -11,8 +11,10 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from devices.plugin.program import ExecutedNode, Payload
 from scheduler.channels.shared import SharedChannel
-from scheduler.client.deployment import BaseDeployment, Deployments
+from scheduler.client.deployment import Deployment
+from scheduler.client.deployments import Deployments
 from scheduler.client.liveness import (
     Heard,
     Liveness,
@@ -29,6 +31,7 @@ from scheduler.client.liveness import (
     Unreached,
 )
 from scheduler.client.remote_memory import RemoteMemory
+from scheduler.device.host import DeviceHost
 from scheduler.observe.observer import Observer
 from scheduler.universe.cluster import PlayedCluster, Watcher
 from scheduler.universe.device import PlayedDevice
@@ -47,7 +50,7 @@ _ANOTHER_S: Final = 10.0
 _AGAIN_S: Final = 0.25
 
 
-class PlayedDeployment(BaseDeployment):
+class PlayedDeployment(Deployment):
     """A placement on a world's devices; `client`: whose it is."""
 
     def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
@@ -79,6 +82,17 @@ class PlayedDeployment(BaseDeployment):
         """Return what a device is to know of its stages."""
         stages = [stage.index for stage in self.placement.on[device]]
         return [self.opened(i, self.num_streams[i]) for i in stages if i in self.num_streams]
+
+    def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model."""
+        return self._host(stage).executed_nodes(self.key, stage)
+
+    def export(self, stage: int) -> Payload:
+        """Return a stage's device's own form of it."""
+        return self._host(stage).export(self.key, stage)
+
+    def _host(self, stage: int) -> DeviceHost:
+        return self._client.cluster.devices[self.placement.stages[stage].device].host
 
     def _unload(self) -> None:
         for name in self.placement.devices:

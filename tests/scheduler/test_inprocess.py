@@ -26,7 +26,7 @@ from devices.errors import (
 )
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, Plan, StageSource
-from scheduler.client.deployment import BaseDeployment
+from scheduler.client.deployment import Deployment
 from scheduler.vocabulary.messages import Message, Outputs, Values
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut, diamond
@@ -76,15 +76,15 @@ def test_an_answer_waits_for_an_output_that_comes_after_those_of_later_stages(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came: list[Message] = []
-    take = BaseDeployment._receive
+    take = Deployment._receive
 
-    def late(deployment: BaseDeployment, message: Message) -> None:
+    def late(deployment: Deployment, message: Message) -> None:
         came.insert(0, message)
         if len(came) == 2:
             for each in came:
                 take(deployment, each)
 
-    monkeypatch.setattr(BaseDeployment, "_receive", late)
+    monkeypatch.setattr(Deployment, "_receive", late)
     model = build([("Neg", "n", ("x",), "a"), ("Add", "d", ("a", "a"), "y")], ["a", "y"])
     deployment = executor.deploy(*cut(model, ("TOY.0", ["n"]), ("TOY.1", ["d"])))
     answer = deployment.submit({"x": X}).future.result(300)
