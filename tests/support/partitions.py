@@ -9,9 +9,9 @@ import onnx
 
 from devices.model.model import Model
 from devices.model.reader import read_model
-from hetero.partition.merge import merge
 from hetero.partition.partition import Partition
 from tests.support.graphs import evaluate
+from tests.support.merge import merge
 
 
 def check_rules(part: Partition, model: Model, affinity: Mapping[str, str]) -> None:

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 from devices.errors import AffinityError, ModelError
 from devices.model.model import Model
 from devices.model.reader import read_model
-from hetero.partition.merge import merge
 from hetero.partition.partition import Partition, Subgraph, partition
 from scheduler.vocabulary.plan import Wire
 from tests.support.graphs import build, evaluate, feeds, initializer, proto, value
+from tests.support.merge import merge
 from tests.support.partitions import bits, check_merge, check_rules, run_split
 
 
