@@ -2,9 +2,9 @@
 
 Two steps. *Waves*: the clusters are laid one after another; each takes every node of its kind that
 is ready, and what that makes ready in turn, so that no edge ever leads back to an earlier cluster.
-The next kind is the one after which, a few waves on, least is left to do: the fewest changes of
-kind still ahead, on the fewest paths. For two kinds that gives the least possible number: they take
-turns, and the one with more changes ahead begins.
+The next kind is the one with most to do after it: the most changes of kind still ahead. For two
+kinds that gives the least possible number: they take turns, and the one with more changes ahead
+begins.
 *Quotient merge*: two clusters of one kind become one where no path between them leaves them.
 
 For more than two kinds the least number is NP-hard (typed fusion); `path_lower_bound` says how far
@@ -20,11 +20,6 @@ from typing import Final
 #: Clusters that the quotient merge looks at together. A path between two clusters only visits
 #: clusters laid between them, so that windows can be merged one by one.
 MERGE_WINDOW: Final = 2048
-#: Sequences of waves that are tried in thought before the next one is chosen; at least one wave
-#: ahead, for any number of kinds.
-MAX_OUTLOOKS: Final = 32
-#: A ready node counts for the choice if its height is fewer than this below the greatest.
-NEAR_HEIGHTS: Final = 6
 
 Graph = Sequence[Sequence[int]]
 
@@ -96,103 +91,36 @@ def _heights(successors: Graph, kind: Sequence[int]) -> list[int]:
 
 def _waves(successors: Graph, kind: Sequence[int], heights: Sequence[int]) -> list[int]:
     """Lay clusters one after another, each as large as it can be."""
-    front = _Front(successors, kind, heights)
+    waiting = _in_degrees(successors)
+    kinds = range(max(kind) + 1)
+    #: Kind -> its nodes that are ready, and the greatest of their heights.
+    ready: list[list[int]] = [[] for _ in kinds]
+    top = [-1] * len(kinds)
+
+    def add(v: int) -> None:
+        ready[kind[v]].append(v)
+        top[kind[v]] = max(top[kind[v]], heights[v])
+
+    for v, degree in enumerate(waiting):
+        if not degree:
+            add(v)
     clusters = [0] * len(kind)
-    number, left = 0, len(kind)
-    while left:
-        wave = front.take(front.choose())
-        for v in wave:
+    number = 0
+    while any(ready):
+        current = max(kinds, key=lambda k: (top[k], len(ready[k])))
+        wave, ready[current], top[current] = ready[current], [], -1
+        for v in wave:  # grows while it is read
             clusters[v] = number
-        left -= len(wave)
+            for w in successors[v]:
+                waiting[w] -= 1
+                if waiting[w]:
+                    continue
+                if kind[w] == current:
+                    wave.append(w)
+                else:
+                    add(w)
         number += 1
     return clusters
-
-
-class _Front:
-    """The nodes that are ready while waves are laid, and the choice of the next wave's kind."""
-
-    def __init__(self, successors: Graph, kind: Sequence[int], heights: Sequence[int]) -> None:
-        kinds = max(kind) + 1
-        self.successors, self.kind, self.heights = successors, kind, heights
-        self.waiting = _in_degrees(successors)
-        self.ready: list[list[int]] = [[] for _ in range(kinds)]
-        #: Kind -> {height: how many ready nodes have it}, and the greatest such height.
-        self.levels: list[dict[int, int]] = [{} for _ in range(kinds)]
-        self.top = [-1] * kinds
-        self.ahead = next(d for d in range(8, 0, -1) if d == 1 or kinds**d <= MAX_OUTLOOKS)
-        for v, degree in enumerate(self.waiting):
-            if not degree:
-                self._add(v)
-
-    def _add(self, v: int) -> None:
-        k, height = self.kind[v], self.heights[v]
-        self.ready[k].append(v)
-        self.levels[k][height] = self.levels[k].get(height, 0) + 1
-        if height > self.top[k]:
-            self.top[k] = height
-
-    def take(self, current: int) -> list[int]:
-        """Take every node of a kind that is ready, or gets ready in turn, off the graph."""
-        wave, self.ready[current] = self.ready[current], []
-        self.levels[current], self.top[current] = {}, -1
-        for v in wave:  # grows while it is read
-            for w in self.successors[v]:
-                self.waiting[w] -= 1
-                if not self.waiting[w]:
-                    if self.kind[w] == current:
-                        wave.append(w)
-                    else:
-                        self._add(w)
-        return wave
-
-    def choose(self) -> int:
-        """Return the kind after whose wave, and the best ones that can follow, least is left."""
-        lowest = max(self.top) - NEAR_HEIGHTS
-        kinds = [k for k, nodes in enumerate(self.ready) if nodes and self.top[k] > lowest]
-        if len(kinds) == 1:
-            return kinds[0]
-        nothing: list[list[int]] = [[] for _ in self.ready]
-        return min(
-            kinds,
-            key=lambda k: (self._outlook(k, {}, nothing, 0, self.ahead), -len(self.ready[k])),
-        )
-
-    def _outlook(
-        self, current: int, less: dict[int, int], fresh: list[list[int]], gone: int, ahead: int
-    ) -> tuple[int, int]:
-        """Return what is left after a wave of `current` and the best `ahead - 1` after that.
-
-        Nothing is changed: `less` has the nodes that wait for fewer others than in `waiting`,
-        `fresh` the nodes ready since, `gone` the kinds (bits) whose ready nodes were taken.
-        """
-        waiting, less = self.waiting, dict(less)
-        wave = list(fresh[current]) if gone >> current & 1 else self.ready[current] + fresh[current]
-        fresh = [[] if k == current else list(nodes) for k, nodes in enumerate(fresh)]
-        gone |= 1 << current
-        for v in wave:  # grows while it is read
-            for w in self.successors[v]:
-                less[w] = left = less.get(w, waiting[w]) - 1
-                if not left:
-                    (wave if self.kind[w] == current else fresh[self.kind[w]]).append(w)
-        tops = [-1 if gone >> k & 1 else top for k, top in enumerate(self.top)]
-        for k, nodes in enumerate(fresh):
-            tops[k] = max([tops[k], *(self.heights[v] for v in nodes)])
-        highest = max(tops)
-        follow = [k for k, top in enumerate(tops) if top > max(-1, highest - NEAR_HEIGHTS)]
-        if ahead > 1 and follow:
-            return min(self._outlook(k, less, fresh, gone, ahead - 1) for k in follow)
-        return highest, self._weight(highest, fresh, gone)
-
-    def _weight(self, highest: int, fresh: list[list[int]], gone: int) -> int:
-        """Return how many ready nodes are high, one at `highest` as much as two just below."""
-        weight = 0
-        for k, levels in enumerate(self.levels):
-            if not gone >> k & 1:
-                for i in range(NEAR_HEIGHTS):
-                    weight += levels.get(highest - i, 0) << NEAR_HEIGHTS - i
-            for v in fresh[k]:
-                weight += 1 << NEAR_HEIGHTS >> highest - self.heights[v]
-        return weight
 
 
 def _merge(successors: Graph, kind: Sequence[int], clusters: Sequence[int]) -> list[int]:
