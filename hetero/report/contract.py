@@ -1,6 +1,6 @@
 """The report's contract: one JSON document, built from a survey, an affinity and maybe a plan.
 
-Everything else (table, HTML) is drawn from the document alone. Its schema is
+Everything else (table, HTML, DOT) is drawn from the document alone. Its schema is
 ``report.schema.json`` beside this file; `VERSION` changes when a reader could be misled.
 """
 
@@ -10,8 +10,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from devices.errors import AffinityError
@@ -33,8 +33,6 @@ NAME: Final = "hetero.report"
 VERSION: Final = 2
 #: The device of nodes that no device takes, while the model is cut; null in the document.
 NOWHERE: Final = ""
-
-
 #: What the document has as it stands, of each device, stage and plan.
 _OF_DEVICES: Final = (
     "name", "plugin", "version", "fingerprint", "full_name", "node", "num_threads", "memory_nbytes",
@@ -61,19 +59,24 @@ def build_report(
     shapes = survey.shapes if plan is None else plan.shapes
     described = describe_model(survey.model)
     survey = replace(survey, model=with_shapes(survey.model, shapes))
-    if plan is None:
-        cut, problem = _cut(survey.model, affinity)
+    cut: Partition | None = None
+    problem = None
+    if plan is not None:
+        cut = plan.variants[0].partition
     else:
-        cut, problem = plan.variants[0].partition, None
+        try:
+            cut = partition(
+                survey.model, {n: affinity.get(n, NOWHERE) for n in survey.model.node_names}
+            )
+        except AffinityError as error:
+            problem = str(error)
     model = survey.model if cut is None else with_shapes(cut.source, shapes)
-    nodes = _nodes(model, survey, affinity, cut, plan)
-    subgraphs = _subgraphs(model, cut, plan)
-    wires = _wires(model, cut, plan)
     document: dict[str, Any] = {
         "schema": {"name": NAME, "version": VERSION},
         "kind": "query" if plan is None else "plan",
         "command": command,
-        "placement": _digest(affinity),
+        # A digest of who gets what tells whether two reports are of one placement.
+        "placement": hashlib.sha256(json.dumps(sorted(affinity.items())).encode()).hexdigest(),
         "model": described,
         "request": {
             "device": survey.request,
@@ -86,11 +89,14 @@ def build_report(
         },
         "devices": _devices(survey, affinity, plan),
         "support_matrix": support_matrix(model, survey.answers),
-        "nodes": nodes,
-        "subgraphs": subgraphs,
-        "wires": wires,
+        "nodes": _nodes(model, survey, affinity, cut, plan),
+        "subgraphs": [] if cut is None else _subgraphs(model, cut, plan),
+        "wires": [] if cut is None else _wires(model, cut, plan),
         "uncut": problem,
-        "variants": [] if plan is None else _variants(plan),
+        "variants": [
+            {"share": v.share, "devices": dict(Counter(v.affinity.values()))}
+            for v in (plan.variants if plan else ())
+        ],
         "plan": None if plan is None else _plan(plan),
         "advice": [] if plan is None else list(plan.advice),
     }
@@ -99,20 +105,6 @@ def build_report(
     document["lints"] = lints(document)
     document["verdict"] = verdict(document)
     return document
-
-
-def _digest(affinity: Affinity) -> str:
-    """Return a digest of who gets what, to tell whether two reports are of one placement."""
-    return hashlib.sha256(json.dumps(sorted(affinity.items())).encode()).hexdigest()
-
-
-def _cut(model: Model, affinity: Affinity) -> tuple[Partition | None, str | None]:
-    """Cut the model, nodes of no device kept apart; or say why it cannot be cut."""
-    everywhere = {node.name: affinity.get(node.name, NOWHERE) for node in model.nodes}
-    try:
-        return partition(model, everywhere), None
-    except AffinityError as error:
-        return None, str(error)
 
 
 def describe_model(model: Model) -> dict[str, Any]:
@@ -131,12 +123,8 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def _port(spec: TensorSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "type": spec.type,
-        "shape": None if spec.shape is None else list(spec.shape),
-        **size(spec),
-    }
+    shape = None if spec.shape is None else list(spec.shape)
+    return {"name": spec.name, "type": spec.type, "shape": shape, **size(spec)}
 
 
 def _devices(
@@ -151,7 +139,7 @@ def _devices(
             shares[name] = shares.get(name, 0.0) + variant.share
     return [
         {
-            **_fields(d, _OF_DEVICES),
+            **{name: getattr(d, name) for name in _OF_DEVICES},
             "supported": len(survey.answers[d.name]),
             "nodes": counts[d.name],
             "used": bool(counts[d.name]),
@@ -200,9 +188,7 @@ def _nodes(
                 "refusals": {
                     name: {"code": r.code, "message": r.message} for name, r in heard.items()
                 },
-                "times": {
-                    name: {"seconds": t.seconds, "source": t.source} for name, t in times.items()
-                },
+                "times": {name: asdict(time) for name, time in times.items()},
             }
         )
     return rows
@@ -228,11 +214,7 @@ def _choice(
     return "priority" if plan is None or plan.policy == "PRIORITY" else "plan"
 
 
-def _subgraphs(
-    model: Model, cut: Partition | None, plan: PlanReport | None
-) -> list[dict[str, Any]]:
-    if cut is None:
-        return []
+def _subgraphs(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[str, Any]]:
     stages = {s.index: s for s in plan.stages if s.variant == 0} if plan else {}
     rows = []
     for s in cut.subgraphs:
@@ -245,8 +227,8 @@ def _subgraphs(
                 "nodes": list(s.node_names),
                 "inputs": list(s.inputs),
                 "outputs": list(s.outputs),
-                "in_nbytes": _total([_port(model.spec(value)) for value in s.inputs]),
-                "out_nbytes": _total([_port(model.spec(value)) for value in s.outputs]),
+                "in_nbytes": _total(size(model.spec(value)) for value in s.inputs),
+                "out_nbytes": _total(size(model.spec(value)) for value in s.outputs),
                 "weight_nbytes": sum(model.constants[v].array.nbytes for v in weights),
                 **{name: stage and getattr(stage, name) for name in _OF_STAGES},
             }
@@ -254,20 +236,15 @@ def _subgraphs(
     return rows
 
 
-def _total(ports: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the bytes of ports together; None where the number of dimensions of one is open."""
-    sizes = [port["nbytes"] for port in ports]
-    return None if None in sizes else sum(sizes)
+def _total(sizes: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the bytes of values together; None where the number of dimensions of one is open."""
+    found = [row["nbytes"] for row in sizes]
+    return None if None in found else sum(found)
 
 
-def _wires(model: Model, cut: Partition | None, plan: PlanReport | None) -> list[dict[str, Any]]:
-    if cut is None:
-        return []
-    times = (
-        {(w.tensor, w.producer, w.consumer): w.seconds for w in plan.wires if w.variant == 0}
-        if plan
-        else {}
-    )
+def _wires(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[str, Any]]:
+    told = plan.wires if plan else ()
+    times = {(w.tensor, w.producer, w.consumer): w.seconds for w in told if w.variant == 0}
     return [
         {
             "tensor": w.tensor,
@@ -281,22 +258,12 @@ def _wires(model: Model, cut: Partition | None, plan: PlanReport | None) -> list
     ]
 
 
-def _variants(plan: PlanReport) -> list[dict[str, Any]]:
-    return [
-        {"share": v.share, "devices": dict(Counter(v.affinity.values()))} for v in plan.variants
-    ]
-
-
 def _plan(plan: PlanReport) -> dict[str, Any]:
     return {
-        **_fields(plan, _OF_PLANS),
+        **{name: getattr(plan, name) for name in _OF_PLANS},
         "throughput_per_s": 1 / plan.bottleneck_s if plan.bottleneck_s > 0 else None,
         "ratio": plan.ratio if math.isfinite(plan.ratio) else None,
         "sources": dict(plan.sources),
         "unmeasured": dict(plan.unmeasured),
         "sentence": plan.sentence(),
     }
-
-
-def _fields(of: object, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}

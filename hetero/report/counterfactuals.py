@@ -12,6 +12,9 @@ from hetero.planning import Alternative, PlanReport
 from hetero.query.survey import Survey
 from hetero.report.units import size
 
+#: What an alternative that was judged says of itself.
+_FIGURES: Final = ("bottleneck_s", "latency_s", "chosen", "subgraphs", "cuts", "nbytes")
+
 
 def counterfactuals(
     survey: Survey, document: dict[str, Any], plan: PlanReport | None
@@ -26,40 +29,39 @@ def counterfactuals(
     rows = [_single(survey, name, judged.pop(f"single {name}", None)) for name in survey.names]
     if len(survey.names) > 1:
         rows.append(_priority(survey, document, plan, judged.pop("priority", None)))
-    chosen = next((a for a in judged.values() if a.chosen), None)
-    others = [a for a in judged.values() if not a.chosen]
-    rows += [_row(a.name, "runner-up", a, devices=list(a.devices)) for a in others]
+    rows += [
+        _row(a.name, "runner-up", a, devices=list(a.devices))
+        for a in judged.values()
+        if not a.chosen
+    ]
     # The choice has a row of its own unless it is one of those above.
     if not any(row["chosen"] for row in rows):
-        rows.append(_chosen(document, plan, chosen))
+        rows.append(_chosen(document, plan, next((a for a in judged.values() if a.chosen), None)))
     figure = "latency_s" if plan is not None and plan.hint == "LATENCY" else "bottleneck_s"
     if plan is not None and plan.bound_s > 0:
-        rows.append(_row(f"bound: {plan.bound_name}", "bound", None, **{figure: plan.bound_s}))
+        rows.append(_row(f"bound: {plan.bound_name}", "bound") | {figure: plan.bound_s})
     base = plan.figure_s if plan else None
     for row in rows:
-        known = base and row[figure] is not None
-        row["relative"] = row[figure] / base if known else None
+        row["relative"] = row[figure] / base if base and row[figure] is not None else None
     return rows
-
-
-#: What an alternative that was judged says of itself.
-_FIGURES: Final = ("bottleneck_s", "latency_s", "chosen", "subgraphs", "cuts", "nbytes")
 
 
 def _row(name: str, kind: str, judged: Alternative | None = None, **fields: Any) -> dict[str, Any]:
     blank: dict[str, Any] = {"possible": True, "missing": 0, "devices": [], "chosen": False}
-    blank = {"name": name, "kind": kind, **dict.fromkeys(_FIGURES), **blank} | fields
-    return blank if judged is None else blank | {key: getattr(judged, key) for key in _FIGURES}
+    figures = {} if judged is None else {key: getattr(judged, key) for key in _FIGURES}
+    return {"name": name, "kind": kind, **dict.fromkeys(_FIGURES), **blank, **fields, **figures}
+
+
+def _missing(survey: Survey, takers: Mapping[str, str]) -> dict[str, Any]:
+    """Count the nodes that have no device among `takers`."""
+    model = survey.model
+    missing = sum(n.name not in takers and not follows(model, n) for n in model.nodes)
+    return {"possible": not missing, "missing": missing}
 
 
 def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str, Any]:
-    answer = survey.answers[device]
-    missing = sum(
-        node.name not in answer.devices and not follows(survey.model, node)
-        for node in survey.model.nodes
-    )
-    fields: dict[str, Any] = {"devices": [device], "possible": not missing, "missing": missing}
-    if not missing:
+    fields = {"devices": [device], **_missing(survey, survey.answers[device].devices)}
+    if fields["possible"]:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
     heeded = all(pinned == device for pinned in survey.pins.devices.values())
     name = f"single {device}" if judged or heeded else f"single {device}, unpinned"
@@ -67,26 +69,19 @@ def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str
 
 
 def _priority(
-    survey: Survey,
-    document: dict[str, Any],
-    plan: PlanReport | None,
-    judged: Alternative | None,
+    survey: Survey, document: dict[str, Any], plan: PlanReport | None, judged: Alternative | None
 ) -> dict[str, Any]:
     """Give each node to the first device that takes it; pins hold where the plan judged it."""
     if judged is not None:
         return _row("priority", "priority", judged, devices=list(judged.devices))
     placed: dict[str, str] = {}
     for name, answer in survey.answers.items():
-        for node in answer.devices:
-            placed.setdefault(node, name)
-    missing = sum(
-        node.name not in placed and not follows(survey.model, node) for node in survey.model.nodes
-    )
-    fields: dict[str, Any] = {"possible": not missing, "missing": missing}
-    fields["devices"] = [name for name in survey.names if name in placed.values()]
-    if not missing and plan is None and placed == survey.affinity.devices:
+        placed = dict.fromkeys(answer.devices, name) | placed
+    used = set(placed.values())
+    fields = {"devices": [n for n in survey.names if n in used], **_missing(survey, placed)}
+    if fields["possible"] and plan is None and placed == survey.affinity.devices:
         fields |= _cut_of(document)
-    elif not missing:
+    elif fields["possible"]:
         fields |= _cut_size(survey, placed)
     heeded = survey.pins.devices.items() <= placed.items()
     return _row("priority" if heeded else "priority, unpinned", "priority", **fields)
@@ -106,12 +101,8 @@ def _cut_size(survey: Survey, placed: Mapping[str, str]) -> dict[str, Any]:
         cut = partition(survey.model, placed)
     except AffinityError:
         return {}
-    spec = cut.source.spec
-    return {
-        "subgraphs": len(cut.subgraphs),
-        "cuts": len(cut.wires),
-        "nbytes": sum(size(spec(wire.tensor))["nbytes"] or 0 for wire in cut.wires),
-    }
+    wires = [size(cut.source.spec(wire.tensor)) for wire in cut.wires]
+    return _cut_of({"subgraphs": cut.subgraphs, "wires": wires})
 
 
 def _chosen(
