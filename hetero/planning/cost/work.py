@@ -67,10 +67,13 @@ def node_work(model: Model, node: Node) -> Work:
     inputs = [model.spec(name) for name in node.inputs]
     outputs = [model.spec(name) for name in node.writes]
     nbytes = float(sum(value_nbytes(s) for s in (*inputs, *outputs)))
-    made = float(sum(_size(s) for s in outputs))
-    count = _COUNTS.get(node.op_type) if not node.domain else None
-    operations = count(node, inputs, made) if count else made
-    return Work(float(operations), nbytes)
+    made = sum(map(_size, outputs))
+    operator = "" if node.domain else node.op_type
+    if (count := _PRODUCTS.get(operator)) is not None:
+        return Work(float(count(node, [_shape(s) for s in inputs], made)), nbytes)
+    # Others look at each element that they read or make.
+    read = _size(inputs[0]) if inputs else 0
+    return Work(float(max(made, read) * _PER_ELEMENT.get(operator, 1)), nbytes)
 
 
 def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
@@ -113,93 +116,56 @@ def nonnegative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
     return found
 
 
-def _size(spec: TensorSpec) -> int:
-    if spec.shape is None:
-        return 1
-    return math.prod(d if isinstance(d, int) else OPEN_DIMENSION for d in spec.shape)
-
-
 def _shape(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(d if isinstance(d, int) else OPEN_DIMENSION for d in spec.shape or ())
 
 
-def _convolution(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    weight = _shape(inputs[1]) if len(inputs) > 1 else ()
-    return 2.0 * made * math.prod(weight[1:])
+def _size(spec: TensorSpec) -> int:
+    return math.prod(_shape(spec))
 
 
-def _transposed(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    weight = _shape(inputs[1]) if len(inputs) > 1 else ()
-    return 2.0 * _size(inputs[0]) * math.prod(weight[1:])
+_Shapes = Sequence[tuple[int, ...]]
 
 
-def _product(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    left = _shape(inputs[0])
-    return 2.0 * made * (left[-1] if left else 1)
+def _convolution(node: Node, shapes: _Shapes, made: int) -> float:
+    return 2 * made * math.prod(shapes[1][1:])
 
 
-def _gemm(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    left = _shape(inputs[0])
-    inner = left[0 if node.attributes.get("transA", 0) else -1] if left else 1
-    return 2.0 * made * inner
+def _transposed(node: Node, shapes: _Shapes, made: int) -> float:
+    return 2 * math.prod(shapes[0]) * math.prod(shapes[1][1:])
 
 
-def _recurrent(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    steps = math.prod(_shape(inputs[0])[:2])
-    return 2.0 * steps * sum(_size(s) for s in inputs[1:3])
+def _product(node: Node, shapes: _Shapes, made: int) -> float:
+    left = shapes[0] or (1,)
+    return 2 * made * left[0 if node.attributes.get("transA", 0) else -1]
 
 
-def _attention(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    keys = _shape(inputs[1]) if len(inputs) > 1 else ()
-    return 4.0 * made * (keys[-2] if len(keys) > 1 else 1)
+def _recurrent(node: Node, shapes: _Shapes, made: int) -> float:
+    return 2 * math.prod(shapes[0][:2]) * sum(map(math.prod, shapes[1:3]))
 
 
-def _window(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    window: Sequence[int] = node.attributes.get("kernel_shape", ())
-    return made * math.prod(window)
+def _attention(node: Node, shapes: _Shapes, made: int) -> float:
+    return 4 * made * (shapes[1][-2] if len(shapes[1]) > 1 else 1)
 
 
-def _reduction(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
-    return float(_size(inputs[0])) if inputs else made
-
-
-def _several(times: float) -> Callable[[Node, Sequence[TensorSpec], float], float]:
-    return lambda node, inputs, made: made * times
-
-
-#: Operator -> its count; others count one operation for each element that they make.
-_COUNTS: Final[Mapping[str, Callable[[Node, Sequence[TensorSpec], float], float]]] = {
-    "Conv": _convolution,
-    "ConvInteger": _convolution,
-    "QLinearConv": _convolution,
+#: Operators that multiply and add -> how many operations, of the shapes that they read and the
+#: elements that they make.
+_PRODUCTS: Final[Mapping[str, Callable[[Node, _Shapes, int], float]]] = {
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _convolution),
     "ConvTranspose": _transposed,
-    "MatMul": _product,
-    "MatMulInteger": _product,
-    "QLinearMatMul": _product,
-    "Einsum": _product,
-    "Gemm": _gemm,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
+    **dict.fromkeys(("MatMul", "MatMulInteger", "QLinearMatMul", "Einsum", "Gemm"), _product),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "Attention": _attention,
-    "MaxPool": _window,
-    "AveragePool": _window,
-    "LpPool": _window,
-    "GlobalAveragePool": _reduction,
-    "GlobalMaxPool": _reduction,
-    "Softmax": _several(8),
-    "LogSoftmax": _several(8),
-    "LayerNormalization": _several(8),
-    "InstanceNormalization": _several(8),
-    "GroupNormalization": _several(8),
-    "Exp": _several(8),
-    "Erf": _several(8),
-    "Gelu": _several(16),
-    "Sigmoid": _several(8),
-    "Tanh": _several(8),
-    "BatchNormalization": _several(2),
-    **dict.fromkeys(
-        ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax", "ArgMin"),
-        _reduction,
-    ),
 }
+#: Operators that compute more than one operation for an element.
+_PER_ELEMENT: Final = {
+    **dict.fromkeys(
+        (
+            "Softmax", "LogSoftmax", "LayerNormalization", "InstanceNormalization",
+            "GroupNormalization", "Exp", "Erf", "Sigmoid", "Tanh",
+        ),
+        8,
+    ),
+    "Gelu": 16,
+    "BatchNormalization": 2,
+}  # fmt: skip
