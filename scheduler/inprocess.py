@@ -151,8 +151,8 @@ class InProcessExecutor:
         #: What was unloaded goes on for the stages that it has.
         self._unloaded: list[tuple[PluginEntry, list[DeviceLoop]]] = []
         self._switchboard = Switchboard()
-        self._workers = Workers("stages")
         self._clock = Clock("clock")
+        self._workers = Workers("stages", self._clock)
         memory = RemoteMemory("remote-memory", self._switchboard.connect, self._clock)
         self._deployments: Deployments[InProcessDeployment] = Deployments(
             observers, memory, self._clock

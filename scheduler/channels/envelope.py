@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -21,7 +22,7 @@ from devices.request.joined_rows import RowLayout
 from devices.request.request import Request
 from scheduler.formats.error_entries import error_entry, error_of
 from scheduler.formats.msgpack_check import unpack
-from scheduler.formats.value_tree import DTYPES, NAMES, TENSOR, TreeReader, TreeWriter
+from scheduler.formats.value_tree import DTYPES, NAMES, TENSOR, Contents, tree_of, value_of
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -57,7 +58,7 @@ def frames(message: Message) -> list[Any]:
     return MessageWriter().frames(message)
 
 
-class MessageWriter(TreeWriter):
+class MessageWriter:
     """Turns messages into frames; from one thread at a time.
 
     Parameters
@@ -112,7 +113,7 @@ class MessageWriter(TreeWriter):
         request, stage = message.task
         task = (*request, stage)
         if isinstance(message, Failure):
-            return _FAILURE, task, error_entry(message.error, self)
+            return _FAILURE, task, error_entry(message.error, self._place)
         if isinstance(message, Keep):
             return _KEEP, task, message.client, self._named(message.tensors)
         return (_GIVE if isinstance(message, Give) else _JOIN, task, *message[1:])
@@ -129,10 +130,10 @@ class MessageWriter(TreeWriter):
                 entry = (TENSOR, NAMES[value.dtype], value.shape, value.tobytes())
                 pairs += (name, entry)
             else:
-                pairs += (name, self.tree(value))
+                pairs += (name, tree_of(value, self._place))
         return pairs
 
-    def place(self, array: np.ndarray) -> Any:
+    def _place(self, array: np.ndarray) -> Any:
         """Place contents in the head, elsewhere, or in a frame."""
         if array.nbytes <= self._inline_nbytes:
             return array.tobytes()
@@ -164,24 +165,25 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
     if not head.startswith(_PREFIX, start):
         _refuse(head[start : start + len(_PREFIX)])
     tree = unpack(memoryview(head)[start + len(_PREFIX) :], "message")
+    contents = partial(_contents, parts, get)
     try:
         kind = tree[0]
         if kind in (_VALUES, _OUTPUTS):
             _, task, tensors, runs = tree
-            fields = (_task(task), _values(tensors, parts, get), _runs(runs))
+            fields = (_task(task), _values(tensors, contents), _runs(runs))
             if kind == _VALUES:
                 return tuple.__new__(Values, fields)
             return tuple.__new__(Outputs, fields)
         rest = tree[1:]
         if kind == _FAILURE:
             task, error = rest
-            return Failure(_task(task), error_of(error, _Reader(parts, get)))
+            return Failure(_task(task), error_of(error, contents))
         if kind == _DROPPED:
             (task,) = rest
             return Dropped(_task(task).request)
         if kind == _KEEP:
             task, client, tensors = rest
-            return Keep(_task(task), _text(client), _values(tensors, parts, get))
+            return Keep(_task(task), _text(client), _values(tensors, contents))
         if kind == _GIVE:
             task, client, address, keys, free = rest
             named = {_text(name): _text(key) for name, key in keys.items()}
@@ -209,32 +211,26 @@ def _refuse(start: bytes) -> NoReturn:
     raise BlobError(f"not a message: it starts with {start!r}.")
 
 
-class _Reader(TreeReader):
-    """Finds contents where a `MessageWriter` placed them."""
-
-    def __init__(self, parts: Sequence[Any], get: Get | None) -> None:
-        self._parts = parts
-        self._get = get
-
-    def contents(self, place: Any, dtype: np.dtype, count: int) -> np.ndarray:
-        nbytes = count * dtype.itemsize
-        if type(place) is bytes:
-            found: Segment = place
-        elif type(place) is int and 0 < place < len(self._parts):
-            found = memoryview(self._parts[place]).toreadonly()
-        elif type(place) is list and self._get is not None:
-            return self._get(place, nbytes).view(dtype)
-        else:
-            raise BlobError("message with a tensor that is nowhere.")
-        if len(found) != nbytes:
-            raise BlobError(
-                f"message is cut short or damaged: {len(found)} bytes for {count} {dtype}."
-            )
-        flat = np.frombuffer(found, dtype)
-        if not flat.flags.aligned:
-            flat = flat.copy()
-            flat.setflags(write=False)
-        return flat
+def _contents(
+    parts: Sequence[Any], get: Get | None, place: Any, dtype: np.dtype, count: int
+) -> np.ndarray:
+    """Return contents from where a `MessageWriter` placed them."""
+    nbytes = count * dtype.itemsize
+    if type(place) is bytes:
+        found: Segment = place
+    elif type(place) is int and 0 < place < len(parts):
+        found = memoryview(parts[place]).toreadonly()
+    elif type(place) is list and get is not None:
+        return get(place, nbytes).view(dtype)
+    else:
+        raise BlobError("message with a tensor that is nowhere.")
+    if len(found) != nbytes:
+        raise BlobError(f"message is cut short or damaged: {len(found)} bytes for {count} {dtype}.")
+    flat = np.frombuffer(found, dtype)
+    if not flat.flags.aligned:
+        flat = flat.copy()
+        flat.setflags(write=False)
+    return flat
 
 
 #: What fields of these types are in a message.
@@ -262,14 +258,14 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else dict(value)
 
 
-def _values(pairs: Any, parts: Sequence[Any], get: Get | None) -> dict[str, Value]:
+def _values(pairs: Any, contents: Contents) -> dict[str, Value]:
     values: dict[str, Value] = {}
     rest = iter(pairs)
     for name, tree in zip(rest, rest, strict=True):
         if type(name) is not str:
             raise BlobError("message with a tensor that has no name.")
         value = _small(tree)
-        values[name] = _Reader(parts, get).value(tree) if value is None else value
+        values[name] = value_of(tree, contents) if value is None else value
     return values
 
 

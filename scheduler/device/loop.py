@@ -153,7 +153,7 @@ class DeviceLoop:
                 instructions = self._machine.arrived(task, tensors, runs, self._now_s())
             self._follow(instructions)
         except BaseException as error:  # a fault of ours; Ctrl-C, where its sender is this process
-            self._give_up(task, error)
+            self.give_up(task, error)
             if not isinstance(error, Exception):
                 raise
             _log.exception("device=%s: a message could not be taken in", self.host.descriptor.name)
@@ -197,19 +197,15 @@ class DeviceLoop:
             self._follow(instructions)
         except BaseException as error:  # Ctrl-C
             self._begun.pop(thread, None)
-            self._give_up(due.task, error)
+            self.give_up(due.task, error)
             raise
-
-    def give_up(self, due: Run, error: BaseException) -> None:
-        """End a task that no thread will run, as Ctrl-C came."""
-        self._give_up(due.task, error)
 
     def close(self) -> None:
         """Let go of every stage and take nothing more."""
         self._channel.close()
         self.host.close()
 
-    def _give_up(self, task: Task, error: BaseException) -> None:
+    def give_up(self, task: Task, error: BaseException) -> None:
         """End a task that the calling thread does not run to its end, unless another runs it."""
         failure = self._failure(task, error)
         with self._lock:
@@ -257,7 +253,7 @@ class DeviceLoop:
             except Exception as error:  # whatever it is: the request hears of it, threads live on
                 task = instruction.task
                 if type(instruction) is Run and instruction.outputs is None:
-                    self._give_up(task, error)
+                    self.give_up(task, error)
                 else:
                     self._tell(task, Failure(task, self._failure(task, error)))
             except BaseException:  # Ctrl-C: the others' tasks go on

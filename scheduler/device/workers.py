@@ -14,9 +14,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from scheduler.channels.channel import PumpedChannel
+from scheduler.clock import Clock
 from scheduler.device.loop import DeviceLoop
 from scheduler.vocabulary.events import Run
 
@@ -110,11 +112,13 @@ class Workers(BaseWorkers):
     While tasks are short one thread runs them all: to wake another takes longer than they do, and
     then the two take the interpreter's lock from each other. Before a task that is usually long, a
     thread sees to it that another takes what is queued; where one takes longer than usual, the
-    thread that watches does.
+    executor's clock does.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Clock) -> None:
         super().__init__(name)
+        self._clock = clock
+        self._timer = clock.timer(self._look)
         self._jobs: deque[_Job] = deque()
         self._next = _Next()
         self._state = threading.Lock()
@@ -122,13 +126,10 @@ class Workers(BaseWorkers):
         self._soon: set[int] = set()
         #: Threads that were woken and will be among those.
         self._num_coming = 0
-        #: How many times a thread has looked for a job.
-        self._num_looks = 0
+        #: How many times a thread has looked for a job, and had when the clock looked last.
+        self._num_looks = self._looks = 0
         #: What wakes threads; False ends one.
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._is_watched = False
-        self._watch_calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._watcher: threading.Thread | None = None
 
     def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run: by the calling thread when it is done here, or by another."""
@@ -139,13 +140,6 @@ class Workers(BaseWorkers):
             mine.job = (loop, due)
         else:
             self._put((loop, due))
-
-    def stop(self) -> None:
-        """End the threads, each with what it runs now."""
-        super().stop()
-        if self._watcher is not None:
-            self._watch_calls.put(False)
-            self._watcher.join(timeout=_JOIN_S)
 
     def help_with(self, begin: Callable[[], None]) -> None:
         """Call `begin`, and run the request that it starts in the calling thread while it can."""
@@ -162,7 +156,7 @@ class Workers(BaseWorkers):
                 job[0].run(job[1])
         except BaseException as error:  # Ctrl-C may come before the task runs
             if job is not None:
-                job[0].give_up(job[1], error)
+                job[0].give_up(job[1].task, error)
             raise
         finally:
             mine.request_id = None
@@ -173,22 +167,18 @@ class Workers(BaseWorkers):
     def _put(self, job: _Job) -> None:
         with self._state:
             self._jobs.append(job)
-            if self._have_taken() or self._is_watched:
-                return
-            self._is_watched = True
-            self._watch_calls.put(True)
-            if self._watcher is None:
-                name = f"{self._name}-watch"
-                self._watcher = threading.Thread(target=self._watch, name=name, daemon=True)
-                self._watcher.start()
+            if self._soon or self._num_coming:
+                if self._timer.due_s == inf:
+                    self._looks = self._num_looks
+                    self._timer.by(self._clock.now_s() + _WATCH_S)
+            else:
+                self._have_taken()
 
-    def _have_taken(self) -> bool:
-        """Wake a thread for what is queued, where none will soon look for it; whether it did."""
-        if not self._jobs or self._soon or self._num_coming:
-            return False
-        self._num_coming += 1
-        self._calls.put(True)
-        return True
+    def _have_taken(self) -> None:
+        """Wake a thread for what is queued, where none will soon look for it."""
+        if self._jobs and not (self._soon or self._num_coming):
+            self._num_coming += 1
+            self._calls.put(True)
 
     def _end_one(self) -> None:
         self._calls.put(False)
@@ -221,23 +211,14 @@ class Workers(BaseWorkers):
             self._soon.discard(me)
             return None
 
-    def _watch(self) -> None:
-        """While short tasks run, see to it that what is queued behind one is taken in any case."""
-        looks, wait_s = -1, None
-        while True:
-            try:
-                if not self._watch_calls.get(timeout=wait_s):
-                    return
-                looks, wait_s = self._num_looks, _WATCH_S
-            except queue.Empty:
-                before, looks = looks, self._num_looks
-                if before != looks:  # some have ended
-                    continue
-                with self._state:
-                    self._soon.clear()
-                    self._have_taken()
-                    self._is_watched = bool(self._jobs)
-                    wait_s = _WATCH_S if self._is_watched else None
+    def _look(self) -> float | None:
+        """See to it that what is queued behind a task that was to be short is taken in any case."""
+        with self._state:
+            before, self._looks = self._looks, self._num_looks
+            if before == self._looks:  # none has ended
+                self._soon.clear()
+                self._have_taken()
+            return self._clock.now_s() + _WATCH_S if self._jobs else None
 
 
 class PumpingWorkers(BaseWorkers):

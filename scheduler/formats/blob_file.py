@@ -186,13 +186,13 @@ class BlobFile:
         if code == form.STRINGS:
             check_msgpack(entry, where)
             sizes, texts = msgpack.unpackb(entry)
-            return strings_of(shape_of(sizes, form.MAX_RANK, where), texts, where)
+            return strings_of(sizes, texts, where)
         size = len(entry) - form.TENSOR_ENTRY.size
         if code != form.TENSOR or size < 0 or size % 8:
             raise BlobError(f"{where}: unknown extension {code} of {len(entry)} bytes.")
         segment, number = form.TENSOR_ENTRY.unpack_from(entry)
         sizes = struct.unpack_from(f"<{size // 8}Q", entry, form.TENSOR_ENTRY.size)
-        shape = shape_of(list(sizes), form.MAX_RANK, where)
+        shape = shape_of(list(sizes), where)
         dtype = form.DTYPE_OF.get(number)
         if dtype is None:
             raise BlobError(f"{where}: a tensor of unknown element type {number}.")

@@ -52,8 +52,6 @@ BYTES, TENSOR, STRINGS = 1, 2, 3
 BYTES_ENTRY: Final = struct.Struct("<I")
 #: A segment's number, -1 for an empty tensor; ONNX's number of the element type; dimensions follow.
 TENSOR_ENTRY: Final = struct.Struct("<iH")
-#: numpy's own limit.
-MAX_RANK: Final = 64
 
 #: Element types and their names by ONNX's number, and the numbers by name.
 DTYPE_OF: Final = {n: dtype for n, dtype in DTYPES.items() if dtype != np.dtype(object)}

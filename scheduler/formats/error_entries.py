@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from devices import errors
 from devices.errors import BlobError, HeteroError, shown
-from scheduler.formats.value_tree import TreeReader, TreeWriter
+from scheduler.formats.value_tree import Contents, Place, tree_of, value_of
 
 _CLASSES: Final[dict[str, type[HeteroError]]] = {
     name: getattr(errors, name) for name in errors.__all__
@@ -15,7 +15,7 @@ _CLASSES: Final[dict[str, type[HeteroError]]] = {
 _CAUSES: Final = 4
 
 
-def error_entry(error: BaseException, writer: TreeWriter, causes: int = _CAUSES) -> list[Any]:
+def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> list[Any]:
     """Return an error as a tree.
 
     One whose class is not of the tree travels as its nearest base, one that is not of ours at all
@@ -29,20 +29,21 @@ def error_entry(error: BaseException, writer: TreeWriter, causes: int = _CAUSES)
         message, data = str(error), error.data
     pairs: list[Any] = []
     for key, value in data.items():
-        pairs += (key, _tree(value, writer))
+        pairs += (key, _tree(value, place))
     cause = error.__cause__
-    below = error_entry(cause, writer, causes - 1) if cause is not None and causes else None
+    below = error_entry(cause, place, causes - 1) if cause is not None and causes else None
     return [name, message, pairs, below]
 
 
-def error_of(entry: Any, reader: TreeReader, causes: int = _CAUSES) -> HeteroError:
+def error_of(entry: Any, contents: Contents, causes: int = _CAUSES) -> HeteroError:
     """Return the error of an entry.
 
     Raises BlobError: it is no error's.
     """
     try:
         name, message, pairs, below = entry
-        data = {key: reader.value(tree) for key, tree in zip(pairs[::2], pairs[1::2], strict=True)}
+        trees = zip(pairs[::2], pairs[1::2], strict=True)
+        data = {key: value_of(tree, contents) for key, tree in trees}
         if not isinstance(message, str):
             raise BlobError("message with an error that says nothing.")
         error = _CLASSES[name](message, **data)
@@ -53,7 +54,7 @@ def error_of(entry: Any, reader: TreeReader, causes: int = _CAUSES) -> HeteroErr
     if below is not None:
         if not causes:
             raise BlobError("message with an error that has too many causes.")
-        error.__cause__ = error_of(below, reader, causes - 1)
+        error.__cause__ = error_of(below, contents, causes - 1)
     return error
 
 
@@ -61,8 +62,8 @@ def _is_ours(kind: type) -> bool:
     return _CLASSES.get(kind.__name__) is kind
 
 
-def _tree(value: Any, writer: TreeWriter) -> Any:
+def _tree(value: Any, place: Place) -> Any:
     try:
-        return writer.tree(value)
+        return tree_of(value, place)
     except (TypeError, BlobError):
         return repr(value)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from devices.errors import BlobError
+
+#: numpy's own limit.
+_MAX_RANK: Final = 64
 
 
 def texts_of(array: np.ndarray) -> list[str | bytes]:
@@ -35,9 +38,9 @@ def raw(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(little_endian(array)).reshape(-1).view(np.uint8).data
 
 
-def shape_of(sizes: Any, most_rank: int, where: str) -> tuple[int, ...]:
+def shape_of(sizes: Any, where: str) -> tuple[int, ...]:
     """Return a shape that was read, checked."""
-    sound = isinstance(sizes, list) and len(sizes) <= most_rank
+    sound = isinstance(sizes, list) and len(sizes) <= _MAX_RANK
     for size in sizes if sound else ():
         sound = sound and type(size) is int and 0 <= size < 2**62
     if not sound:
@@ -45,8 +48,9 @@ def shape_of(sizes: Any, most_rank: int, where: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def strings_of(shape: tuple[int, ...], texts: Any, where: str) -> np.ndarray:
+def strings_of(sizes: Any, texts: Any, where: str) -> np.ndarray:
     """Return a read-only tensor of strings that were read, checked."""
+    shape = shape_of(sizes, where)
     if not isinstance(texts, list) or math.prod(shape) != len(texts):
         raise BlobError(f"{where}: a tensor of strings that do not fill {shape}.")
     if any(not isinstance(text, str | bytes) for text in texts):
