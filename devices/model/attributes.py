@@ -49,10 +49,15 @@ def _plain(value: Any) -> Any:
 def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     """Yield the graphs of a control flow node, each with its attribute's name."""
     for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.name, attribute.g
-        for graph in attribute.graphs:
+        for graph in graphs_of(attribute):
             yield attribute.name, graph
+
+
+def graphs_of(attribute: AttributeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that an attribute holds."""
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
 
 
 def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
@@ -63,14 +68,9 @@ def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
             yield from with_bodies(inner)
 
 
-def captured_names(proto: onnx.NodeProto) -> Iterator[str]:
-    """Yield the outer values that a node's bodies read, each once, in order of first use."""
-    seen: set[str] = set()
-    for _, graph in bodies(proto):
-        for name in _free_names(graph):
-            if name not in seen:
-                seen.add(name)
-                yield name
+def captured_names(proto: onnx.NodeProto) -> tuple[str, ...]:
+    """Return the outer values that a node's bodies read, each once, in order of first use."""
+    return tuple(dict.fromkeys(n for _, graph in bodies(proto) for n in _free_names(graph)))
 
 
 def _free_names(graph: onnx.GraphProto) -> Iterator[str]:

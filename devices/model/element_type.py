@@ -33,7 +33,9 @@ EXTENDED_DTYPES: Final = frozenset(
     and isinstance(getattr(ml_dtypes, name), type)
 )
 #: Element types narrower than a byte, with their widths in bits.
-_NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
+NARROW_BITS: Final = {
+    "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4e2m1": 4, "float6e2m3": 6, "float6e3m2": 6,
+}  # fmt: skip
 
 
 class Type(StrEnum):
@@ -103,7 +105,7 @@ class Type(StrEnum):
         """Bits of an element; 0 where they vary."""
         if self in (Type.dynamic, Type.string):
             return 0
-        return _NARROW_BITS.get(self.value, self.to_dtype().itemsize * 8)
+        return NARROW_BITS.get(self.value, self.to_dtype().itemsize * 8)
 
     @property
     def size(self) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import onnx
 from onnx import AttributeProto
 
+from devices.model.attributes import graphs_of
 from devices.model.model import Node
 
 #: Domain, name, overload.
@@ -63,20 +65,17 @@ def instantiate(function: onnx.FunctionProto, call: onnx.NodeProto) -> list[onnx
 
 
 def _resolve(node: onnx.NodeProto, given: Mapping[str, AttributeProto]) -> onnx.NodeProto:
-    resolved = onnx.NodeProto()
-    resolved.CopyFrom(node)
-    resolved.ClearField("attribute")
+    resolved = deepcopy(node)
+    del resolved.attribute[:]
     for attribute in node.attribute:
-        if attribute.ref_attr_name:
-            if attribute.ref_attr_name in given:
-                copy = resolved.attribute.add()
-                copy.CopyFrom(given[attribute.ref_attr_name])
-                copy.name = attribute.name
+        found = given.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        if found is None:
             continue
         copy = resolved.attribute.add()
-        copy.CopyFrom(attribute)
-        for graph in (*((copy.g,) if copy.HasField("g") else ()), *copy.graphs):
+        copy.CopyFrom(found)
+        copy.name = attribute.name
+        for graph in graphs_of(copy) if found is attribute else ():
             nodes = [_resolve(inner, given) for inner in graph.node]
-            graph.ClearField("node")
+            del graph.node[:]
             graph.node.extend(nodes)
     return resolved

@@ -7,6 +7,7 @@ that differ. Element types stay.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from copy import deepcopy
 
 import onnx
 
@@ -15,8 +16,7 @@ from devices.model.attributes import bodies
 
 def without_shape(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     """Return a copy of a declaration that leaves the shape of a tensor open."""
-    copy = onnx.ValueInfoProto()
-    copy.CopyFrom(info)
+    copy = deepcopy(info)
     _open(copy)
     return copy
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +37,10 @@ from devices.model.type_inference import infer_types, make_inferable
 INFERENCE_NBYTES: Final = 4096
 #: Where a weight may begin in a file beside a model, in bytes: no runtime wants more.
 _ALIGNMENT: Final = 64
+#: What a model is made of; types follow.
+_ARGUMENTS: Final = (
+    "header", "name", "nodes", "inputs", "outputs", "constants", "value_info", "optional_inputs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,6 @@ class Node:
         """Wrap a NodeProto; `name` replaces the proto's own in place."""
         if name is not None and proto.name != name:
             proto.name = name
-        captures = tuple(captured_names(proto))
         return cls(
             proto.name,
             proto.op_type,
@@ -119,7 +123,7 @@ class Node:
             tuple(proto.input),
             tuple(proto.output),
             proto,
-            captures,
+            captured_names(proto),
             covers or (proto.name,),
         )
 
@@ -242,6 +246,15 @@ class Model(HasPorts):
         """Value name -> position of the node that makes it."""
         return {value: i for i, node in enumerate(self.nodes) for value in node.writes}
 
+    def maker(self, value: str) -> Node | None:
+        """Return the node that makes a value; None for an input or a constant."""
+        position = self.producers.get(value)
+        return None if position is None else self.nodes[position]
+
+    def readers(self, node: Node) -> list[Node]:
+        """Return the nodes that read what a node makes, once for each value."""
+        return [self.nodes[i] for value in node.writes for i in self.consumers.get(value, ())]
+
     @cached_property
     def consumers(self) -> Mapping[str, tuple[int, ...]]:
         """Value name -> positions of the nodes that read it, captures included."""
@@ -308,8 +321,7 @@ class Model(HasPorts):
     def content_hash(self) -> str:
         """SHA-256 over structure, metadata and weights; not over name, paths or descriptions."""
         state = hashlib.sha256()
-        header = onnx.ModelProto()
-        header.CopyFrom(self.header)
+        header = deepcopy(self.header)
         for field in ("doc_string", "producer_name", "producer_version"):
             header.ClearField(field)
         parts: list[bytes] = [header.SerializeToString(deterministic=True)]
@@ -369,16 +381,7 @@ class Model(HasPorts):
         return Model(**(self._arguments() | changes))
 
     def _arguments(self) -> dict[str, Any]:
-        return {
-            "header": self.header,
-            "name": self.name,
-            "nodes": self.nodes,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "constants": self.constants,
-            "value_info": self.value_info,
-            "optional_inputs": self.optional_inputs,
-        }
+        return {name: getattr(self, name) for name in _ARGUMENTS}
 
     def to_proto(self, *, weights: str = "inline", keep_nbytes: int = 0) -> onnx.ModelProto:
         """Return the model as ONNX.
@@ -400,8 +403,7 @@ class Model(HasPorts):
                 f"model {self.name!r} has {self.weight_nbytes} bytes of weights; protobuf holds "
                 f"{PROTOBUF_NBYTES}. Write it with `save`, which keeps weights beside the model."
             )
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.header)
+        proto = deepcopy(self.header)
         graph = proto.graph
         graph.name = self.name
         graph.node.extend(node.proto for node in self.nodes)
@@ -450,8 +452,7 @@ def header_with(model: Model, entries: Mapping[str, str | None]) -> onnx.ModelPr
     """Return a model's header with entries of its metadata replaced; those of None are left out."""
     if all(model.metadata.get(key) == text for key, text in entries.items()):
         return model.header
-    header = onnx.ModelProto()
-    header.CopyFrom(model.header)
+    header = deepcopy(model.header)
     del header.metadata_props[:]
     header.metadata_props.extend(p for p in model.header.metadata_props if p.key not in entries)
     for key, text in entries.items():

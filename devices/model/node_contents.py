@@ -10,6 +10,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
 from devices.errors import ModelError
+from devices.model.attributes import graphs_of
 from devices.model.literals import literal_attribute
 from devices.model.tensor_proto import PROTOBUF_NBYTES, check_tensor, tensor_array
 from devices.model.tensor_spec import TensorSpec, check_text
@@ -63,7 +64,7 @@ def complete_attribute(attribute: AttributeProto, where: str, folder: Path | Non
     sparse = list(attribute.sparse_tensors)
     if attribute.HasField("sparse_tensor"):
         sparse.append(attribute.sparse_tensor)
-    for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+    for graph in graphs_of(attribute):
         complete_nodes(graph.node, where, folder)
         tensors += graph.initializer
         sparse += graph.sparse_initializer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import onnx
+from copy import deepcopy
 
 from devices.errors import ModelError
 from devices.model.model import Model
@@ -25,8 +25,7 @@ def raised_opset(model: Model, version: int) -> Model:
             f"{version}, and onnx's converter fails: {error}. Export the model for opset {version} "
             "or newer."
         ) from error
-    header = onnx.ModelProto()
-    header.CopyFrom(model.header)
+    header = deepcopy(model.header)
     for entry in header.opset_import:
         if entry.domain in ("", "ai.onnx"):
             entry.version = version

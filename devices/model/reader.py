@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -218,8 +219,7 @@ def check_function(function: onnx.FunctionProto, where: str) -> None:
 
 def _whole(node: onnx.NodeProto, where: str, folder: Path | None) -> onnx.NodeProto:
     """Return a copy that holds the contents of all its tensors, those of its bodies included."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     complete_nodes([copy], where, folder)
     return copy
 

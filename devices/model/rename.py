@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 import onnx
 
@@ -14,8 +15,7 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
     """Return the node reading and making values under other names: {old: new}."""
     if not any(name in names for name in (*node.reads, *node.outputs)):
         return node
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
+    proto = deepcopy(node.proto)
     _rename(proto, names)
     return Node.from_proto(proto, covers=node.covers)
 

@@ -11,19 +11,11 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from devices.errors import ExternalDataError, ModelError
-from devices.model.element_type import DTYPES
+from devices.model.element_type import DTYPES, NARROW_BITS, TYPE_NUMBERS
 from devices.model.tensor_spec import check_text
 
 #: Element types that files hold packed, with their widths in bits.
-_PACKED: Final[dict[int, int]] = {
-    TensorProto.INT4: 4,
-    TensorProto.UINT4: 4,
-    TensorProto.FLOAT4E2M1: 4,
-    TensorProto.INT2: 2,
-    TensorProto.UINT2: 2,
-    TensorProto.FLOAT6E2M3: 6,
-    TensorProto.FLOAT6E3M2: 6,
-}
+_PACKED: Final = {TYPE_NUMBERS[name]: bits for name, bits in NARROW_BITS.items()}
 #: protobuf refuses messages of 2 GiB and more.
 PROTOBUF_NBYTES: Final = 2**31 - 1
 

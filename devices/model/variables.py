@@ -15,7 +15,7 @@ from devices.errors import (
     TensorTypeError,
 )
 from devices.model.model import Model, header_with
-from devices.model.tensor_spec import Dimension, TensorSpec
+from devices.model.tensor_spec import TensorSpec
 
 #: The key of a model's metadata that declares its variables: {input: output}, as JSON.
 STATES: Final = "hetero.states"
@@ -140,19 +140,10 @@ def _variable(model: Model, port: TensorSpec, name: str) -> Variable:
             f"{where}; wanted tensors of one type. Cast the output, or leave the pair out.",
             port=port.name,
         )
-    if not _alike(port.shape, output.shape):
+    if not port.partial_shape.compatible(output.partial_shape):
         raise TensorShapeError(
             f"{where}; wanted shapes that may be the same. Reshape the output, or leave the pair "
             "out.",
             port=port.name,
         )
     return Variable(port, output)
-
-
-def _alike(one: tuple[Dimension, ...] | None, other: tuple[Dimension, ...] | None) -> bool:
-    if one is None or other is None:
-        return True
-    return len(one) == len(other) and all(
-        a == b or not (isinstance(a, int) and isinstance(b, int))
-        for a, b in zip(one, other, strict=True)
-    )

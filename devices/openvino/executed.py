@@ -78,8 +78,8 @@ def _spread(model: Model, rows: list[set[str]]) -> None:
             rows_of.setdefault(name, []).append(covers)
     for node in reversed(model.nodes):
         if node.name not in rows_of:
-            readers = [model.nodes[i] for v in node.writes for i in model.consumers.get(v, ())]
-            near = next((rows_of[r.name] for r in readers if r.name in rows_of), [])
+            read_by = (rows_of.get(reader.name) for reader in model.readers(node))
+            near = next((rows for rows in read_by if rows is not None), [])
             for covers in near:
                 covers.add(node.name)
             rows_of[node.name] = near

@@ -199,14 +199,10 @@ def _is_scaled_by_place(use: Use) -> bool:
     if use.node.op_type.startswith("Reduce") and _reduced_of_three(use) not in ([0], [2]):
         return False
 
-    def after(node: Node) -> list[Node]:
-        readers = (p for v in node.writes for p in model.consumers.get(v, ()))
-        return [model.nodes[position] for position in readers]
-
     def before(node: Node) -> list[Node]:
-        return [model.nodes[model.producers[v]] for v in node.reads if v in model.producers]
+        return [maker for value in node.reads if (maker := model.maker(value))]
 
-    for step in (after, before) if _is_quantised(model) else (after,):
+    for step in (model.readers, before) if _is_quantised(model) else (model.readers,):
         near = step(use.node)
         while near:
             node = near.pop()
@@ -226,9 +222,8 @@ def _is_quantised(model: Model) -> bool:
 
 def _is_also_quantised(use: Use) -> bool:
     """Whether what a node makes is quantised by one reader, and read or given out besides."""
-    made = use.node.outputs[0]
-    readers = [use.model.nodes[position] for position in use.model.consumers.get(made, ())]
-    given_out = any(port.name == made for port in use.model.outputs)
+    readers = use.model.readers(use.node)
+    given_out = any(port.name == use.node.outputs[0] for port in use.model.outputs)
     return len(readers) + given_out > 1 and any(r.op_type == "QuantizeLinear" for r in readers)
 
 

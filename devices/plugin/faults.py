@@ -37,8 +37,7 @@ class Use(NamedTuple):
 
     def maker(self, position: int) -> Node | None:
         """Return the node that makes an input."""
-        made = self.model.producers.get(self.given(position))
-        return None if made is None else self.model.nodes[made]
+        return self.model.maker(self.given(position))
 
     def is_computed(self, value: str) -> bool:
         """Whether a value is there and no constant."""

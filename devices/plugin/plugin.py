@@ -310,9 +310,7 @@ class Plugin(ABC):
                 notes |= dict.fromkeys(node.covers, note)
         for node in reversed(model.nodes):
             if node.is_constant:
-                readers = [
-                    model.nodes[i].name for v in node.writes for i in model.consumers.get(v, ())
-                ]
+                readers = [reader.name for reader in model.readers(node)]
                 if readers and all(reader in refusals for reader in readers):
                     refusals[node.name] = refusals[readers[0]]
                 elif readers:

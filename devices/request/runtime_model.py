@@ -89,8 +89,7 @@ def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, .
                 owner.setdefault(name, i)
     for node in reversed(model.nodes):
         if node.name not in owner:
-            readers = (c for value in node.writes for c in model.consumers.get(value, ()))
-            found = (owner.get(model.nodes[c].name) for c in readers)
+            found = (owner.get(reader.name) for reader in model.readers(node))
             user = next((i for i in found if i is not None), None)
             if user is not None:
                 owner[node.name] = user
@@ -102,5 +101,5 @@ def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, .
 
 
 def _maker(model: Model, value: str) -> str:
-    position = model.producers.get(value)
-    return "" if position is None else model.nodes[position].name
+    maker = model.maker(value)
+    return "" if maker is None else maker.name

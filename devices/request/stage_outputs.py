@@ -67,8 +67,7 @@ class StageOutputs:
 
     def _unexpected(self, position: int, value: Value) -> InferenceError:
         model, port = self._model, self._ports[position]
-        made = model.producers.get(port.name)
-        node = None if made is None else model.nodes[made]
+        node = model.maker(port.name)
         what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
         by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
         return InferenceError(
