@@ -26,10 +26,12 @@ from devices.model.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_arra
 from devices.model.tensor_spec import TensorSpec, check_text
 
 #: Domains whose newest version the installed onnx knows.
-_KNOWN_OPSETS: Final = {
-    domain: max(s.since_version for s in onnx.defs.get_all_schemas() if s.domain == domain)
-    for domain in ("ai.onnx.ml",)
-} | {"": onnx.defs.onnx_opset_version()}
+KNOWN_OPSETS: Final = {
+    "": onnx.defs.onnx_opset_version(),
+    "ai.onnx.ml": max(
+        s.since_version for s in onnx.defs.get_all_schemas() if s.domain == "ai.onnx.ml"
+    ),
+}
 
 #: What exporters call every graph; its file's name tells more.
 _ANY_NAME: Final = ("", "graph", "main_graph", "torch_jit", "torch-jit-export")
@@ -184,7 +186,7 @@ def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> Non
                 f"{where}: imports {domain or 'ai.onnx'} opset {entry.version}; versions are "
                 "small numbers. Export the model again."
             )
-        known = _KNOWN_OPSETS.get(domain)
+        known = KNOWN_OPSETS.get(domain)
         if known is not None and entry.version > known:
             raise UnsupportedOpsetError(
                 f"{where}: imports {domain or 'ai.onnx'} opset {entry.version}; the installed "

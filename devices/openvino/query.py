@@ -43,7 +43,7 @@ class OpenVinoQuery:
         """
         limits = checked_limits(model) if narrow == "CHECKED" else Limits()
         ranges = limits.ranges(model)
-        found: dict[str, Refusal | str] = {}
+        found: dict[str, Refusal] = {}
         keys: dict[str, tuple[bytes, str]] = {}
         new: dict[tuple[bytes, str], OpenVinoQuestion] = {}
         with self._lock:
@@ -63,17 +63,13 @@ class OpenVinoQuery:
             heard = {name: self._verdicts[key] for name, key in keys.items()}
         if narrow == "NO":
             found = _with_remedies(found, model)
-        return found | {name: verdict for name, verdict in heard.items() if verdict is not None}
+        return {**found, **{name: said for name, said in heard.items() if said is not None}}
 
 
-def _with_remedies(found: Mapping[str, Refusal | str], model: Model) -> dict[str, Refusal | str]:
+def _with_remedies(found: Mapping[str, Refusal], model: Model) -> dict[str, Refusal]:
     """Return the refusals, those of integers with what lets OpenVINO have them."""
     told = dict(found)
-    of_integers = {
-        name: verdict
-        for name, verdict in found.items()
-        if isinstance(verdict, Refusal) and verdict.code in ("dtype", "policy")
-    }
+    of_integers = {n: v for n, v in found.items() if v.code in ("dtype", "policy")}
     if not of_integers:
         return told
     within = checked_limits(model).ranges(model)

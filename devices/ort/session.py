@@ -25,14 +25,23 @@ def session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]
 
     `wanted` are the values to give out, each once, whether they are the model's outputs or not.
     """
-    proto = _with_stubs(model)
+    proto = model.to_proto(weights="stub", keep_nbytes=INLINE_NBYTES)
+    # ONNX Runtime drops what no node reads, and then finds no place for its array.
+    read = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(read)
     declared = {o.name: o for o in proto.graph.output}
     del proto.graph.output[:]
     proto.graph.output.extend(declared.get(v) or onnx.ValueInfoProto(name=v) for v in wanted)
-    stubs = [
-        t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
-    ]
-    return proto.SerializeToString(), stubs
+    stubs = []
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            constant = model.constants[tensor.name]
+            if constant.spec.element_type in FEEDABLE:
+                stubs.append(tensor.name)
+            else:  # it takes no arrays of these
+                tensor.CopyFrom(constant.to_proto())
+    return lowered(proto).SerializeToString(), stubs
 
 
 def open_session(
@@ -95,18 +104,3 @@ def _types(
         (port.name, port.type, list(port.shape) if port.type.startswith("tensor(") else None)
         for port in session.get_outputs()
     ]
-
-
-def _with_stubs(model: Model) -> onnx.ModelProto:
-    """Return the model with large weights declared outside, where ONNX Runtime takes arrays."""
-    proto = model.to_proto(weights="stub", keep_nbytes=INLINE_NBYTES)
-    # ONNX Runtime drops what no node reads, and then finds no place for its array.
-    read = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(read)
-    for tensor in proto.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            constant = model.constants[tensor.name]
-            if constant.spec.element_type not in FEEDABLE:
-                tensor.CopyFrom(constant.to_proto())
-    return lowered(proto)

@@ -6,62 +6,43 @@ an older one if none of its operators changed in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import onnx
 import onnxruntime
 
 from devices.model.attributes import with_bodies
-
-#: The domains whose versions ONNX Runtime checks.
-_DOMAINS = ("", "ai.onnx.ml")
-
-
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """The newest file format (`ir`) and operator sets by domain that ONNX Runtime reads."""
-
-    ir: int
-    opsets: tuple[tuple[str, int], ...]
-
-    def of(self, domain: str) -> int | None:
-        """Return the newest operator set of a domain; None where any is read."""
-        return dict(self.opsets).get(domain)
+from devices.model.reader import KNOWN_OPSETS
 
 
 @cache
-def newest_versions() -> Versions:
-    """Return the newest versions that ONNX Runtime reads, found by trying."""
-    newest = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 1}
-    schemas = onnx.defs.get_all_schemas_with_history()
-    newest["ai.onnx.ml"] = max(s.since_version for s in schemas if s.domain == "ai.onnx.ml")
-    ir = next(v for v in range(onnx.IR_VERSION, 2, -1) if _loads(v, {"": 7}))
-    opsets = []
-    for domain in _DOMAINS:
-        others = {} if domain == "" else {"": 7}
-        tried = range(newest[domain], 0, -1)
-        opsets.append((domain, next(v for v in tried if _loads(7, others | {domain: v}))))
-    return Versions(ir, tuple(opsets))
+def newest_ir() -> int:
+    """Return the newest file format that ONNX Runtime reads, found by trying."""
+    return next(v for v in range(onnx.IR_VERSION, 2, -1) if _loads(v, {"": 7}))
+
+
+@cache
+def newest_opset(domain: str) -> int | None:
+    """Return the newest operator set of a domain, found by trying; None where any is read."""
+    tried = range(KNOWN_OPSETS.get(domain, 0), 0, -1)
+    return next((v for v in tried if _loads(7, {"": 7, domain: v})), None)
 
 
 def lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Declare in place, and return, no newer versions than ONNX Runtime reads."""
-    newest = newest_versions()
-    proto.ir_version = min(proto.ir_version, newest.ir)
+    proto.ir_version = min(proto.ir_version, newest_ir())
     for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
         for entry in imports:
-            limit = newest.of("" if entry.domain == "ai.onnx" else entry.domain)
+            limit = newest_opset("" if entry.domain == "ai.onnx" else entry.domain)
             entry.version = entry.version if limit is None else min(entry.version, limit)
     return proto
 
 
 def changed_since(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
     """Return the first operator, in `node` or its bodies, that is newer than ONNX Runtime knows."""
-    newest = newest_versions()
     for inner in with_bodies(node):
         domain = "" if inner.domain == "ai.onnx" else inner.domain
-        limit, imported = newest.of(domain), opsets.get(domain)
+        limit, imported = newest_opset(domain), opsets.get(domain)
         if limit is None or imported is None or imported <= limit:
             continue
         if not onnx.defs.has(inner.op_type, imported, domain):

@@ -27,7 +27,7 @@ from tests.support.single_nodes import schemas, single_node_models
 pytest.importorskip("onnxruntime")
 from devices.ort.plugin import ORTPlugin
 from devices.ort.provider import provider_names
-from devices.ort.versions import newest_versions
+from devices.ort.versions import newest_opset
 
 PLUGIN = ORTPlugin()
 
@@ -69,7 +69,7 @@ def refusal(model):
             28,
             "opset",
             "newer than",
-            marks=pytest.mark.skipif(newest_versions().of("") >= 28, reason="it has this one"),
+            marks=pytest.mark.skipif(newest_opset("") >= 28, reason="it has this one"),
         ),
         ("(float[2] x) => (float[2] y) {y = Elu<nope = 1>(x)}", 17, "attribute", "nope"),
     ],
