@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.planning.solver.min_cut import two_way
-from hetero.planning.solver.order import breadth_first, neighbours
+from hetero.planning.solver.order import depth_first, neighbours
 from hetero.planning.solver.problem import Problem, allowed, sums
 
 #: Steps of the ascent over device prices.
@@ -108,7 +108,7 @@ def critical_path(problem: Problem) -> Bound:
     after, _ = neighbours(problem.node_count, edges)
     ready = [0.0] * problem.node_count
     longest = 0.0
-    for u in breadth_first(problem.node_count, edges):
+    for u in depth_first(problem.node_count, edges):
         finish = ready[u] + float(shortest[u])
         longest = max(longest, finish)
         for v in after[u]:

@@ -88,19 +88,9 @@ def collapse_groups(problem: Problem) -> Contraction:
 
     Raises PlanError: a group that no single device supports, or whose pins differ.
     """
-    parent = list(range(problem.node_count))
-
-    def root(v: int) -> int:
-        while parent[v] != v:
-            parent[v] = parent[parent[v]]
-            v = parent[v]
-        return v
-
-    for group in problem.groups:
-        for v in group[1:]:
-            a, b = root(group[0]), root(v)
-            parent[max(a, b)] = min(a, b)
-    contraction = fuse(problem, _number([root(v) for v in range(problem.node_count)]))
+    joined = [(v, group[0]) for group in problem.groups for v in group[1:]]
+    both_ways = [*joined, *((b, a) for a, b in joined)]
+    contraction = fuse(problem, _number(components(problem.node_count, both_ways)))
     _check_supported(problem, contraction)
     return contraction
 
@@ -136,7 +126,7 @@ def coarsen(problem: Problem, most: int) -> Contraction:
     count = -1
     work = held = 0.0
     last = -1
-    for v in depth_first(n, edges, range(n)):
+    for v in depth_first(n, edges):
         fits = work + times[v] <= limit and (not room or held + weights[v] <= room)
         if last >= 0 and fits and kinds[v] == kinds[last] and not {v, last} & pinned:
             work += times[v]

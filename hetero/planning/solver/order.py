@@ -1,10 +1,8 @@
-"""Topological orders of a graph, for slicing and for coarsening."""
+"""A graph's neighbours, its strongly connected components, and a topological order."""
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,27 +34,23 @@ def components(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
-def _kahn(
-    count: int,
-    edges: Sequence[tuple[int, int]],
-    ready: Collection[object],
-    add: Callable[[list[int]], None],
-    take: Callable[[], int],
-) -> list[int]:
-    """Kahn's order: `add` puts nodes that became ready into `ready`, `take` picks one of it."""
+def depth_first(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Topological order that follows a branch to its join before it takes the next.
+
+    Of nodes that become ready together the first is taken first.
+
+    Raises PlanError: the edges have a cycle.
+    """
     after, before = neighbours(count, edges)
     missing = [len(b) for b in before]
-    add([v for v in range(count) if not missing[v]])
+    ready = [v for v in reversed(range(count)) if not missing[v]]
     order: list[int] = []
     while ready:
-        u = take()
+        u = ready.pop()
         order.append(u)
-        fresh = []
         for v in after[u]:
             missing[v] -= 1
-            if not missing[v]:
-                fresh.append(v)
-        add(fresh)
+        ready += sorted({v for v in after[u] if not missing[v]}, reverse=True)
     if len(order) < count:
         left = sorted(set(range(count)) - set(order))
         raise PlanError(
@@ -65,44 +59,3 @@ def _kahn(
             nodes=tuple(left),
         )
     return order
-
-
-def depth_first(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
-    """Kahn's order with a stack: follows a branch to its join before it takes the next.
-
-    `keys`: among nodes that become ready together, the one with the smallest key is taken first.
-    Raises PlanError: the edges have a cycle.
-    """
-    ready: list[int] = []
-
-    def add(fresh: list[int]) -> None:
-        ready.extend(sorted(fresh, key=lambda v: (-keys[v], -v)))
-
-    return _kahn(count, edges, ready, add, ready.pop)
-
-
-def breadth_first(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Kahn's order with a queue: level by level."""
-    ready: deque[int] = deque()
-    return _kahn(count, edges, ready, ready.extend, ready.popleft)
-
-
-def by_key(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
-    """Kahn's order with a heap: always the ready node with the smallest key."""
-    ready: list[tuple[float, int]] = []
-
-    def add(fresh: list[int]) -> None:
-        for v in fresh:
-            heapq.heappush(ready, (keys[v], v))
-
-    return _kahn(count, edges, ready, add, lambda: heapq.heappop(ready)[1])
-
-
-def depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Number of edges on the longest path that ends in each node."""
-    after, _ = neighbours(count, edges)
-    depth = [0] * count
-    for u in breadth_first(count, edges):
-        for v in after[u]:
-            depth[v] = max(depth[v], depth[u] + 1)
-    return depth

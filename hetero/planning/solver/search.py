@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from devices.errors import PlanError
-from hetero.planning.solver import order as orders
 from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
 from hetero.planning.solver.check import check
 from hetero.planning.solver.choice import TIDIED, Judge, choose, judged
@@ -25,6 +24,7 @@ from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.greedy import pack, priority, serial_cuts, single
 from hetero.planning.solver.local_search import anneal
 from hetero.planning.solver.mixing import Part, mix
+from hetero.planning.solver.order import depth_first
 from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible, loads
 from hetero.planning.solver.slicing import MAX_NODES, slice_order
 from hetero.planning.solver.solution import Objective, Solution
@@ -201,22 +201,17 @@ class _Search:
             self.add("minimum cut", self.small.expand(cut))
 
     def add_slices(self) -> None:
-        """Slice several orders of the graph, its cycles fused; the best three are kept."""
+        """Slice two orders of the graph, its cycles fused."""
         fused = fuse_cycles(self.small.problem)
         if fused.problem.node_count > MAX_NODES:
             return
-        most = math.inf
-        kept: list[tuple[float, Assignment]] = []
-        for order in _orders(fused.problem):
-            sliced = slice_order(fused.problem, order, most=most * (1 + 1e-12))
+        n, edges = fused.problem.node_count, fused.problem.edges()
+        # From the sinks backwards, a short branch comes right before the join that needs it.
+        backwards = depth_first(n, [(v, u) for u, v in edges])[::-1]
+        for order in (depth_first(n, edges), backwards):
+            sliced = slice_order(fused.problem, order)
             if sliced is not None:
-                most = min(most, sliced[0])
-                kept.append(sliced)
-            if time.monotonic() > self.deadline:
-                self.cut_short = True
-                break
-        for _, assignment in sorted(kept)[:3]:
-            self.add("slicing", self.small.expand(fused.expand(assignment)))
+                self.add("slicing", self.small.expand(fused.expand(sliced[1])))
 
     def add_packed(self, *, contiguous: bool) -> None:
         """Add a plan that just fits the memory.
@@ -303,15 +298,3 @@ def wary(problem: Problem) -> Problem:
     if problem.dispatch is None:
         return problem
     return replace(problem, receive=problem.receive + problem.dispatch)
-
-
-def _orders(problem: Problem) -> Iterator[list[int]]:
-    """Topological orders: branch by branch, level by level, by depth, and backwards."""
-    n, edges = problem.node_count, problem.edges()
-    yield orders.depth_first(n, edges, range(n))
-    yield orders.breadth_first(n, edges)
-    depth = orders.depths(n, edges)
-    yield orders.by_key(n, edges, depth)
-    yield orders.depth_first(n, edges, [-d for d in depth])
-    # From the sinks backwards: a short branch comes right before the join that needs it.
-    yield orders.depth_first(n, [(v, u) for u, v in edges], range(n))[::-1]

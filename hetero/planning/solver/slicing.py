@@ -94,25 +94,17 @@ def _columns(rows: list[tuple[int, int, int, int, float]]) -> Corners:
     return whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3], table[:, 4]
 
 
-def slice_order(
-    problem: Problem, order: Sequence[int], *, most: float = np.inf
-) -> tuple[float, Assignment] | None:
+def slice_order(problem: Problem, order: Sequence[int]) -> tuple[float, Assignment] | None:
     """The best way to give each device at most one interval of ``order``.
 
     `order`: a topological order of the nodes.
-    `most`: only bottlenecks below this are of interest, seconds.
-    Returns: the bottleneck in seconds and the device of every node; None when nothing is below
-        ``most``.
+    Returns: the bottleneck in seconds and the device of every node; None where no way fits.
     """
     members: dict[int, list[int]] = {}
     for d, name in enumerate(problem.classes):
         members.setdefault(name, []).append(d)
     kinds = list(members.values())
-    costs = []
-    for kind in kinds:
-        table = interval_costs(problem, order, kind[0])
-        table[table >= most] = np.inf
-        costs.append(table)
+    costs = [interval_costs(problem, order, kind[0]) for kind in kinds]
     n = problem.node_count
     start = np.full(n + 1, np.inf)
     start[0] = 0.0

@@ -9,7 +9,7 @@ from devices.errors import PlanError
 from hetero.planning.solver import make_problem
 from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
 from hetero.planning.solver.evaluate import evaluate
-from hetero.planning.solver.order import breadth_first, by_key, components, depth_first, depths
+from hetero.planning.solver.order import components, depth_first
 from hetero.planning.solver.problem import Problem, allowed, loads
 from tests.support.instances import random_problem, residual_network
 
@@ -22,21 +22,18 @@ def chain(times: list[list[float]], cost: float) -> Problem:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_orders_keep_every_edge(seed: int) -> None:
+def test_an_order_keeps_every_edge(seed: int) -> None:
     problem = random_problem(seed, nodes=40, devices=2)
     n, edges = problem.node_count, problem.edges()
-    keys = np.random.default_rng(seed).random(n).tolist()
-    for order in (depth_first(n, edges, keys), breadth_first(n, edges), by_key(n, edges, keys)):
-        assert sorted(order) == list(range(n))
-        place = {v: i for i, v in enumerate(order)}
-        assert all(place[u] < place[v] for u, v in edges)
-    depth = depths(n, edges)
-    assert all(depth[u] < depth[v] for u, v in edges)
+    order = depth_first(n, edges)
+    assert sorted(order) == list(range(n))
+    place = {v: i for i, v in enumerate(order)}
+    assert all(place[u] < place[v] for u, v in edges)
 
 
 def test_an_order_of_a_cycle_names_its_nodes() -> None:
     with pytest.raises(PlanError, match="cycle") as caught:
-        breadth_first(4, [(0, 1), (1, 2), (2, 1)])
+        depth_first(4, [(0, 1), (1, 2), (2, 1)])
     assert caught.value.data["nodes"] == (1, 2)
 
 
@@ -72,7 +69,7 @@ def test_contraction_keeps_loads(seed: int) -> None:
             whole = contraction.expand(plan)
             assert contraction.project(whole) == plan
             np.testing.assert_allclose(loads(small, plan), loads(problem, whole))
-    assert len(breadth_first(fused.problem.node_count, fused.problem.edges()))
+    assert len(depth_first(fused.problem.node_count, fused.problem.edges()))
 
 
 def test_coarsening_is_small_acyclic_and_keeps_support() -> None:
@@ -80,11 +77,11 @@ def test_coarsening_is_small_acyclic_and_keeps_support() -> None:
     problem.times[:, :2] = problem.times[:, 2:] / 4
     small = coarsen(problem, 100)
     assert small.problem.node_count < 220
-    assert len(breadth_first(small.problem.node_count, small.problem.edges()))
+    assert len(depth_first(small.problem.node_count, small.problem.edges()))
     mixed = residual_network(3000, seed=1)
     small = coarsen(mixed, 100)
     np.testing.assert_array_equal(allowed(small.problem)[list(small.supernode)], allowed(mixed))
-    assert len(breadth_first(small.problem.node_count, small.problem.edges()))
+    assert len(depth_first(small.problem.node_count, small.problem.edges()))
 
 
 def test_evaluation_of_a_chain_by_hand() -> None:

@@ -175,7 +175,7 @@ def test_slicing_is_the_best_of_all_interval_plans() -> None:
         problem = random_problem(seed, nodes=7, devices=3)
         if seed % 2:
             problem = replace(problem, memory=np.full(3, 0.5 * problem.weights.sum()))
-        order = depth_first(7, problem.edges(), range(7))
+        order = depth_first(7, problem.edges())
         best = np.inf
         for one, two in itertools.combinations_with_replacement(range(8), 2):
             for devices in itertools.permutations(range(3)):
