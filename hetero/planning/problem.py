@@ -179,31 +179,30 @@ def end_line(task: Task, device: str, hint: Hint, *, outgoing: bool) -> Line:
     return transfer.busy if hint == "THROUGHPUT" else transfer.latency
 
 
-#: Picks one figure of several lines'.
-_Pick = Callable[[Iterable[float]], float]
-
-
-def _line(task: Task, sender: str | None, receiver: str | None, hint: Hint, pick: _Pick) -> Line:
-    wanted = set(task.devices)
-    lines = [
-        t.busy if hint == "THROUGHPUT" else t.latency
-        for (a, b), t in task.costs.transfers.items()
-        if {a, b} <= wanted and a == (sender or a) and b == (receiver or b)
-    ]
-    if not lines:
-        return _NOTHING
-    return Line(pick(t.a for t in lines), pick(t.b for t in lines), lines[0].source)
-
-
-def _lines(task: Task, hint: Hint, pick: _Pick) -> tuple[list[Line], list[Line]]:
+def _lines(
+    task: Task, hint: Hint, pick: Callable[[Iterable[float]], float]
+) -> tuple[list[Line], list[Line]]:
     """Return what each device pays for a tensor that it sends, and that it receives.
 
     For latency the receiver pays the whole way, the sender nothing.
+
+    `pick`: picks one of the figures of the device's ways.
     """
-    send = [
-        _NOTHING if hint == "LATENCY" else _line(task, d, None, hint, pick) for d in task.devices
-    ]
-    return send, [_line(task, None, d, hint, pick) for d in task.devices]
+    wanted = set(task.devices)
+    ways = {
+        ends: t.busy if hint == "THROUGHPUT" else t.latency
+        for ends, t in task.costs.transfers.items()
+        if wanted.issuperset(ends)
+    }
+
+    def line(side: int, device: str) -> Line:
+        found = [way for ends, way in ways.items() if ends[side] == device]
+        if not found:
+            return _NOTHING
+        return Line(pick(w.a for w in found), pick(w.b for w in found), found[0].source)
+
+    send = [_NOTHING if hint == "LATENCY" else line(0, d) for d in task.devices]
+    return send, [line(1, d) for d in task.devices]
 
 
 def _tensors(

@@ -37,8 +37,8 @@ SUPERNODES = 450
 #: Annealing proposals for each second granted: a core makes them in half of it, where a graph has
 #: no more nodes than this.
 PROPOSALS_PER_SECOND, QUICK_NODES = 100_000, 400
-#: Annealing runs, each from a start of its own.
-RUNS = 2
+#: Times the best plan's bottleneck up to which the next one is annealed as well.
+NEAR = 1.2
 #: Plans times nodes for each second granted, up to which the latency of each plan is looked at.
 FEW_PER_SECOND = 24_000
 #: Nodes times devices up to which the priced minimum cut is worth its time.
@@ -257,18 +257,21 @@ class _Search:
             self.add("best of all", None if best is None else self.small.expand(best))
 
     def anneal(self) -> None:
-        """Anneal from the best plans."""
+        """Anneal twice: from the best plan, and from the next one or again where that is far."""
         problem = wary(self.small.problem)
+        first, *others = self.starts()
+        most = NEAR * loads(problem, first).max()
+        second = next((p for p in others if loads(problem, p).max() <= most), first)
         quick = min(1.0, QUICK_NODES / problem.node_count)
-        proposals = int(self.seconds * PROPOSALS_PER_SECOND * quick / RUNS)
-        for turn, start in enumerate(self.starts()[:RUNS]):
-            left_s = self.deadline - time.monotonic()
+        proposals = int(self.seconds * PROPOSALS_PER_SECOND * quick / 2)
+        middle_s = (time.monotonic() + self.deadline) / 2
+        for turn, (start, end_s) in enumerate(((first, middle_s), (second, self.deadline))):
             found, late = anneal(
                 problem,
                 start,
                 proposals=proposals,
-                seed=self.seed * RUNS + turn,
-                deadline=self.deadline - left_s / 2 * (turn + 1 < RUNS),
+                seed=2 * self.seed + turn,
+                deadline=end_s,
             )
             self.cut_short |= late
             self.add("annealing", self.small.expand(found))
