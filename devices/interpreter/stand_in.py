@@ -374,8 +374,8 @@ class _Functions:
         return x.tape.made(np.empty_like(x.real, dtype, shape=shape))
 
     @staticmethod
-    def full_like(x: StandIn, value: Any, dtype: Any = None) -> StandIn:
-        to = x.tape.made(np.empty_like(x.real, dtype))
+    def full_like(x: StandIn, value: Any, dtype: Any = None, shape: Any = None) -> StandIn:
+        to = _Functions.empty_like(x, dtype, shape)
         return x.tape.copied(np.asarray(value, to.dtype), to)
 
     @staticmethod

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from devices.kernels.convolve import convolve
+from devices.kernels.convolve import add_windows, convolve
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.precision import wide
 from devices.kernels.registry import op, taking
@@ -99,25 +99,9 @@ def conv_transpose_1(
     weights = w.reshape(group, c, -1).swapaxes(1, 2)
     columns = xp.matmul(weights, x.reshape(n, group, c, prod(x.shape[2:])))
     columns = columns.reshape(n, m, prod(window.kernel), *window.output)
-    size = [
-        max((o - 1) * s + (k - 1) * d + 1, begin + i)
-        for o, s, k, d, begin, i in zip(
-            window.output,
-            window.strides,
-            window.kernel,
-            window.dilations,
-            window.begin,
-            window.input,
-            strict=True,
-        )
-    ]
-    full = xp.zeros((n, m, *size), x.dtype)
-    for k, position in enumerate(window.positions()):
-        full[(slice(None), slice(None), *window.slices(position))] += columns[:, :, k]
-    inside = (slice(begin, begin + i) for begin, i in zip(window.begin, window.input, strict=True))
-    y = full[(slice(None), slice(None), *inside)]
+    y = add_windows(xp, columns, window)
     if b is not None:
-        y = y + b.reshape(m, *(1,) * len(size))
+        y = y + b.reshape(m, *(1,) * len(window.input))
     return xp.ascontiguousarray(y).astype(dtype, copy=False)
 
 

@@ -79,3 +79,17 @@ def _padded(xp: Xp, x: Array, window: Window) -> Array:
     inside = (slice(b, b + n) for b, n in zip(window.begin, window.input, strict=True))
     padded[(slice(None), *inside)] = x
     return padded
+
+
+def add_windows(xp: Xp, columns: Array, window: Window) -> Array:
+    """Return what a window reads, (N, C, *input): the sum of columns (N, C, size, *output)."""
+    size = [
+        max(slide.stop, begin + n)
+        for slide, begin, n in zip(
+            window.slices([k - 1 for k in window.kernel]), window.begin, window.input, strict=True
+        )
+    ]
+    full = xp.zeros((*columns.shape[:2], *size), columns.dtype)
+    for k, position in enumerate(window.positions()):
+        full[(..., *window.slices(position))] += columns[:, :, k]
+    return full[(..., *(slice(b, b + n) for b, n in zip(window.begin, window.input, strict=True)))]

@@ -8,8 +8,11 @@ from itertools import product
 from typing import Any
 
 from devices.kernels.axes import axes_of
-from devices.kernels.element_types import Array, Xp, in_float32, is_on_host, is_string, zeros
+from devices.kernels.convolve import add_windows
+from devices.kernels.element_types import Array, Xp, in_float32, is_on_host, is_string
 from devices.kernels.registry import op, taking
+from devices.kernels.slicing import pad
+from devices.kernels.window import sliding_window
 
 
 @op("CenterCropPad", since=18, host=(1,))
@@ -19,21 +22,10 @@ def center_crop_pad(xp: Xp, x: Array, shape: Array, *, axes: Sequence[int] | Non
     wanted = shape.tolist()
     if len(wanted) != len(axes) or min(wanted, default=0) < 0:
         raise ValueError(f"shape {wanted} does not give {len(axes)} axes their size")
-    target, source, sizes = [slice(None)] * x.ndim, [slice(None)] * x.ndim, list(x.shape)
-    for axis, size in zip(axes, wanted, strict=True):
-        have = x.shape[axis]
-        sizes[axis] = size
-        if size < have:
-            first = (have - size) // 2
-            source[axis] = slice(first, first + size)
-        else:
-            first = (size - have) // 2
-            target[axis] = slice(first, first + have)
-    if sizes == [min(m, n) for m, n in zip(sizes, x.shape, strict=True)]:
-        return x[tuple(source)]
-    y = zeros(xp, sizes, x.dtype)
-    y[tuple(target)] = x[tuple(source)]
-    return y
+    room = [size - x.shape[axis] for axis, size in zip(axes, wanted, strict=True)]
+    before = [math.trunc(n / 2) for n in room]
+    after = [n - m for n, m in zip(room, before, strict=True)]
+    return pad(xp, x, before + after, axes=axes)
 
 
 @op("Col2Im", since=18, host=(1, 2))
@@ -54,31 +46,16 @@ def col2im(
     """
     if is_string(x):
         raise TypeError("Col2Im adds up elements, and strings have no sum")
-    image, block = image_shape.tolist(), block_shape.tolist()
-    rank = len(image)
-    dilations, strides = dilations or (1,) * rank, strides or (1,) * rank
-    pads = pads or (0,) * (2 * rank)
-    if x.ndim != 3 or len(block) != rank or x.shape[1] % math.prod(block):
+    image, block = tuple(image_shape.tolist()), tuple(block_shape.tolist())
+    window = sliding_window(image, block, dilations=dilations, pads=pads, strides=strides)
+    size = math.prod(block)
+    if x.ndim != 3 or x.shape[1] % size or x.shape[2] != math.prod(window.output):
         raise ValueError(
-            f"columns of shape {x.shape} do not hold blocks {block} of an image {image}"
+            f"columns of shape {x.shape} do not hold blocks {block} of an image {image}, which has "
+            f"{window.output} places for blocks"
         )
-    padded = [n + pads[i] + pads[i + rank] for i, n in enumerate(image)]
-    places = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, d, s in zip(padded, block, dilations, strides, strict=True)
-    ]
-    if min(places) < 1 or math.prod(places) != x.shape[2]:
-        raise ValueError(f"an image {image} has {places} places for blocks, not {x.shape[2]}")
-    n, c = x.shape[0], x.shape[1] // math.prod(block)
-    columns = x.reshape(n, c, *block, *places)
-    y = xp.zeros((n, c, *padded), dtype=x.dtype)
-    for offset in product(*map(range, block)):
-        spots = tuple(
-            slice(o * d, o * d + (m - 1) * s + 1, s)
-            for o, d, m, s in zip(offset, dilations, places, strides, strict=True)
-        )
-        y[(..., *spots)] += columns[(slice(None), slice(None), *offset)]
-    return y[(..., *(slice(pads[i], pads[i] + n) for i, n in enumerate(image)))]
+    columns = x.reshape(x.shape[0], x.shape[1] // size, size, *window.output)
+    return add_windows(xp, columns, window)
 
 
 @op("AffineGrid", since=20, host=(1,))

@@ -236,35 +236,10 @@ def _top_k(xp: Xp, x: Array, k: int, axis: int, *, largest: bool) -> tuple[Array
     keys = xp.moveaxis(x, axis, -1)
     if keys.dtype.kind == "V":
         keys = keys.astype(xp.float32)
-    few = 0 < 4 * k < size and is_on_host(keys)
-    indices = _few_best(xp, keys, k, largest) if few else None
-    if indices is None:
-        indices = _order(xp, keys, largest)[..., :k]
+    if largest:  # backwards, so that of equal elements the one with the lower index comes first
+        backwards = xp.argsort(keys[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+        indices = size - 1 - backwards[..., :k]
+    else:
+        indices = xp.argsort(keys, axis=-1, kind="stable")[..., :k]
     indices = xp.moveaxis(indices, -1, axis)
     return xp.take(x.reshape(-1), element_numbers(xp, x, indices, axis)), indices
-
-
-def _order(xp: Xp, keys: Array, largest: bool) -> Array:
-    """Return the order of the last axis; of equal elements the one with the lower index first."""
-    if not largest:
-        return xp.argsort(keys, axis=-1, kind="stable")
-    backwards = xp.argsort(keys[..., ::-1], axis=-1, kind="stable")[..., ::-1]
-    return keys.shape[-1] - 1 - backwards
-
-
-def _few_best(xp: Xp, keys: Array, k: int, largest: bool) -> Array | None:
-    """Return `_order`'s first k without sorting the rest; None where NaNs forbid it."""
-    kth = keys.shape[-1] - k if largest else k - 1
-    bound = xp.partition(keys, kth, axis=-1)[..., kth : kth + 1]
-    chosen = keys >= bound if largest else keys <= bound
-    surplus = xp.sum(chosen, axis=-1, keepdims=True) - k
-    if (surplus < 0).any():
-        return None
-    if surplus.any():
-        # More equal the k-th than there is room for: the last of them go.
-        equal = keys == bound
-        room = xp.sum(equal, axis=-1, keepdims=True) - surplus
-        chosen &= ~equal | (xp.cumsum(equal, axis=-1) <= room)
-    indices = xp.nonzero(chosen)[-1].reshape(*keys.shape[:-1], k)
-    best = xp.take_along_axis(keys, indices, axis=-1)
-    return xp.take_along_axis(indices, _order(xp, best, largest), axis=-1)

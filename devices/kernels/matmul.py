@@ -1,4 +1,4 @@
-"""Matrix products: MatMul, Gemm and Det."""
+"""Matrix products: MatMul, Gemm, Einsum and Det."""
 
 from __future__ import annotations
 
@@ -70,6 +70,15 @@ def _check_unidirectional(c: Array, y: Array) -> None:
     padded = (1,) * (y.ndim - c.ndim) + c.shape
     if c.ndim > y.ndim or any(n not in (1, m) for n, m in zip(padded, y.shape, strict=True)):
         raise ValueError(f"C has shape {c.shape}, which does not broadcast to {y.shape}")
+
+
+@op("Einsum", since=12)
+def einsum_12(xp: Xp, *inputs: Array, equation: str) -> Array:
+    """Return the sum of products that `equation` names; `...` stands for broadcast axes."""
+    dtype = inputs[0].dtype
+    same_type(*inputs)
+    y = xp.einsum(equation.replace(" ", ""), *wide(xp, *inputs), optimize=len(inputs) > 1)
+    return xp.asarray(y).astype(dtype, copy=False)
 
 
 @op("Det", since=11)

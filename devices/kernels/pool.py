@@ -8,6 +8,7 @@ Padding is never stored; outputs at the border read fewer elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -35,21 +36,11 @@ def _reduce_windows(
     """Reduce every window of x (N, C, ...) by the associative `combine`, one axis at a time."""
     for axis in range(len(window.kernel)):
         before = (slice(None),) * (2 + axis)
-        size = window.output[axis]
-        reads = [window.valid(axis, k) for k in range(window.kernel[axis])]
-        whole = [k for k, (to, _) in enumerate(reads) if to == slice(0, size)][:2]
-        parts = [x[(*before, reads[k][1])] for k in whole]
-        if len(parts) == 2:
-            y = combine(*parts)
-        elif len(reads) == 1:
-            y = parts[0]
-        elif parts:
-            y = parts[0].copy(order="K")
-        else:
-            shape = (*x.shape[: 2 + axis], size, *x.shape[3 + axis :])
-            y = xp.full_like(x, start, shape=shape)  # its axes in x's order in memory
-        for k, (to, at) in enumerate(reads):
-            if k not in whole and to.start < to.stop:
+        shape = (*x.shape[: 2 + axis], window.output[axis], *x.shape[3 + axis :])
+        y = xp.full_like(x, start, shape=shape)  # its axes in x's order in memory
+        for k in range(window.kernel[axis]):
+            to, at = window.valid(axis, k)
+            if to.start < to.stop:
                 part = y[(*before, to)]
                 combine(part, x[(*before, at)], out=part)
         x = y
@@ -111,16 +102,14 @@ def average_pool_1(
     window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if window.kernel == window.input and not any(window.begin) and not any(window.end):
         return global_average_pool_1(xp, x)
-    y = _reduce_windows(xp, x, window, xp.add, 0)
-    count = 1.0
-    for axis in range(len(window.kernel)):
-        counts = window.counts(axis, bool(count_include_pad))
-        if min(counts) == max(counts):
-            count *= counts[0]
-        else:
-            shape = (-1, *(1,) * (len(window.kernel) - 1 - axis))
-            count = count * xp.asarray(counts, dtype=x.dtype).reshape(shape)
-    return y / (count if isinstance(count, float) else count.astype(x.dtype))
+    counted = window
+    if count_include_pad:
+        sides = zip(window.begin, window.input, window.end, strict=True)
+        none = (0,) * len(window.input)
+        counted = replace(window, begin=none, input=tuple(map(sum, sides)), end=none)
+    ones = xp.ones((1, 1, *counted.input), x.dtype)
+    counts = _reduce_windows(xp, ones, counted, xp.add, 0)
+    return _reduce_windows(xp, x, window, xp.add, 0) / counts
 
 
 @op("LpPool", since=2, added={"ceil_mode": 18, "dilations": 18})

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from devices.kernels.element_types import Array, Xp, element_type
-from devices.kernels.registry import op
+from devices.kernels.element_types import Array, Kernel, Xp, element_type
+from devices.kernels.registry import op, taking
 
 
 def _generator(xp: Xp, seed: float | None) -> Any:
@@ -56,64 +56,36 @@ def dropout_12(
     return (scaled, kept) if n_outputs > 1 else scaled
 
 
-@op("RandomNormal", since=1)
-def random_normal(
-    xp: Xp,
-    *,
-    shape: Sequence[int],
-    mean: float = 0.0,
-    scale: float = 1.0,
-    dtype: int = 1,
-    seed: float | None = None,
-) -> Array:
-    """Draw from the normal distribution of `mean` and standard deviation `scale`."""
-    draws = _generator(xp, seed).normal(mean, scale, tuple(shape))
-    return draws.astype(element_type(dtype))
+def _normal(
+    xp: Xp, shape: Sequence[int], dtype: Any, *,
+    mean: float = 0.0, scale: float = 1.0, seed: float | None = None,
+) -> Array:  # fmt: skip
+    return _generator(xp, seed).normal(mean, scale, tuple(shape)).astype(dtype)
 
 
-@op("RandomNormalLike", since=1)
-def random_normal_like(
-    xp: Xp,
-    x: Array,
-    *,
-    mean: float = 0.0,
-    scale: float = 1.0,
-    dtype: int | None = None,
-    seed: float | None = None,
-) -> Array:
-    """Draw from the normal distribution as many numbers as the input has."""
-    wanted = x.dtype if dtype is None else element_type(dtype)
-    return _generator(xp, seed).normal(mean, scale, x.shape).astype(wanted)
+def _uniform(
+    xp: Xp, shape: Sequence[int], dtype: Any, *,
+    low: float = 0.0, high: float = 1.0, seed: float | None = None,
+) -> Array:  # fmt: skip
+    return _generator(xp, seed).uniform(low, high, tuple(shape)).astype(dtype)
 
 
-@op("RandomUniform", since=1)
-def random_uniform(
-    xp: Xp,
-    *,
-    shape: Sequence[int],
-    low: float = 0.0,
-    high: float = 1.0,
-    dtype: int = 1,
-    seed: float | None = None,
-) -> Array:
-    """Draw evenly from `low` to `high`."""
-    draws = _generator(xp, seed).uniform(low, high, tuple(shape))
-    return draws.astype(element_type(dtype))
+def _register(op_type: str, draw: Kernel) -> None:
+    """Register what draws an array of a shape, and what draws one like another."""
+
+    @op(op_type, since=1)
+    @taking(draw)
+    def drawn(xp: Xp, *, shape: Sequence[int], dtype: int = 1, **law: Any) -> Array:
+        return draw(xp, shape, element_type(dtype), **law)
+
+    @op(f"{op_type}Like", since=1)
+    @taking(draw)
+    def drawn_like(xp: Xp, x: Array, *, dtype: int | None = None, **law: Any) -> Array:
+        return draw(xp, x.shape, x.dtype if dtype is None else element_type(dtype), **law)
 
 
-@op("RandomUniformLike", since=1)
-def random_uniform_like(
-    xp: Xp,
-    x: Array,
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    dtype: int | None = None,
-    seed: float | None = None,
-) -> Array:
-    """Draw evenly from `low` to `high` as many numbers as the input has."""
-    wanted = x.dtype if dtype is None else element_type(dtype)
-    return _generator(xp, seed).uniform(low, high, x.shape).astype(wanted)
+_register("RandomNormal", _normal)
+_register("RandomUniform", _uniform)
 
 
 @op("Bernoulli", since=15)

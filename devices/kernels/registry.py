@@ -30,6 +30,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Final
 
 from onnx import TensorProto
@@ -41,6 +42,7 @@ RESERVED: Final = frozenset({"n_outputs", "version"})
 ALL: Final = -1
 
 KernelFunction = Callable[..., Any]
+_POSITIONAL: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 #: Attribute -> its valid values; of a list, those of each entry.
 Choices = Mapping[str, tuple[Any, ...]]
 
@@ -180,7 +182,8 @@ def op(
             )
             (KERNELS if registry is None else registry).add(
                 Kernel(
-                    domain, op_type, version, function, host,
+                    domain, op_type, version, function,
+                    tuple(p for p in host if p == ALL or [*parameters][p + 1] not in absent),
                     frozenset(keywords - RESERVED - absent), frozenset(keywords & RESERVED),
                     {n: v for n, v in valid.items() if n not in absent}, absent,
                 )
@@ -212,6 +215,23 @@ def taking(
         return function
 
     return register
+
+
+def as_inputs(kernel: KernelFunction, *names: str) -> KernelFunction:
+    """Return the kernel of a later version, in which these attributes are inputs on the host."""
+    signature = inspect.signature(kernel)
+
+    @wraps(kernel)
+    def function(xp: Any, x: Any, *inputs: Any, **attributes: Any) -> Any:
+        given = {
+            n: v.reshape(-1).tolist() for n, v in zip(names, inputs, strict=False) if v is not None
+        }
+        return kernel(xp, x, **given, **attributes)
+
+    kept = [p for n, p in signature.parameters.items() if n not in names]
+    moved = [signature.parameters[n].replace(kind=_POSITIONAL) for n in names]
+    function.__signature__ = signature.replace(parameters=[*kept[:2], *moved, *kept[2:]])  # type: ignore[attr-defined]  # read by `op`
+    return function
 
 
 def _where(function: KernelFunction) -> str:

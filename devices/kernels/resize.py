@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.precision import to_integers, wide
-from devices.kernels.registry import op, taking
+from devices.kernels.registry import as_inputs, op, taking
 
 Ints = Sequence[int]
 
@@ -215,10 +215,9 @@ def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[floa
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
-@op("Upsample", since=9, host=(1,), choices={"mode": ("nearest", "linear")})
-def upsample_9(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
-    """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
-    return upsample_7(xp, x, scales=scales, mode=mode)
+op("Upsample", since=9, host=(1,), choices={"mode": ("nearest", "linear")})(
+    as_inputs(upsample_7, "scales")
+)
 
 
 @op("Resize", since=10, host=(1,), choices={"mode": ("nearest", "linear")})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from typing import Any
 
 from devices.kernels.axes import axis_of
 from devices.kernels.element_types import Array, Xp, same_type
 from devices.kernels.registry import op
+from devices.kernels.slicing import cut
 
 
 @op("SequenceEmpty", since=11)
@@ -72,22 +72,16 @@ def split_to_sequence(
 
     `keepdims` counts only for parts of one each.
     """
-    axis = axis_of(axis, x.ndim)
-    length = x.shape[axis]
-    before = (slice(None),) * axis
+    length = x.shape[axis_of(axis, x.ndim)]
     if split is None:
-        return [x[(*before, slice(i, i + 1) if keepdims else i, ...)] for i in range(length)]
-    if split.ndim == 0:
-        size = int(split)
-        if size < 1:
-            raise ValueError(f"parts of {size} elements never end")
-        bounds = [*range(0, length, size), length]
-    else:
-        sizes = split.tolist()
-        if min(sizes, default=0) < 0 or sum(sizes) != length:
-            raise ValueError(f"sizes {tuple(sizes)} do not add up to the {length} of axis {axis}")
-        bounds = list(accumulate(sizes, initial=0))
-    return [x[(*before, slice(i, j))] for i, j in pairwise(bounds)]
+        parts = cut(x, axis, [1] * length)
+        return [*parts] if keepdims else [part.squeeze(axis) for part in parts]
+    if split.ndim:
+        return [*cut(x, axis, split.tolist())]
+    size = int(split)
+    if size < 1:
+        raise ValueError(f"parts of {size} elements never end")
+    return [*cut(x, axis, [min(size, length - i) for i in range(0, length, size)])]
 
 
 @op("ConcatFromSequence", since=11)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from devices.kernels.axes import axes_of
 from devices.kernels.element_types import Array, Xp
-from devices.kernels.registry import op
+from devices.kernels.registry import as_inputs, op
 
 
 @op("Reshape", since=5, host=(1,), added={"allowzero": 14})
@@ -75,12 +75,6 @@ def squeeze_1(xp: Xp, data: Array, *, axes: Sequence[int] | None = None) -> Arra
     return data.reshape([size for i, size in enumerate(data.shape) if i not in removed])
 
 
-@op("Squeeze", since=13, host=(1,))
-def squeeze_13(xp: Xp, data: Array, axes: Array | None = None) -> Array:
-    """Remove the dimensions of size 1, or those that `axes` names."""
-    return squeeze_1(xp, data, axes=None if axes is None else axes.reshape(-1).tolist())
-
-
 @op("Unsqueeze", since=1)
 def unsqueeze_1(xp: Xp, data: Array, *, axes: Sequence[int]) -> Array:
     """Insert dimensions of size 1 so that the output has them at `axes`."""
@@ -90,10 +84,8 @@ def unsqueeze_1(xp: Xp, data: Array, *, axes: Sequence[int]) -> Array:
     return data.reshape([1 if i in inserted else next(sizes) for i in range(rank)])
 
 
-@op("Unsqueeze", since=13, host=(1,))
-def unsqueeze_13(xp: Xp, data: Array, axes: Array) -> Array:
-    """Insert dimensions of size 1 so that the output has them at `axes`."""
-    return unsqueeze_1(xp, data, axes=axes.reshape(-1).tolist())
+op("Squeeze", since=13, host=(1,))(as_inputs(squeeze_1, "axes"))
+op("Unsqueeze", since=13, host=(1,))(as_inputs(unsqueeze_1, "axes"))
 
 
 @op("Expand", since=8, host=(1,))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 from devices.kernels.axes import axes_of, axis_of
 from devices.kernels.element_types import Array, Xp, same_type
-from devices.kernels.registry import op
+from devices.kernels.registry import as_inputs, op, taking
 
 
 @op("Concat", since=4)
@@ -29,15 +30,17 @@ def split_2(
     xp: Xp, x: Array, *, axis: int = 0, split: Sequence[int] | None = None, n_outputs: int
 ) -> tuple[Array, ...]:
     """Cut into parts of the sizes `split`, or into equal parts."""
-    return _split(x, axis, split, n_outputs)
+    if split is None:
+        length = x.shape[axis_of(axis, x.ndim)]
+        if length % n_outputs:
+            raise ValueError(
+                f"{length} elements on axis {axis} do not give {n_outputs} equal parts"
+            )
+        split = [length // n_outputs] * n_outputs
+    return cut(x, axis, split)
 
 
-@op("Split", since=13, host=(1,))
-def split_13(
-    xp: Xp, x: Array, split: Array | None = None, *, axis: int = 0, n_outputs: int
-) -> tuple[Array, ...]:
-    """Cut into parts of the sizes `split`, or into equal parts."""
-    return _split(x, axis, None if split is None else split.tolist(), n_outputs)
+op("Split", since=13, host=(1,))(as_inputs(split_2, "split"))
 
 
 @op("Split", since=18, host=(1,))
@@ -48,7 +51,7 @@ def split_18(
     if (split is None) == (num_outputs is None):
         raise ValueError("exactly one of the input split and the attribute num_outputs is wanted")
     if split is not None:
-        return _split(x, axis, split.tolist(), 0)
+        return cut(x, axis, split.tolist())
     assert num_outputs is not None
     if num_outputs < 1:
         raise ValueError(f"num_outputs is {num_outputs}, not at least 1")
@@ -57,61 +60,26 @@ def split_18(
     last = length - part * (num_outputs - 1)
     if last < 0:
         raise ValueError(f"{length} elements cannot be cut into {num_outputs} parts of {part}")
-    return _split(x, axis, [part] * (num_outputs - 1) + [last], 0)
+    return cut(x, axis, [part] * (num_outputs - 1) + [last])
 
 
-def _split(x: Array, axis: int, sizes: Sequence[int] | None, parts: int) -> tuple[Array, ...]:
+def cut(x: Array, axis: int, sizes: Sequence[int]) -> tuple[Array, ...]:
+    """Return the parts of these sizes along an axis."""
     axis = axis_of(axis, x.ndim)
-    length = x.shape[axis]
-    if sizes is None:
-        if length % parts:
-            raise ValueError(f"{length} elements on axis {axis} do not give {parts} equal parts")
-        sizes = [length // parts] * parts
-    if min(sizes, default=0) < 0 or sum(sizes) != length:
-        raise ValueError(f"sizes {tuple(sizes)} do not add up to the {length} of axis {axis}")
+    if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis]:
+        raise ValueError(
+            f"sizes {tuple(sizes)} do not add up to the {x.shape[axis]} of axis {axis}"
+        )
     before = (slice(None),) * axis
     return tuple(x[(*before, slice(i, j))] for i, j in pairwise(accumulate(sizes, initial=0)))
 
 
-@op("Slice", since=1)
-def slice_1(
-    xp: Xp,
-    data: Array,
-    *,
-    starts: Sequence[int],
-    ends: Sequence[int],
-    axes: Sequence[int] | None = None,
-) -> Array:
-    """Cut `starts[i]` to `ends[i]` out of axis `axes[i]`."""
-    return _slice(data, starts, ends, axes, None)
-
-
-@op("Slice", since=10, host=(1, 2, 3, 4))
-def slice_10(
-    xp: Xp,
-    data: Array,
-    starts: Array,
-    ends: Array,
-    axes: Array | None = None,
-    steps: Array | None = None,
-) -> Array:
-    """Cut `starts[i]` to `ends[i]` by `steps[i]` out of axis `axes[i]`."""
-    return _slice(
-        data,
-        starts.tolist(),
-        ends.tolist(),
-        None if axes is None else axes.tolist(),
-        None if steps is None else steps.tolist(),
-    )
-
-
 def _slice(
-    data: Array,
-    starts: Sequence[int],
-    ends: Sequence[int],
-    axes: Sequence[int] | None,
-    steps: Sequence[int] | None,
-) -> Array:
+    xp: Xp, data: Array, *,
+    starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+) -> Array:  # fmt: skip
+    """Cut `starts[i]` to `ends[i]` by `steps[i]` out of axis `axes[i]`."""
     axes = axes_of(range(len(starts)) if axes is None else axes, data.ndim)
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -129,39 +97,44 @@ def _slice(
     return data[tuple(index)]
 
 
+@op("Slice", since=1)
+@taking(_slice, but=("steps",))
+def slice_1(xp: Xp, data: Array, **bounds: Any) -> Array:
+    """Cut `starts[i]` to `ends[i]` out of axis `axes[i]`."""
+    return _slice(xp, data, **bounds)
+
+
+op("Slice", since=10, host=(1, 2, 3, 4))(as_inputs(_slice, "starts", "ends", "axes", "steps"))
+
+
 @op("Pad", since=2, choices={"mode": ("constant", "reflect", "edge")})
 def pad_2(
     xp: Xp, data: Array, *, pads: Sequence[int], mode: str = "constant", value: float = 0.0
 ) -> Array:
     """Add `pads` elements around each axis; negative ones remove."""
-    return _pad(xp, data, pads, xp.asarray(value, dtype=data.dtype), None, mode)
+    return pad(xp, data, pads, xp.asarray(value, dtype=data.dtype), mode=mode)
 
 
-@op("Pad", since=11, host=(1,), choices={"mode": ("constant", "reflect", "edge")})
+@op(
+    "Pad",
+    since=11,
+    host=(1, 2, 3),
+    added={"axes": 18},
+    choices={"mode": ("constant", "reflect", "edge", "wrap")},
+)
 def pad_11(
-    xp: Xp, data: Array, pads: Array, constant_value: Array | None = None, *, mode: str = "constant"
-) -> Array:
-    """Add `pads` elements around each axis; negative ones remove."""
-    return _pad(xp, data, pads.tolist(), constant_value, None, mode)
-
-
-@op("Pad", since=18, host=(1, 3), choices={"mode": ("constant", "reflect", "edge", "wrap")})
-def pad_18(
-    xp: Xp,
-    data: Array,
-    pads: Array,
-    constant_value: Array | None = None,
-    axes: Array | None = None,
-    *,
-    mode: str = "constant",
-) -> Array:
+    xp: Xp, data: Array, pads: Array, constant_value: Array | None = None,
+    axes: Array | None = None, *, mode: str = "constant",
+) -> Array:  # fmt: skip
     """Add `pads` elements around each of `axes`; negative ones remove."""
-    return _pad(xp, data, pads.tolist(), constant_value, axes, mode)
+    return pad(xp, data, pads.tolist(), constant_value, axes, mode=mode)
 
 
-def _pad(
-    xp: Xp, data: Array, pads: Sequence[int], value: Array, axes: Sequence[int] | None, mode: str
-) -> Array:
+def pad(
+    xp: Xp, data: Array, pads: Sequence[int], value: Array | None = None,
+    axes: Sequence[int] | None = None, *, mode: str = "constant",
+) -> Array:  # fmt: skip
+    """Return the data with elements added around axes, all of their begins before their ends."""
     axes = axes_of(range(data.ndim) if axes is None else axes, data.ndim)
     if len(pads) != 2 * len(axes):
         raise ValueError(f"{len(pads)} pads were given; {len(axes)} axes want {2 * len(axes)}")
@@ -173,52 +146,11 @@ def _pad(
         raise ValueError(f"pads {tuple(pads)} remove more than shape {data.shape} has")
     # Negative pads remove first; the rest is then padded.
     kept = data[tuple(slice(max(-begin, 0), size - max(-end, 0)) for begin, size, end in sizes)]
-    begins, ends = [max(n, 0) for n in begins], [max(n, 0) for n in ends]
-    padded, inside = _frame(xp, kept, begins, ends)
-    if mode == "constant":
-        if value is None:
-            value = xp.asarray("" if data.dtype.kind == "O" else 0).astype(data.dtype)
-        # Only the rim is filled: along each axis, what the axes before it have not filled yet.
-        for axis, middle in enumerate(inside):
-            padded[(*inside[:axis], slice(None, middle.start))] = value.reshape(())
-            padded[(*inside[:axis], slice(middle.stop, None))] = value.reshape(())
-        return padded
-    for axis, (begin, end) in reversed(list(enumerate(zip(begins, ends, strict=True)))):
-        if begin or end:
-            # The axes after this one are whole already, those before it still bare.
-            source = padded_positions(xp, mode, begin, kept.shape[axis], end)
-            outer, line = inside[:axis], padded[(*inside[: axis + 1],)]
-            before, after = source[:begin], source[begin + kept.shape[axis] :]
-            middle, whole = inside[axis], (slice(None),) * axis
-            padded[(*outer, slice(None, middle.start))] = line[(*whole, before)]
-            padded[(*outer, slice(middle.stop, None))] = line[(*whole, after)]
-    return padded
-
-
-def _frame(
-    xp: Xp, data: Array, begins: Sequence[int], ends: Sequence[int]
-) -> tuple[Array, tuple[slice, ...]]:
-    """Return an array with the data in its middle and nothing around it yet, and that middle.
-
-    Its axes have the order in memory that the data's have: channels may be last.
-    """
-    sides = list(zip(begins, data.shape, ends, strict=True))
-    padded = xp.empty_like(data, shape=[begin + size + end for begin, size, end in sides])
-    inside = tuple(slice(begin, begin + size) for begin, size, _ in sides)
-    padded[inside] = data
-    return padded, inside
-
-
-def padded_positions(xp: Xp, mode: str, begin: int, size: int, end: int) -> Array:
-    """Return which of `size` elements each element of the padded axis repeats."""
-    if size == 0:
-        raise ValueError(f"an empty axis has nothing to pad with in mode {mode!r}")
-    position = xp.arange(-begin, size + end)
-    if mode == "edge":
-        return xp.clip(position, 0, size - 1)
-    if mode == "wrap":
-        return position % size
-    # There and back again, as often as it takes; the ends are not repeated.
-    period = max(2 * (size - 1), 1)
-    position = position % period
-    return xp.minimum(position, period - position)
+    around = [(max(begin, 0), max(end, 0)) for begin, end in zip(begins, ends, strict=True)]
+    if mode != "constant":
+        if any(max(sides) and not size for sides, size in zip(around, kept.shape, strict=True)):
+            raise ValueError(f"an empty axis has nothing to pad with in mode {mode!r}")
+        return xp.pad(kept, around, mode)
+    if value is None:
+        return xp.pad(kept, around, constant_values="" if data.dtype.kind == "O" else 0)
+    return xp.pad(kept, around, constant_values=value.item())

@@ -29,7 +29,7 @@ class Window:
         """Yield the kernel's elements in row-major order."""
         return product(*map(range, self.kernel))
 
-    def slices(self, position: tuple[int, ...]) -> tuple[slice, ...]:
+    def slices(self, position: Sequence[int]) -> tuple[slice, ...]:
         """Return where the padded input is read by one kernel element, for all outputs."""
         return tuple(
             slice(k * d, k * d + (n - 1) * s + 1, s)
@@ -50,18 +50,6 @@ class Window:
         return slice(first, last), slice(
             start, start + max(0, (last - first - 1) * stride + 1), stride
         )
-
-    def counts(self, axis: int, include_padding: bool) -> list[int]:
-        """Return for each output along an axis how many kernel elements read a counted value."""
-        low = -self.begin[axis] if include_padding else 0
-        high = self.input[axis] + (self.end[axis] if include_padding else 0)
-        return [
-            sum(
-                low <= o * self.strides[axis] - self.begin[axis] + k * self.dilations[axis] < high
-                for k in range(self.kernel[axis])
-            )
-            for o in range(self.output[axis])
-        ]
 
 
 def per_axis(
