@@ -15,8 +15,7 @@ from hetero.cli.planning import planning_options
 from hetero.cli.prediction import prediction, show_prediction
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
-from hetero.cli.terminal import print_json, progress, remark, show
-from hetero.report.text import Rows
+from hetero.cli.terminal import Columns, ms, print_json, progress, remark, show, table
 
 #: Stages shown before the rest is left to ``--json``.
 SHOWN = 40
@@ -85,13 +84,15 @@ def bench(
 
 
 def _show(document: dict[str, Any]) -> None:
-    table = Rows("in flight", "requests", "per second", *(f"p{p} ms" for p in PERCENTILES))
     alone, busy = document["one_at_a_time"], document["in_flight"]
     measured = ((1, alone), *([(busy["jobs"], busy)] if busy else []))
-    for jobs, result in measured:
-        cells = (f"{result['latency_s'][str(p)] * 1e3:.2f}" for p in PERCENTILES)
-        table.add(jobs, result["requests"], f"{result['throughput_per_s']:.1f}", *cells)
-    show(table)
+    rows = ({"jobs": jobs, **result["latency_s"], **result} for jobs, result in measured)
+    figures: Columns = {
+        "in flight": "jobs",
+        "requests": "requests",
+        "per second": "{throughput_per_s:.1f}",
+    }
+    show(table(rows, {**figures, **{f"p{p} ms": ms(str(p), 2) for p in PERCENTILES}}))
     for jobs, result in measured:
         if (again := result["run_again"])["requests"]:
             show(
@@ -99,12 +100,9 @@ def _show(document: dict[str, Any]) -> None:
                 f"{again['requests']}; the longest took {again['longest_s']:.2f} s of the "
                 f"{result['elapsed_s']:.2f} s"
             )
-    table = Rows("stage", "device", "runs ms", "waits ms", "busy")
-    for row in (busy or alone)["stages"][:SHOWN]:
-        waits = "" if row["wait_s"] is None else f"{row['wait_s'] * 1e3:.2f}"
-        busy_part = f"{row['utilisation']:.0%}"
-        table.add(row["stage"], row["device"], f"{row['run_s'] * 1e3:.2f}", waits, busy_part)
-    show(table)
+    columns: Columns = {"stage": "stage", "device": "device", "runs ms": ms("run_s", 2)}
+    columns |= {"waits ms": ms("wait_s", 2), "busy": "{utilisation:.0%}"}
+    show(table((busy or alone)["stages"][:SHOWN], columns))
     show(
         f"compiled in {document['compile_s'] * 1e3:.0f} ms; first inference "
         f"{document['first_s'] * 1e3:.1f} ms"

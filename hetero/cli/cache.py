@@ -13,9 +13,8 @@ from devices.errors import BlobError
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
 from hetero.cli.option_kinds import Finite, json_option
-from hetero.cli.terminal import print_json, show
+from hetero.cli.terminal import Columns, print_json, show, table
 from hetero.properties.table import COSTS_SUFFIX
-from hetero.report.text import Rows
 from hetero.report.units import nbytes_text, seconds_text
 from scheduler.formats.blob_file import BlobFile
 
@@ -45,19 +44,14 @@ def list_(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json("cache", {"folder": folder, "nbytes": total, "entries": rows})
         return
-    heads = ("entry", "what", "model", "devices", "size", "age", "last used")
-    table = Rows(*heads, wraps=("what", "model", "devices"))
-    for row in rows:
-        table.add(
-            row["file"][:12] + "…",
-            row["kind"],
-            row["model"],
-            ", ".join(row["devices"]),
-            nbytes_text(row["nbytes"]),
-            seconds_text(row["age_s"]),
-            seconds_text(row["idle_s"]) + " ago",
-        )
-    show(table)
+    columns: Columns = {
+        "entry": lambda row: row["file"][:12] + "…", "what": "kind", "model": "model",
+        "devices": lambda row: ", ".join(row["devices"]),
+        "size": lambda row: nbytes_text(row["nbytes"]),
+        "age": lambda row: seconds_text(row["age_s"]),
+        "last used": lambda row: seconds_text(row["idle_s"]) + " ago",
+    }  # fmt: skip
+    show(table(rows, columns, wraps=("what", "model", "devices")))
     show(f"{_entries(len(rows))}, {nbytes_text(total)}")
 
 

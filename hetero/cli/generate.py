@@ -11,12 +11,11 @@ import click
 
 from hetero.cli.job import Job, is_blob
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import print_json, remark, show
+from hetero.cli.terminal import Columns, print_json, remark, show, table
 from hetero.compile.compiled_model import CompiledModel
 from hetero.generate.decoder import read_decoder
 from hetero.generate.layers import find_layers
 from hetero.generate.text import TextStream, Tokenizer
-from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
 
 
@@ -102,10 +101,8 @@ def generate(
         )
         return
     click.echo()
-    table = Rows("device", "layers", "weights")
-    for row in layers:
-        table.add(row["device"], row["layers"], nbytes_text(row["weights_nbytes"]))
-    show(table)
+    columns: Columns = {"device": "device", "layers": "layers"}
+    show(table(layers, {**columns, "weights": lambda row: nbytes_text(row["weights_nbytes"])}))
     told = f"{count} tokens ({generation.finish_reason}), the first after {first_s * 1e3:.1f} ms"
     remark(told + (f", then {rate:.1f} a second" if rate else ""))
 

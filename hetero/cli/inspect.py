@@ -13,10 +13,9 @@ from devices.model.reader import read_model
 from hetero.cache.description import describe
 from hetero.cli.job import is_blob
 from hetero.cli.option_kinds import json_option
-from hetero.cli.terminal import print_json, show
+from hetero.cli.terminal import Columns, print_json, show, table
 from hetero.report.contract import describe_model
 from hetero.report.table import model_line, port_lines
-from hetero.report.text import Rows
 from hetero.report.units import counted, nbytes_text
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.weightless import is_weightless, outline
@@ -42,11 +41,11 @@ def inspect_command(model: str, verify: bool, as_json: bool) -> None:
         print_json("inspect", {"kind": "onnx", **document})
         return
     show(model_line(document), *port_lines(document))
-    table = Rows("operator", "nodes")
-    for row in document["operators"]:
-        domain = f"{row['domain']}." if row["domain"] else ""
-        table.add(f"{domain}{row['op_type']}", f"{row['nodes']:,}")
-    show(table)
+    dotted: Columns = {
+        "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."),
+        "nodes": "{nodes:,}",
+    }
+    show(table(document["operators"], dotted))
 
 
 def _operators(model: Model) -> list[dict[str, Any]]:
@@ -75,24 +74,19 @@ def _inspect_blob(file: str, verify: bool, as_json: bool) -> None:
         f"{counted(document['segments'], 'segment')}",
         *port_lines(document),
     )
-    devices = Rows("device", "plugin", "version", "fingerprint", wraps=("version", "fingerprint"))
-    for name, record in document["devices"].items():
-        devices.add(name, *(record[k] for k in ("plugin", "version", "fingerprint")))
-    show(devices)
+    devices = ({"device": name, **record} for name, record in document["devices"].items())
+    columns: Columns = {name: name for name in ("device", "plugin", "version", "fingerprint")}
+    show(table(devices, columns, wraps=("version", "fingerprint")))
     if document["stages"]:
         absent = "in the cache" if document["kind"] == "plan" else "compiled on import"
-        stages = Rows("stage", "device", "nodes", "export", "inputs", "outputs")
-        for row in document["stages"]:
-            nbytes = row["export_nbytes"]
-            stages.add(
-                row["index"],
-                row["device"],
-                row["nodes"],
-                absent if nbytes is None else nbytes_text(nbytes),
-                len(row["inputs"]),
-                len(row["outputs"]),
-            )
-        show(stages)
+        stages: Columns = {
+            "stage": "index", "device": "device", "nodes": "nodes",
+            "export": lambda row: absent
+            if row["export_nbytes"] is None
+            else nbytes_text(row["export_nbytes"]),
+            "inputs": lambda row: len(row["inputs"]), "outputs": lambda row: len(row["outputs"]),
+        }  # fmt: skip
+        show(table(document["stages"], stages))
     options = {**document["options"]}
     for device, given in document["device_options"].items():
         options |= {f"{device}.{name}": value for name, value in given.items()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from hetero.cli.terminal import show
+from hetero.cli.terminal import Columns, ms, show, table
 from hetero.compile.compiled_model import CompiledModel
-from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
+
+#: Stages and wires that are shown; ``--json`` has all.
+SHOWN: Final = 40
 
 
 def prediction(
@@ -65,18 +67,17 @@ def show_prediction(document: dict[str, Any] | None) -> None:
     """Print `prediction`'s comparison."""
     if document is None:
         return
-    table = Rows("", "predicted ms", "measured ms", "measured / predicted")
-    rows = [("between answers", document["period"]), ("one request", document["latency"])]
-    rows += [(f"stage {r['stage']} on {r['device']}", r) for r in document["stages"][:40]]
-    rows += [
-        (f"wire {r['producer']} to {r['consumer']}, {nbytes_text(r['nbytes'])}", r)
-        for r in document["wires"][:40]
-    ]
-    for name, row in rows:
-        measured = "" if row["measured_s"] is None else f"{row['measured_s'] * 1e3:.3f}"
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        table.add(name, f"{row['predicted_s'] * 1e3:.3f}", measured, ratio)
-    show(table)
+    rows = {"between answers": document["period"], "one request": document["latency"]}
+    for row in document["stages"][:SHOWN]:
+        rows[f"stage {row['stage']} on {row['device']}"] = row
+    for row in document["wires"][:SHOWN]:
+        size = nbytes_text(row["nbytes"])
+        rows[f"wire {row['producer']} to {row['consumer']}, {size}"] = row
+    columns: Columns = {
+        "": "name", "predicted ms": ms("predicted_s"), "measured ms": ms("measured_s"),
+        "measured / predicted": lambda row: "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+    }  # fmt: skip
+    show(table(({"name": name, **row} for name, row in rows.items()), columns))
     show(f"predicted by {document['basis']}")
     if document["cut_short"]:
         show("the clock ended the search of this plan: another run may find another one")

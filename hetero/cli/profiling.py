@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +15,10 @@ from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
 from hetero.cli.planning import plans_by_cost
 from hetero.cli.report import command_line, write_text
-from hetero.cli.terminal import progress, show
+from hetero.cli.terminal import Columns, ms, progress, show, table
 from hetero.compile.compiled_model import CompiledModel
 from hetero.planning import PlanReport
 from hetero.report import build_report, report_html
-from hetero.report.text import Rows
 from hetero.report.units import counted, seconds_text
 from scheduler.formats.publish import publish
 
@@ -85,11 +84,22 @@ def show_profile(profile: Mapping[str, Any]) -> None:
     nodes, stages = profile["nodes"], profile["stages"]
     predicted = any(row["predicted_s"] is not None for row in (*nodes, *stages))
     ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))
-    show(_node_table(ranked[:SHOWN], predicted))
+    beside: Columns = {"predicted ms": ms("predicted_s")} if predicted else {}
+    columns: Columns = {
+        "node": _covers, "operator": "op_type", "device": "device", "subgraph": "stage",
+        "ms": ms("seconds"),
+        "share": lambda row: "" if row["share"] is None else f"{row['share']:.1%}",
+    }  # fmt: skip
+    show(table(ranked[:SHOWN], {**columns, **beside}, wraps=("node",)))
     if len(ranked) > SHOWN:
         left = sum(row["share"] or 0.0 for row in ranked[SHOWN:])
         show(f"… and {len(ranked) - SHOWN} more with {left:.1%}; --json lists all")
-    show(_stage_table(stages[:SHOWN], predicted))
+    columns = {
+        "subgraph": "stage", "device": "device", "arrives ms": ms("arrives_s"),
+        "waits ms": ms("queued_s"), "upload ms": ms("upload_s"), "runs ms": ms("infer_s"),
+        "download ms": ms("download_s"), "in its nodes ms": ms("nodes_s"),
+    }  # fmt: skip
+    show(table(stages[:SHOWN], {**columns, **beside}))
     if len(stages) > SHOWN:
         show(f"… and {len(stages) - SHOWN} more; --json lists all")
     spans = profile["request"]
@@ -109,32 +119,6 @@ def show_profile(profile: Mapping[str, Any]) -> None:
         show(f"not every node is timed on {', '.join(untimed)}")
 
 
-def _node_table(nodes: Sequence[Mapping[str, Any]], predicted: bool) -> Rows:
-    heads = ["node", "operator", "device", "subgraph", "ms", "share"]
-    table = Rows(*heads, *(["predicted ms"] if predicted else []), wraps=("node",))
-    for row in nodes:
-        share = "" if row["share"] is None else f"{row['share']:.1%}"
-        cells = [_covers(row), row["op_type"], row["device"], row["stage"], _ms(row["seconds"])]
-        table.add(*cells, share, *([_ms(row["predicted_s"])] if predicted else []))
-    return table
-
-
-def _stage_table(stages: Sequence[Mapping[str, Any]], predicted: bool) -> Rows:
-    spans = {
-        "arrives ms": "arrives_s",
-        "waits ms": "queued_s",
-        "upload ms": "upload_s",
-        "runs ms": "infer_s",
-        "download ms": "download_s",
-        "in its nodes ms": "nodes_s",
-        **({"predicted ms": "predicted_s"} if predicted else {}),
-    }
-    table = Rows("subgraph", "device", *spans)
-    for row in stages:
-        table.add(row["stage"], row["device"], *(_ms(row[span]) for span in spans.values()))
-    return table
-
-
 def _covers(row: Mapping[str, Any]) -> str:
     """Return the model's nodes that an executed one stands for."""
     names = row["covers"] or row["folded"]
@@ -142,7 +126,3 @@ def _covers(row: Mapping[str, Any]) -> str:
         return f"({row['name']}: of no node)"
     more = f" and {len(names) - COVERED} more" if len(names) > COVERED else ""
     return " + ".join(names[:COVERED]) + more
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.3f}"

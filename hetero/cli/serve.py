@@ -16,9 +16,8 @@ import click
 from hetero.cli.job import Job, is_blob
 from hetero.cli.option_kinds import Finite, together
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import print_json, progress, remark, show
+from hetero.cli.terminal import Columns, print_json, progress, remark, show, table
 from hetero.generate.decoder import read_decoder
-from hetero.report.text import Rows
 from hetero.serve.options import ServerOptions
 from hetero.serve.server import Server, require_extra
 
@@ -172,10 +171,12 @@ def _tell(index: list[dict[str, str]], as_json: bool) -> None:
     if as_json:
         print_json("serve", {"models": index})
         return
-    table = Rows("model", "version", "state", "reason", wraps=("reason",))
-    for row in index:
-        table.add(row["name"], row["version"], row["state"].lower(), row["reason"])
-    show(table)
+    columns: Columns = {
+        "model": "name",
+        "version": "version",
+        "state": lambda row: row["state"].lower(),
+    }
+    show(table(index, {**columns, "reason": "reason"}, wraps=("reason",)))
 
 
 def _run_workers(options: ServerOptions, count: int) -> None:

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from hetero.cli.figures import PERCENTILES, Look, figures
 from hetero.cli.option_kinds import Finite
-from hetero.cli.terminal import console, print_json, remark, show
+from hetero.cli.terminal import Column, Columns, console, print_json, remark, show, table
 from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text
 
@@ -98,52 +98,35 @@ def _whole(response: HTTPResponse) -> bytes:
 
 
 def _tables(document: dict[str, Any]) -> list[Rows | Any]:
-    percentiles = (f"p{p}" for p in PERCENTILES)
-    models = Rows("model", "waiting", "in flight", "answered/s", *percentiles, "failed", "retries",
-                  "input/s", wraps=("model",))  # fmt: skip
-    for row in document["models"]:
-        models.add(
-            row["model"],
-            f"{row['waiting']:.0f}",
-            f"{row['in_flight']:.0f}",
-            f"{row['answered_per_s']:.1f}",
-            *(_seconds(row["latency_s"][str(p)]) for p in PERCENTILES),
-            f"{row['not_answered']:.0f}",
-            f"{row['retries']:.0f}",
-            nbytes_text(row["input_nbytes_per_s"]),
-        )
-    devices = Rows("device", "node", "state", "queued", "running", "busy", "losses", "heard")
-    for row in document["devices"]:
-        devices.add(
-            row["device"],
-            row["node"],
-            "up" if row["up"] else "lost",
-            f"{row['queued']:.0f}",
-            f"{row['running']:.0f}",
-            f"{row['utilisation']:.1%}",
-            f"{row['losses']:.0f}",
-            f"{row['silent_s']:.1f} s ago",
-            style=None if row["up"] else "red",
-        )
-    stages = Rows("stage", "of", "device", "runs/s", "takes", "waits", "busy", "output/s",
-                  wraps=("of",))  # fmt: skip
-    for row in document["stages"]:
-        stages.add(
-            row["stage"],
-            row["model"],
-            row["device"],
-            f"{row['runs_per_s']:.1f}",
-            _seconds(row["run_s"]),
-            _seconds(row["wait_s"]),
-            f"{row['utilisation']:.1%}",
-            nbytes_text(row["output_nbytes_per_s"]),
-        )
+    models: Columns = {
+        "model": "model", "waiting": "{waiting:.0f}", "in flight": "{in_flight:.0f}",
+        "answered/s": "{answered_per_s:.1f}",
+        **{f"p{p}": _took(str(p)) for p in PERCENTILES},
+        "failed": "{not_answered:.0f}", "retries": "{retries:.0f}",
+        "input/s": lambda row: nbytes_text(row["input_nbytes_per_s"]),
+    }  # fmt: skip
+    devices: Columns = {
+        "device": "device", "node": "node", "state": lambda row: "up" if row["up"] else "lost",
+        "queued": "{queued:.0f}", "running": "{running:.0f}", "busy": "{utilisation:.1%}",
+        "losses": "{losses:.0f}", "heard": "{silent_s:.1f} s ago",
+    }  # fmt: skip
+    stages: Columns = {
+        "stage": "stage", "of": "model", "device": "device", "runs/s": "{runs_per_s:.1f}",
+        "takes": _took("run_s"), "waits": _took("wait_s"), "busy": "{utilisation:.1%}",
+        "output/s": lambda row: nbytes_text(row["output_nbytes_per_s"]),
+    }  # fmt: skip
     about = (
         f"of the last {seconds_text(document['seconds'])}; "
         f"{nbytes_text(document['in_flight_nbytes'])} in flight"
     )
-    return [styled(about), models, devices, stages]
+    served = ({**row, **row["latency_s"]} for row in document["models"])
+    return [
+        styled(about),
+        table(served, models, wraps=("model",)),
+        table(document["devices"], devices, style=lambda row: None if row["up"] else "red"),
+        table(document["stages"], stages, wraps=("of",)),
+    ]
 
 
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else seconds_text(seconds)
+def _took(field: str) -> Column:
+    return lambda row: "" if row[field] is None else seconds_text(row[field])
