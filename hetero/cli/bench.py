@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
+from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
-from hetero.cli.job import Job, blob_options, show_subgraphs, subgraph_rows
+from hetero.cli.job import Job, blob_options, subgraph_parts, subgraph_rows
 from hetero.cli.measuring import PERCENTILES, measure
 from hetero.cli.option_kinds import Finite
 from hetero.cli.options import model_options, watch_options, with_core
 from hetero.cli.planning import planning_options
-from hetero.cli.prediction import prediction, show_prediction
+from hetero.cli.prediction import prediction, prediction_parts
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
-from hetero.cli.terminal import Columns, ms, print_json, progress, remark, show, table
+from hetero.cli.terminal import Columns, ms, progress, remark, table, tell
+from hetero.compile.compiled_model import CompiledModel
 
 #: Stages shown before the rest is left to ``--json``.
 SHOWN = 40
@@ -34,13 +37,7 @@ SHOWN = 40
 @watch_options
 @blob_options
 @with_core(runs_model=True)
-def bench(
-    job: Job,
-    jobs: int,
-    requests: int | None,
-    seconds: float,
-    as_json: bool,
-) -> None:
+def bench(job: Job, jobs: int, requests: int | None, seconds: float) -> None:
     """Measure MODEL, or a blob: one request at a time, then with many in flight.
 
     A plan by cost is measured against its prediction, stage by stage and wire by wire. Ctrl-C ends
@@ -70,40 +67,39 @@ def bench(
         "prediction": None if busy is None else prediction(compiled, alone, busy),
         "interrupted": interrupted,
     }
-    if as_json:
-        print_json("bench", document)
-    else:
-        show_subgraphs(compiled)
-        _show(document)
-        show_prediction(document["prediction"])
-        if interrupted:
-            show("interrupted: these are the figures so far")
+    tell("bench", document, _parts(compiled, document))
     if interrupted:
         remark("hetero: interrupted")
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-def _show(document: dict[str, Any]) -> None:
+def _parts(compiled: CompiledModel, document: dict[str, Any]) -> Iterator[RenderableType]:
+    yield from subgraph_parts(compiled)
     alone, busy = document["one_at_a_time"], document["in_flight"]
     measured = ((1, alone), *([(busy["jobs"], busy)] if busy else []))
     rows = ({"jobs": jobs, **result["latency_s"], **result} for jobs, result in measured)
     figures: Columns = {
-        "in flight": "jobs",
-        "requests": "requests",
-        "per second": "{throughput_per_s:.1f}",
-    }
-    show(table(rows, {**figures, **{f"p{p} ms": ms(str(p), 2) for p in PERCENTILES}}))
+        "in flight": "jobs", "requests": "requests", "per second": "{throughput_per_s:.1f}",
+        **{f"p{p} ms": ms(str(p), 2) for p in PERCENTILES},
+    }  # fmt: skip
+    yield table(rows, figures)
     for jobs, result in measured:
         if (again := result["run_again"])["requests"]:
-            show(
+            yield (
                 f"{jobs} in flight: requests lost with a device and run again: "
                 f"{again['requests']}; the longest took {again['longest_s']:.2f} s of the "
                 f"{result['elapsed_s']:.2f} s"
             )
-    columns: Columns = {"stage": "stage", "device": "device", "runs ms": ms("run_s", 2)}
-    columns |= {"waits ms": ms("wait_s", 2), "busy": "{utilisation:.0%}"}
-    show(table((busy or alone)["stages"][:SHOWN], columns))
-    show(
+    stages: Columns = {
+        "stage": "stage", "device": "device", "runs ms": ms("run_s", 2),
+        "waits ms": ms("wait_s", 2), "busy": "{utilisation:.0%}",
+    }  # fmt: skip
+    yield table((busy or alone)["stages"][:SHOWN], stages)
+    yield (
         f"compiled in {document['compile_s'] * 1e3:.0f} ms; first inference "
         f"{document['first_s'] * 1e3:.1f} ms"
     )
+    if document["prediction"] is not None:
+        yield from prediction_parts(document["prediction"])
+    if document["interrupted"]:
+        yield "interrupted: these are the figures so far"

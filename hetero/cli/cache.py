@@ -13,7 +13,7 @@ from devices.errors import BlobError
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
 from hetero.cli.option_kinds import Finite, json_option
-from hetero.cli.terminal import Columns, print_json, show, table
+from hetero.cli.terminal import Columns, table, tell
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.report.units import nbytes_text, seconds_text
 from scheduler.formats.blob_file import BlobFile
@@ -37,13 +37,10 @@ def _folder(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache.command("list")
 @_folder
-def list_(folder: Path, as_json: bool) -> None:
+def list_(folder: Path) -> None:
     """List the entries, the least recently used first."""
     rows = [_row(entry) for entry in _open(folder).entries()]
     total = sum(row["nbytes"] for row in rows)
-    if as_json:
-        print_json("cache", {"folder": folder, "nbytes": total, "entries": rows})
-        return
     columns: Columns = {
         "entry": lambda row: row["file"][:12] + "…", "what": "kind", "model": "model",
         "devices": lambda row: ", ".join(row["devices"]),
@@ -51,23 +48,20 @@ def list_(folder: Path, as_json: bool) -> None:
         "age": lambda row: seconds_text(row["age_s"]),
         "last used": lambda row: seconds_text(row["idle_s"]) + " ago",
     }  # fmt: skip
-    show(table(rows, columns, wraps=("what", "model", "devices")))
-    show(f"{_entries(len(rows))}, {nbytes_text(total)}")
+    shown = table(rows, columns, wraps=("what", "model", "devices"))
+    document = {"folder": folder, "nbytes": total, "entries": rows}
+    tell("cache", document, [shown, f"{_entries(len(rows))}, {nbytes_text(total)}"])
 
 
 @cache.command()
 @_folder
-def verify(folder: Path, as_json: bool) -> None:
+def verify(folder: Path) -> None:
     """Check every entry's checksums; exit code 1 if one is damaged."""
     cache_ = _open(folder)
     checks = {entry.path.name: cache_.check(entry) for entry in cache_.entries()}
     damaged = {name: reason for name, reason in checks.items() if reason is not None}
-    if as_json:
-        print_json("cache", {"folder": folder, "checked": len(checks), "damaged": damaged})
-    else:
-        for reason in damaged.values():
-            show(reason)
-        show(f"{_entries(len(checks))}, {len(damaged)} damaged")
+    document = {"folder": folder, "checked": len(checks), "damaged": damaged}
+    tell("cache", document, [*damaged.values(), f"{_entries(len(checks))}, {len(damaged)} damaged"])
     if damaged:
         raise click.exceptions.Exit(1)
 
@@ -76,7 +70,7 @@ def verify(folder: Path, as_json: bool) -> None:
 @_folder
 @click.option("--max-size", callback=lambda *a: _nbytes(a[2]), help="What may stay, as 500MB.")
 @click.option("--older-than-days", type=Finite(min=0), help="Remove what was not used for so long.")
-def prune(folder: Path, as_json: bool, max_size: int | None, older_than_days: float | None) -> None:
+def prune(folder: Path, max_size: int | None, older_than_days: float | None) -> None:
     """Remove the least recently used entries."""
     if max_size is None and older_than_days is None:
         raise click.UsageError("say what may stay: --max-size, --older-than-days, or both.")
@@ -84,14 +78,14 @@ def prune(folder: Path, as_json: bool, max_size: int | None, older_than_days: fl
         max_size,
         older_than_s=None if older_than_days is None else older_than_days * 86400,
     )
-    _report(gone, folder, as_json)
+    _report(gone, folder)
 
 
 @cache.command()
 @_folder
-def clear(folder: Path, as_json: bool) -> None:
+def clear(folder: Path) -> None:
     """Remove every entry."""
-    _report(_open(folder).clear(), folder, as_json)
+    _report(_open(folder).clear(), folder)
 
 
 def _open(folder: Path) -> Cache:
@@ -124,14 +118,11 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _report(gone: list[Entry], folder: Path, as_json: bool) -> None:
+def _report(gone: list[Entry], folder: Path) -> None:
     nbytes = sum(entry.nbytes for entry in gone)
-    if as_json:
-        print_json(
-            "cache", {"folder": folder, "removed": [e.path.name for e in gone], "nbytes": nbytes}
-        )
-    else:
-        show(f"removed {_entries(len(gone))}, {nbytes_text(nbytes)}")
+    removed = [entry.path.name for entry in gone]
+    document = {"folder": folder, "removed": removed, "nbytes": nbytes}
+    tell("cache", document, [f"removed {_entries(len(gone))}, {nbytes_text(nbytes)}"])
 
 
 def _entries(number: int) -> str:

@@ -12,10 +12,9 @@ from devices.plugin.plugin import Plugin
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.testing import CheckResult, device_results, operator_results
 from hetero.cli.option_kinds import json_option
-from hetero.cli.terminal import print_json, progress, show
+from hetero.cli.terminal import Columns, progress, table, tell
 from hetero.compare.subject import CoreSubject
 from hetero.core import Core
-from hetero.report.text import Rows
 from hetero.report.units import counted
 from scheduler.vocabulary.names import parse_device
 
@@ -31,9 +30,7 @@ from scheduler.vocabulary.names import parse_device
     help="Run ONNX's own suite as well, on all of its cases that the device takes: minutes.",
 )  # fmt: skip
 @json_option
-def check_device_command(
-    name: str, plugins: tuple[str, ...], operators: bool, as_json: bool
-) -> None:
+def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -> None:
     """Check that the plugin of device NAME keeps the contract; exit code 1 if it does not.
 
     NAME may also be a list, HETERO:ORT,CPU: models cut between all their nodes are checked.
@@ -48,17 +45,14 @@ def check_device_command(
             subject = f"{plugin.name} {plugin.version()}"
             results = [*_results(plugin, operators)]
     failed = [result for result in results if result.error]
-    if as_json:
-        rows = [{"name": result.name, "error": result.error} for result in results]
-        print_json("check-device", {"device": name, "checks": rows})
-    else:
-        if failed:
-            table = Rows("check", "what it found", wraps=("check", "what it found"))
-            for result in failed:
-                table.add(_sentence(result), " ".join((result.error or "").split()))
-            show(table)
-        kept = len(results) - len(failed)
-        show(f"{subject}: keeps {kept} of {counted(len(results), 'check')}")
+    kept = f"{subject}: keeps {len(results) - len(failed)} of {counted(len(results), 'check')}"
+    columns: Columns = {
+        "check": lambda result: result.name.removeprefix("check_").replace("_", " "),
+        "what it found": lambda result: " ".join((result.error or "").split()),
+    }
+    shown = [table(failed, columns, wraps=columns)] if failed else []
+    rows = [{"name": result.name, "error": result.error} for result in results]
+    tell("check-device", {"device": name, "checks": rows}, [*shown, kept])
     if failed:
         raise click.exceptions.Exit(1)
 
@@ -79,7 +73,3 @@ def _results(plugin: Plugin, operators: bool) -> Iterator[CheckResult]:
             raise click.UsageError(
                 f"--operators: {error}. ONNX's suite wants it: pip install 'hetero[test]'."
             ) from error
-
-
-def _sentence(result: CheckResult) -> str:
-    return result.name.removeprefix("check_").replace("_", " ")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
+from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
 from hetero.cli.job import Job
 from hetero.cli.option_kinds import Finite
 from hetero.cli.options import affinity_option, config_option, core_options, with_core
 from hetero.cli.preprocessing import preprocess_options
-from hetero.cli.terminal import print_json, progress, show
+from hetero.cli.terminal import progress, tell
+from hetero.compare.compare import Comparison
 from hetero.compare.compare import compare as compare_devices
 from hetero.compare.difference import ATOL, RTOL, Difference
 from hetero.report.text import Rows
@@ -50,7 +52,7 @@ def _parse_devices(
 @click.option("--atol", type=Finite(min=0), default=ATOL, show_default=True)
 @core_options
 @with_core
-def compare(job: Job, devices: tuple[str, str], rtol: float, atol: float, as_json: bool) -> None:
+def compare(job: Job, devices: tuple[str, str], rtol: float, atol: float) -> None:
     """Run MODEL on two devices; exit code 1 if they differ, with the first node that does."""
     source = job.read()
     values = job.values(source)
@@ -60,19 +62,20 @@ def compare(job: Job, devices: tuple[str, str], rtol: float, atol: float, as_jso
             job.core, source, devices, values,
             rtol=rtol, atol=atol, config=job.config, affinity=job.pins,
         )  # fmt: skip
-    if as_json:
-        print_json("compare", found.to_dict())
-    else:
-        show(_table("output", found.outputs, devices))
-        if found.values:
-            show(_table(f"made by {found.node} ({found.op_type})", found.values, devices))
-        if found.alone:
-            show(_table("the same, run alone", found.alone, devices))
-        if len(found.suspects) > 1:
-            show(f"one of {len(found.suspects)} nodes: {', '.join(found.suspects)}")
-        show(found.sentence())
+    tell("compare", found.to_dict(), _parts(found, devices))
     if not found.agrees:
         raise click.exceptions.Exit(1)
+
+
+def _parts(found: Comparison, devices: Sequence[str]) -> Iterator[RenderableType]:
+    yield _table("output", found.outputs, devices)
+    if found.values:
+        yield _table(f"made by {found.node} ({found.op_type})", found.values, devices)
+    if found.alone:
+        yield _table("the same, run alone", found.alone, devices)
+    if len(found.suspects) > 1:
+        yield f"one of {len(found.suspects)} nodes: {', '.join(found.suspects)}"
+    yield found.sentence()
 
 
 def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Rows:

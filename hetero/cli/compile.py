@@ -8,11 +8,11 @@ import click
 
 from hetero.cli.files import check_folder, output_file, refuse_weights, write_models
 from hetero.cli.inputs import shape_option
-from hetero.cli.job import Job, show_subgraphs, subgraph_rows
+from hetero.cli.job import Job, subgraph_parts, subgraph_rows
 from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import planned_at, planning_options
 from hetero.cli.preprocessing import preprocess_options
-from hetero.cli.terminal import print_json, show
+from hetero.cli.terminal import tell
 
 
 @click.command("compile")
@@ -35,7 +35,6 @@ def compile_command(
     subgraphs_dir: Path | None,
     output: Path | None,
     weightless: bool,
-    as_json: bool,
 ) -> None:
     """Compile MODEL and show which device got which subgraph."""
     if weightless and not output:
@@ -53,19 +52,13 @@ def compile_command(
         compiled.export_model(output, weightless=weightless)
         files.append(output)
     cached = compiled.get_property("LOADED_FROM_CACHE")
-    if as_json:
-        print_json(
-            "compile",
-            {
-                "model": source.name,
-                "compile_s": job.compile_s,
-                "loaded_from_cache": cached,
-                "subgraphs": subgraph_rows(compiled, job.shapes),
-                "files": files,
-            },
-        )
-        return
-    show_subgraphs(compiled, job.shapes)
-    show(f"{'loaded from the cache' if cached else 'compiled'} in {job.compile_s * 1e3:.0f} ms")
-    for file in files:
-        show(f"wrote {file}")
+    document = {
+        "model": source.name,
+        "compile_s": job.compile_s,
+        "loaded_from_cache": cached,
+        "subgraphs": subgraph_rows(compiled, job.shapes),
+        "files": files,
+    }
+    how = "loaded from the cache" if cached else "compiled"
+    told = [f"{how} in {job.compile_s * 1e3:.0f} ms", *(f"wrote {file}" for file in files)]
+    tell("compile", document, [*subgraph_parts(compiled, job.shapes), *told])

@@ -10,8 +10,7 @@ import click
 
 from hetero.cli.job import Job
 from hetero.cli.options import core_options, with_core
-from hetero.cli.terminal import print_json, progress, show
-from hetero.report.text import Rows
+from hetero.cli.terminal import progress, table, tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ KNOWN: Final[Mapping[str, KnownDevice]] = {
 @click.option("--all", "everything", is_flag=True, help="Also those that are not installed.")
 @core_options
 @with_core
-def devices(job: Job, as_json: bool, everything: bool) -> None:
+def devices(job: Job, everything: bool) -> None:
     """List the devices, with the error of each plugin that does not work."""
     with progress("asking every node for its devices"):
         found = job.core.device_descriptors
@@ -84,23 +83,19 @@ def devices(job: Job, as_json: bool, everything: bool) -> None:
             known = KNOWN.get(row["plugin"])
             row["install"] = known.install if known and row["error"] else None
             row["full_name"] = row["full_name"] or (known.what if known else "")
-    if as_json:
-        print_json("devices", {"devices": rows})
-        return
     heads = {"device": "name", "threads": "threads"}
     heads |= {head: head for head in ("node", "python") if any(_said(row[head]) for row in rows)}
     heads["what it is"] = "full_name"
-    table = Rows(*heads, wraps=("python", "what it is"))
-    for row in rows:
-        if not row["error"]:
-            table.add(*(row[key] for key in heads.values()))
-    show(table)
-    for row in rows:
-        if row["error"]:
-            name = f"{row['name']} on {row['node']}" if _said(row["node"]) else row["name"]
-            install = row.get("install") or ""
-            fix = f" To install: {install}" if install and install not in row["error"] else ""
-            show(f"{name}: {row['error'].rstrip('.')}.{fix}")
+    working = [row for row in rows if not row["error"]]
+    shown = table(working, {**heads}, wraps=("python", "what it is"))
+    tell("devices", {"devices": rows}, [shown, *(_why_not(row) for row in rows if row["error"])])
+
+
+def _why_not(row: dict[str, Any]) -> str:
+    name = f"{row['name']} on {row['node']}" if _said(row["node"]) else row["name"]
+    install = row.get("install") or ""
+    fix = f" To install: {install}" if install and install not in row["error"] else ""
+    return f"{name}: {row['error'].rstrip('.')}.{fix}"
 
 
 def _said(place: str | None) -> bool:

@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
@@ -16,13 +16,13 @@ import click
 import numpy as np
 import onnx
 from packaging.requirements import Requirement
+from rich.console import RenderableType
 
 from devices.errors import HeteroError
 from hetero.cli.devices import KNOWN
 from hetero.cli.option_kinds import json_option
-from hetero.cli.terminal import print_json, progress, show
+from hetero.cli.terminal import Columns, progress, table, tell
 from hetero.core import Core
-from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
 from hetero.version import hetero_version
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -53,7 +53,7 @@ class Check:
 @click.command()
 @click.option("--address", help="A Ray cluster, as HOST:PORT; by default RAY_ADDRESS or the pool.")
 @json_option
-def doctor(address: str | None, as_json: bool) -> None:
+def doctor(address: str | None) -> None:
     """Check versions, devices, the cluster and limits of this machine; say what to do.
 
     Each device runs a small model in this process. The exit code is 1 if anything is wrong;
@@ -63,23 +63,27 @@ def doctor(address: str | None, as_json: bool) -> None:
         packages = list(_versions())
         found = [*packages, *_devices(), *_cluster(address), *_limits()]
     wrong = [check for check in found if not check.ok]
-    if as_json:
-        print_json("doctor", {"checks": found, "ok": not wrong})
-    else:
-        table = Rows("", "what", "found", "what to do", wraps=("found", "what to do"))
-        # Packages that are well fit in a line, and so do devices that nobody asked for.
-        well = [check for check in packages if check.ok]
-        absent = [check for check in found if check.ok and check.found == _NOT_INSTALLED]
-        show(", ".join(f"{check.name} {check.found}" for check in well))
-        for check in (c for c in found if c not in well and c not in absent):
-            mark = "!!" if not check.ok else "--" if check.advice else "ok"
-            table.add(mark, check.name, check.found, check.advice)
-        show(table)
-        if absent:
-            names = ", ".join(sorted(check.name.removeprefix("device ") for check in absent))
-            show(f"not installed: {names}; hetero devices --all says how.")
+    tell("doctor", {"checks": found, "ok": not wrong}, _parts(packages, found))
     if wrong:
         click.get_current_context().exit(1)
+
+
+def _parts(packages: Sequence[Check], found: Sequence[Check]) -> Iterator[RenderableType]:
+    # Packages that are well fit in a line, and so do devices that nobody asked for.
+    well = [check for check in packages if check.ok]
+    absent = [check for check in found if check.ok and check.found == _NOT_INSTALLED]
+    yield ", ".join(f"{check.name} {check.found}" for check in well)
+    columns: Columns = {
+        "": lambda check: "!!" if not check.ok else "--" if check.advice else "ok",
+        "what": lambda check: check.name,
+        "found": lambda check: check.found,
+        "what to do": lambda check: check.advice,
+    }
+    rest = [check for check in found if check not in well and check not in absent]
+    yield table(rest, columns, wraps=("found", "what to do"))
+    if absent:
+        names = ", ".join(sorted(check.name.removeprefix("device ") for check in absent))
+        yield f"not installed: {names}; hetero devices --all says how."
 
 
 def _versions() -> Iterator[Check]:

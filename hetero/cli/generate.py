@@ -11,7 +11,7 @@ import click
 
 from hetero.cli.job import Job, is_blob
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import Columns, print_json, remark, show, table
+from hetero.cli.terminal import Columns, remark, table, tell, wants_json
 from hetero.compile.compiled_model import CompiledModel
 from hetero.generate.decoder import read_decoder
 from hetero.generate.layers import find_layers
@@ -51,7 +51,6 @@ def generate(
     ids: list[int] | None,
     max_new_tokens: int,
     states: tuple[str, ...],
-    as_json: bool,
     **sampling: Any,
 ) -> None:
     """Go on with a prompt by the decoder MODEL, over the devices.
@@ -79,32 +78,31 @@ def generate(
         first_s = first_s or time.perf_counter() - began
         piece = f"{token} " if stream is None else stream.add(token)
         text += piece
-        if not as_json:
+        if not wants_json():
             click.echo(piece, nl=False)
     seconds = time.perf_counter() - began
     count = len(generation.tokens)
     rate = (count - 1) / (seconds - first_s) if count > 1 else None
     layers = layer_rows(compiled)
-    if as_json:
-        print_json(
-            "generate",
-            {
-                "model": compiled.name,
-                "prompt": list(generation.prompt),
-                "tokens": generation.tokens,
-                "text": None if words is None else text,
-                "finish_reason": generation.finish_reason,
-                "first_token_s": first_s,
-                "tokens_per_s": rate,
-                "layers": layers,
-            },
-        )
-        return
-    click.echo()
-    columns: Columns = {"device": "device", "layers": "layers"}
-    show(table(layers, {**columns, "weights": lambda row: nbytes_text(row["weights_nbytes"])}))
-    told = f"{count} tokens ({generation.finish_reason}), the first after {first_s * 1e3:.1f} ms"
-    remark(told + (f", then {rate:.1f} a second" if rate else ""))
+    document = {
+        "model": compiled.name,
+        "prompt": list(generation.prompt),
+        "tokens": generation.tokens,
+        "text": None if words is None else text,
+        "finish_reason": generation.finish_reason,
+        "first_token_s": first_s,
+        "tokens_per_s": rate,
+        "layers": layers,
+    }
+    columns: Columns = {
+        "device": "device", "layers": "layers",
+        "weights": lambda row: nbytes_text(row["weights_nbytes"]),
+    }  # fmt: skip
+    tell("generate", document, ["", table(layers, columns)])
+    if not wants_json():
+        after = f"the first after {first_s * 1e3:.1f} ms"
+        then = f", then {rate:.1f} a second" if rate else ""
+        remark(f"{count} tokens ({generation.finish_reason}), {after}{then}")
 
 
 def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from rich.console import RenderableType
 
 from devices.model.model import Model
 from devices.model.reader import read_model
 from hetero.cache.description import describe
 from hetero.cli.job import is_blob
 from hetero.cli.option_kinds import json_option
-from hetero.cli.terminal import Columns, print_json, show, table
+from hetero.cli.terminal import Columns, show, table, tell, wants_json
 from hetero.report.contract import describe_model
 from hetero.report.table import model_line, port_lines
 from hetero.report.units import counted, nbytes_text
@@ -28,24 +30,21 @@ _READ_NBYTES: Final = 2**28
 @click.argument("model")
 @click.option("--verify", is_flag=True, help="Check every checksum of a large blob too.")
 @json_option
-def inspect_command(model: str, verify: bool, as_json: bool) -> None:
+def inspect_command(model: str, verify: bool) -> None:
     """Show what is in MODEL: inputs, outputs, operators; of a blob also devices and stages."""
     if is_blob(model):
-        _inspect_blob(model, verify, as_json)
+        _inspect_blob(model, verify)
         return
     if verify:
         raise click.UsageError(f"--verify is for blobs, and {model} is a model.")
     source = read_model(model)
     document = {**describe_model(source), "operators": _operators(source)}
-    if as_json:
-        print_json("inspect", {"kind": "onnx", **document})
-        return
-    show(model_line(document), *port_lines(document))
     dotted: Columns = {
         "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."),
         "nodes": "{nodes:,}",
     }
-    show(table(document["operators"], dotted))
+    parts: list[RenderableType] = [model_line(document), *port_lines(document)]
+    tell("inspect", {"kind": "onnx", **document}, [*parts, table(document["operators"], dotted)])
 
 
 def _operators(model: Model) -> list[dict[str, Any]]:
@@ -56,7 +55,7 @@ def _operators(model: Model) -> list[dict[str, Any]]:
     ]
 
 
-def _inspect_blob(file: str, verify: bool, as_json: bool) -> None:
+def _inspect_blob(file: str, verify: bool) -> None:
     weightless = is_weightless(file)
     if weightless and verify:
         raise click.UsageError(f"--verify: {file} is without weights, so not all of it is there.")
@@ -64,19 +63,23 @@ def _inspect_blob(file: str, verify: bool, as_json: bool) -> None:
     if verify or (not weightless and opened.nbytes <= _READ_NBYTES):
         opened.verify()
     document = {**describe(opened), "weightless": weightless}
-    if as_json:
-        print_json("inspect", document)
-        return
-    show(
+    tell("inspect", document, _blob_parts(file, document))
+    if verify and not wants_json():
+        show("every checksum is right")
+
+
+def _blob_parts(file: str, document: dict[str, Any]) -> Iterator[RenderableType]:
+    weightless = document["weightless"]
+    yield (
         f"{document['name']}: {document['kind']}, format {document['format_version']}, hetero "
         f"{document['hetero']}, {nbytes_text(document['nbytes'])}"
         f"{f', {nbytes_text(Path(file).stat().st_size)} of it here,' if weightless else ''} in "
-        f"{counted(document['segments'], 'segment')}",
-        *port_lines(document),
+        f"{counted(document['segments'], 'segment')}"
     )
+    yield from port_lines(document)
     devices = ({"device": name, **record} for name, record in document["devices"].items())
     columns: Columns = {name: name for name in ("device", "plugin", "version", "fingerprint")}
-    show(table(devices, columns, wraps=("version", "fingerprint")))
+    yield table(devices, columns, wraps=("version", "fingerprint"))
     if document["stages"]:
         absent = "in the cache" if document["kind"] == "plan" else "compiled on import"
         stages: Columns = {
@@ -86,12 +89,10 @@ def _inspect_blob(file: str, verify: bool, as_json: bool) -> None:
             else nbytes_text(row["export_nbytes"]),
             "inputs": lambda row: len(row["inputs"]), "outputs": lambda row: len(row["outputs"]),
         }  # fmt: skip
-        show(table(document["stages"], stages))
+        yield table(document["stages"], stages)
     options = {**document["options"]}
     for device, given in document["device_options"].items():
         options |= {f"{device}.{name}": value for name, value in given.items()}
     # An option that is empty or 0 was left as it is.
     if told := {name: value for name, value in options.items() if value}:
-        show("options: " + ", ".join(f"{name}={value}" for name, value in told.items()))
-    if verify:
-        show("every checksum is right")
+        yield "options: " + ", ".join(f"{name}={value}" for name, value in told.items())

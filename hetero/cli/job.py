@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from rich.console import RenderableType
 
 from devices.errors import ModelError
 from devices.model.model import Model
@@ -20,7 +21,7 @@ from hetero.cli.inputs import model_inputs
 from hetero.cli.option_kinds import pairs, together
 from hetero.cli.planning import PROPERTIES, planned_for
 from hetero.cli.preprocessing import Preprocessing
-from hetero.cli.terminal import console, progress, remark, show
+from hetero.cli.terminal import console, progress, remark
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.observe.sample_inputs import sample_shapes
@@ -214,11 +215,11 @@ def subgraph_rows(
     ]
 
 
-def show_subgraphs(
+def subgraph_parts(
     compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> None:
-    """Print which device got which subgraph."""
+) -> Iterator[RenderableType]:
+    """Yield which device got which subgraph, for people."""
     rows = subgraph_rows(compiled, shapes)
     nodes = sum(len(row["nodes"]) for row in rows)
-    show(f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}")
-    show(subgraph_table(rows))
+    yield f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}"
+    yield subgraph_table(rows)

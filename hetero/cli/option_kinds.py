@@ -11,9 +11,19 @@ import click
 #: Adds one or more options to a command's function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-json_option: Final = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON for programs."
-)
+#: Where a command keeps that its ``--json`` was given, for `hetero.cli.terminal.tell`.
+WANTS_JSON: Final = "hetero.wants_json"
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json``, which is no argument of the command."""
+
+    def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[WANTS_JSON] = value
+
+    return click.option(
+        "--json", is_flag=True, expose_value=False, callback=keep, help="Print JSON for programs."
+    )(function)
 
 
 class Finite(click.FloatRange):

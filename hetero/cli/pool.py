@@ -9,7 +9,7 @@ import click
 
 from hetero.cli.option_kinds import json_option
 from hetero.cli.options import core_options
-from hetero.cli.terminal import print_json, progress, show
+from hetero.cli.terminal import progress, tell
 from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
 
@@ -40,7 +40,6 @@ def up(
     address: str | None,
     device_counts: dict[str, int],
     plugins: tuple[str, ...],
-    as_json: bool,
 ) -> None:
     """Start the devices, and a Ray on this machine where no cluster is named."""
     if executor == "inprocess":
@@ -48,39 +47,35 @@ def up(
     from scheduler.ray.pool_service import bring_up
 
     with progress("starting the pool"):
-        _tell(bring_up(address, device_counts, plugins), as_json)
+        _tell(bring_up(address, device_counts, plugins))
 
 
 @pool.command()
 @_options
-def status(address: str | None, as_json: bool) -> None:
+def status(address: str | None) -> None:
     """Show the pool's devices, what they have in hand, and for how many clients."""
     from scheduler.ray.pool_service import look_at
 
-    _tell(look_at(address), as_json)
+    _tell(look_at(address))
 
 
 @pool.command()
 @_options
-def down(address: str | None, as_json: bool) -> None:
+def down(address: str | None) -> None:
     """End the pool's devices, whoever uses them."""
     from scheduler.ray.pool_service import take_down
 
     with progress("ending the pool"):
         names = take_down(address)
-    if as_json:
-        print_json("pool", {"ended": names})
-    else:
-        show(f"ended: {', '.join(names) or 'no device was started'}")
+    ended = f"ended: {', '.join(names) or 'no device was started'}"
+    tell("pool", {"ended": names}, [ended])
 
 
-def _tell(found: PoolStatus, as_json: bool) -> None:
-    if as_json:
-        print_json("pool", {"address": found.address, "pool": found.pool, "devices": found.devices})
-        return
+def _tell(found: PoolStatus) -> None:
+    document = {"address": found.address, "pool": found.pool, "devices": found.devices}
     heads = ("device", "process", "clients", "tasks", "running", "keeps", "error")
     table = Rows(*heads, wraps=("error",))
     for row in found.devices:
         counts = (row.clients, row.tasks, row.running, nbytes_text(row.kept_nbytes))
         table.add(row.name, row.process or "", *counts, row.error)
-    show(f"pool at {found.address}", table)
+    tell("pool", document, [f"pool at {found.address}", table])

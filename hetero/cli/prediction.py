@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
-from hetero.cli.terminal import Columns, ms, show, table
+from rich.console import RenderableType
+
+from hetero.cli.terminal import Columns, ms, table
 from hetero.compile.compiled_model import CompiledModel
 from hetero.report.units import nbytes_text
 
@@ -63,10 +66,8 @@ def prediction(
     }
 
 
-def show_prediction(document: dict[str, Any] | None) -> None:
-    """Print `prediction`'s comparison."""
-    if document is None:
-        return
+def prediction_parts(document: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield `prediction`'s comparison for people."""
     rows = {"between answers": document["period"], "one request": document["latency"]}
     for row in document["stages"][:SHOWN]:
         rows[f"stage {row['stage']} on {row['device']}"] = row
@@ -77,10 +78,10 @@ def show_prediction(document: dict[str, Any] | None) -> None:
         "": "name", "predicted ms": ms("predicted_s"), "measured ms": ms("measured_s"),
         "measured / predicted": lambda row: "" if row["ratio"] is None else f"{row['ratio']:.2f}",
     }  # fmt: skip
-    show(table(({"name": name, **row} for name, row in rows.items()), columns))
-    show(f"predicted by {document['basis']}")
+    yield table(({"name": name, **row} for name, row in rows.items()), columns)
+    yield f"predicted by {document['basis']}"
     if document["cut_short"]:
-        show("the clock ended the search of this plan: another run may find another one")
+        yield "the clock ended the search of this plan: another run may find another one"
 
 
 def _row(predicted_s: float, measured_s: float | None) -> dict[str, float | None]:

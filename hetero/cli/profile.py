@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from rich.console import RenderableType
 
 from devices.errors import DeviceError, PlanError
 from devices.model.light import PREFIX
@@ -17,7 +19,7 @@ from hetero.cli.option_kinds import Finite
 from hetero.cli.options import model_options, with_core
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
-from hetero.cli.terminal import print_json, show, steps
+from hetero.cli.terminal import steps, tell
 from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
 from hetero.report.text import Rows
@@ -35,7 +37,6 @@ def profile_command(
     job: Job,
     output: Path | None,
     seconds: float,
-    as_json: bool,
 ) -> None:
     """Measure MODEL on every device of the list and write a cost file.
 
@@ -49,19 +50,16 @@ def profile_command(
     refuse_weights(path, source)
     values = job.values(source)
     job.start()
-    with steps("profiling") as tell:
+    with steps("profiling") as step:
         costs = job.core.profile_model(
-            source, job.device, job.config, inputs=values, seconds=seconds, progress=tell
+            source, job.device, job.config, inputs=values, seconds=seconds, progress=step
         )
     if not costs.devices:
         reasons = "; ".join(f"{d}: {r}" for d, r in costs.missing.items()) or "interrupted"
         raise DeviceError(f"model {source.name!r}: nothing was measured: {reasons}")
     write_costs(costs, path)
-    if as_json:
-        print_json("profile", {"file": path, **to_document(costs)})
-    else:
-        show_costs(costs)
-        show(f"wrote {path}")
+    parts = [*cost_parts(costs), f"wrote {path}"]
+    tell("profile", {"file": path, **to_document(costs)}, parts)
     if costs.interrupted:
         raise click.exceptions.Exit(INTERRUPTED)
     if costs.missing:
@@ -90,9 +88,9 @@ def _default_path(model: str, source: Model) -> Path:
     return path
 
 
-def show_costs(costs: Costs) -> None:
-    """Print what devices and transfers cost."""
-    show(f"{costs.model}: {costs.basis()}")
+def cost_parts(costs: Costs) -> Iterator[RenderableType]:
+    """Yield what devices and transfers cost, for people."""
+    yield f"{costs.model}: {costs.basis()}"
     table = Rows(
         "device", "all nodes ms", "measured", "estimated", "per subgraph ms",
         "busy alone", "busy with all",
@@ -110,7 +108,7 @@ def show_costs(costs: Costs) -> None:
                 for pace in (device.alone, device.company)
             ),
         )
-    show(table)
+    yield table
     if costs.transfers:
         table = Rows(
             "from", "to", "latency ms", "latency ms per MB", "occupies ms", "occupies ms per MB"
@@ -118,8 +116,8 @@ def show_costs(costs: Costs) -> None:
         for (sender, receiver), t in costs.transfers.items():
             figures = (t.latency.a * 1e3, t.latency.b * 1e9, t.busy.a * 1e3, t.busy.b * 1e9)
             table.add(sender, receiver, *(f"{f:.3f}" for f in figures))
-        show(table)
+        yield table
     for name, reason in costs.missing.items():
-        show(f"{name} was left out: {reason}")
+        yield f"{name} was left out: {reason}"
     if costs.interrupted:
-        show("interrupted: what was not measured is estimated or left out")
+        yield "interrupted: what was not measured is estimated or left out"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from rich.console import RenderableType
 
 from devices.model.model import Model
 from hetero.cli.files import output_file
@@ -15,7 +16,7 @@ from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
 from hetero.cli.planning import plans_by_cost
 from hetero.cli.report import command_line, write_text
-from hetero.cli.terminal import Columns, ms, progress, show, table
+from hetero.cli.terminal import Columns, ms, progress, table
 from hetero.compile.compiled_model import CompiledModel
 from hetero.planning import PlanReport
 from hetero.report import build_report, report_html
@@ -79,8 +80,8 @@ def write_page(
     publish(path, partial(write_text, report_html({**document, "measured": profile})))
 
 
-def show_profile(profile: Mapping[str, Any]) -> None:
-    """Print `hetero.report.profile.build_profile`'s document."""
+def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield `hetero.report.profile.build_profile`'s document for people."""
     nodes, stages = profile["nodes"], profile["stages"]
     predicted = any(row["predicted_s"] is not None for row in (*nodes, *stages))
     ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))
@@ -90,20 +91,20 @@ def show_profile(profile: Mapping[str, Any]) -> None:
         "ms": ms("seconds"),
         "share": lambda row: "" if row["share"] is None else f"{row['share']:.1%}",
     }  # fmt: skip
-    show(table(ranked[:SHOWN], {**columns, **beside}, wraps=("node",)))
+    yield table(ranked[:SHOWN], {**columns, **beside}, wraps=("node",))
     if len(ranked) > SHOWN:
         left = sum(row["share"] or 0.0 for row in ranked[SHOWN:])
-        show(f"… and {len(ranked) - SHOWN} more with {left:.1%}; --json lists all")
+        yield f"… and {len(ranked) - SHOWN} more with {left:.1%}; --json lists all"
     columns = {
         "subgraph": "stage", "device": "device", "arrives ms": ms("arrives_s"),
         "waits ms": ms("queued_s"), "upload ms": ms("upload_s"), "runs ms": ms("infer_s"),
         "download ms": ms("download_s"), "in its nodes ms": ms("nodes_s"),
     }  # fmt: skip
-    show(table(stages[:SHOWN], {**columns, **beside}))
+    yield table(stages[:SHOWN], {**columns, **beside})
     if len(stages) > SHOWN:
-        show(f"… and {len(stages) - SHOWN} more; --json lists all")
+        yield f"… and {len(stages) - SHOWN} more; --json lists all"
     spans = profile["request"]
-    show(
+    yield (
         f"medians of {counted(profile['requests'], 'request')}: "
         f"{seconds_text(spans['latency_s'])}; {seconds_text(spans['infer_s'])} in subgraphs, "
         f"{seconds_text(spans['preprocess_s'])} preprocessing, "
@@ -114,9 +115,9 @@ def show_profile(profile: Mapping[str, Any]) -> None:
     for node in nodes:
         most[node["device"]] = max(most.get(node["device"], 0), node["readings"])
     if once := sorted(device for device, readings in most.items() if readings == 1):
-        show(f"{', '.join(once)} told one time of each node, the same for every request")
+        yield f"{', '.join(once)} told one time of each node, the same for every request"
     if untimed := sorted({node["device"] for node in nodes if not node["readings"]}):
-        show(f"not every node is timed on {', '.join(untimed)}")
+        yield f"not every node is timed on {', '.join(untimed)}"
 
 
 def _covers(row: Mapping[str, Any]) -> str:

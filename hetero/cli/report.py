@@ -15,7 +15,7 @@ import click
 from devices.model.model import Model
 from hetero.cli.files import output_file, refuse_weights, write_models
 from hetero.cli.option_kinds import together
-from hetero.cli.terminal import plain, remark, show
+from hetero.cli.terminal import plain, remark, show, wants_json
 from hetero.report import (
     annotated_model,
     report_html,
@@ -47,7 +47,6 @@ def render(
     document: dict[str, Any],
     model: Model,
     *,
-    as_json: bool = False,
     html: Path | None = None,
     annotate: Path | None = None,
     nodes: bool = False,
@@ -67,7 +66,7 @@ def render(
         publish(html, partial(write_text, report_html(document)))
     if annotate:
         write_models(annotate.parent, {annotate.name: annotated_model(model, document)})
-    if as_json:
+    if wants_json():
         click.echo(json.dumps(plain(document), indent=2, allow_nan=False))
     else:
         show(report_table(document, nodes=nodes))

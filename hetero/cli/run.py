@@ -6,23 +6,24 @@ import math
 import statistics
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 import numpy as np
+from rich.console import RenderableType
 
 from devices.model.light import PREFIX, TIED, light_model_outputs
 from devices.model.model import Model
 from hetero.cli.files import output_file, refuse_weights
 from hetero.cli.inputs import input_options
-from hetero.cli.job import Job, blob_options, show_subgraphs, subgraph_rows
+from hetero.cli.job import Job, blob_options, subgraph_parts, subgraph_rows
 from hetero.cli.options import model_options, watch_options, with_core
 from hetero.cli.planning import planning_options, plans_by_cost
 from hetero.cli.preprocessing import preprocess_options
-from hetero.cli.profiling import expected, profile_options, profiled, show_profile, write_page
-from hetero.cli.terminal import print_json, progress, remark, show
+from hetero.cli.profiling import expected, profile_options, profile_parts, profiled, write_page
+from hetero.cli.terminal import progress, remark, tell
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.report.departures import departures
@@ -51,7 +52,6 @@ def run(
     profile: bool,
     html: Path | None,
     output: Path | None,
-    as_json: bool,
 ) -> None:
     """Run MODEL over the devices; light models are checked against onnx's own outputs.
 
@@ -86,7 +86,6 @@ def run(
         publish(output, lambda file: _save(file, outputs))
         kind = "" if output.suffix == ".npz" else ", which is an .npz archive"
         remark(f"wrote {output}{kind}")
-    median_s = statistics.median(times[1:])
     document: dict[str, Any] = {
         "model": compiled.name,
         "subgraphs": subgraph_rows(compiled),
@@ -94,36 +93,36 @@ def run(
         "check": check,
         "left": left,
         "first_s": times[0],
-        "median_s": median_s,
+        "median_s": statistics.median(times[1:]),
     }
     if profile:
         plan = expected(job, compiled, source, costs)
         document["profile"] = build_profile(compiled, timed[1:], plan)
         if html and source is not None:
             write_page(html, job, source, plan, document["profile"])
-    if as_json:
-        print_json("run", document)
-    else:
-        show_subgraphs(compiled)
-        if left:
-            show(left)
-        _show_outputs(outputs)
-        if profile:
-            show_profile(document["profile"])
-        if check:
-            verdict = "matches" if check["matches"] else "DIFFERS FROM"
-            show(
-                f"{verdict} onnx's expected output: largest difference "
-                f"{check['max_difference']:.2g} (rtol {RTOL:g}, atol {ATOL:g})"
-            )
-        show(
-            f"latency: first {times[0] * 1e3:.1f} ms, then median "
-            f"{median_s * 1e3:.1f} ms of {REPEATS}"
-        )
+    tell("run", document, _parts(compiled, document, outputs))
     if html:
         remark(f"wrote {html}")
     if check and not check["matches"]:
         raise click.exceptions.Exit(1)
+
+
+def _parts(
+    compiled: CompiledModel, document: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> Iterator[RenderableType]:
+    yield from subgraph_parts(compiled)
+    if document["left"]:
+        yield document["left"]
+    yield _output_table(outputs)
+    if "profile" in document:
+        yield from profile_parts(document["profile"])
+    if check := document["check"]:
+        yield (
+            f"{'matches' if check['matches'] else 'DIFFERS FROM'} onnx's expected output: largest "
+            f"difference {check['max_difference']:.2g} (rtol {RTOL:g}, atol {ATOL:g})"
+        )
+    first_ms, median_ms = document["first_s"] * 1e3, document["median_s"] * 1e3
+    yield f"latency: first {first_ms:.1f} ms, then median {median_ms:.1f} ms of {REPEATS}"
 
 
 def _left(job: Job, compiled: CompiledModel, source: Model | None) -> str:
@@ -185,7 +184,7 @@ def _row(name: str, value: Any) -> dict[str, Any]:
     return {"name": name, "dtype": type(value).__name__, "shape": shape}
 
 
-def _show_outputs(outputs: Mapping[str, Any]) -> None:
+def _output_table(outputs: Mapping[str, Any]) -> Rows:
     table = Rows("output", "type", "shape", "first values", wraps=("output", "first values"))
     for name, value in outputs.items():
         if isinstance(value, np.ndarray):
@@ -193,4 +192,4 @@ def _show_outputs(outputs: Mapping[str, Any]) -> None:
             table.add(name, value.dtype, list(value.shape), head)
         else:
             table.add(name, type(value).__name__, "", str(value)[:60])
-    show(table)
+    return table

@@ -16,7 +16,7 @@ import click
 from hetero.cli.job import Job, is_blob
 from hetero.cli.option_kinds import Finite, together
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import Columns, print_json, progress, remark, show, table
+from hetero.cli.terminal import Columns, progress, remark, table, tell, wants_json
 from hetero.generate.decoder import read_decoder
 from hetero.serve.options import ServerOptions
 from hetero.serve.server import Server, require_extra
@@ -104,7 +104,6 @@ def serve(
     check: bool,
     workers: int,
     decoder: bool,
-    as_json: bool,
     **listening: Any,
 ) -> None:
     """Serve MODEL by HTTP: an ONNX model, a blob, or a folder of them.
@@ -148,8 +147,13 @@ def serve(
         repository.refresh()
     index = repository.index()
     broken = [row for row in index if row["state"] != "READY"]
+    columns: Columns = {
+        "model": "name", "version": "version", "state": lambda row: row["state"].lower(),
+        "reason": "reason",
+    }  # fmt: skip
+    shown = table(index, columns, wraps=("reason",))
     if check or (broken and not folder.is_dir()):
-        _tell(index, as_json)
+        tell("serve", {"models": index}, [shown])
         raise click.exceptions.Exit(1 if broken or not index else 0)
     if options.access_log:  # a line each on stderr
         log = logging.getLogger("hetero.serve.access")
@@ -157,26 +161,12 @@ def serve(
         log.setLevel(logging.INFO)
     watched = replace(options, watch_s=_WATCH_S if folder.is_dir() else 0.0)
     with Server(repository, watched).until_started() as server:
-        if as_json:
-            told = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
-            print_json("serve", told)
-        else:
-            _tell(index, as_json=False)
+        told = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
+        tell("serve", told, [shown])
+        if not wants_json():
             by = f" and gRPC at {options.host}:{server.grpc_port}" if server.grpc_port else ""
             remark(f"serving at {server.url}{by}; Ctrl-C ends it")
         server.wait()
-
-
-def _tell(index: list[dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        print_json("serve", {"models": index})
-        return
-    columns: Columns = {
-        "model": "name",
-        "version": "version",
-        "state": lambda row: row["state"].lower(),
-    }
-    show(table(index, {**columns, "reason": "reason"}, wraps=("reason",)))
 
 
 def _run_workers(options: ServerOptions, count: int) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
 import click
+from rich.console import RenderableType
 
 from devices.errors import ArgumentError
 from hetero.cli.files import output_file
 from hetero.cli.job import Job
 from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import planning_options
-from hetero.cli.terminal import print_json, show, steps
+from hetero.cli.terminal import steps, tell
 from hetero.report.text import Rows
 from hetero.report.units import seconds_text
 from hetero.simulate.advise import Change, Simulation
@@ -51,7 +53,6 @@ def simulate(
     requests: int,
     trace: Path | None,
     page: Path | None,
-    as_json: bool,
 ) -> None:
     """Serve MODEL's requests in virtual time: rates, times, what limits them, what to add.
 
@@ -62,19 +63,16 @@ def simulate(
         raise click.UsageError("--cluster lists the devices; leave out --devices.")
     source = job.read()
     job.start()
-    with steps("simulating") as tell:
+    with steps("simulating") as step:
         found = job.core.simulate(
             source, job.device, job.config, affinity=job.pins or None, devices=fleet,
             cluster=cluster,
             arrivals=arrivals, slo_s=inf if slo is None else _seconds(slo), requests=requests,
-            batch=batch, trace=trace, curve=page is not None, progress=tell,
+            batch=batch, trace=trace, curve=page is not None, progress=step,
         )  # fmt: skip
     if page is not None:
         publish(page, lambda file: file.write(page_html(found).encode()))
-    if as_json:
-        print_json("simulation", found.document())
-    else:
-        _show(found)
+    tell("simulation", found.document(), _parts(found))
 
 
 def _seconds(text: str) -> float:
@@ -88,27 +86,27 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _show(found: Simulation) -> None:
+def _parts(found: Simulation) -> Iterator[RenderableType]:
     outcome = found.outcome
-    show(f"{found.model}: {found.basis}")
+    yield f"{found.model}: {found.basis}"
     rows = Rows("requests", "answers/s", "in time/s", "p50", "p95", "p99", "failed")
     times = [seconds_text(t) for t in (outcome.p50_s, outcome.p95_s, outcome.p99_s)]
     in_time = "-" if found.slo_s == inf else f"{outcome.goodput_per_s:.5g}"
     rows.add(found.arrivals, f"{outcome.throughput_per_s:.5g}", in_time, *times, outcome.failed)
-    show(rows)
+    yield rows
     used = Rows("part", "name", "busy", "waited for, a request")
     for part in outcome.used[:_SHOWN]:
         used.add(part.kind, part.name, f"{part.busy:.1%}", seconds_text(part.queued_s))
-    show(used)
+    yield used
     if len(outcome.used) > _SHOWN:
-        show(f"{len(outcome.used) - _SHOWN} more: --json lists them")
-    show(f"it can answer {found.capacity_per_s:.5g} a second: {found.bottleneck}")
+        yield f"{len(outcome.used) - _SHOWN} more: --json lists them"
+    yield f"it can answer {found.capacity_per_s:.5g} a second: {found.bottleneck}"
     if found.knee_per_s is not None:
-        show(f"99 % in time up to {found.knee_per_s:.5g} a second")
+        yield f"99 % in time up to {found.knee_per_s:.5g} a second"
     changes = Rows("change", "answers/s", "gain", "price", "gain per price")
     for change in (*found.added, *found.lost):
         changes.add(*_cells(change))
-    show(changes)
+    yield changes
 
 
 def _cells(change: Change) -> tuple[str, ...]:

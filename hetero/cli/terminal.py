@@ -15,6 +15,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hetero.cli.option_kinds import WANTS_JSON
 from hetero.report.text import Rows, styled, visible
 
 #: Version of the JSON documents; it changes when a reader could be misled.
@@ -95,6 +96,19 @@ def steps(text: str) -> Iterator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, description=visible(what))
 
         yield tell
+
+
+def wants_json() -> bool:
+    """Whether ``--json`` was given."""
+    return bool(click.get_current_context().meta.get(WANTS_JSON))
+
+
+def tell(kind: str, document: Mapping[str, Any], parts: Iterable[RenderableType]) -> None:
+    """Print a document for programs, where ``--json`` asks for it; else its parts for people."""
+    if wants_json():
+        print_json(kind, document)
+    else:
+        show(*parts)
 
 
 def print_json(kind: str, document: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.live import Live
 
 from hetero.cli.figures import PERCENTILES, Look, figures
-from hetero.cli.option_kinds import Finite
-from hetero.cli.terminal import Column, Columns, console, print_json, remark, show, table
+from hetero.cli.option_kinds import Finite, json_option
+from hetero.cli.terminal import Column, Columns, console, remark, table, tell, wants_json
 from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text
 
@@ -30,8 +30,8 @@ _ANSWER_NBYTES: Final = 2**26
 @click.option("--interval", type=Finite(min=0.1), default=2.0, show_default=True,
               help="Seconds between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Show everything since counting began, and end.")
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON for programs.")
-def top(address: str, interval: float, once: bool, as_json: bool) -> None:
+@json_option
+def top(address: str, interval: float, once: bool) -> None:
     """Show what the process at ADDRESS does; Ctrl-C ends it.
 
     ADDRESS is a port of this machine, HOST:PORT or a URL: what `--metrics-port` of `hetero run` and
@@ -39,11 +39,9 @@ def top(address: str, interval: float, once: bool, as_json: bool) -> None:
     """
     url = _url(address)
     before, now = Look(), _look(url)
-    if as_json:
-        print_json("top", {"address": url, **figures(now, before)})
-        return
-    if once or not console().is_terminal:
-        show(*_tables(figures(now, before)))
+    if wants_json() or once or not console().is_terminal:
+        document = figures(now, before)
+        tell("top", {"address": url, **document}, _tables(document))
         return
     with Live(console=console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
