@@ -15,15 +15,7 @@ from devices.model.tensor_spec import Dimension, TensorSpec
 from hetero.preprocess.colors import PLANES, ColorFormat, plane_shapes
 from hetero.preprocess.emit import Emitter, Flow
 from hetero.preprocess.layout import Layout, axis_of, permutation
-from hetero.preprocess.pictures import Resize
-from hetero.preprocess.steps import (
-    ConvertElementType,
-    ConvertLayout,
-    Permute,
-    Step,
-    check_order,
-    to_layout,
-)
+from hetero.preprocess.steps import Order, Step, check_order, convert_element_type, to_layout
 
 #: What models take.
 _TAKEN: Final = (ColorFormat.UNDEFINED, ColorFormat.RGB, ColorFormat.BGR, ColorFormat.GRAY)
@@ -88,11 +80,12 @@ def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
         port = replace(port, tensor_layout=Layout("NHWC"), model_layout=Layout("NHWC"))
     start = _start(port, where)
     given = _given(port, start, emit)
-    flow = replace(start, values=tuple(p.name for p in given), shape=given[0].shape)
     wanted = _wanted_layout(port, start.layout, where)
+    values = tuple(p.name for p in given)
+    flow = replace(start, values=values, shape=given[0].shape, model=(spec.shape, wanted))
     for step in port.steps:
-        flow = _sized(step, spec, wanted, where).write(flow, emit)
-    flow = ConvertElementType(spec.element_type).write(flow, emit)
+        flow = step(flow, emit)
+    flow = convert_element_type(flow, emit, spec.element_type)
     if wanted and flow.layout and len(flow.values) == 1:
         flow = to_layout(flow, wanted, emit)
     _check_fits(flow, spec)
@@ -111,15 +104,10 @@ def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
     layout = _ranked(port.model_layout, spec.shape, where)
     flow = Flow(where, (raw,), spec.element_type, spec.shape, layout)
     for step in port.steps:
-        if isinstance(step, ConvertLayout) and not flow.layout:
-            raise ArgumentError(
-                f"{where}: convert_layout({str(step.layout)!r}) of a tensor whose layout is not "
-                "known; say it with .model().set_layout('NCHW'), or give the dimensions."
-            )
-        flow = step.write(flow, emit)
-    flow = ConvertElementType(port.element_type or flow.element_type).write(flow, emit)
+        flow = step(flow, emit)
+    flow = convert_element_type(flow, emit, port.element_type or flow.element_type)
     if port.tensor_layout and flow.layout:
-        flow = ConvertLayout(port.tensor_layout).write(flow, emit)
+        flow = Order(port.tensor_layout)(flow, emit)
     layout = flow.layout or _ranked(port.tensor_layout, flow.shape, where)
     made = TensorSpec(spec.name, f"tensor({flow.element_type})", flow.shape, layout)
     if flow.value == raw:
@@ -136,7 +124,7 @@ def _start(port: Port, where: str) -> Flow:
     kind = port.element_type or spec.element_type
     if shape is None:
         return Flow(where, (spec.name,), kind, None, "", port.color)
-    orders = [step for step in port.steps if isinstance(step, Permute | ConvertLayout)]
+    orders = [step for step in port.steps if isinstance(step, Order)]
     model_layout = _ranked(port.model_layout, spec.shape, where)
     if port.shape is not None:
         layout = _ranked(port.tensor_layout, shape, where)
@@ -144,7 +132,7 @@ def _start(port: Port, where: str) -> Flow:
             layout = model_layout
         return Flow(where, (spec.name,), kind, shape, layout, port.color)
     # Layouts that are all named start from the model's; positions are followed back from it.
-    named = orders and all(isinstance(step, ConvertLayout) for step in orders)
+    named = orders and all(isinstance(step.wanted, Layout) for step in orders)
     tensor_layout = port.tensor_layout or (port.model_layout if named else None)
     if tensor_layout is None:
         layout = model_layout
@@ -165,10 +153,10 @@ def _start(port: Port, where: str) -> Flow:
             f"{len(shape)}; say the model's with .model().set_layout('NCHW')."
         )
     for step, (earlier, later) in reversed([*zip(orders, pairwise(layouts), strict=True)]):
-        if isinstance(step, Permute):
-            shape = _inverse(step, shape, where)
-        else:
+        if isinstance(step.wanted, Layout):
             shape = _arranged(shape, later, earlier, where)
+        else:
+            shape = _inverse(step.wanted, shape, where)
     return Flow(where, (spec.name,), kind, shape, layout, port.color)
 
 
@@ -202,44 +190,37 @@ def _wanted_layout(port: Port, start: str, where: str) -> str:
         return _ranked(port.model_layout, port.spec.shape, where)
     layout = start
     for step in port.steps:
-        if isinstance(step, Permute | ConvertLayout):
+        if isinstance(step, Order):
             layout = _after(step, layout, where)
     return layout
 
 
-def _sized(step: Step, spec: TensorSpec, layout: str, where: str) -> Step:
-    """Return a resize to the model's size with that size."""
-    if not isinstance(step, Resize) or step.height is not None or spec.shape is None:
-        return step
-    height, width = (spec.shape[axis_of(x, layout, f"{where}: resize")] for x in "HW")
-    return replace(step, height=height, width=width)
-
-
-def _after(step: Permute | ConvertLayout, layout: str, where: str) -> str:
-    if isinstance(step, Permute):
-        if layout:
-            check_order(step.order, len(layout), where)
-        return "".join(layout[i] for i in step.order) if layout else ""
-    letters = step.layout.replace("...", "")
-    return step.layout.of_rank(max(len(layout), len(letters)), where)
+def _after(step: Order, layout: str, where: str) -> str:
+    """Return what a layout is after a change of order."""
+    if isinstance(step.wanted, Layout):
+        letters = len(step.wanted.replace("...", ""))
+        return step.wanted.of_rank(max(len(layout), letters), where)
+    if layout:
+        check_order(step.wanted, len(layout), where)
+    return "".join(layout[i] for i in step.wanted) if layout else ""
 
 
 def _before(
-    step: Permute | ConvertLayout, shape: tuple[Dimension, ...], layout: str, where: str
+    step: Order, shape: tuple[Dimension, ...], layout: str, where: str
 ) -> tuple[tuple[Dimension, ...], str]:
-    if isinstance(step, ConvertLayout):
+    """Return what a shape and its layout were before a change of order by positions."""
+    if isinstance(step.wanted, Layout):
         raise ArgumentError(
-            f"{where}: convert_layout({str(step.layout)!r}): from which layout? Say it with "
+            f"{where}: convert_layout({str(step.wanted)!r}): from which layout? Say it with "
             ".tensor().set_layout('NHWC')."
         )
-    inverse = _inverse(step, shape, where)
-    order = [step.order.index(i) for i in range(len(step.order))]
-    return inverse, "".join(layout[i] for i in order) if layout else ""
+    inverse = _inverse(step.wanted, shape, where)
+    return inverse, "".join(layout[step.wanted.index(i)] for i in range(len(layout)))
 
 
-def _inverse(step: Permute, shape: Sequence[Dimension], where: str) -> tuple[Dimension, ...]:
-    check_order(step.order, len(shape), where)
-    return tuple(shape[step.order.index(i)] for i in range(len(shape)))
+def _inverse(order: Sequence[int], shape: Sequence[Dimension], where: str) -> tuple[Dimension, ...]:
+    check_order(order, len(shape), where)
+    return tuple(shape[order.index(i)] for i in range(len(shape)))
 
 
 def _arranged(shape: Sequence[Dimension], old: str, new: str, where: str) -> tuple[Dimension, ...]:

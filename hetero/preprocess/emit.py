@@ -20,7 +20,8 @@ class Flow:
     """A tensor on its way between a port and the model: what the next step finds.
 
     `where` names the port in messages; `values` are several for a picture in planes; `layout` has
-    one letter for each dimension, and is empty where nothing is known of it.
+    one letter for each dimension, and is empty where nothing is known of it; `model` is the shape
+    and layout in which the model takes it.
     """
 
     where: str
@@ -29,6 +30,12 @@ class Flow:
     shape: tuple[Dimension, ...] | None
     layout: str = ""
     color: ColorFormat = ColorFormat.UNDEFINED
+    model: tuple[tuple[Dimension, ...] | None, str] = (None, "")
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the port is an output."""
+        return self.where.startswith("output")
 
     @property
     def value(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
@@ -29,54 +29,57 @@ class ResizeAlgorithm(Enum):
     RESIZE_BICUBIC_PILLOW = "cubic, blurred"
 
 
-@dataclass(frozen=True)
-class Resize:
-    """Resize height and width, to those that the model takes where none are given."""
+def resize(
+    flow: Flow,
+    emit: Emitter,
+    algorithm: ResizeAlgorithm,
+    height: Dimension = None,
+    width: Dimension = None,
+) -> Flow:
+    """Resize height and width, to those that the model takes where none are given.
 
-    algorithm: ResizeAlgorithm
-    height: Dimension = None
-    width: Dimension = None
+    A Resize; of integers on floats, unless it only picks pixels.
+    """
+    where = f"{flow.where}: resize"
+    shape, layout = flow.model
+    if height is None and shape is not None:
+        height, width = (shape[axis_of(letter, layout, where)] for letter in "HW")
+    sizes = {axis_of("H", flow.layout, where): height, axis_of("W", flow.layout, where): width}
+    if not all(isinstance(size, int) and size > 0 for size in sizes.values()):
+        raise ArgumentError(
+            f"{where} to {height} by {width}; the model leaves its size open, so give one: "
+            "resize(ResizeAlgorithm.RESIZE_LINEAR, 224, 224)."
+        )
+    if all((flow.shape or ())[axis] == size for axis, size in sizes.items()):
+        return flow
 
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write a Resize; of integers on floats, unless it only picks pixels."""
-        axes = {letter: axis_of(letter, flow.layout, f"{flow.where}: resize") for letter in "HW"}
-        sizes = dict(zip("HW", (self.height, self.width), strict=True))
-        if not all(isinstance(size, int) and size > 0 for size in sizes.values()):
-            raise ArgumentError(
-                f"{flow.where}: resize to {self.height} by {self.width}; the model leaves its size "
-                "open, so give one: resize(ResizeAlgorithm.RESIZE_LINEAR, 224, 224)."
-            )
-        if all((flow.shape or ())[axes[letter]] == size for letter, size in sizes.items()):
-            return flow
-        if self.algorithm is ResizeAlgorithm.RESIZE_NEAREST:
-            return self._resized(single(flow), emit)
-        # Runtimes resize by cubics only where height and width are last.
-        last = self.algorithm not in (ResizeAlgorithm.RESIZE_LINEAR, ResizeAlgorithm.RESIZE_NEAREST)
-
-        def write(found: Flow) -> Flow:
-            return self._resized(found, emit)
-
-        def compute(found: Flow) -> Flow:
-            return with_last(found, "HW", emit, write, "resize") if last else write(found)
-
-        return as_float(single(flow), emit, compute)
-
-    def _resized(self, flow: Flow, emit: Emitter) -> Flow:
-        shape = list(flow.shape or ())
-        for letter, size in (("H", self.height), ("W", self.width)):
-            shape[flow.layout.index(letter)] = size
+    def write(found: Flow) -> Flow:
+        wanted = list(found.shape or ())
+        for letter, size in (("H", height), ("W", width)):
+            wanted[found.layout.index(letter)] = size
         # Before opset 13 these inputs are not optional.
         empty = emit.constant([], np.float32) if emit.opset < 13 else ""
-        mode, _, blurred = self.algorithm.value.partition(", ")
+        mode, _, blurred = algorithm.value.partition(", ")
         # Pillow's cubics are Catmull and Rom's.
         pillow = {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
         how = pillow if blurred else {"cubic_coeff_a": -0.75}
         value = emit.node(
-            "Resize", flow.value, empty, empty, _sizes(flow, shape, emit),
+            "Resize", found.value, empty, empty, _sizes(found, wanted, emit),
             since=18 if blurred else 11, mode=mode, coordinate_transformation_mode="half_pixel",
             nearest_mode="round_prefer_floor", **how,
         )  # fmt: skip
-        return replace(flow, values=(value,), shape=tuple(shape))
+        return replace(found, values=(value,), shape=tuple(wanted))
+
+    if algorithm is ResizeAlgorithm.RESIZE_NEAREST:
+        return write(single(flow))
+
+    def compute(found: Flow) -> Flow:
+        # Runtimes resize by cubics only where height and width are last.
+        if algorithm is ResizeAlgorithm.RESIZE_LINEAR:
+            return write(found)
+        return with_last(found, "HW", emit, write, "resize")
+
+    return as_float(single(flow), emit, compute)
 
 
 def _sizes(flow: Flow, shape: list[Dimension], emit: Emitter) -> str:
@@ -103,71 +106,58 @@ _RGB: Final = {
 _TARGETS: Final = (ColorFormat.RGB, ColorFormat.BGR, ColorFormat.GRAY)
 
 
-@dataclass(frozen=True)
-class ConvertColor:
-    """Convert a picture's colours."""
-
-    color: ColorFormat
-
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write a Gather between orders of channels; otherwise sums of channels."""
-        if flow.color is self.color:
-            return flow
-        gray = self.color is ColorFormat.GRAY
-        if self.color not in _TARGETS or flow.color in (ColorFormat.UNDEFINED, ColorFormat.GRAY):
-            raise ArgumentError(
-                f"{flow.where}: {flow.color.name} cannot become {self.color.name}. Say what the "
-                "tensor holds with .tensor().set_color_format(ColorFormat.BGR); pictures in colour "
-                f"can become {', '.join(color.name for color in _TARGETS)}."
-            )
-        if flow.color in _RGB:
-            made = self._gray(flow, emit) if gray else self._reordered(flow, emit)
-        else:
-            planes = _planes(flow, emit)
-            made = planes[0] if gray else self._of_planes(flow, planes, emit)
-        return replace(made, color=self.color)
-
-    def _reordered(self, flow: Flow, emit: Emitter) -> Flow:
-        axis = flow.layout.index("C")
-        order = [_RGB[flow.color][i] for i in _RGB[self.color]]
-        value = emit.pick(flow.value, axis, order)
-        return replace(flow, values=(value,), shape=_with(flow, axis, len(order)))
-
-    def _gray(self, flow: Flow, emit: Emitter) -> Flow:
+def convert_color(flow: Flow, emit: Emitter, color: ColorFormat) -> Flow:
+    """Convert a picture's colours: a Gather between orders of channels, else sums of channels."""
+    if flow.color is color:
+        return flow
+    gray = color is ColorFormat.GRAY
+    if color not in _TARGETS or flow.color in (ColorFormat.UNDEFINED, ColorFormat.GRAY):
+        raise ArgumentError(
+            f"{flow.where}: {flow.color.name} cannot become {color.name}. Say what the tensor "
+            "holds with .tensor().set_color_format(ColorFormat.BGR); pictures in colour can become "
+            f"{', '.join(target.name for target in _TARGETS)}."
+        )
+    if flow.color not in _RGB:
+        planes = _planes(flow, emit)
+        made = planes[0] if gray else _of_planes(flow, planes, emit, color)
+    elif gray:
         weights = np.zeros((CHANNELS[flow.color], 1), np.float32)
         weights[list(_RGB[flow.color]), 0] = _GRAY
-        return _summed(flow, weights, emit)
+        made = _summed(flow, weights, emit)
+    else:
+        axis = flow.layout.index("C")
+        order = [_RGB[flow.color][i] for i in _RGB[color]]
+        value = emit.pick(flow.value, axis, order)
+        made = replace(flow, values=(value,), shape=_with(flow, axis, len(order)))
+    return replace(made, color=color)
 
-    def _of_planes(self, flow: Flow, planes: list[Flow], emit: Emitter) -> Flow:
-        """Return the colours of planes of Y, U and V (or of U and V in one)."""
-        axes = [flow.layout.index(letter) for letter in "HW"]
-        scales = np.ones(len(flow.layout), np.float32)
-        scales[axes] = 2
 
-        def write(whole: Flow) -> Flow:
-            y, *rest = whole.values
-            empty = emit.constant([], np.float32) if emit.opset < 13 else ""
-            # Four pixels share a colour.
-            spread = [
-                emit.node(
-                    "Resize", value, empty, emit.constant(scales, np.float32), since=11,
-                    mode="nearest", coordinate_transformation_mode="asymmetric",
-                    nearest_mode="floor",
-                )
-                for value in rest
-            ]  # fmt: skip
-            channels = flow.layout.index("C")
-            joined = emit.node("Concat", y, *spread, since=4, axis=channels)
-            start = np.reshape([16, 128, 128], [-1] + [1] * (len(flow.layout) - channels - 1))
-            centred = emit.node("Sub", joined, emit.constant(start, whole.dtype), since=7)
-            shape = _with(planes[0], channels, 3)
-            found = replace(whole, values=(centred,), shape=shape)
-            weights = np.transpose(_OF_YUV)[:, list(_RGB[self.color])]
-            colours = _summed(found, weights, emit)
-            bounds = (emit.constant(limit, whole.dtype) for limit in (0, 255))
-            return replace(colours, values=(emit.node("Clip", colours.value, *bounds, since=11),))
+def _of_planes(flow: Flow, planes: list[Flow], emit: Emitter, color: ColorFormat) -> Flow:
+    """Return the colours of planes of Y, U and V (or of U and V in one)."""
+    scales = np.ones(len(flow.layout), np.float32)
+    scales[[flow.layout.index(letter) for letter in "HW"]] = 2
 
-        return as_float(replace(flow, values=tuple(p.value for p in planes)), emit, write)
+    def write(whole: Flow) -> Flow:
+        y, *rest = whole.values
+        empty = emit.constant([], np.float32) if emit.opset < 13 else ""
+        # Four pixels share a colour.
+        spread = [
+            emit.node(
+                "Resize", value, empty, emit.constant(scales, np.float32), since=11,
+                mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+            )
+            for value in rest
+        ]  # fmt: skip
+        channels = flow.layout.index("C")
+        joined = emit.node("Concat", y, *spread, since=4, axis=channels)
+        start = np.reshape([16, 128, 128], [-1] + [1] * (len(flow.layout) - channels - 1))
+        centred = emit.node("Sub", joined, emit.constant(start, whole.dtype), since=7)
+        found = replace(whole, values=(centred,), shape=_with(planes[0], channels, 3))
+        colours = _summed(found, np.transpose(_OF_YUV)[:, list(_RGB[color])], emit)
+        bounds = (emit.constant(limit, whole.dtype) for limit in (0, 255))
+        return replace(colours, values=(emit.node("Clip", colours.value, *bounds, since=11),))
+
+    return as_float(replace(flow, values=tuple(p.value for p in planes)), emit, write)
 
 
 def _summed(flow: Flow, weights: np.ndarray, emit: Emitter) -> Flow:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, Self, TypeVar
 
 from devices.errors import ArgumentError, UnsupportedOperationError
@@ -14,17 +15,17 @@ from devices.model.tensor_spec import Dimension, TensorSpec
 from devices.request.tensor import Tensor
 from hetero.preprocess.build import Port, build
 from hetero.preprocess.colors import PLANES, ColorFormat
+from hetero.preprocess.emit import Flow
 from hetero.preprocess.layout import Layout
-from hetero.preprocess.pictures import ConvertColor, Resize, ResizeAlgorithm
+from hetero.preprocess.pictures import ResizeAlgorithm, convert_color, resize
 from hetero.preprocess.steps import (
-    Arithmetic,
-    ConvertElementType,
-    ConvertLayout,
-    Crop,
-    Pad,
+    Order,
     PaddingMode,
-    Permute,
-    ReverseChannels,
+    arithmetic,
+    convert_element_type,
+    crop,
+    pad,
+    reverse_channels,
 )
 
 Member = TypeVar("Member", ColorFormat, ResizeAlgorithm, PaddingMode)
@@ -200,13 +201,13 @@ class PostProcessSteps(_Info):
     def convert_element_type(self, type: Any = None) -> Self:
         """Convert the elements; without a type, to that of the model (or of the user's tensor)."""
         wanted = self._implied() if type is None else element_type(type)
-        return self._add(ConvertElementType(wanted))
+        return self._add(convert_element_type, element_type=wanted)
 
     def convert_layout(self, layout: str | Layout | Sequence[int]) -> Self:
         """Put the dimensions into the order of a layout, or of positions as ``[0, 3, 1, 2]``."""
         if isinstance(layout, str):
-            return self._add(ConvertLayout(Layout(layout)))
-        return self._add(Permute(tuple(int(i) for i in layout)))
+            return self._add(Order(Layout(layout)))
+        return self._add(Order(tuple(int(i) for i in layout)))
 
     def custom(self, operation: Any) -> NoReturn:
         """Refused: steps are ONNX nodes, and a function of OpenVINO's graph makes none."""
@@ -218,8 +219,8 @@ class PostProcessSteps(_Info):
     def _implied(self) -> str:
         return self._port.element_type or self._port.spec.element_type
 
-    def _add(self, step: Any) -> Self:
-        self._port.steps.append(step)
+    def _add(self, step: Callable[..., Flow], **options: Any) -> Self:
+        self._port.steps.append(partial(step, **options) if options else step)
         return self
 
 
@@ -231,7 +232,7 @@ class PreProcessSteps(PostProcessSteps):
 
     def mean(self, value: float | Sequence[float]) -> Self:
         """Subtract a number, or one of each channel."""
-        return self._add(Arithmetic("Sub", _numbers(value)))
+        return self._add(arithmetic, op_type="Sub", numbers=_numbers(value))
 
     def scale(self, value: float | Sequence[float]) -> Self:
         """Divide by a number, or by one of each channel."""
@@ -240,7 +241,7 @@ class PreProcessSteps(PostProcessSteps):
             raise ArgumentError(
                 f"input {self._port.spec.name!r}: scale divides by {value}; none may be 0."
             )
-        return self._add(Arithmetic("Div", numbers))
+        return self._add(arithmetic, op_type="Div", numbers=numbers)
 
     def resize(
         self,
@@ -249,15 +250,16 @@ class PreProcessSteps(PostProcessSteps):
         dst_width: int | None = None,
     ) -> Self:
         """Resize height and width: to these, or to the model's own."""
-        return self._add(Resize(_member(ResizeAlgorithm, alg), dst_height, dst_width))
+        algorithm = _member(ResizeAlgorithm, alg)
+        return self._add(resize, algorithm=algorithm, height=dst_height, width=dst_width)
 
     def convert_color(self, dst_format: ColorFormat | str) -> Self:
         """Convert the colours to RGB, BGR or GRAY."""
-        return self._add(ConvertColor(_member(ColorFormat, dst_format)))
+        return self._add(convert_color, color=_member(ColorFormat, dst_format))
 
     def crop(self, begin: Sequence[int], end: Sequence[int]) -> Self:
         """Take ``[begin, end)`` of each dimension; negative numbers count from its end."""
-        return self._add(Crop(tuple(begin), tuple(end)))
+        return self._add(crop, begin=tuple(begin), end=tuple(end))
 
     def pad(
         self,
@@ -273,12 +275,12 @@ class PreProcessSteps(PostProcessSteps):
                 f"input {self._port.spec.name!r}: pad takes one number for the border, got "
                 f"{len(numbers)}."
             )
-        chosen = _member(PaddingMode, mode)
-        return self._add(Pad(tuple(pads_begin), tuple(pads_end), numbers[0], chosen))
+        begin, end, chosen = tuple(pads_begin), tuple(pads_end), _member(PaddingMode, mode)
+        return self._add(pad, begin=begin, end=end, number=numbers[0], mode=chosen)
 
     def reverse_channels(self) -> Self:
         """Turn the order of the channels round: RGB becomes BGR."""
-        return self._add(ReverseChannels())
+        return self._add(reverse_channels)
 
 
 class OutputInfo(_Info):

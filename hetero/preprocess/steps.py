@@ -1,11 +1,10 @@
-"""Steps: frozen values, each of which writes its ONNX nodes behind a tensor."""
+"""Steps: functions that write ONNX nodes behind a tensor and return what the next one finds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,12 +13,7 @@ from devices.model.tensor_spec import Dimension
 from hetero.preprocess.emit import Emitter, Flow, element_type_dtype
 from hetero.preprocess.layout import Layout, axis_of, permutation
 
-
-class Step(Protocol):
-    """One step of preprocessing or postprocessing."""
-
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write the step's nodes; return what the next step finds."""
+Step = Callable[[Flow, Emitter], Flow]
 
 
 class PaddingMode(Enum):
@@ -32,151 +26,117 @@ class PaddingMode(Enum):
 
 
 @dataclass(frozen=True)
-class ConvertElementType:
-    """Convert the elements to `element_type`."""
+class Order:
+    """Put the dimensions into the order of a layout, or of positions.
 
-    element_type: str
+    Dimensions of a layout that are missing get size 1.
+    """
 
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write a Cast for each plane."""
-        if flow.element_type == self.element_type:
-            return flow
-        values = tuple(emit.cast(value, self.element_type) for value in flow.values)
-        return replace(flow, values=values, element_type=self.element_type)
+    wanted: Layout | tuple[int, ...]
 
-
-@dataclass(frozen=True)
-class ConvertLayout:
-    """Put the dimensions into the order of `layout`; those that are missing get size 1."""
-
-    layout: Layout
-
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
+    def __call__(self, flow: Flow, emit: Emitter) -> Flow:
         """Write an Unsqueeze for missing dimensions, and a Transpose."""
         rank = _rank(flow)
+        if not isinstance(self.wanted, Layout):
+            check_order(self.wanted, rank, flow.where)
+            return permuted(single(flow), self.wanted, emit)
         if not flow.layout:
+            side = ".model()" if flow.is_output else ".tensor()"
             raise ArgumentError(
-                f"{flow.where}: convert_layout({str(self.layout)!r}) of a tensor whose layout is "
-                "not known; say it with .tensor().set_layout('NHWC'), or give the dimensions, as "
+                f"{flow.where}: convert_layout({str(self.wanted)!r}) of a tensor whose layout is "
+                f"not known; say it with {side}.set_layout('NHWC'), or give the dimensions, as "
                 "convert_layout([0, 3, 1, 2])."
             )
-        wanted = self.layout.of_rank(max(rank, _letters(self.layout)), flow.where)
-        return to_layout(single(flow), wanted, emit)
+        letters = len(self.wanted.replace("...", ""))
+        return to_layout(single(flow), self.wanted.of_rank(max(rank, letters), flow.where), emit)
 
 
-@dataclass(frozen=True)
-class Permute:
-    """Put the dimensions into an order that is given as positions."""
-
-    order: tuple[int, ...]
-
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write a Transpose."""
-        check_order(self.order, _rank(flow), flow.where)
-        return permuted(single(flow), self.order, emit)
+def convert_element_type(flow: Flow, emit: Emitter, element_type: str) -> Flow:
+    """Convert the elements: a Cast for each plane."""
+    if flow.element_type == element_type:
+        return flow
+    values = tuple(emit.cast(value, element_type) for value in flow.values)
+    return replace(flow, values=values, element_type=element_type)
 
 
-@dataclass(frozen=True)
-class Arithmetic:
+def arithmetic(flow: Flow, emit: Emitter, op_type: str, numbers: Sequence[float]) -> Flow:
     """Subtract (`Sub`) or divide by (`Div`) a number, or one for each channel."""
-
-    op_type: str
-    numbers: tuple[float, ...]
-
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write one node and its constant."""
-        step = "mean" if self.op_type == "Sub" else "scale"
-        if flow.element_type not in ("float", "double", "float16", "bfloat16"):
-            raise ArgumentError(
-                f"{flow.where}: {step} computes with floats, not with {flow.element_type}; write "
-                f"convert_element_type('f32') before {step}."
-            )
-        if len(self.numbers) == 1:
-            constant = np.array(self.numbers[0])
-        else:
-            axis = axis_of("C", flow.layout, f"{flow.where}: {step} of each channel")
-            channels = (flow.shape or ())[axis]
-            if isinstance(channels, int) and channels != len(self.numbers):
-                raise ArgumentError(
-                    f"{flow.where}: {step} of {len(self.numbers)} channels; the tensor has "
-                    f"{channels}. Give one number, or one for each channel."
-                )
-            constant = np.reshape(self.numbers, [-1] + [1] * (len(flow.layout) - axis - 1))
-        other = emit.constant(constant, flow.dtype)
-        return replace(flow, values=(emit.node(self.op_type, single(flow).value, other, since=7),))
-
-
-@dataclass(frozen=True)
-class ReverseChannels:
-    """Turn the order of the channels round."""
-
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write a Gather."""
-        axis = axis_of("C", flow.layout, f"{flow.where}: reverse_channels")
+    step = "mean" if op_type == "Sub" else "scale"
+    if flow.element_type not in ("float", "double", "float16", "bfloat16"):
+        raise ArgumentError(
+            f"{flow.where}: {step} computes with floats, not with {flow.element_type}; write "
+            f"convert_element_type('f32') before {step}."
+        )
+    constant = np.array(numbers[0])
+    if len(numbers) > 1:
+        axis = axis_of("C", flow.layout, f"{flow.where}: {step} of each channel")
         channels = (flow.shape or ())[axis]
-        if not isinstance(channels, int):
+        if isinstance(channels, int) and channels != len(numbers):
             raise ArgumentError(
-                f"{flow.where}: reverse_channels needs to know how many there are; say the shape "
-                "with .tensor().set_shape([...])."
+                f"{flow.where}: {step} of {len(numbers)} channels; the tensor has {channels}. "
+                "Give one number, or one for each channel."
             )
-        return replace(flow, values=(emit.pick(single(flow).value, axis, range(channels)[::-1]),))
+        constant = np.reshape(numbers, [-1] + [1] * (len(flow.layout) - axis - 1))
+    other = emit.constant(constant, flow.dtype)
+    return replace(flow, values=(emit.node(op_type, single(flow).value, other, since=7),))
 
 
-@dataclass(frozen=True)
-class Crop:
-    """Take ``[begin, end)`` of each dimension, counted from its end where negative."""
-
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write a Slice."""
-        shape = _sides(flow, "crop", self.begin, self.end)
-        sizes: list[Dimension] = []
-        for size, begin, end in zip(shape, self.begin, self.end, strict=True):
-            if isinstance(size, int):
-                taken = len(range(*slice(begin, end).indices(size)))
-                if not taken:
-                    raise ArgumentError(
-                        f"{flow.where}: crop takes [{begin}, {end}) of {size}: nothing. Ends are "
-                        "exclusive."
-                    )
-                sizes.append(taken)
-            else:
-                sizes.append(None)
-        bounds = (emit.constant(x) for x in (self.begin, self.end, range(len(shape))))
-        value = emit.node("Slice", single(flow).value, *bounds, since=10)
-        return replace(flow, values=(value,), shape=tuple(sizes))
+def reverse_channels(flow: Flow, emit: Emitter) -> Flow:
+    """Turn the order of the channels round: a Gather."""
+    axis = axis_of("C", flow.layout, f"{flow.where}: reverse_channels")
+    channels = (flow.shape or ())[axis]
+    if not isinstance(channels, int):
+        raise ArgumentError(
+            f"{flow.where}: reverse_channels needs to know how many there are; say the shape with "
+            ".tensor().set_shape([...])."
+        )
+    return replace(flow, values=(emit.pick(single(flow).value, axis, range(channels)[::-1]),))
 
 
-@dataclass(frozen=True)
-class Pad:
-    """Add elements before and after each dimension, or take them away where negative."""
+def crop(flow: Flow, emit: Emitter, begin: Sequence[int], end: Sequence[int]) -> Flow:
+    """Take ``[begin, end)`` of each dimension, counted from its end where negative: a Slice."""
+    sizes: list[Dimension] = []
+    for size, first, last in _sides(flow, "crop", begin, end):
+        taken = len(range(*slice(first, last).indices(size))) if isinstance(size, int) else None
+        if taken == 0:
+            raise ArgumentError(
+                f"{flow.where}: crop takes [{first}, {last}) of {size}: nothing. Ends are "
+                "exclusive."
+            )
+        sizes.append(taken)
+    bounds = (emit.constant(x) for x in (begin, end, range(len(sizes))))
+    value = emit.node("Slice", single(flow).value, *bounds, since=10)
+    return replace(flow, values=(value,), shape=tuple(sizes))
 
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-    number: float
-    mode: PaddingMode
 
-    def write(self, flow: Flow, emit: Emitter) -> Flow:
-        """Write a Pad, or a Gather for each dimension of a mirror that ONNX lacks."""
-        shape = _sides(flow, "pad", self.begin, self.end)
-        sides = list(zip(shape, self.begin, self.end, strict=True))
-        sizes = [
-            size + begin + end if isinstance(size, int) else None if begin or end else size
-            for size, begin, end in sides
-        ]
-        value = single(flow).value
-        if self.mode is PaddingMode.SYMMETRIC:
-            for axis, (size, begin, end) in enumerate(sides):
-                if begin or end:
-                    value = emit.pick(value, axis, _mirrored(size, begin, end, flow.where))
-        else:
-            more = [emit.constant([*self.begin, *self.end])]
-            if self.mode is PaddingMode.CONSTANT:
-                more.append(emit.constant(self.number, flow.dtype))
-            value = emit.node("Pad", value, *more, since=11, mode=self.mode.name.lower())
-        return replace(flow, values=(value,), shape=tuple(sizes))
+def pad(
+    flow: Flow,
+    emit: Emitter,
+    begin: Sequence[int],
+    end: Sequence[int],
+    number: float,
+    mode: PaddingMode,
+) -> Flow:
+    """Add elements before and after each dimension, or take them away where negative.
+
+    A Pad, or a Gather for each dimension of a mirror that ONNX lacks.
+    """
+    sides = _sides(flow, "pad", begin, end)
+    sizes = [
+        size + first + last if isinstance(size, int) else None if first or last else size
+        for size, first, last in sides
+    ]
+    value = single(flow).value
+    if mode is PaddingMode.SYMMETRIC:
+        for axis, (size, first, last) in enumerate(sides):
+            if first or last:
+                value = emit.pick(value, axis, _mirrored(size, first, last, flow.where))
+    else:
+        more = [emit.constant([*begin, *end])]
+        if mode is PaddingMode.CONSTANT:
+            more.append(emit.constant(number, flow.dtype))
+        value = emit.node("Pad", value, *more, since=11, mode=mode.name.lower())
+    return replace(flow, values=(value,), shape=tuple(sizes))
 
 
 def single(flow: Flow) -> Flow:
@@ -247,10 +207,6 @@ def check_order(order: Sequence[int], rank: int, where: str) -> None:
         )
 
 
-def _letters(layout: Layout) -> int:
-    return len(layout.replace("...", ""))
-
-
 def _rank(flow: Flow) -> int:
     if flow.shape is None:
         raise ArgumentError(
@@ -260,14 +216,17 @@ def _rank(flow: Flow) -> int:
     return len(flow.shape)
 
 
-def _sides(flow: Flow, step: str, *sides: Any) -> tuple[Dimension, ...]:
+def _sides(
+    flow: Flow, step: str, begin: Sequence[int], end: Sequence[int]
+) -> list[tuple[Dimension, int, int]]:
+    """Return each dimension's size with what is said of its beginning and its end."""
     rank = _rank(flow)
-    if any(len(side) != rank for side in sides):
+    if len(begin) != rank or len(end) != rank:
         raise ArgumentError(
-            f"{flow.where}: {step} got {' and '.join(str(len(side)) for side in sides)} numbers; "
-            f"wanted one for each of the tensor's {rank} dimensions."
+            f"{flow.where}: {step} got {len(begin)} and {len(end)} numbers; wanted one for each of "
+            f"the tensor's {rank} dimensions."
         )
-    return flow.shape or ()
+    return list(zip(flow.shape or (), begin, end, strict=True))
 
 
 def _mirrored(size: Dimension, begin: int, end: int, where: str) -> Sequence[int]:
