@@ -5,12 +5,11 @@ arguments; the steps are described at the head of each module.
 """
 
 from hetero.planning.solver.bounds import Bound
-from hetero.planning.solver.choice import is_landmark
+from hetero.planning.solver.choice import Candidate, Objective, Solution, is_landmark
 from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Evaluation, Problem, is_feasible, make_problem
 from hetero.planning.solver.search import plan
-from hetero.planning.solver.solution import Candidate, Objective, Solution
 
 __all__ = [
     "Bound",

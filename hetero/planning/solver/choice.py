@@ -1,16 +1,77 @@
-"""Judge the plans that were found, and choose one of them."""
+"""The solver's answer: plans are judged and one is chosen, with what is proven of it."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from devices.errors import PlanError
+from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.mixing import Part
-from hetero.planning.solver.problem import Problem, is_feasible
-from hetero.planning.solver.solution import Candidate, Objective
+from hetero.planning.solver.problem import Assignment, Problem, is_feasible
+
+#: What a plan makes small: the bottleneck, or the time of a single request.
+Objective = Literal["throughput", "latency"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One judged plan."""
+
+    #: Every method that gave it, the first one first: ``single ORT.0``, ``priority``, ``priority
+    #: from ORT.0``, ``packing``, ``minimum cut``, ``slicing``, ``annealing``, any of
+    #: these with ``, tidied``; ``mix``, ``replicas``.
+    names: tuple[str, ...]
+    #: One plan, or several with the share of requests that each takes.
+    parts: tuple[Part, ...]
+    #: Seconds a device is busy per request.
+    loads: tuple[float, ...]
+    #: The largest load: one request leaves each time this many seconds pass.
+    bottleneck: float
+    #: Seconds of one request alone; of the slowest part in a mix.
+    latency: float
+    #: Number of subgraphs over all parts, and the deepest chain of them.
+    subgraphs: int
+    levels: int
+
+    @property
+    def name(self) -> str:
+        """The method that found it first."""
+        return self.names[0]
+
+    @property
+    def assignment(self) -> Assignment:
+        """The plan; of a mix, the one with the largest share."""
+        return max(self.parts, key=lambda p: p.share).assignment
+
+    def figure(self, objective: Objective) -> float:
+        """Seconds that are to be small."""
+        return self.latency if objective == "latency" else self.bottleneck
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The chosen plan and its proof."""
+
+    chosen: Candidate
+    #: The other candidates, best first; also mixes of more parts than were allowed.
+    runners_up: tuple[Candidate, ...]
+    #: All that were proven of the objective, largest first. ``mixing`` marks those that also bound
+    #: mixes and replicas from those that only hold without replication.
+    bounds: tuple[Bound, ...]
+    #: True where the clock ended a search early, so that another run may find another plan.
+    cut_short: bool
+
+    @property
+    def bound(self) -> Bound:
+        """The largest proven lower bound for the chosen kind of plan."""
+        mixed = len(self.chosen.parts) > 1
+        return next(b for b in self.bounds if b.mixing or not mixed)
+
 
 #: Gives a candidate its figures: the methods that found it, its parts.
 Judge = Callable[[tuple[str, ...], tuple[Part, ...]], Candidate]
@@ -21,8 +82,6 @@ TIDIED = ", tidied"
 TOLERANCE = 0.03
 #: ... but not where the best is proven to be this near the bound, and the simpler one is not.
 PROVEN = 0.02
-#: Plans that are judged besides the landmarks.
-MOST_JUDGED = 16
 
 
 def is_landmark(name: str) -> bool:
@@ -39,10 +98,10 @@ def judged(
     judge: Judge | None,
     deadline: float,
 ) -> tuple[list[Candidate], bool]:
-    """Judge the landmarks and the most promising of the rest.
+    """Judge all plans, the most promising first, then those that are always reported.
 
     `judge`: gives the figures; `evaluate`'s if None.
-    `deadline`: ``time.monotonic()`` from which on only the landmarks and the best are judged.
+    `deadline`: ``time.monotonic()`` from which on only those are judged.
     Returns: the candidates, and whether the deadline came first.
     """
     rough = [_evaluated(problem, names, parts) for parts, names in plans.items()]
@@ -50,11 +109,11 @@ def judged(
         return rough, False
     cap = math.inf if problem.max_subgraphs is None else problem.max_subgraphs
     rough.sort(key=lambda c: (c.subgraphs > cap, c.figure(objective), c.subgraphs, c.parts))
-    marks = [c for c in rough if any(map(is_landmark, c.names))]
-    others = [c for c in rough if not any(map(is_landmark, c.names))][:MOST_JUDGED]
+    first = rough[0]
+    rough.sort(key=lambda c: (c is not first, not any(map(is_landmark, c.names))))
     found: list[Candidate] = []
-    for place, c in enumerate((*others[:1], *marks, *others[1:])):
-        if place > len(marks) and time.monotonic() > deadline:
+    for c in rough:
+        if found and not any(map(is_landmark, c.names)) and time.monotonic() > deadline:
             return found, True
         found.append(judge(c.names, c.parts))
     return found, False

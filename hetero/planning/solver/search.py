@@ -18,17 +18,15 @@ import numpy as np
 from devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
 from hetero.planning.solver.check import check
-from hetero.planning.solver.choice import TIDIED, Judge, choose, judged
+from hetero.planning.solver.choice import TIDIED, Judge, Objective, Solution, choose, judged
 from hetero.planning.solver.contract import Contraction, coarsen, collapse_groups, fuse_cycles
 from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.greedy import pack, priority, serial_cuts, single
-from hetero.planning.solver.local_search import anneal
+from hetero.planning.solver.local_search import anneal, tidy
 from hetero.planning.solver.mixing import Part, mix
 from hetero.planning.solver.order import depth_first
 from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible, loads
 from hetero.planning.solver.slicing import MAX_NODES, slice_order
-from hetero.planning.solver.solution import Objective, Solution
-from hetero.planning.solver.tidy import tidy
 
 #: Graphs of at most this many nodes are searched as they are ...
 SMALL = 900
@@ -132,7 +130,7 @@ def plan(
     candidates, late = judged(problem, plans, objective, judge, judge_s)
     proven = max((b.seconds for b in bounds if b.mixing), default=0.0)
     chosen, rest = choose(problem, candidates, objective, max_parts, proven, keep)
-    return Solution(objective, chosen, rest, bounds, search.cut_short or late)
+    return Solution(chosen, rest, bounds, search.cut_short or late)
 
 
 def _bounds(floor: Problem, objective: Objective) -> tuple[Bound, ...]:

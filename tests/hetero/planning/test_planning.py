@@ -29,8 +29,8 @@ from hetero.planning.problem import Constraints
 from hetero.planning.problem import build as build_problem
 from hetero.planning.solver import evaluate, make_problem
 from hetero.planning.solver.bounds import critical_path
+from hetero.planning.solver.local_search import tidy
 from hetero.planning.solver.search import wary
-from hetero.planning.solver.tidy import tidy
 from tests.support.chains import chain, random_model
 from tests.support.costs import costs, task
 from tests.support.graphs import build
