@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import ml_dtypes
 import numpy as np
@@ -174,14 +174,6 @@ class Type(StrEnum):
 _QUANTIZED: Final = frozenset(
     {Type.i4, Type.i8, Type.i32, Type.u8, Type.f4e2m1, Type.f8e4m3, Type.f8e5m2, Type.f8e8m0}
 )
-
-
-def element_type(given: Any) -> Type:
-    """Return the element type that ``u8``, ``uint8``, `Type.u8` or ``numpy.uint8`` names.
-
-    ArgumentError if there is none of that name.
-    """
-    return Type(given)
 
 
 def element_type_name(dtype: np.dtype | type) -> str:

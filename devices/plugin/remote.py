@@ -12,7 +12,21 @@ from devices.model.getters import getter
 from devices.model.partial_shape import Shape
 
 
-class RemoteTensor(ABC):
+class _OnDevice(ABC):
+    """What both have: a device's name, and nothing that an application could point at."""
+
+    device: str
+
+    def get_device_name(self) -> str:
+        """Return `device`."""
+        return self.device
+
+    def get_params(self) -> dict[str, Any]:
+        """Return no handles: a device's memory has no address in this process."""
+        return {}
+
+
+class RemoteTensor(_OnDevice):
     """A tensor in a device's memory.
 
     Attributes
@@ -27,7 +41,6 @@ class RemoteTensor(ABC):
 
     #: Whether a request whose output it is leaves that where it is made, and has this mean it.
     by_reference: ClassVar[bool] = False
-    device: str
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -52,14 +65,6 @@ class RemoteTensor(ABC):
 
     get_byte_size = getter(nbytes)
 
-    def get_device_name(self) -> str:
-        """Return `device`."""
-        return self.device
-
-    def get_params(self) -> dict[str, Any]:
-        """Return no handles: a device's memory has no address in this process."""
-        return {}
-
     def copy_to(self, target_tensor: Any) -> None:
         """Copy the elements to another tensor of the same type."""
         target_tensor.copy_from(self.to_host())
@@ -78,7 +83,7 @@ class RemoteTensor(ABC):
         """Take over the contents of an array of the same shape and type."""
 
 
-class RemoteContext(ABC):
+class RemoteContext(_OnDevice):
     """A device's memory, as an application sees it.
 
     Attributes
@@ -86,16 +91,6 @@ class RemoteContext(ABC):
     device : str
         The device's name.
     """
-
-    device: str
-
-    def get_device_name(self) -> str:
-        """Return `device`."""
-        return self.device
-
-    def get_params(self) -> dict[str, Any]:
-        """Return no handles: a device's memory has no address in this process."""
-        return {}
 
     @abstractmethod
     def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> RemoteTensor:

@@ -30,11 +30,7 @@ def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
     TensorTypeError, TensorShapeError
         Naming the port, what it has and what was given.
     """
-    if value is None:
-        raise TensorTypeError(
-            f"{role} {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
-        )
-    if not spec.is_tensor:
+    if value is not None and not spec.is_tensor:
         return value
     array = value if isinstance(value, np.ndarray | RemoteTensor) else _read(value, spec, role)
     if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "UST"):
@@ -81,10 +77,6 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
         return _sequence(value, spec, copy)
     if not spec.is_tensor or spec.dtype is None:
         return copying.deepcopy(value) if copy else value
-    if value is None:
-        raise TensorTypeError(
-            f"input {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
-        )
     read = _read(value, spec, "input")
     array = _cast(read, spec, from_array=hasattr(value, "dtype"))
     _check_shape(array, spec, "input")
@@ -110,6 +102,10 @@ def _sequence(value: Any, spec: TensorSpec, copy: bool) -> Value:
 
 def _read(value: Any, spec: TensorSpec, role: str) -> np.ndarray:
     """Return a value as an array, sharing its memory where it has some."""
+    if value is None:
+        raise TensorTypeError(
+            f"{role} {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
+        )
     try:
         return array_of(value)
     except ValueError as error:

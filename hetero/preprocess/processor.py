@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from devices.errors import ArgumentError, UnsupportedOperationError
 from devices.model.dropped import warn_if_dropped
-from devices.model.element_type import element_type
+from devices.model.element_type import Type
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.model.tensor_spec import Dimension, TensorSpec
@@ -137,7 +137,7 @@ class OutputTensorInfo(_Layouted):
 
     def set_element_type(self, type: Any) -> Self:
         """Say the element type: ``u8``, ``uint8``, `Type.u8` or ``numpy.uint8``."""
-        self._port.element_type = element_type(type)
+        self._port.element_type = Type(type)
         return self
 
 
@@ -162,7 +162,7 @@ class InputTensorInfo(OutputTensorInfo):
     def set_from(self, tensor: Any) -> Self:
         """Take element type and shape from an array or a `Tensor`."""
         kind = tensor.element_type if isinstance(tensor, Tensor) else tensor.dtype
-        self._port.element_type = element_type(kind)
+        self._port.element_type = Type(kind)
         return self.set_shape(tensor.shape)
 
     def set_memory_type(self, memory_type: str) -> NoReturn:
@@ -200,7 +200,7 @@ class PostProcessSteps(_Info):
 
     def convert_element_type(self, type: Any = None) -> Self:
         """Convert the elements; without a type, to that of the model (or of the user's tensor)."""
-        wanted = self._implied() if type is None else element_type(type)
+        wanted = self._implied() if type is None else Type(type)
         return self._add(convert_element_type, element_type=wanted)
 
     def convert_layout(self, layout: str | Layout | Sequence[int]) -> Self:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from devices.errors import TensorLostError
-from devices.model.element_type import element_type
+from devices.model.element_type import Type
 from devices.request.joined_rows import RowLayout
 
 #: How rows lie, and of which keys they are which.
@@ -62,7 +62,7 @@ def joined(
 @cache
 def dtype_of(kind: str) -> np.dtype:
     """Return the dtype of an element type, as messages have it."""
-    return element_type(kind).to_dtype()
+    return Type(kind).to_dtype()
 
 
 def lost_tensor(port: str, kept: Kept) -> TensorLostError:

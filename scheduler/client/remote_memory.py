@@ -24,7 +24,7 @@ from devices.errors import (
     TensorTypeError,
     UnsupportedOperationError,
 )
-from devices.model.element_type import element_type
+from devices.model.element_type import Type
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteContext, RemoteTensor
@@ -465,7 +465,7 @@ class DeviceContext(RemoteContext):
 
     def create_host_tensor(self, type: Any, shape: Sequence[int]) -> Tensor:
         """Return a tensor of zeros in this process's memory."""
-        return empty_tensor(TensorSpec("", f"tensor({element_type(type)})", tuple(shape)))
+        return empty_tensor(TensorSpec("", f"tensor({Type(type)})", tuple(shape)))
 
     def create_tensor(
         self, type: Any, shape: Sequence[int], properties: Mapping[str, Any] | None = None
