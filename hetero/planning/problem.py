@@ -7,7 +7,6 @@ shape arithmetic) costs devices nothing once compiled: it follows the nodes that
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -74,32 +73,22 @@ class Planned:
 
     def affinity(self, assignment: Sequence[int], why: str) -> Affinity:
         """Return every node's device: as assigned, by pin, or with its readers."""
-        model, problem = self.model, self.problem
-        placed: dict[str, str] = {}
-        reasons: dict[str, str] = {}
-        for position, d in zip(self.positions, assignment, strict=True):
-            name = model.nodes[position].name
-            placed[name] = problem.devices[d]
-            reasons[name] = self.pins.reasons.get(name, "pin") if name in self.pins else why
+        model, devices, pins = self.model, self.problem.devices, self.pins
+        names = [model.nodes[position].name for position in self.positions]
+        placed = {n: devices[d] for n, d in zip(names, assignment, strict=True)}
+        reasons = dict.fromkeys(model.node_names, why)
         # Readers come after what they read: backwards, each is placed before it is asked.
         for node in reversed(model.nodes):
             name = node.name
-            if name in placed:
-                continue
-            if name in self.pins:
-                placed[name], reasons[name] = self.pins[name], self.pins.reasons.get(name, "pin")
-                continue
-            able = [d for d in problem.devices if name in self.supports[d] or follows(model, node)]
-            takers = readers(model, node)
-            votes = Counter(placed[r] for r in takers if placed[r] in able)
-            best = max(votes.values(), default=0)
-            chosen = next((d for d in able if votes[d] == best), problem.devices[0])
-            placed[name] = chosen
-            reader = next((r for r in takers if placed[r] == chosen), None)
-            reasons[name] = f"follows {reader}" if reader else why
-        return Affinity(
-            {n: placed[n] for n in model.node_names}, {n: reasons[n] for n in model.node_names}
-        )
+            if name in pins:
+                placed.setdefault(name, pins[name])
+                reasons[name] = pins.reasons.get(name, "pin")
+            elif name not in placed:
+                able = [d for d in devices if name in self.supports[d] or follows(model, node)]
+                reader = next((r for r in readers(model, node) if placed[r] in able), None)
+                placed[name] = placed[reader] if reader else (able or devices)[0]
+                reasons[name] = f"follows {reader}" if reader else why
+        return Affinity({n: placed[n] for n in model.node_names}, reasons)
 
 
 def node_seconds(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:

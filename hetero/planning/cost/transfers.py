@@ -62,11 +62,7 @@ def measure_transfer(
         model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
         with deployed(executor, model, affinity, configs) as deployment:
             warm_up(deployment, inputs, until_s)
-            found = _gaps(deployment, inputs, until_s)
-            if sender.node != receiver.node:
-                # Clocks of two machines do not compare: of the three hops of a round trip, the
-                # one between the stages carries the tensors.
-                found = [_round_trip(deployment, inputs) / 3 for _ in range(RUNS)]
+            found = _gaps(deployment, inputs, until_s, one_clock=sender.node == receiver.node)
             left_s = max(0.0, until_s - time.monotonic()) / (len(SAMPLES) - place)
             (full,) = saturate([(deployment, inputs)], JOBS, min(MOST_S, left_s))
         gaps.append(max(1e-7, low(found)))
@@ -83,12 +79,18 @@ def measure_transfer(
     return transfer, call
 
 
-def _gaps(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> list[float]:
+def _gaps(
+    deployment: Deployment, inputs: Mapping[str, Value], until_s: float, *, one_clock: bool
+) -> list[float]:
     """Seconds between two stages, one request at a time; one at least, and RUNS in the time."""
     found: list[float] = []
     while not found or (len(found) < RUNS and time.monotonic() < until_s):
+        began_s = time.monotonic()
         first, second = run(deployment, inputs).stage_runs
-        found.append(second.started_s - first.ended_s)
+        # Clocks of two machines do not compare: of the three hops of a round trip, the one between
+        # the stages carries the tensors.
+        hops_s = time.monotonic() - began_s - first.run_s - second.run_s
+        found.append(second.started_s - first.ended_s if one_clock else hops_s / 3)
     return found
 
 
@@ -97,12 +99,6 @@ def fit(rows: Sequence[tuple[float, ...]], seconds: list[float]) -> tuple[float,
     target = np.array(seconds)
     table = np.array(rows) / target[:, None]
     return tuple(map(float, nonnegative(table, np.ones_like(target))))
-
-
-def _round_trip(deployment: Deployment, inputs: Mapping[str, Value]) -> float:
-    begin = time.monotonic()
-    answer = run(deployment, inputs)
-    return time.monotonic() - begin - sum(stage.run_s for stage in answer.stage_runs)
 
 
 #: Ways to make tensors on one device, and to take them on another.
@@ -118,33 +114,27 @@ def _supported_chain(
     for chain in _CHAINS:
         model, affinity, _ = _chain(chain, *SAMPLES[1], sender.name, receiver.name)
         try:
-            if all(
-                executor.query(d.name, model, configs.get(d.name, {})).get(n) == d.name
-                for n, device in affinity.items()
+            taken = {
+                d.name: executor.query(d.name, model, configs.get(d.name, {}))
                 for d in (sender, receiver)
-                if d.name == device
-            ):
-                return chain
+            }
         except HeteroError:
             continue
+        if all(node in taken[device] for node, device in affinity.items()):
+            return chain
     return None
 
 
 def _chain(
     chain: tuple[str, str], wires: int, nbytes: int, sender: str, receiver: str
 ) -> tuple[Model, dict[str, str], dict[str, Value]]:
+    """Return a model, its nodes' devices, and inputs for it."""
     model = _chain_model(chain, wires, nbytes)
-    inputs: dict[str, Value] = {
-        port.name: np.array([nbytes // 4], np.int64)
-        if port.dtype == np.int64
-        else np.zeros(nbytes // 4, np.float32)
-        for port in model.inputs
-    }
-    return (
-        model,
-        {n: sender if n.startswith("wire") else receiver for n in model.node_names},
-        inputs,
-    )
+    (port,) = model.inputs
+    count = nbytes // 4
+    given = np.array([count]) if port.dtype == np.int64 else np.zeros(count, np.float32)
+    affinity = {n: sender if n.startswith("wire") else receiver for n in model.node_names}
+    return model, affinity, {port.name: given}
 
 
 @cache

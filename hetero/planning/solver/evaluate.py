@@ -8,7 +8,7 @@ import numpy as np
 
 from hetero.partition.clustering import cluster
 from hetero.planning.solver.order import neighbours
-from hetero.planning.solver.problem import Assignment, Evaluation, Problem, loads, sums
+from hetero.planning.solver.problem import Assignment, Evaluation, Problem, sums
 
 #: An earlier subgraph, or None for the request's start, and seconds on the way from there.
 Wait = tuple[int | None, float]
@@ -46,13 +46,11 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
                 busy[c] += problem.receive[h, device[c]]
         if len(arrived) > 1:
             busy[source] += problem.send[h, device[source]]
-    whole = loads(problem, assignment)
     if problem.dispatch is not None and count:
         busy = busy + problem.dispatch[device]
-        whole = whole + np.bincount(device, minlength=problem.device_count) * problem.dispatch
     waits = [[(b, 0.0) for b in earlier] for earlier in before]
     return Evaluation(
-        loads=whole,
+        loads=sums(np.asarray(device, dtype=np.int64), busy, problem.device_count),
         cluster=tuple(label),
         subgraphs=count,
         levels=max(level, default=-1) + 1,

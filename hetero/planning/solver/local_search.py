@@ -45,7 +45,6 @@ class State:
 
     def __init__(self, problem: Problem, assignment: Sequence[int]) -> None:
         n, k = problem.times.shape
-        self._k = k
         self.where = list(assignment)
         self._times = problem.times.tolist()
         self._weights = problem.weights.tolist()
@@ -71,10 +70,6 @@ class State:
         self.near = [sorted(s) for s in near]
         self.loads = [0.0] * k
         self.free: list[float] = problem.memory.tolist()
-        self._fill()
-
-    def _fill(self) -> None:
-        """Compute loads and free memory from scratch."""
         for v, d in enumerate(self.where):
             self.loads[d] += self._times[v][d]
             self.free[d] -= self._weights[v]
@@ -82,7 +77,7 @@ class State:
             on = self.where[tail]
             if self._counts[h][on] < self._heads[h]:
                 self.loads[on] += self._send[h][on]
-            for d in range(self._k):
+            for d in range(k):
                 if d != on and self._counts[h][d]:
                     self.loads[d] += self._receive[h][d]
 
