@@ -108,14 +108,14 @@ def given_files(inputs: Sequence[str], model: Model) -> dict[str, Path]:
     return {name: path for name, path in found if name}
 
 
-def port_name(name: str, model: Model, option: str) -> str:
+def port_name(name: str, model: Model, option: str, written: str = "NAME=...") -> str:
     """Return an input's name as an option gives it; the empty name is that of the only input.
 
     Raises click.UsageError if there is no such input, or not just one.
     """
     ports = [port.name for port in model.inputs]
     if not name and len(ports) != 1:
-        raise click.UsageError(f"{option}: say which of {', '.join(ports)} it is, as NAME=...")
+        raise click.UsageError(f"{option}: say which of {', '.join(ports)} it is, as {written}.")
     if name and name not in ports:
         raise click.UsageError(
             f"{option}: the model has no input {name}; it has {_names(ports) or 'none'}."
@@ -135,10 +135,7 @@ def _file(text: str, model: Model) -> tuple[str, Path]:
             f"--input {text}: {path} {what}; give a .npy, .npz or .pb file, or a picture."
         )
     if not name and path.suffix != ".npz":
-        if len(model.inputs) != 1:
-            ports = ", ".join(port.name for port in model.inputs)
-            raise click.UsageError(f"--input {text}: say which of {ports} it is, as NAME={file}.")
-        name = model.inputs[0].name
+        name = port_name("", model, f"--input {text}", f"NAME={file}")
     return name, path
 
 

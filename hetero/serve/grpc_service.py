@@ -70,8 +70,8 @@ class GrpcServer:
     def _inference(self) -> grpc.GenericRpcHandler:
         file = proto_file("open_inference.proto")
         handlers = {}
-        for name, request, response, _ in file.methods:
-            read, write = file.messages[request].FromString, file.messages[response]
+        for method in file.methods:
+            name, write = method.name, file.messages[method.output_type.name]
             if name == "ModelInfer":
                 handlers[name] = grpc.unary_unary_rpc_method_handler(
                     self._guarded(self._infer), read_message, Message.SerializeToString
@@ -82,7 +82,9 @@ class GrpcServer:
                 )
             else:
                 handlers[name] = grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self._document(name, write)), read, write.SerializeToString
+                    self._guarded(self._document(name, write)),
+                    file.messages[method.input_type.name].FromString,
+                    write.SerializeToString,
                 )
         return grpc.method_handlers_generic_handler(file.service, handlers)
 

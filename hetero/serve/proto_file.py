@@ -17,23 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-
-class Method(NamedTuple):
-    """A service's method, and its messages' names."""
-
-    name: str
-    request: str
-    response: str
-    streams: bool
+from google.protobuf.descriptor import MethodDescriptor
 
 
 class ProtoFile(NamedTuple):
-    """What a file declares: message classes by name, and its service."""
+    """What a file declares: message classes by name, its service's name, and the methods of it."""
 
     messages: dict[str, Any]
     service: str
-    methods: list[Method]
+    methods: tuple[MethodDescriptor, ...]
 
 
 @cache
@@ -42,19 +34,8 @@ def proto_file(name: str) -> ProtoFile:
     made = descriptor_pb2.FileDescriptorSet()
     made.ParseFromString((Path(__file__).parent / "protocol.binpb").read_bytes())
     (file,) = (file for file in made.file if file.name == name)
-    (service,) = file.service
     found = descriptor_pool.DescriptorPool().AddSerializedFile(file.SerializeToString())
-    types = found.message_types_by_name
-    return ProtoFile(
-        {name: message_factory.GetMessageClass(kind) for name, kind in types.items()},
-        f"{file.package}.{service.name}",
-        [
-            Method(m.name, _last(m.input_type), _last(m.output_type), m.client_streaming)
-            for m in service.method
-        ],
-    )
-
-
-def _last(name: str) -> str:
-    """Return a message's name without its package."""
-    return name.rpartition(".")[2]
+    (service,) = found.services_by_name.values()
+    kinds = found.message_types_by_name.items()
+    messages = {kind: message_factory.GetMessageClass(descriptor) for kind, descriptor in kinds}
+    return ProtoFile(messages, service.full_name, tuple(service.methods))

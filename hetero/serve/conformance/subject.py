@@ -84,14 +84,14 @@ class Subject:
         if not self.grpc:
             raise NotHere("--grpc was not given")
         method = next(m for m in _FILE.methods if m.name == called)
-        read, made = _FILE.messages[method.response], _FILE.messages[method.request]
+        read, made = (_FILE.messages[kind.name] for kind in (method.output_type, method.input_type))
         with grpc.insecure_channel(self.grpc) as channel:
-            kind = channel.stream_stream if method.streams else channel.unary_unary
+            kind = channel.stream_stream if method.client_streaming else channel.unary_unary
             call = kind(f"/{_FILE.service}/{called}", made.SerializeToString, read.FromString)
-            given = iter(request) if method.streams else request or made(**fields)
+            given = iter(request) if method.client_streaming else request or made(**fields)
             try:
                 answer = call(given, timeout=_PATIENCE_S)
-                return Answer(200, {}, list(answer) if method.streams else answer)
+                return Answer(200, {}, list(answer) if method.client_streaming else answer)
             except grpc.RpcError as error:
                 return Answer(error.code().name, {}, error.details())
 

@@ -31,14 +31,11 @@ class Client:
 
     def __call__(self, method_name: str, document: Any = None, **fields: Any) -> Any:
         method = next(m for m in FILE.methods if m.name == method_name)
-        request = document or FILE.messages[method.request](**fields)
-        kind = self._channel.stream_stream if method.streams else self._channel.unary_unary
-        call = kind(
-            f"/{FILE.service}/{method_name}",
-            FILE.messages[method.request].SerializeToString,
-            FILE.messages[method.response].FromString,
-        )
-        return call(iter(request) if method.streams else request, timeout=60)
+        asked, told = (FILE.messages[m.name] for m in (method.input_type, method.output_type))
+        request, streams = document or asked(**fields), method.client_streaming
+        kind = self._channel.stream_stream if streams else self._channel.unary_unary
+        call = kind(f"/{FILE.service}/{method_name}", asked.SerializeToString, told.FromString)
+        return call(iter(request) if streams else request, timeout=60)
 
     def fails(self, method_name: str, document: Any) -> tuple[str, str]:
         with pytest.raises(grpc.RpcError) as caught:
