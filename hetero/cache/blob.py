@@ -99,15 +99,7 @@ def write_model(
         "kind": MODEL_KIND,
         **header_of(cuts, request),
         PAYLOADS: [None if p is None else write_payload(writer, p) for p in payloads],
-        "source": writer.document(
-            {
-                "skeleton": parts.skeleton,
-                "weights": parts.weights,
-                "covers": parts.covers,
-                "specs": parts.specs,
-                "ports": parts.ports,
-            }
-        ),
+        "source": writer.document(parts._asdict()),
     }
     if weightless:
         return writer.write_without(file, head, parts.weights.values())
@@ -128,9 +120,8 @@ def _identity(array: np.ndarray) -> tuple[int, bytes]:
 def header_of(cuts: Sequence[Cut], request: CompileRequest) -> dict[str, Any]:
     """Return what the headers of models and of the cache's plans have in common."""
     rows = [_row(cut) for cut in cuts]
-    if len(cuts) == 1:
-        placed = rows[0]
-    else:
+    placed = rows[0]
+    if len(cuts) > 1:
         shares = [{"share": cut.share, **row} for cut, row in zip(cuts, rows, strict=True)]
         placed = {"layout": SEVERAL_PLANS, "variants": shares}
     return {

@@ -82,23 +82,19 @@ class KeptModel:
             found.append(replace(source, payload=payload, stored=stored))
         return found
 
-    def keep(self, kept: Kept, deployment: Deployment) -> None:
-        """Write the subgraphs' entries that are missing, then the plan's."""
-        imported = set(deployment.imported)
-        held = [
-            number in imported or self._keep_stage(stage_key, subgraph, number, deployment)
-            for number, (stage_key, subgraph) in _stages(kept, deployment).items()
-        ]
-        # Devices may export nothing, and a folder take nothing.
-        if any(held):
-            self._cache.put(self._key + PLAN_SUFFIX, lambda file: self._write_plan(file, kept))
+    def keep(self, kept: Kept, deployment: Deployment, *, found: bool = False) -> bool:
+        """Write the subgraphs' entries that are missing, then the plan's, unless that was found.
 
-    def complete(self, kept: Kept, deployment: Deployment) -> bool:
-        """Write the entries that a found plan's subgraphs lack; return whether none did."""
-        stages = _stages(kept, deployment)
-        missing = stages.keys() - set(deployment.imported)
-        for number in sorted(missing):
-            self._keep_stage(*stages[number], number, deployment)
+        Returns: whether no subgraph's entry was missing.
+        """
+        numbers = [number for route in deployment.routes for number in route.stages]
+        subgraphs = zip(kept.keys, _subgraphs(kept.cuts), strict=True)
+        stages = dict(zip(numbers, subgraphs, strict=True))
+        missing = sorted(stages.keys() - set(deployment.imported))
+        written = [self._keep_stage(*stages[n], n, deployment) for n in missing]
+        # Devices may export nothing, and a folder take nothing.
+        if not found and (any(written) or len(missing) < len(stages)):
+            self._cache.put(self._key + PLAN_SUFFIX, lambda file: self._write_plan(file, kept))
         return not missing
 
     def _read_plan(self, blob: BlobFile) -> Kept:
@@ -197,9 +193,3 @@ class KeptModel:
 def _subgraphs(cuts: Sequence[Cut]) -> list[Subgraph]:
     """Return the subgraphs of each cut after those of the one before."""
     return [s for cut in cuts for s in cut.partition.subgraphs]
-
-
-def _stages(kept: Kept, deployment: Deployment) -> dict[int, tuple[str, Subgraph]]:
-    """Return the key and the subgraph of each stage, by its number in the deployment."""
-    numbers = [number for route in deployment.routes for number in route.stages]
-    return dict(zip(numbers, zip(kept.keys, _subgraphs(kept.cuts), strict=True), strict=True))

@@ -97,7 +97,7 @@ class Compiler:
         sources = entry.sources(found, _sources(found.cuts, request))
         deployment = self.deploy(found.cuts, sources, request)
         with _closed_on_error(deployment):
-            return deployment, entry.complete(found, deployment)
+            return deployment, entry.keep(found, deployment, found=True)
 
     def _placed_and_deployed(
         self, model: Model, request: CompileRequest, entry: KeptModel | None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 
 import grpc
 import numpy as np
@@ -24,6 +24,8 @@ _PATIENCE_S: Final = 60.0
 LENGTH: Final = "Inference-Header-Content-Length"
 #: What the requests made here are called.
 ID: Final = "seven-7"
+#: Asks the server itself, whatever proxies there are.
+_DIRECT: Final = build_opener(ProxyHandler({}))
 _FILE: Final = proto_file("open_inference.proto")
 Tensors = dict[str, np.ndarray]
 
@@ -64,20 +66,19 @@ class Subject:
 
     def ask(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
         """Return the answer to one request: a GET without a body; M in a path is the model's."""
-        parts = urlsplit(self.url)
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        path = parts.path + path.replace("/M", f"/v2/models/{self.model}", 1)
+        path = path.replace("/M", f"/v2/models/{self.model}", 1)
         sent = {"Content-Type": "application/json", **(headers or {})}
-        with closing(kind(parts.hostname or "", parts.port, timeout=_PATIENCE_S)) as connection:
+        try:
             try:
-                connection.request("GET" if data is None else "POST", path, data, sent)
-                answer = connection.getresponse()
-                told = {name.lower(): value for name, value in answer.getheaders()}
+                answer = _DIRECT.open(Request(self.url + path, data, sent), timeout=_PATIENCE_S)
+            except HTTPError as error:  # an answer as well
+                answer = error
+            with answer:
+                told = {name.lower(): value for name, value in answer.headers.items()}
                 return Answer(answer.status, told, answer.read())
-            except (OSError, http.client.HTTPException) as error:
-                raise Broken(f"no answer: {type(error).__name__}: {error}") from error
+        except (OSError, HTTPException) as error:
+            raise Broken(f"no answer: {type(error).__name__}: {error}") from error
 
     def call(self, called: str, request: Any = None, /, **fields: Any) -> Answer:
         """Return the answer to one gRPC call, a list of messages where it streams."""
@@ -117,8 +118,7 @@ class Subject:
             if not DATATYPES[datatype].contents:
                 raise NotHere(f"input {name} is {datatype}, which JSON has no form for")
             data = (array if nested else array.ravel()).tolist()
-            entry = {"name": name, "shape": list(array.shape), "datatype": datatype}
-            inputs.append({**entry, "data": data})
+            inputs.append(_entry(name, datatype, array, data=data))
         return {"inputs": inputs, **more}
 
     def raw_request(self, **more: Any) -> tuple[bytes, dict[str, str]]:
@@ -127,8 +127,7 @@ class Subject:
         for name, datatype, array in self.inputs():
             raws.append(bytes(to_raw(array)))
             parameters = {"binary_data_size": len(raws[-1])}
-            entry = {"name": name, "shape": list(array.shape), "datatype": datatype}
-            entries.append({**entry, "parameters": parameters})
+            entries.append(_entry(name, datatype, array, parameters=parameters))
         head = json.dumps({"inputs": entries, **more}).encode()
         headers = {LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
         return head + b"".join(raws), headers
@@ -151,6 +150,10 @@ class Subject:
     def usual(self) -> Tensors:
         """Return the outputs of the good request as JSON."""
         return outputs(self.ask("/M/infer", self.request()))
+
+
+def _entry(name: str, datatype: str, array: np.ndarray, **more: Any) -> dict[str, Any]:
+    return {"name": name, "shape": list(array.shape), "datatype": datatype, **more}
 
 
 def outputs(answer: Answer) -> Tensors:
