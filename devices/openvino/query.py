@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-import xxhash
-
 from devices.model.model import Model, Node
 from devices.openvino.limits import Limits, checked_limits
 from devices.openvino.operators import refusal, unread
-from devices.openvino.question import OpenVinoQuestion, verdicts
-from devices.plugin.questions import Questions, Verdict
+from devices.openvino.question import OpenVinoQuestion, is_shown, verdicts
+from devices.plugin.questions import Questions, Verdicts
 from devices.plugin.support import Refusal
 
 #: The lowest operator set whose definitions OpenVINO keeps to.
@@ -23,18 +20,14 @@ FEEDABLE: Final = frozenset(
     {"float", "float16", "double", "bool"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
-#: Answers kept.
-_KEPT: Final = 20_000
-
 ASKED: Final = Questions("OpenVINO", verdicts)
 
 
-class OpenVinoQuery:
-    """Verdicts of OpenVINO on nodes, each distinct kind of node asked about once."""
+class OpenVinoQuery(Verdicts[str]):
+    """Verdicts of OpenVINO on nodes."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[tuple[bytes, str], Verdict] = {}
-        self._lock = threading.Lock()
+        super().__init__(is_shown, OpenVinoQuestion.of, ASKED.verdicts)
 
     def judge(self, model: Model, device: str, narrow: str) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are taken, by node name.
@@ -43,27 +36,12 @@ class OpenVinoQuery:
         """
         limits = checked_limits(model) if narrow == "CHECKED" else Limits()
         ranges = limits.ranges(model)
-        found: dict[str, Refusal] = {}
-        keys: dict[str, tuple[bytes, str]] = {}
-        new: dict[tuple[bytes, str], OpenVinoQuestion] = {}
-        with self._lock:
-            if len(self._verdicts) >= _KEPT:
-                self._verdicts.clear()
-            for node in model.nodes:
-                known = _known(node, model) or refusal(node, model, narrow == "YES", ranges)
-                if known:
-                    found[node.name] = known
-                    continue
-                question = OpenVinoQuestion.of(node, model)
-                keys[node.name] = key = (xxhash.xxh3_128_digest(question.data), device)
-                if key not in self._verdicts:
-                    new[key] = question
-            answers = ASKED.verdicts(list(new.values()), device)
-            self._verdicts |= dict(zip(new, answers, strict=True))
-            heard = {name: self._verdicts[key] for name, key in keys.items()}
-        if narrow == "NO":
-            found = _with_remedies(found, model)
-        return {**found, **{name: said for name, said in heard.items() if said is not None}}
+        found = {}
+        for node in model.nodes:
+            if known := _known(node, model) or refusal(node, model, narrow == "YES", ranges):
+                found[node.name] = known
+        heard = self.of((n for n in model.nodes if n.name not in found), model, device)
+        return {**(_with_remedies(found, model) if narrow == "NO" else found), **heard}
 
 
 def _with_remedies(found: Mapping[str, Refusal], model: Model) -> dict[str, Refusal]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import openvino
 
-from devices.model.model import Model, Node
+from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
 from devices.openvino.operators import NOTES
 from devices.openvino.runtime import core
@@ -40,15 +40,13 @@ class OpenVinoQuestion(Question):
     outputs: list[tuple[str, str, list[int | str | None] | None]]
 
     @classmethod
-    def of(cls, node: Node, model: Model) -> OpenVinoQuestion:
-        """Return the question about a node of a model."""
-        proto = single_node_model(
-            node, model, lambda c: c.array.size <= _SHOWN_ELEMENTS, lambda spec: spec
-        )
+    def of(cls, node: Node, model: Model, device: str) -> OpenVinoQuestion:
+        """Return the question about a node of a model, the same for each device."""
+        proto = single_node_model(node, model, lambda c: is_shown(c, node), lambda spec: spec)
         hidden = {
             f"v{i}": model.constants[value].array.nbytes
             for i, value in enumerate(node.reads)
-            if value in model.constants and model.constants[value].array.size > _SHOWN_ELEMENTS
+            if value in model.constants and not is_shown(model.constants[value], node)
         }
         specs = [model.spec(v) for v in node.writes if model.spec(v).type]
         return cls(
@@ -58,6 +56,11 @@ class OpenVinoQuestion(Question):
             list(hidden),
             [(s.name, s.type, None if s.shape is None else list(s.shape)) for s in specs],
         )
+
+
+def is_shown(constant: Constant, node: Node) -> bool:
+    """Whether OpenVINO is shown the contents of a constant that a node reads."""
+    return constant.array.size <= _SHOWN_ELEMENTS
 
 
 def verdicts(questions: Sequence[Sequence[Any]], device: str) -> list[Any]:

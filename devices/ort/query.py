@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -11,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnxruntime
-import xxhash
 
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
@@ -19,7 +17,7 @@ from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
 from devices.plugin.failures import reason_of
 from devices.plugin.faults import Fault, FaultTable, Use
-from devices.plugin.questions import Question, Questions, Verdict, packed
+from devices.plugin.questions import Question, Questions, Verdict, Verdicts, packed
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal, RefusalCode
 
@@ -35,8 +33,6 @@ _SHOWN_ELEMENTS: Final = 64
 #: Operators whose floating-point constants matter to whether they are supported.
 _FLOATS_MATTER: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
 _LOST_NBYTES: Final = 127
-#: Answers kept.
-_KEPT: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,51 +52,17 @@ class OrtQuestion(Question):
     writes: list[str]
 
 
-class OrtQuery:
-    """Verdicts of ONNX Runtime on nodes, each distinct kind of node asked about once."""
+class OrtQuery(Verdicts[Provider]):
+    """Verdicts of ONNX Runtime on nodes."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[tuple[bytes, Provider], Verdict] = {}
-        self._lock = threading.Lock()
+        super().__init__(_shown, _question, _answers)
 
     def judge(self, model: Model, provider: Provider) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are not run as they stand, by node name."""
-        found: dict[str, Verdict] = {}
-        keys: dict[str, tuple[bytes, Provider]] = {}
-        same: dict[tuple[bytes, Provider], tuple[bytes, Provider]] = {}
-        new: dict[tuple[bytes, Provider], OrtQuestion] = {}
-        header = model.header.SerializeToString(deterministic=True)
-        with self._lock:
-            if len(self._verdicts) >= _KEPT:
-                self._verdicts.clear()
-            for node in model.nodes:
-                if known := _known(node, model):
-                    found[node.name] = known
-                    continue
-                # A node comes again with the part of the model that it is put in.
-                place = keys[node.name] = (_digest_in_place(node, model, header), provider)
-                if place not in self._verdicts and place not in same:
-                    question = _question(node, model, provider)
-                    key = same[place] = (xxhash.xxh3_128_digest(question.data), provider)
-                    if key not in self._verdicts:
-                        new[key] = question
-            answers = _answers(list(new.values()), provider)
-            self._verdicts |= dict(zip(new, answers, strict=True))
-            self._verdicts |= {place: self._verdicts[key] for place, key in same.items()}
-            found |= {name: self._verdicts[place] for name, place in keys.items()}
-        return {name: verdict for name, verdict in found.items() if verdict is not None}
-
-
-def _digest_in_place(node: Node, model: Model, header: bytes) -> bytes:
-    """Return a hash of all that a verdict follows from, names included: quicker than `_alone`."""
-    state = xxhash.xxh3_128(header)
-    state.update(node.proto.SerializeToString(deterministic=True))
-    for value in (*node.reads, *node.writes):
-        spec, constant = model.spec(value), model.constants.get(value)
-        state.update(f"{spec.type}{spec.shape}{constant is None}".encode())
-        if constant is not None and _shown(constant, node):
-            state.update(constant.digest)
-    return state.digest()
+        known = {n.name: refusal for n in model.nodes if (refusal := _known(n, model))}
+        asked = (node for node in model.nodes if node.name not in known)
+        return {**known, **self.of(asked, model, provider)}
 
 
 def quiet_options() -> onnxruntime.SessionOptions:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgpack
+import xxhash
 
+from devices.model.model import Constant, Model, Node
 from devices.model.worker_process import Ended, WorkerProcess
 from devices.plugin.support import Refusal
 
@@ -21,8 +24,13 @@ _TIME_S_PER_QUESTION: Final = 0.5
 #: Crashes after which the rest of a model's nodes is refused unasked: each costs a start.
 _CRASHES: Final = 8
 
+#: Answers kept.
+_KEPT: Final = 20_000
+
 #: A refusal, a note on a node that is taken, or None.
 Verdict = Refusal | str | None
+#: The device or provider that is asked.
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,61 @@ class Questions:
         if isinstance(answer, Ended):
             return answer
         return [Refusal(*verdict) if isinstance(verdict, list) else verdict for verdict in answer]
+
+
+class Verdicts(Generic[T]):
+    """What a runtime said of nodes, each distinct kind of node asked about once.
+
+    `is_shown`: whether a constant's contents matter to the answer for a node that reads it.
+    `question`, `answers`: make the question about a node, and return what is said of several.
+    """
+
+    def __init__(
+        self,
+        is_shown: Callable[[Constant, Node], bool],
+        question: Callable[[Node, Model, T], Question],
+        answers: Callable[[Sequence[Any], T], list[Verdict]],
+    ) -> None:
+        self._is_shown = is_shown
+        self._question = question
+        self._answers = answers
+        self._known: dict[tuple[bytes, T], Verdict] = {}
+        self._lock = threading.Lock()
+
+    def of(self, nodes: Iterable[Node], model: Model, target: T) -> dict[str, Refusal | str]:
+        """Return refusals, and notes on nodes that are not run as they stand, by node name."""
+        places: dict[str, tuple[bytes, T]] = {}
+        same: dict[tuple[bytes, T], tuple[bytes, T]] = {}
+        new: dict[tuple[bytes, T], Question] = {}
+        header = model.header.SerializeToString(deterministic=True)
+        with self._lock:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            for node in nodes:
+                # A node comes again with the part of the model that it is put in.
+                digest = self._digest_in_place(node, model, header)
+                place = places[node.name] = (digest, target)
+                if place not in self._known and place not in same:
+                    question = self._question(node, model, target)
+                    key = same[place] = (xxhash.xxh3_128_digest(question.data), target)
+                    if key not in self._known:
+                        new[key] = question
+            answers = self._answers(list(new.values()), target)
+            self._known |= dict(zip(new, answers, strict=True))
+            self._known |= {place: self._known[key] for place, key in same.items()}
+            heard = {name: self._known[place] for name, place in places.items()}
+        return {name: verdict for name, verdict in heard.items() if verdict is not None}
+
+    def _digest_in_place(self, node: Node, model: Model, header: bytes) -> bytes:
+        """Return a hash of all that a verdict follows from, names included: quicker than to ask."""
+        state = xxhash.xxh3_128(header)
+        state.update(node.proto.SerializeToString(deterministic=True))
+        for value in (*node.reads, *node.writes):
+            spec, constant = model.spec(value), model.constants.get(value)
+            state.update(f"{spec.type}{spec.shape}{constant is None}".encode())
+            if constant is not None and self._is_shown(constant, node):
+                state.update(constant.digest)
+        return state.digest()
 
 
 def packed(verdict: Verdict) -> Any:
