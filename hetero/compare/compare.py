@@ -9,7 +9,6 @@ lies before it, as it does in the whole model.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -249,22 +248,11 @@ class _Search:
 
     def _cuts(self) -> list[int]:
         """Return the prefixes that can be compiled: the types of all they give are known."""
-        made: Counter[int] = Counter()
-        ending: Counter[int] = Counter()
-        untyped: Counter[int] = Counter()
-        for value, last in self._last_use.items():
-            first = self.model.producers[value]
-            if last > first:
-                made[first] += 1
-                ending[last] += 1
-                if not self.model.spec(value).type:
-                    untyped[first] += 1
-                    untyped[last] -= 1
-        cuts, alive, unknown = [], 0, 0
-        for position in range(len(self.model.nodes)):
-            alive += made[position] - ending[position]
-            unknown += untyped[position]
-            if alive and not unknown:
+        cuts: list[int] = []
+        alive: set[str] = set()
+        for position, node in enumerate(self.model.nodes):
+            alive = {v for v in (*alive, *node.writes) if self._last_use[v] > position}
+            if alive and all(self.model.spec(value).type for value in alive):
                 cuts.append(position)
         return cuts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,28 +158,23 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
     """Return where a plan's stages are: each route takes the next device of each kind."""
     plans: list[Plan] = []
     shares: list[float] = []
+    alike: dict[str, list[FleetDevice]] = {}
+    for device in fleet.devices:
+        alike.setdefault(device.like, []).append(device)
     for number, variant in enumerate(report.variants):
-        plan = variant.partition.plan
-        alike: dict[str, list[FleetDevice]] = {}
-        for device in fleet.devices:
-            alike.setdefault(device.like, []).append(device)
-        kinds = [alike[stage.device] for stage in plan.stages]
-        count = lcm(*map(len, kinds)) if kinds else 1
+        plan, busy_s = variant.plan, defaultdict[str, float](float)
+        for s in report.stages:
+            busy_s[s.device] += _stage_s(s, fleet) if s.variant == number else 0.0
+        counts = [len(alike[name]) for name in plan.devices]
+        count = lcm(*counts)
         if count > _MOST_ROUTES:
-            count = max(map(len, kinds))
-        works = {s.index: _stage_s(s, fleet) for s in report.stages if s.variant == number}
+            count = max(counts)
         for i in range(count):
-            mine = [kind[i % len(kind)] for kind in kinds]
-            stages = tuple(
-                replace(stage, device=device.name)
-                for stage, device in zip(plan.stages, mine, strict=True)
-            )
-            busy: dict[str, float] = {}
-            for stage, device in zip(plan.stages, mine, strict=True):
-                took_s = works[stage.index] * device.factor
-                busy[device.name] = busy.get(device.name, 0.0) + took_s
-            plans.append(replace(plan, stages=stages, constant_outputs=plan.constant_outputs))
-            shares.append(variant.share / count / max(max(busy.values(), default=1.0), 1e-9))
+            mine = {name: alike[name][i % len(alike[name])] for name in plan.devices}
+            stages = [replace(stage, device=mine[stage.device].name) for stage in plan.stages]
+            slowest_s = max((busy_s[n] * one.factor for n, one in mine.items()), default=1.0)
+            plans.append(replace(plan, stages=tuple(stages)))
+            shares.append(variant.share / count / max(slowest_s, 1e-9))
     return share(plans, shares)
 
 

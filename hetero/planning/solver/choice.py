@@ -22,9 +22,9 @@ Objective = Literal["throughput", "latency"]
 class Candidate:
     """One judged plan."""
 
-    #: Every method that gave it, the first one first: ``single ORT.0``, ``priority``, ``priority
-    #: from ORT.0``, ``packing``, ``minimum cut``, ``slicing``, ``annealing``, any of
-    #: these with ``, tidied``; ``mix``, ``replicas``.
+    #: Every method that gave it, the first one first: ``single ORT.0``, ``priority``, ``packing``,
+    #: ``minimum cut``, ``best of all``, ``slicing``, ``annealing``, any of these with ``, tidied``;
+    #: ``mix``, ``replicas``.
     names: tuple[str, ...]
     #: One plan, or several with the share of requests that each takes.
     parts: tuple[Part, ...]

@@ -1,11 +1,10 @@
-"""The plans that need no search: a priority list, one device alone, minimum cuts, packings."""
+"""The plans that need no search: a priority list, minimum cuts, packings."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Sequence
 
 from hetero.planning.solver.min_cut import two_way
 from hetero.planning.solver.problem import Assignment, Problem, allowed
@@ -14,20 +13,18 @@ from hetero.planning.solver.problem import Assignment, Problem, allowed
 PACKINGS = 60
 
 
-def priority(problem: Problem, order: Sequence[int] | None = None) -> Assignment | None:
+def priority(problem: Problem) -> Assignment | None:
     """Give each node to the first device that may take it and has room for its weights.
 
     `problem`: without colocation groups (contract first).
-    `order`: the devices by priority; their own order when None.
     Returns: the device of every node; None when a node finds no room.
     """
     mask = allowed(problem).tolist()
     free: list[float] = problem.memory.tolist()
     weights: list[float] = problem.weights.tolist()
-    devices = list(range(problem.device_count)) if order is None else list(order)
     assignment = []
     for v in range(problem.node_count):
-        for d in devices:
+        for d in range(problem.device_count):
             if mask[v][d] and weights[v] <= free[d]:
                 free[d] -= weights[v]
                 assignment.append(d)
@@ -35,14 +32,6 @@ def priority(problem: Problem, order: Sequence[int] | None = None) -> Assignment
         else:
             return None
     return tuple(assignment)
-
-
-def single(problem: Problem, device: int) -> Assignment | None:
-    """Everything on one device, or None when it does not support or hold all of it."""
-    mask = allowed(problem)[:, device]
-    if not mask.all() or float(problem.weights.sum()) > problem.memory[device] * (1 + 1e-12):
-        return None
-    return (device,) * problem.node_count
 
 
 def serial_cuts(problem: Problem) -> list[Assignment]:

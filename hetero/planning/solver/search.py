@@ -21,7 +21,7 @@ from hetero.planning.solver.check import check
 from hetero.planning.solver.choice import TIDIED, Judge, Objective, Solution, choose, judged
 from hetero.planning.solver.contract import Contraction, coarsen, collapse_groups, fuse_cycles
 from hetero.planning.solver.evaluate import evaluate
-from hetero.planning.solver.greedy import pack, priority, serial_cuts, single
+from hetero.planning.solver.greedy import pack, priority, serial_cuts
 from hetero.planning.solver.local_search import anneal, tidy
 from hetero.planning.solver.mixing import Part, mix
 from hetero.planning.solver.order import depth_first
@@ -185,16 +185,13 @@ class _Search:
         return [p for p in projected if is_feasible(self.small.problem, p)]
 
     def add_simple(self, *, contiguous: bool, cuts: bool) -> None:
-        """Add each device alone, priority lists, and minimum cuts."""
-        problem, k = self.problem, self.problem.device_count
+        """Add each device alone, the priority list, and minimum cuts."""
+        problem = self.problem
         for d, name in enumerate(problem.devices):
-            self.add(f"single {name}", single(problem, d))
+            self.add(f"single {name}", (d,) * problem.node_count)
         if contiguous:
             return
         self.add("priority", priority(problem))
-        for d in (problem.classes.index(c) for c in sorted(set(problem.classes))):
-            rest = (e for e in range(k) if e != d)
-            self.add(f"priority from {problem.devices[d]}", priority(problem, [d, *rest]))
         for cut in serial_cuts(self.small.problem) if cuts else ():
             self.add("minimum cut", self.small.expand(cut))
 
@@ -257,7 +254,10 @@ class _Search:
     def anneal(self) -> None:
         """Anneal twice: from the best plan, and from the next one or again where that is far."""
         problem = wary(self.small.problem)
-        first, *others = self.starts()
+        starts = self.starts()
+        if not starts:
+            return  # none of the plans is one of supernodes
+        first, *others = starts
         most = NEAR * loads(problem, first).max()
         second = next((p for p in others if loads(problem, p).max() <= most), first)
         quick = min(1.0, QUICK_NODES / problem.node_count)
@@ -283,7 +283,8 @@ class _Search:
     def mixes(self) -> Iterator[tuple[str, tuple[Part, ...]]]:
         """Yield the best mix of all plans found, and of whole-model replicas, each by its name."""
         problem = self.small.problem
-        alone = [p for d in range(problem.device_count) if (p := single(problem, d)) is not None]
+        n, k = problem.times.shape
+        alone = [p for d in range(k) if is_feasible(problem, p := (d,) * n)]
         for name, plans in (("mix", [*self.starts(), *alone]), ("replicas", alone)):
             parts = mix(problem, plans, price=name == "mix")
             if len(parts) > 1:
