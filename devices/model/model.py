@@ -453,12 +453,19 @@ def header_with(model: Model, entries: Mapping[str, str | None]) -> onnx.ModelPr
     if all(model.metadata.get(key) == text for key, text in entries.items()):
         return model.header
     header = deepcopy(model.header)
-    del header.metadata_props[:]
-    header.metadata_props.extend(p for p in model.header.metadata_props if p.key not in entries)
-    for key, text in entries.items():
-        if text is not None:
-            header.metadata_props.add(key=key, value=text)
+    set_metadata(header, entries)
     return header
+
+
+def set_metadata(
+    proto: onnx.NodeProto | onnx.ModelProto, entries: Mapping[str, str | None]
+) -> None:
+    """Write entries into a node's or model's metadata, over those of the same keys."""
+    kept = [(e.key, e.value) for e in proto.metadata_props if e.key not in entries]
+    del proto.metadata_props[:]
+    for key, value in (*kept, *entries.items()):
+        if value is not None:
+            proto.metadata_props.add(key=key, value=value)
 
 
 def _file_bytes(array: np.ndarray) -> bytes | memoryview:

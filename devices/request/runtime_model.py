@@ -7,7 +7,7 @@ from typing import Final
 
 import onnx
 
-from devices.model.model import Model, Node
+from devices.model.model import Model, Node, set_metadata
 from devices.plugin.program import ExecutedNode
 
 #: The domain of executed nodes: they are notes, not operators that something else could run.
@@ -75,8 +75,7 @@ def _nodes(
             "originalLayersNames": ",".join(names),
             "execTimeMcs": "not_executed" if seconds is None else f"{seconds * 1e6:.3f}",
         }
-        for key, value in notes.items():
-            proto.metadata_props.add(key=key, value=value)
+        set_metadata(proto, notes)
         yield Node.from_proto(proto, covers=names)
 
 

@@ -23,7 +23,7 @@ from typing import Final
 
 import onnx
 
-from devices.model.model import Model, Node
+from devices.model.model import Model, Node, set_metadata
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
 from scheduler.vocabulary.names import match_name
 
@@ -119,14 +119,6 @@ def annotate(
         _set_record(proto, index, stage)
         nodes.append(Node.from_proto(proto, covers=node.covers))
     return model.replace(header=header, nodes=nodes)
-
-
-def set_metadata(proto: onnx.NodeProto | onnx.ModelProto, entries: Mapping[str, str]) -> None:
-    """Write entries into a node's or model's metadata, over those of the same keys."""
-    kept = [(e.key, e.value) for e in proto.metadata_props if e.key not in entries]
-    del proto.metadata_props[:]
-    for key, value in (*kept, *entries.items()):
-        proto.metadata_props.add(key=key, value=value)
 
 
 def _set_record(proto: onnx.NodeProto, index: int, stage: int) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import onnx
-
-from devices.model.model import Model
+from devices.model.model import Model, header_with
 from hetero.affinity.affinity import Affinity
-from hetero.affinity.metadata import annotate, set_metadata
+from hetero.affinity.metadata import annotate
 
 #: Model metadata: the verdict's sentence, and the placement's digest.
 VERDICT_KEY: Final = "hetero.verdict"
@@ -32,8 +30,5 @@ def annotated_model(model: Model, document: dict[str, Any]) -> Model:
         {row["name"]: row["device"] for row in rows}, {row["name"]: row["why"] for row in rows}
     )
     written = annotate(model, affinity, stages=stages)
-    header = onnx.ModelProto()
-    header.CopyFrom(written.header)
     said = {VERDICT_KEY: document["verdict"]["sentence"], PLACEMENT_KEY: document["placement"]}
-    set_metadata(header, said)
-    return written.replace(header=header)
+    return written.replace(header=header_with(written, said))
