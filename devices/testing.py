@@ -48,15 +48,8 @@ __all__ = [
 Check = Callable[[Plugin], None]
 SubjectCheck = Callable[[Subject], None]
 
-#: Of plugins alone; those of every subject.
-_PLUGIN_MODULES: Final = (plugin_checks,)
-_MODULES: Final = (
-    property_checks,
-    query_checks,
-    request_checks,
-    export_checks,
-    memory_checks,
-)
+#: Checks of every subject.
+_MODULES: Final = (property_checks, query_checks, request_checks, export_checks, memory_checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class CheckResult:
 
 def device_checks() -> tuple[Check, ...]:
     """Return a plugin's checks, in the order in which their failures explain each other."""
-    return (*_checks(_PLUGIN_MODULES), *map(_of_plugin, subject_checks()))
+    return (*_checks((plugin_checks,)), *map(_of_plugin, subject_checks()))
 
 
 def _of_plugin(check: SubjectCheck) -> Check:

@@ -86,17 +86,16 @@ def _from_file(path: Path) -> Model:
             raise ModelNotFoundError(
                 f"{path}: {what}; a model is an ONNX file, or light:NAME for one that onnx ships."
             )
-        nbytes = path.stat().st_size
-        data = path.read_bytes() if nbytes <= PROTOBUF_NBYTES else b""
-    except ModelNotFoundError:
+        if (nbytes := path.stat().st_size) > PROTOBUF_NBYTES:
+            raise ModelError(
+                f"{path}: {nbytes} bytes; ONNX files hold at most {PROTOBUF_NBYTES}. Save it with "
+                "external data: onnx.save_model(model, path, save_as_external_data=True)."
+            )
+        data = path.read_bytes()
+    except ModelError:
         raise
     except OSError as error:
         raise ModelNotFoundError(f"{path}: cannot be read: {error}.") from error
-    if nbytes > PROTOBUF_NBYTES:
-        raise ModelError(
-            f"{path}: {nbytes} bytes; ONNX files hold at most {PROTOBUF_NBYTES}. Save it with "
-            "external data: onnx.save_model(model, path, save_as_external_data=True)."
-        )
     return _from_proto(_parse(data, str(path)), str(path), path.parent)
 
 

@@ -10,16 +10,11 @@ from devices.model.model import Model, Node
 from devices.openvino.limits import Limits, checked_limits
 from devices.openvino.operators import refusal, unread
 from devices.openvino.question import OpenVinoQuestion, is_shown, verdicts
-from devices.plugin.questions import Questions, Verdicts
+from devices.plugin.questions import NUMPY_TYPES, Questions, Verdicts
 from devices.plugin.support import Refusal
 
 #: The lowest operator set whose definitions OpenVINO keeps to.
 LOWEST_OPSET: Final = 7
-#: Element types that cross between numpy and OpenVINO as arrays.
-FEEDABLE: Final = frozenset(
-    {"float", "float16", "double", "bool"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
 ASKED: Final = Questions("OpenVINO", verdicts)
 
 
@@ -80,7 +75,7 @@ def _known(node: Node, model: Model) -> Refusal | None:
         unused = value not in model.consumers and all(p.name != value for p in model.outputs)
         if not spec.type and unused:
             continue  # an optional output that nobody reads
-        if spec.element_type not in FEEDABLE:
+        if spec.element_type not in NUMPY_TYPES:
             kind = spec.type or "of unknown type"
             return Refusal("dtype", f"{value!r} is {kind}, which OpenVINO takes no arrays of")
         if spec.shape is None:

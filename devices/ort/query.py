@@ -17,17 +17,14 @@ from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
 from devices.plugin.failures import reason_of
 from devices.plugin.faults import Fault, FaultTable, Use
-from devices.plugin.questions import Question, Questions, Verdict, Verdicts, packed
+from devices.plugin.questions import NUMPY_TYPES, Question, Questions, Verdict, Verdicts, packed
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal, RefusalCode
 
 #: The lowest operator set that ONNX Runtime promises to run right.
 LOWEST_OPSET: Final = 7
 #: Element types that cross between Python and ONNX Runtime as arrays.
-FEEDABLE: Final = frozenset(
-    {"float", "double", "float16", "bool", "string"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
+FEEDABLE: Final = NUMPY_TYPES | {"string"}
 #: Integer constants up to this many elements are shown to the session: shapes, axes, sizes.
 _SHOWN_ELEMENTS: Final = 64
 #: Operators whose floating-point constants matter to whether they are supported.

@@ -54,8 +54,7 @@ class Configuration:
     @property
     def values(self) -> dict[str, Any]:
         """What was set, typed."""
-        with self._lock:
-            return dict(self._values)
+        return dict(self._values)
 
     def parse(self, config: Config) -> dict[str, Any]:
         """Check a whole configuration and return it with typed values; nothing is set.
@@ -86,8 +85,8 @@ class Configuration:
     def set(self, config: Config) -> None:
         """Set values: all of them, or none where one cannot be."""
         parsed = self.parse(config)
-        with self._lock:
-            self._values |= parsed
+        with self._lock:  # those who read have the values of before, or these
+            self._values = self._values | parsed
 
     def get(self, name: str, device_id: str = "") -> Any:
         """Return a property's value: what was set, else what holds for the device.
@@ -99,11 +98,8 @@ class Configuration:
         """
         if name not in self.table:
             raise unknown_property(name, self.owner, self.table)
-        with self._lock:
-            found = name in self._values
-            value = self._values.get(name)
-        if not found:
-            value = self._unset(name, device_id)
+        values = self._values
+        value = values[name] if name in values else self._unset(name, device_id)
         return deepcopy(value) if isinstance(value, dict) else value
 
     def effective(self, config: Config | None = None) -> dict[str, Any]:

@@ -26,6 +26,11 @@ _CRASHES: Final = 8
 
 #: Answers kept.
 _KEPT: Final = 20_000
+#: Element types that numpy has, whose arrays vendors' runtimes take.
+NUMPY_TYPES: Final = frozenset(
+    {"float", "float16", "double", "bool"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
 
 #: A refusal, a note on a node that is taken, or None.
 Verdict = Refusal | str | None
