@@ -274,7 +274,8 @@ class Plugin(ABC):
             case "EXECUTION_DEVICES":
                 return tuple(f"{self.name}.{i}" for i in self.device_ids())
             case "OPTIMIZATION_CAPABILITIES":
-                return self._capabilities(row.default)
+                imports = type(self).load is not Plugin.load
+                return (*row.default, "EXPORT_IMPORT") if imports else row.default
         return row.default
 
     def _check_device_id(self, config: Config) -> None:
@@ -285,10 +286,6 @@ class Plugin(ABC):
                 f"{self.name} has no device {asked!r}; it has {', '.join(ids) or 'none'}.",
                 device=f"{self.name}.{asked}",
             )
-
-    def _capabilities(self, declared: tuple[str, ...]) -> tuple[str, ...]:
-        imports = type(self).load is not Plugin.load
-        return (*declared, "EXPORT_IMPORT") if imports else declared
 
     def _judge(self, model: Model, config: Config) -> tuple[Support, Model]:
         """Ask about each transformed node; return the answers by original names, and the model."""

@@ -82,7 +82,11 @@ def load_plugins(
         if isinstance(spec, str):
             source = PluginSource.read(spec)
             if source.python:
-                entries[source.shown] = PluginEntry(source.shown, spec, None, _elsewhere(source))
+                where = (
+                    f"it is of the interpreter {source.python}, which only Ray starts devices on: "
+                    "Core(executor='ray'), --executor ray."
+                )
+                entries[source.shown] = PluginEntry(source.shown, spec, None, where)
                 continue
             found = _entries(source.name or None, spec, partial(_resolve, source))
         else:
@@ -153,13 +157,6 @@ def renamed(plugin: type[Plugin], name: str) -> type[Plugin]:
     return type(plugin.__name__, (plugin,), {"name": name, "__doc__": plugin.__doc__})
 
 
-def _elsewhere(source: PluginSource) -> str:
-    return (
-        f"it is of the interpreter {source.python}, which only Ray starts devices on: "
-        "Core(executor='ray'), --executor ray."
-    )
-
-
 def _resolve(source: PluginSource) -> object:
     module, separator, attribute = source.target.partition(":")
     if not separator:
@@ -199,12 +196,12 @@ def _itself(cls: type[Plugin]) -> object:
     return cls
 
 
-def _wanted_arguments(function: Callable[..., object]) -> list[str]:
-    return [
-        name
-        for name, it in inspect.signature(function).parameters.items()
-        if it.default is it.empty and it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)
-    ]
+def _wants_arguments(function: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _entries(name: str | None, origin: str, load: Callable[[], object]) -> Iterator[PluginEntry]:
@@ -212,7 +209,7 @@ def _entries(name: str | None, origin: str, load: Callable[[], object]) -> Itera
     shown = name or origin
     try:
         found = load()
-        if inspect.isfunction(found) and not _wanted_arguments(found):
+        if inspect.isfunction(found) and not _wants_arguments(found):
             for cls in found():
                 yield from _entries(None, origin, partial(_itself, cls))
             return

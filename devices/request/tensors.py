@@ -204,7 +204,11 @@ class RequestTensors:
             value = outputs[port.name]
             is_array = isinstance(value, np.ndarray)
             if port.is_tensor and not port.accepts(value.shape if is_array else np.shape(value)):
-                warnings.warn(_another_shape(port), stacklevel=2)
+                warnings.warn(  # the same for every size, so that it is shown once
+                    f"output {port.name!r} came in another shape than the model declares for it, "
+                    f"{port}. A declared shape is a hint; correct it in the model.",
+                    stacklevel=2,
+                )
             held = self._output(port)
             if port.name in self._owned_by_user:
                 memory = _write(port, held.held(), value)
@@ -325,14 +329,6 @@ def _check_batch(port: TensorSpec, items: Sequence[Any]) -> None:
         shape = (*port.shape[:axis], 1, *port.shape[axis + 1 :])
         item_port = TensorSpec(port.name, port.type, shape)
         check_tensor(array, item_port, f"batch item {i} of input")
-
-
-def _another_shape(port: TensorSpec) -> str:
-    """Return the warning about an output, the same for every size so that it is shown once."""
-    return (
-        f"output {port.name!r} came in another shape than the model declares for it, {port}. A "
-        "declared shape is a hint; correct it in the model."
-    )
 
 
 def _write(port: TensorSpec, memory: Value, value: Value) -> Value:
