@@ -15,16 +15,14 @@ from hetero.cli.cache import cache
 from hetero.cli.check_device import check_device_command
 from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
-from hetero.cli.devices import devices
+from hetero.cli.devices import devices, probe
 from hetero.cli.doctor import doctor
 from hetero.cli.examples import add_examples
 from hetero.cli.generate import generate
 from hetero.cli.inspect import inspect_command
-from hetero.cli.plan import plan
 from hetero.cli.pool import pool
-from hetero.cli.probe import probe
 from hetero.cli.profile import profile_command
-from hetero.cli.query import query
+from hetero.cli.report import plan, query
 from hetero.cli.run import run
 from hetero.cli.serve import serve
 from hetero.cli.signals import INTERRUPTED, with_signal

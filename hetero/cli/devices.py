@@ -1,7 +1,8 @@
-"""``hetero devices``: what this machine or cluster offers, and what could be installed."""
+"""``hetero devices`` and ``hetero probe``: what is here, could be here, and a node offers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +12,8 @@ import click
 from hetero.cli.job import Job
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import progress, table, tell
+from scheduler.device.probe import probe_node
+from scheduler.vocabulary.rows import THIS_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +123,19 @@ def _absent(plugins: set[str]) -> list[dict[str, Any]]:
         for name, known in KNOWN.items()
         if name not in plugins
     ]
+
+
+@click.command()
+def probe() -> None:
+    """Print this node's devices as Ray labels: for ``ray start --labels="$(hetero probe)"``.
+
+    What it prints is how many devices of each plugin the node offers; edit it to offer other
+    numbers. It succeeds with broken plugins too, which it reports on the error stream: such a
+    node still starts.
+    """
+    rows = probe_node(THIS_PROCESS)
+    for row in rows:
+        if row.error is not None:
+            click.echo(f"hetero: {row.plugin} is not offered: {row.error}", err=True)
+    offered = Counter(row.plugin for row in rows if row.error is None)
+    click.echo(",".join(f"hetero/{plugin}={count}" for plugin, count in offered.items()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,9 @@ def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
 
 def _ranges(numbers: list[int], names: Mapping[int, str]) -> str:
     """Return numbers as text: 0-3, 5, head."""
-    parts: list[str] = []
-    runs: list[list[int]] = []
-    for n in numbers:
-        if n in names:
-            continue
-        if runs and runs[-1][1] == n - 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    parts += [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    parts += [names[n] for n in numbers if n in names]
-    return ", ".join(parts)
+    plain = [n for n in numbers if n not in names]
+    # In a run numbers are as far apart as their places.
+    by_run = groupby(enumerate(plain), lambda place: place[1] - place[0])
+    runs = [[n for _, n in run] for _, run in by_run]
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return ", ".join([*parts, *(names[n] for n in numbers if n in names)])

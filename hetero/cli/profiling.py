@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from hetero.cli.files import output_file
 from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
 from hetero.cli.planning import plans_by_cost
-from hetero.cli.report import command_line, write_text
+from hetero.cli.report import command_line
 from hetero.cli.terminal import Columns, ms, progress, table
 from hetero.compile.compiled_model import CompiledModel
 from hetero.planning import PlanReport
@@ -77,7 +76,8 @@ def write_page(
     with progress("asking the devices"):
         survey = job.survey(source)
     document = build_report(survey, plan, command=command_line())
-    publish(path, partial(write_text, report_html({**document, "measured": profile})))
+    page = report_html({**document, "measured": profile})
+    publish(path, lambda file: file.write(page.encode()))
 
 
 def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -1,4 +1,4 @@
-"""What ``query`` and ``plan`` share: the report's options, and its writing in every form."""
+"""``hetero query`` and ``hetero plan``: which node runs where and why, in every form."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
 from devices.model.model import Model
 from hetero.cli.files import output_file, refuse_weights, write_models
+from hetero.cli.inputs import shape_option
+from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
-from hetero.cli.terminal import plain, remark, show, wants_json
+from hetero.cli.options import model_options, with_core
+from hetero.cli.planning import SHAPES, planned_at, planning_options
+from hetero.cli.terminal import plain, progress, remark, show, steps, wants_json
 from hetero.report import (
     annotated_model,
+    build_report,
     report_html,
     report_table,
     strict_problems,
@@ -25,7 +29,7 @@ from hetero.report import (
 from scheduler.formats.publish import publish
 
 
-def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def _report_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the forms a report can take; they arrive as `html`, `annotate`, ..."""
     return together(
         output_file(
@@ -43,7 +47,45 @@ def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)  # fmt: skip
 
 
-def render(
+@click.command()
+@model_options
+@shape_option("The shape of an input that sizes are told for.")
+@_report_options
+@with_core
+def query(job: Job, **forms: Any) -> None:
+    """Ask every device what it can run of MODEL; exit code 1 if a node is left over."""
+    source = job.read()
+    if job.shapes:
+        job.config = {**job.config, SHAPES: job.shapes}
+    job.start()
+    with progress("asking the devices"):
+        survey = job.survey(source)
+        document = build_report(survey, command=command_line())
+    _render(document, source, **forms)
+
+
+@click.command()
+@model_options
+@planning_options
+@shape_option("The shape of an input to plan for.")
+@_report_options
+@with_core(plans=True)
+def plan(job: Job, **forms: Any) -> None:
+    """Plan MODEL by cost over the devices of the list, without compiling it."""
+    source = job.read()
+    job.config = planned_at(job.config, job.shapes, plans=True)
+    job.start()
+    with progress("asking the devices"):
+        survey = job.survey(source)
+    with steps("planning") as step:
+        report = job.core.plan_model(
+            source, job.device, job.config, affinity=job.pins or None, progress=step
+        )
+        document = build_report(survey, report, command=command_line())
+    _render(document, source, **forms)
+
+
+def _render(
     document: dict[str, Any],
     model: Model,
     *,
@@ -63,7 +105,7 @@ def render(
     for path in (html, annotate):
         refuse_weights(path, model)
     if html:
-        publish(html, partial(write_text, report_html(document)))
+        publish(html, lambda file: file.write(report_html(document).encode()))
     if annotate:
         write_models(annotate.parent, {annotate.name: annotated_model(model, document)})
     if wants_json():
@@ -78,11 +120,6 @@ def render(
         remark(f"strict: [{problem['code']}] {problem['message']}")
     if problems or document["verdict"]["unsupported"]:
         raise click.exceptions.Exit(1)
-
-
-def write_text(text: str, file: BinaryIO) -> None:
-    """Write what `publish` opened."""
-    file.write(text.encode())
 
 
 def command_line() -> str:
