@@ -76,13 +76,6 @@ class Batcher:
         #: Batches that were fired and have not ended.
         self.num_in_flight = 0
 
-    @property
-    def next_due_s(self) -> float | None:
-        """When a batch is fired as its oldest request has waited for so long, or None."""
-        if not self._groups or not self._has_room:
-            return None
-        return min(g.since_s for g in self._groups.values()) + self._batching.timeout_s
-
     def put(self, request: RequestRecord, now_s: float) -> float:
         """Have a request wait for others of its group; return when it has waited long enough."""
         submitted = request.submitted

@@ -56,8 +56,8 @@ class BaseWorkers(ABC):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        #: Threads that live, those included that end with what they run now.
-        self._threads: set[threading.Thread] = set()
+        #: Threads that live, by their idents, those included that end with what they run now.
+        self._threads: dict[int | None, threading.Thread] = {}
         self._count = 0
         self._lock = threading.Lock()
 
@@ -87,9 +87,9 @@ class BaseWorkers(ABC):
         while self._count < count:
             name = f"{self._name}-{self._count}"
             thread = threading.Thread(target=self._live, name=name, daemon=True)
-            self._threads.add(thread)
             self._count += 1
             thread.start()
+            self._threads[thread.ident] = thread
         while self._count > count:
             self._count -= 1
             self._end_one()
@@ -97,13 +97,14 @@ class BaseWorkers(ABC):
     def stop(self) -> None:
         """End the threads, each with what it runs now."""
         self.keep(0)
-        for thread in self._threads - {threading.current_thread()}:
-            thread.join(timeout=_JOIN_S)
+        for ident, thread in list(self._threads.items()):
+            if ident != threading.get_ident():
+                thread.join(timeout=_JOIN_S)
 
     def _live(self) -> None:
         self._work()
         with self._lock:
-            self._threads.discard(threading.current_thread())
+            del self._threads[threading.get_ident()]
 
 
 class Workers(BaseWorkers):
@@ -256,7 +257,7 @@ class PumpingWorkers(BaseWorkers):
     def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run by the thread that is idle next."""
         self._jobs.append((loop, due))
-        one_of_us = threading.current_thread() in self._threads
+        one_of_us = threading.get_ident() in self._threads
         if self._channel is not None and (
             not one_of_us or (self._count > 1 and len(self._jobs) > 1)
         ):

@@ -13,6 +13,7 @@ from scheduler.client.batching import Batcher
 from scheduler.vocabulary.events import Submitted
 from scheduler.vocabulary.limits import Batching
 from scheduler.vocabulary.record import RequestRecord
+from tests.universe.batches import next_due_s
 
 
 class Batches:
@@ -25,7 +26,7 @@ class Batches:
 
     @property
     def next_due_s(self) -> float | None:
-        return self.batcher.next_due_s
+        return next_due_s(self.batcher)
 
     def put(self, number: int, group: Hashable, rows: int, now_s: float) -> None:
         submitted = Submitted(now_s, number, 0, 1e9, group=group, rows=rows)

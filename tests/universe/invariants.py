@@ -19,6 +19,7 @@ from scheduler.device.machine import TaskState
 from scheduler.universe.device import PlayedDevice
 from scheduler.vocabulary import events
 from scheduler.vocabulary.record import RequestState
+from tests.universe.batches import next_due_s
 from tests.universe.drawn import Call, Model
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Invariants:
             )
         due_s = None
         if model.batching and machine._routes.is_any_live():
-            due_s = machine.batcher.next_due_s
+            due_s = next_due_s(machine.batcher)
         lasting = {
             "a batch is due": due_s is not None and due_s < self.world.now,
             "a request waits though there is room": has_room,
