@@ -105,7 +105,8 @@ class OpenVinoPlugin(Plugin):
 
     def full_name(self, device_id: str) -> str:
         """Return OpenVINO's name of the device."""
-        return f"OpenVINO {openvino.__version__.partition('-')[0]} on {self._told(device_id)}"
+        named = read_only(device_id)["FULL_DEVICE_NAME"]
+        return f"OpenVINO {openvino.__version__.partition('-')[0]} on {named}"
 
     def fingerprint(self, device_id: str) -> str:
         """Return what its blobs depend on: version, device, drivers, abilities."""
@@ -151,9 +152,6 @@ class OpenVinoPlugin(Plugin):
             lambda compiled: executed_nodes(part, owners, compiled),
             config["PERF_COUNT"],
         )
-
-    def _told(self, device_id: str) -> str:
-        return str(read_only(device_id)["FULL_DEVICE_NAME"])
 
     def _target(self, config: Config, profile: bool) -> tuple[str, dict[str, Any]]:
         """Return OpenVINO's device and its options."""
