@@ -26,12 +26,11 @@ from devices.model.attributes import attribute_value, captured_names
 from devices.model.drawing import draws
 from devices.model.element_type import EXTENDED_DTYPES
 from devices.model.getters import getter
-from devices.model.hints import forget_hints
 from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
 from devices.model.ports import HasPorts
 from devices.model.tensor_proto import PROTOBUF_NBYTES
 from devices.model.tensor_spec import TensorSpec
-from devices.model.type_inference import infer_types, make_inferable
+from devices.model.type_inference import forget_hints, infer_types, make_inferable
 
 #: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.
 INFERENCE_NBYTES: Final = 4096

@@ -18,12 +18,12 @@ from devices.errors import (
     ModelTypeError,
     UnsupportedOpsetError,
 )
-from devices.model.hints import without_shape
 from devices.model.light import PREFIX, light_model_path
 from devices.model.model import Constant, Model, Node
 from devices.model.node_contents import complete_attribute, complete_nodes
 from devices.model.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_array
 from devices.model.tensor_spec import TensorSpec, check_text
+from devices.model.type_inference import without_shape
 
 #: Domains whose newest version the installed onnx knows.
 KNOWN_OPSETS: Final = {

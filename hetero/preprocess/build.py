@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
+import onnx
+
 from devices.errors import ArgumentError
-from devices.model.model import Model
+from devices.model.attributes import bodies
+from devices.model.model import Model, Node
 from devices.model.opset import raised_opset
-from devices.model.rename import renamed
 from devices.model.tensor_spec import Dimension, TensorSpec
 from hetero.preprocess.colors import PLANES, ColorFormat, plane_shapes
 from hetero.preprocess.emit import Emitter, Flow
@@ -59,7 +62,7 @@ def build(model: Model, inputs: Mapping[str, Port], outputs: Mapping[str, Port])
             names[name] = raw
     if emit.needs > emit.opset:
         return build(raised_opset(model, emit.needs), inputs, outputs)
-    nodes = [renamed(node, names) for node in model.nodes]
+    nodes = [_renamed(node, names) for node in model.nodes]
     return model.replace(
         nodes=[*before, *nodes, *emit.nodes[len(before) :]],
         inputs=ports,
@@ -113,7 +116,7 @@ def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
     if flow.value == raw:
         return made, False
     last = emit.nodes[-1]
-    emit.nodes[-1] = renamed(last, {last.outputs[0]: spec.name})
+    emit.nodes[-1] = _renamed(last, {last.outputs[0]: spec.name})
     return made, True
 
 
@@ -284,3 +287,25 @@ def _check_made(model: Model, name: str) -> None:
 
 def _shown(shape: Sequence[Dimension]) -> str:
     return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """Return the node reading and making values under other names: {old: new}."""
+    if not any(name in names for name in (*node.reads, *node.outputs)):
+        return node
+    proto = deepcopy(node.proto)
+    _rename(proto, names)
+    return Node.from_proto(proto, covers=node.covers)
+
+
+def _rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    proto.input[:] = [names.get(name, name) for name in proto.input]
+    proto.output[:] = [names.get(name, name) for name in proto.output]
+    for _, graph in bodies(proto):
+        own = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for node in graph.node for name in node.output}
+        outer = {old: new for old, new in names.items() if old not in own}
+        for node in graph.node:
+            _rename(node, outer)
+        for output in graph.output:
+            output.name = outer.get(output.name, output.name)
