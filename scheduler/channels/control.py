@@ -25,6 +25,7 @@ from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
 from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, MISSED, control_message
+from scheduler.channels.stamps import Stamp, StampReader
 from scheduler.processes.owned_files import Process
 from scheduler.vocabulary.messages import Dropped
 
@@ -66,6 +67,7 @@ class Control:
         peers: Peers,
         inbox: Inbox,
         callbacks: Callbacks,
+        stamp: Stamp,
         *,
         beat_s: float,
         timeout_s: float,
@@ -75,6 +77,9 @@ class Control:
         self._peers = peers
         self._inbox = inbox
         self._callbacks = callbacks
+        self._stamp = stamp
+        #: Those of this node's parties, by address; None of one that has left.
+        self._stamps: dict[str, StampReader | None] = {}
         self._beat_s = beat_s
         # The last beat may be so much older than what ended them.
         self._silent_after_s = timeout_s - beat_s
@@ -113,6 +118,7 @@ class Control:
                 continue
             self._guarded(self._tell_losses)
             status, late_s = self._status(), now_s - next_s
+            self._stamp.write(now_s, self._num_lost, status)
             for peer in self._peers:
                 self._guarded(self._tend, peer, status, now_s, late_s)
             if now_s >= tidy_s:
@@ -121,6 +127,10 @@ class Control:
             next_s = now_s + self._beat_s
         for descriptor in self._processes:
             os.close(descriptor)
+        for stamp in self._stamps.values():
+            if stamp is not None:
+                stamp.close()
+        self._stamp.close()
 
     def _drain(self) -> None:
         for data in self._sockets.drain():
@@ -174,29 +184,58 @@ class Control:
         if met is None:
             return
         peer, is_new = met
+        peer.owed, peer.acked = min(1, peer.owed + 1), came
+        if peer.address in self._stamps and self._stamps[peer.address] is None:
+            del self._stamps[peer.address]  # it has not left, after all
         peer.link = far
         self._inbox.link(far).address = self._inbox.link(near).address = sender
         # What it has heard of us is as old: a link that is cut one way is of no use.
         heard_s = now_s - held_s if held_s > 2 * self._beat_s else now_s
-        peer.heard_s = max(peer.heard_s, heard_s)
         peer.beat_s = (clock_s, now_s)
-        peer.status = dict(list(status.items())[:_MOST_STATUS])
         if echo_s is not None:
             round_s = max(0.0, now_s - echo_s - held_s)
             peer.clocks.append((round_s, clock_s + round_s / 2 - now_s))
+        is_heard = self._heard(peer, heard_s, now_s)
+        if is_heard:
+            peer.came(came)
+            if is_new:
+                self._send_beat(peer, now_s, self._status())
+        self._said(peer, num_lost, status, is_heard)
+
+    def _look_at(self, peer: Peer, now_s: float) -> None:
+        """See how a party of this node is, by its stamp."""
+        stamp = self._stamps.get(peer.address)
+        if stamp is None:
+            if peer.address in self._stamps:
+                return
+            try:
+                stamp = self._stamps[peer.address] = StampReader(peer.endpoint.stamp_path)
+            except (FileNotFoundError, ValueError):  # it says nothing, or in another way
+                return
+            except OSError:  # for want of descriptors: nobody knows
+                peer.heard_s = now_s
+                return
+        if found := stamp.read():
+            heard_s, num_lost, status = found
+            self._said(peer, num_lost, status, self._heard(peer, heard_s, now_s))
+
+    def _heard(self, peer: Peer, heard_s: float, now_s: float) -> bool:
+        """Take in when a party was heard; return whether it is not silent."""
+        peer.heard_s = max(peer.heard_s, heard_s)
         if now_s - peer.heard_s > self._silent_after_s:
-            return
+            return False
         if peer.silent:
             peer.silent, peer.renew = False, not peer.endpoint.is_near
-        peer.came(came)
-        if is_new:
-            self._send_beat(peer, now_s, self._status())
-        if peer.told:
+        return True
+
+    def _said(self, peer: Peer, num_lost: int, status: Mapping[str, float], is_heard: bool) -> None:
+        peer.status = dict(list(status.items())[:_MOST_STATUS])
+        if is_heard and peer.told:
             peer.told = False
-            self._callbacks.on_heard(sender)
-        if num_lost > peer.lost:
+            self._callbacks.on_heard(peer.address)
+        if is_heard and num_lost > peer.lost:
             peer.lost = num_lost
-            self._callbacks.on_lost(sender)
+            self._callbacks.on_lost(peer.address)
 
     def _status(self) -> dict[str, float]:
         try:
@@ -211,6 +250,7 @@ class Control:
             held_s = now_s - held_s
         came = self._inbox.link(peer.link).whole if peer.link else 0
         links = (peer.far.id, peer.near.id, came)
+        peer.owed = max(-1, peer.owed - 1)
         peer.beat(*links, now_s, echo_s, held_s, self._num_lost, status)
 
     def _tend(self, peer: Peer, status: Mapping[str, float], now_s: float, late_s: float) -> None:
@@ -219,7 +259,10 @@ class Control:
         peer.num_told = num_dropped
         if late_s > self._beat_s:
             peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
-        self._send_beat(peer, now_s, status)
+        if peer.endpoint.is_near:
+            self._guarded(self._look_at, peer, now_s)
+        if self._has_to_say(peer):
+            self._send_beat(peer, now_s, status)
         peer.send_held(wait=False)  # the thread that holds it may be stuck
         self._guard_process(peer)
         silent_s = now_s - peer.heard_s
@@ -227,6 +270,12 @@ class Control:
             self._silence(peer, silent_s)
         if silent_s > self._forgotten_after_s and not peer.watched:
             self._forget(peer)
+
+    def _has_to_say(self, peer: Peer) -> bool:
+        """Whether a party is to have a beat of its own: those of this node see our stamp."""
+        if not peer.endpoint.is_near or peer.is_untold or peer.owed > 0:
+            return True
+        return not peer.clocks or peer.far.count != peer.acked
 
     def _is_busy(self, peer: Peer, silent_s: float) -> bool:
         """Whether a party says nothing because its code keeps the interpreter to itself.
@@ -275,10 +324,17 @@ class Control:
     def _lose(self, peer: Peer) -> None:
         """Take in that nothing more will come from a peer."""
         peer.heard_s = -float("inf")
+        self._close_stamp(peer)
+        self._stamps[peer.address] = None
         self._silence(peer, 0.0)
+
+    def _close_stamp(self, peer: Peer) -> None:
+        if stamp := self._stamps.pop(peer.address, None):
+            stamp.close()
 
     def _forget(self, peer: Peer) -> None:
         self._peers.forget(peer.address)
+        self._close_stamp(peer)
         incoming = self._inbox.incoming
         for link, it in list(incoming.items()):
             if it.address == peer.address:

@@ -24,6 +24,7 @@ from scheduler.channels.peers import SHARED_NBYTES, Held, Links, Peer, Peers, St
 from scheduler.channels.protocol import LEAVE
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import Sockets, socket_path
+from scheduler.channels.stamps import Stamp
 from scheduler.processes.owned_files import Process, process_start, remove_with, sweep
 from scheduler.vocabulary.messages import Dropped, Message, Values
 
@@ -140,6 +141,7 @@ class DirectChannel:
             self._peers,
             self._inbox,
             callbacks,
+            Stamp(endpoint.stamp_path),
             beat_s=beat_s,
             timeout_s=timeout_s,
         )

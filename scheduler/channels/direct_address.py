@@ -76,6 +76,11 @@ class Endpoint(NamedTuple):
         return f"{self.path}.control"
 
     @property
+    def stamp_path(self) -> str:
+        """Where it says to its node how it is."""
+        return f"{self.path}.stamp"
+
+    @property
     def data_url(self) -> str:
         """Where this process sends what is no datagram; empty if it cannot."""
         return f"ipc://{self.path}.data" if self.is_near else self._tcp(self.data_port)

@@ -123,6 +123,10 @@ class Peer:
         self.guarded = False
         #: Whether its connection has to be made anew: a cut link's may hang for long.
         self.renew = False
+        #: Beats of its that are to be answered less those of ours, from -1 to 1; and up to which of
+        #: our far link's messages came, as it has said.
+        self.owed = 0
+        self.acked = 0
         #: Its own far link, and what had gone on ours when it was heard last.
         self.link = b""
         self.sent = 0
@@ -331,6 +335,11 @@ class Peer:
         with self._telling:
             if self._tell():
                 self._control.send(self.endpoint, self._packed(BEAT, fields))
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether it has yet to hear something that found no room."""
+        return bool(self._untold or self._dropped)
 
     def _tell(self) -> bool:
         """Send what waits, as far as there is room; return whether all has gone."""

@@ -12,7 +12,8 @@ sender's address, and the kind's fields::
 
     BEAT     far link, near link, up to which all came on the receiver's far link, clock, the
              receiver's clock at its last beat or None, seconds since then, messages that the sender
-             has lost, {name: number}
+             has lost, {name: number}. Parties of one node beat as they meet, and while they have
+             links to say something of; each is answered once, and the rest is in their stamps
     DROPPED  [requests, each as an envelope]
     LEAVE    [link of the receiver's, messages that came on it, ...]: the channel is closed
     LOST     link, first number, last number, why: they did not come, or came damaged
@@ -67,12 +68,17 @@ def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
         raise BlobError("control message of an unknown kind.")
     if not all(map(isinstance, fields, kinds)):
         raise BlobError("control message with damaged fields.")
-    if kind == BEAT:
-        items = fields[-1].items()
-        if not all(type(name) is str and isinstance(value, _NUMBER) for name, value in items):
-            raise BlobError("beat with a damaged status.")
+    if kind == BEAT and not is_status(fields[-1]):
+        raise BlobError("beat with a damaged status.")
     if kind == DROPPED and not all(type(request) is bytes for request in fields[0]):
         raise BlobError("requests dropped that are none.")
     if kind == MISSED and not all(type(number) is int for number in fields[-1]):
         raise BlobError("messages asked for that have no numbers.")
     return kind, sender, fields
+
+
+def is_status(value: Any) -> bool:
+    """Whether something is numbers by name."""
+    return isinstance(value, dict) and all(
+        type(name) is str and isinstance(number, _NUMBER) for name, number in value.items()
+    )

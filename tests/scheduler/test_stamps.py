@@ -1,0 +1,72 @@
+"""Stamps: parties of a node see how each other is, and send no beats for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devices.errors import BlobError, ClusterError
+from scheduler.channels.control_sockets import ControlSockets
+from scheduler.channels.direct_address import Endpoint
+from scheduler.channels.stamps import _HEAD, Stamp, StampReader, _sum
+from tests.scheduler.parties import Party, wait_for
+
+
+def test_parties_that_have_met_send_no_beats_and_are_heard(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 0.0
+
+    def status() -> dict[str, float]:
+        nonlocal count
+        count += 1
+        return {"count": count}
+
+    one, other = party(beat_s=0.02), party(beat_s=0.02, status=status)
+    one.channel.watch(other.address)
+    wait_for(lambda: len([*one.channel._peers, *other.channel._peers]) == 2)
+    peers = [*one.channel._peers, *other.channel._peers]
+    wait_for(lambda: all(peer.clocks and peer.owed <= 0 for peer in peers))
+    sent: list[Endpoint] = []
+    send = ControlSockets.send
+
+    def note(sockets: ControlSockets, endpoint: Endpoint, data: bytes) -> bool:
+        sent.append(endpoint)
+        return send(sockets, endpoint, data)
+
+    monkeypatch.setattr(ControlSockets, "send", note)
+    seen = one.channel.status_of(other.address)["count"]
+    wait_for(lambda: one.channel.status_of(other.address)["count"] > seen + 20)
+    assert sent == []
+    assert not one.channel.is_silent(other.address)
+
+
+def test_a_stamp_is_read_once_and_never_half(tmp_path: Path) -> None:
+    stamp = Stamp(str(tmp_path / "s"))
+    reader = StampReader(str(tmp_path / "s"))
+    assert reader.read() is None
+    stamp.write(1.0, 2, {"tasks": 3.0})
+    assert reader.read() == (1.0, 2, {"tasks": 3.0})
+    assert reader.read() is None
+    stamp._file[:8] = b"\1" * 8  # its clock alone is written yet
+    assert reader.read() is None
+    stamp.write(2.0, 2, {str(i) * 1000: 1.0 for i in range(64)})  # too much of it
+    assert reader.read() == (2.0, 2, {})
+    said = b"\x92\x01\x81\xa1n\xa1x"
+    stamp._file[: _HEAD.size + 7] = _HEAD.pack(3.0, _sum(3.0, said), 7) + said
+    with pytest.raises(BlobError, match="damaged status"):
+        reader.read()
+    stamp.close()
+    reader.close()
+
+
+def test_a_stamp_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ClusterError, match="No space left on device"):
+        Stamp(str(tmp_path / "s"))
