@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 from devices.errors import HeteroError
 from devices.request.answer import Answer
 from hetero.serve.access_log import trace_of, write_line
-from hetero.serve.completions import Completions
+from hetero.serve.completions import CHAT, COMPLETION, Completions
 from hetero.serve.errors import refused, told
 from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send
 from hetero.serve.inference import Inference
@@ -101,8 +102,8 @@ class ServingApp:
                 self._document("RepositoryModelUnload"),
             ),
             Route("GET", "/v1/models", texts.models),
-            Route("POST", "/v1/completions", texts.completion),
-            Route("POST", "/v1/chat/completions", texts.chat),
+            Route("POST", "/v1/completions", partial(texts.openai, COMPLETION)),
+            Route("POST", "/v1/chat/completions", partial(texts.openai, CHAT)),
             Route("GET", "/openapi.json", self._openapi),
             Route("GET", "/metrics", self._metrics),
         ]  # fmt: skip
@@ -123,8 +124,8 @@ class ServingApp:
                     "POST", f"{path}/infer", self._infer, "An inference", "inference_response",
                     (*read, 415, 500, 501, 504, *found), "inference_request",
                 ),
-                Route("POST", f"{path}/generate", texts.generate),
-                Route("POST", f"{path}/generate_stream", texts.generate_stream),
+                Route("POST", f"{path}/generate", partial(texts.triton, False)),
+                Route("POST", f"{path}/generate_stream", partial(texts.triton, True)),
             ]  # fmt: skip
         for path in ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"):
             status = self._document("SystemSharedMemoryStatus", lambda d: [*_only(d).values()])

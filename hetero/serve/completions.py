@@ -33,7 +33,7 @@ def _chat_ids(model: ServedModel, messages: Any) -> list[int]:
     return model.texts.ids(model.texts.prompt(messages))
 
 
-class _Form(NamedTuple):
+class Form(NamedTuple):
     """One of OpenAI's forms: its field of the prompt, and what its answers have."""
 
     prompt: str
@@ -44,10 +44,10 @@ class _Form(NamedTuple):
     choice: Callable[[Piece, bool], dict[str, Any]]
 
 
-_COMPLETION: Final = _Form(
+COMPLETION: Final = Form(
     "prompt", 16, prompt_ids, "cmpl", ("text_completion", "text_completion"), _text
 )
-_CHAT: Final = _Form(
+CHAT: Final = Form(
     "messages", 256, _chat_ids, "chatcmpl", ("chat.completion", "chat.completion.chunk"), _message
 )
 
@@ -65,23 +65,8 @@ class Completions:
         rows = [{"id": n, "object": "model", "created": 0, "owned_by": "hetero"} for n in names]
         await exchange.answer_json({"object": "list", "data": rows})
 
-    async def completion(self, exchange: Exchange, _: object) -> None:
-        """Answer a prompt as OpenAI's completions do."""
-        await self._openai(exchange, _COMPLETION)
-
-    async def chat(self, exchange: Exchange, _: object) -> None:
-        """Answer a chat as OpenAI's do."""
-        await self._openai(exchange, _CHAT)
-
-    async def generate(self, exchange: Exchange, names: Mapping[str, str]) -> None:
-        """Answer as Triton's generate extension does."""
-        await self._triton(exchange, names, stream=False)
-
-    async def generate_stream(self, exchange: Exchange, names: Mapping[str, str]) -> None:
-        """Answer as it does, piece by piece."""
-        await self._triton(exchange, names, stream=True)
-
-    async def _triton(self, exchange: Exchange, names: Mapping[str, str], *, stream: bool) -> None:
+    async def triton(self, stream: bool, exchange: Exchange, names: Mapping[str, str]) -> None:
+        """Answer as Triton's generate extension does: whole, or piece by piece."""
         model = self._service.repository.find(**names)
         document = read_json(await exchange.body())
         document = {**document, "stream": stream, **document.pop("parameters", {})}
@@ -98,7 +83,8 @@ class Completions:
         else:
             await exchange.answer_json(shape(await _whole(exchange, pieces), None))
 
-    async def _openai(self, exchange: Exchange, form: _Form) -> None:
+    async def openai(self, form: Form, exchange: Exchange, _: object) -> None:
+        """Answer as OpenAI does to a prompt or a chat."""
         document = read_json(await exchange.body())
         asked = read_generation(document, form.prompt, temperature=1.0, max_tokens=form.max_tokens)
         if not isinstance(name := document.get("model"), str):
