@@ -23,8 +23,7 @@ from benchmarks import small_networks
 from benchmarks.tables import names, print_rows
 from devices.model.model import Model
 from hetero.cli.inputs import model_inputs
-from hetero.cli.measuring import measure
-from hetero.cli.prediction import prediction
+from hetero.cli.measuring import measure, prediction
 from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import write_costs
 

@@ -8,10 +8,11 @@ which every process of a node maps them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, Final
+from functools import partial
+from typing import Any, BinaryIO, Final, TypeVar
 
 from devices.errors import BlobError, UnsupportedOperationError
 from devices.model.model import Model
@@ -32,6 +33,7 @@ from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_paylo
 from scheduler.vocabulary.plan import pack_spec, unpack_spec
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: The entry of a plan's header that names its stages' entries.
 _STAGE_KEYS: Final = "stage_keys"
@@ -60,15 +62,7 @@ class KeptModel:
 
     def find(self) -> Kept | None:
         """Return the plan, if it is there; what cannot be used is dropped with a warning."""
-        name = self._key + PLAN_SUFFIX
-        blob = self._cache.find(name)
-        if blob is None:
-            return None
-        try:
-            return self._read_plan(blob)
-        except BlobError as error:
-            self._cache.drop(name, str(error))
-            return None
+        return self._read(self._key + PLAN_SUFFIX, self._read_plan)
 
     def cut(self, cuts: Sequence[Cut]) -> Kept:
         """Return cuts that were made now, with the keys of their subgraphs."""
@@ -78,7 +72,8 @@ class KeptModel:
         """Return each stage's source with its device's export, where the cache has it."""
         found = []
         for source, key in zip(sources, kept.keys, strict=True):
-            payload, stored = self._find_stage(key)
+            stage = self._read(key + STAGE_SUFFIX, partial(_read_stage, key))
+            payload, stored = stage or (None, None)
             found.append(replace(source, payload=payload, stored=stored))
         return found
 
@@ -96,6 +91,15 @@ class KeptModel:
         if not found and (any(written) or len(missing) < len(stages)):
             self._cache.put(self._key + PLAN_SUFFIX, lambda file: self._write_plan(file, kept))
         return not missing
+
+    def _read(self, name: str, read: Callable[[BlobFile], T]) -> T | None:
+        """Return an entry as `read` has it; None where there is none that can be used."""
+        blob = self._cache.find(name)
+        try:
+            return None if blob is None else read(blob)
+        except BlobError as error:
+            self._cache.drop(name, str(error))
+            return None
 
     def _read_plan(self, blob: BlobFile) -> Kept:
         entry = ModelBlob(blob, PLAN_KIND)
@@ -121,22 +125,6 @@ class KeptModel:
         """Return a cut with the pins' reasons as they are here: they are not part of the key."""
         reasons = {**cut.affinity.reasons, **self._request.pins.reasons}
         return replace(cut, affinity=Affinity(cut.affinity.devices, reasons))
-
-    def _find_stage(self, key: str) -> tuple[Payload | None, StoredPayload | None]:
-        name = key + STAGE_SUFFIX
-        blob = self._cache.find(name)
-        if blob is None:
-            return None, None
-        try:
-            contents = blob.contents()
-            if not isinstance(contents, dict) or contents.get("key") != key:
-                raise BlobError("it is another subgraph's entry.")
-            payload = read_payload(blob, 0, contents)
-        except BlobError as error:
-            self._cache.drop(name, str(error))
-            return None, None
-        stored = StoredPayload(str(blob.path), blob.digest, 0) if blob.path else None
-        return payload, stored
 
     def _stage_key(self, subgraph: Subgraph) -> str:
         return stage_key(
@@ -188,6 +176,14 @@ class KeptModel:
             return writer.write(file, head)
 
         return self._cache.put(key + STAGE_SUFFIX, write)
+
+
+def _read_stage(key: str, blob: BlobFile) -> tuple[Payload, StoredPayload | None]:
+    contents = blob.contents()
+    if not isinstance(contents, dict) or contents.get("key") != key:
+        raise BlobError("it is another subgraph's entry.")
+    stored = StoredPayload(str(blob.path), blob.digest, 0) if blob.path else None
+    return read_payload(blob, 0, contents), stored
 
 
 def _subgraphs(cuts: Sequence[Cut]) -> list[Subgraph]:

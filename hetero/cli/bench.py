@@ -10,18 +10,14 @@ from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
 from hetero.cli.job import Job, blob_options, subgraph_parts, subgraph_rows
-from hetero.cli.measuring import PERCENTILES, measure
+from hetero.cli.measuring import PERCENTILES, SHOWN, measure, prediction, prediction_parts
 from hetero.cli.option_kinds import Finite
 from hetero.cli.options import model_options, watch_options, with_core
 from hetero.cli.planning import planning_options
-from hetero.cli.prediction import prediction, prediction_parts
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import Columns, ms, progress, remark, table, tell
 from hetero.compile.compiled_model import CompiledModel
-
-#: Stages shown before the rest is left to ``--json``.
-SHOWN = 40
 
 
 @click.command()
