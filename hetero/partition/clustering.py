@@ -97,7 +97,9 @@ def _waves(successors: Graph, kind: Sequence[int], heights: Sequence[int]) -> li
     clusters = [0] * len(kind)
     number = 0
     while any(ready):
-        current = max(kinds, key=lambda k: (top[k], len(ready[k])))
+        # Between equals nodes decide, not how kinds are numbered: the planner numbers others.
+        waiting_kinds = (k for k in kinds if ready[k])
+        current = max(waiting_kinds, key=lambda k: (top[k], len(ready[k]), -ready[k][0]))
         wave, ready[current], top[current] = ready[current], [], -1
         for v in wave:  # grows while it is read
             clusters[v] = number

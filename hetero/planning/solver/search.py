@@ -240,11 +240,12 @@ class _Search:
     def add_best_of_all(self, latency: Callable[[Assignment], float]) -> None:
         """Add the plan of least latency, where there are few enough to look at each.
 
-        Of larger graphs minimum cuts know what searches did not better.
+        Annealing of larger graphs by their latency found nothing better than minimum cuts.
         """
         problem = self.small.problem
         able = [np.flatnonzero(row).tolist() for row in allowed(problem)]
-        if math.prod(map(len, able)) <= self.seconds * FEW_PER_SECOND / problem.node_count:
+        few = self.seconds * FEW_PER_SECOND / max(problem.node_count, 20)
+        if math.prod(map(len, able)) <= few:
             every = (a for a in itertools.product(*able) if is_feasible(problem, a))
             timely = itertools.takewhile(lambda _: time.monotonic() < self.deadline, every)
             best = min(timely, key=latency, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -46,6 +47,17 @@ def test_the_right_first_kind_is_found() -> None:
 def test_unequal_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="2 nodes have successors, 1 have a kind"):
         cluster([[1], []], [0])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_clusters_do_not_depend_on_how_kinds_are_numbered(seed: int) -> None:
+    dice = random.Random(seed)
+    successors: list[list[int]] = [[] for _ in range(30)]
+    for _ in range(60):
+        a, b = sorted(dice.sample(range(30), 2))
+        successors[a].append(b)
+    kind = [dice.randrange(3) for _ in range(30)]
+    assert cluster(successors, kind) == cluster(successors, [2 - k for k in kind])
 
 
 def test_many_kinds() -> None:
