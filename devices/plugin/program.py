@@ -17,7 +17,7 @@ from devices.errors import (
     RequestCancelledError,
     UnsupportedOperationError,
 )
-from devices.plugin.remote import RemoteTensor
+from devices.plugin.remote import Kept, RemoteTensor
 from devices.plugin.signal import Signal
 
 #: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
@@ -26,19 +26,26 @@ Value = Any
 
 def nbytes_of(value: Any) -> int:
     """Return about how many bytes a value's contents take; strings count their characters."""
-    # What is asked most often, first: to ask for an abstract class takes as long as the rest.
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
     nbytes: int | None = getattr(value, "nbytes", None)  # of arrays and remote tensors
     if nbytes is not None:
         return nbytes
-    if type(value) is dict:
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        if not isinstance(value, Mapping):
-            return 0 if value is None else 8
-        value = value.values()
-    return sum(map(nbytes_of, value))
+    if type(value) is dict:  # to ask for an abstract class takes as long as the rest
+        items: Any = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    elif isinstance(value, Mapping):
+        items = value.values()
+    else:
+        return 0 if value is None else 8
+    total = 0
+    for item in items:
+        if type(item) is np.ndarray and not item.dtype.hasobject:  # most by far
+            total += item.nbytes
+        elif type(item) is not Kept:  # which is elsewhere
+            total += nbytes_of(item)
+    return total
 
 
 @dataclass(slots=True)

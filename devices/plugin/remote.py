@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -81,6 +82,40 @@ class RemoteTensor(_OnDevice):
     @abstractmethod
     def copy_from(self, array: np.ndarray) -> None:
         """Take over the contents of an array of the same shape and type."""
+
+
+class Bundle(ABC):
+    """Tensors that one run left together in a device's memory, until nobody holds the bundle.
+
+    Attributes
+    ----------
+    specs : mapping of str to (str, tuple of int)
+        The element type and shape of each, by the output's name.
+    """
+
+    specs: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    @abstractmethod
+    def tensor(self, name: str) -> RemoteTensor:
+        """Return one of them as its user sees it."""
+
+
+B = TypeVar("B", bound=Bundle)
+
+
+class Kept(NamedTuple, Generic[B]):
+    """One tensor of a bundle: an output, or an input, that stays where it is.
+
+    There is one for each state and run, so it is no more than two references.
+    """
+
+    bundle: B
+    name: str
+
+    @property
+    def tensor(self) -> RemoteTensor:
+        """It, as its user sees it."""
+        return self.bundle.tensor(self.name)
 
 
 class RemoteContext(_OnDevice):

@@ -173,7 +173,7 @@ class RequestMachine:
             keep = self.tensors.kept
             if self.states.variables:
                 values |= self.states.given(values)
-                keep = tuple({*keep, *self.states.outputs})
+                keep += self.states.outputs
             request = Request(run.timeout_s, inline=inline, keep=keep, priority=self.priority)
             submission = self._target.submit(values, request)
         except BaseException:

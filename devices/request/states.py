@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from devices.errors import TensorShapeError
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable
 from devices.plugin.program import Value
-from devices.plugin.remote import RemoteTensor
+from devices.plugin.remote import Kept, RemoteTensor
 from devices.request.joined_rows import RowLayout, join_rows
 from devices.request.tensor import Tensor, empty_tensor
 from devices.request.tensor_conversion import convert
@@ -30,7 +32,13 @@ class RequestStates:
             for axis, size in enumerate(port.shape or ())
             if isinstance(size, str)
         }
+        shapes = tuple(dict.fromkeys(v.input.shape for v in variables))
+        #: What variables' ports say of shapes, once each, and which of those each variable's says.
+        self._shapes = shapes
+        self._kinds = {v.name: shapes.index(v.input.shape) for v in variables}
         self._values: dict[str, Value] = {}
+        #: Shapes that values of a kind have.
+        self._got: set[tuple[int, tuple[int, ...]]] = set()
         #: Those that the user chose: as inputs, they may differ where symbols are alike.
         self._chosen: set[str] = set()
 
@@ -39,13 +47,15 @@ class RequestStates:
 
         Raises TensorShapeError: a value does not go with these inputs.
         """
-        sizes: dict[Any, list[int | None]] = {}
-        return {v.name: self._value(v.input, inputs, sizes) for v in self.variables}
+        sizes = [[self._size(size, inputs) for size in shape or ()] for shape in self._shapes]
+        is_whole = len(self._values) == len(self.variables)
+        if is_whole and all(_go_with(sizes[kind], shape) for kind, shape in self._got):
+            return self._values
+        return {v.name: self._value(v.input, sizes[self._kinds[v.name]]) for v in self.variables}
 
     def commit(self, outputs: Mapping[str, Value]) -> None:
         """Take over what a run that was answered gave."""
-        self._chosen.clear()
-        self._values = {v.name: outputs[v.output.name] for v in self.variables}
+        self._take_over({v.input.name: outputs[v.output.name] for v in self.variables})
 
     def join(
         self,
@@ -57,7 +67,7 @@ class RequestStates:
         `layouts`: how rows lie, for each variable.
         """
         made: dict[str, tuple[list[tuple[Any, Sequence[int]]], RowLayout]] = {
-            name: ([(states._values[name], rows) for states, rows in parts], layout)
+            name: ([(_tensor(states._values[name]), rows) for states, rows in parts], layout)
             for name, layout in layouts.items()
         }
         left = {
@@ -66,19 +76,18 @@ class RequestStates:
             if all(isinstance(v, RemoteTensor) and v.by_reference for v, _ in one[0])
         }
         values = {
-            n: join_rows(map(_on_host, p), how) for n, (p, how) in made.items() if n not in left
+            name: join_rows([(_on_host(value), rows) for value, rows in each], layout)
+            for name, (each, layout) in made.items()
+            if name not in left
         }
         if left:
             values |= next(iter(left.values()))[0][0][0].joined(left)
-        self._chosen.clear()
-        self._values = values
+        self._take_over(values)
 
     def get(self, variable: Variable) -> Value:
         """Return a value, on the host."""
         value = self._values.get(variable.name)
-        if value is None:
-            return empty_tensor(variable.input).data
-        return value.to_host() if isinstance(value, RemoteTensor) else value
+        return empty_tensor(variable.input).data if value is None else _on_host(_tensor(value))
 
     def set(self, variable: Variable, value: Any) -> None:
         """Have the next run read a value."""
@@ -89,25 +98,28 @@ class RequestStates:
         """Have the next run begin anew."""
         self._values.pop(variable.name, None)
 
-    def _value(
-        self, port: TensorSpec, inputs: Mapping[str, Value], known: dict[Any, list[int | None]]
-    ) -> Value:
-        """Return what an input reads; `known`: sizes of shapes, most states having the same."""
-        value, shape = self._values.get(port.name), port.shape
-        sizes = known.get(shape)
-        if sizes is None:
-            sizes = known[shape] = [self._size(size, inputs) for size in shape or ()]
+    def _take_over(self, values: dict[str, Value]) -> None:
+        """Have the next run read values that a run gave, and nothing that the user chose."""
+        self._chosen.clear()
+        self._values, kinds = values, self._kinds
+        self._got = {
+            (kinds[name], value.bundle.specs[value.name][1] if type(value) is Kept else value.shape)
+            for name, value in values.items()
+        }
+
+    def _value(self, port: TensorSpec, sizes: Sequence[int | None]) -> Value:
+        """Return what an input reads in a run where its dimensions have these sizes."""
+        value = self._values.get(port.name)
         if value is None:
-            whole = None if shape is None else tuple([size or 0 for size in sizes])
+            whole = None if port.shape is None else tuple([size or 0 for size in sizes])
             return empty_tensor(TensorSpec(port.name, port.type, whole)).data
-        for want, got in zip(sizes, value.shape, strict=False):
-            if want != got and want is not None and port.name not in self._chosen:
-                raise TensorShapeError(
-                    f"state {port.name!r} ({port}) has shape {list(value.shape)}, which does not "
-                    "go with the other inputs: begin anew with reset_state(), or give inputs as "
-                    "before.",
-                    port=port.name,
-                )
+        shape = _tensor(value).shape
+        if port.name not in self._chosen and not _go_with(sizes, shape):
+            raise TensorShapeError(
+                f"state {port.name!r} ({port}) has shape {list(shape)}, which does not go with "
+                "the other inputs: begin anew with reset_state(), or give inputs as before.",
+                port=port.name,
+            )
         return value
 
     def _size(self, size: int | str | None, inputs: Mapping[str, Value]) -> int | None:
@@ -118,9 +130,19 @@ class RequestStates:
         return size if isinstance(size, int) else None
 
 
-def _on_host(part: tuple[Any, Sequence[int]]) -> tuple[Any, Sequence[int]]:
-    value, rows = part
-    return (value.to_host() if isinstance(value, RemoteTensor) else value), rows
+def _go_with(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
+    """Whether a shape has the sizes that are known."""
+    pairs = zip(sizes, shape, strict=False)
+    return all(want is None or want == got for want, got in pairs)
+
+
+def _tensor(value: Value) -> Any:
+    """Return a value as its user sees it."""
+    return value.tensor if type(value) is Kept else value
+
+
+def _on_host(tensor: Any) -> np.ndarray:
+    return tensor.to_host() if isinstance(tensor, RemoteTensor) else tensor
 
 
 class VariableState:

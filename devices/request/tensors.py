@@ -19,7 +19,7 @@ from devices.errors import (
 from devices.model.ports import find_port
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
-from devices.plugin.remote import RemoteTensor
+from devices.plugin.remote import Kept, RemoteTensor
 from devices.request.tensor import Tensor, empty_tensor
 from devices.request.tensor_conversion import check_tensor, convert
 
@@ -202,6 +202,8 @@ class RequestTensors:
         taken = {}
         for port in self._outputs:
             value = outputs[port.name]
+            if type(value) is Kept:
+                value = value.tensor
             is_array = isinstance(value, np.ndarray)
             if port.is_tensor and not port.accepts(value.shape if is_array else np.shape(value)):
                 warnings.warn(  # the same for every size, so that it is shown once

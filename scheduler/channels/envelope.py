@@ -8,7 +8,7 @@ itself, of others in a frame each, or wherever a store of the channel's put them
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, get_args, get_origin, get_type_hints
 
@@ -32,12 +32,13 @@ from scheduler.vocabulary.messages import (
     Keep,
     Message,
     Outputs,
+    RowsOf,
     Task,
     Values,
 )
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 4
+VERSION: Final = 5
 #: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
 #: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
 INLINE_NBYTES: Final = 16 * 1024
@@ -96,9 +97,9 @@ class MessageWriter:
         self._put = put
         try:
             if isinstance(message, (Values, Outputs)):
-                (request, stage), tensors, runs = message
+                (request, stage), tensors, *rest = message
                 kind = _VALUES if type(message) is Values else _OUTPUTS
-                packed = self._pack((kind, (*request, stage), self._named(tensors), runs))
+                packed = self._pack((kind, (*request, stage), self._named(tensors), *rest))
             else:
                 packed = self._pack(self._message_tree(message))
         finally:
@@ -115,7 +116,7 @@ class MessageWriter:
         if isinstance(message, Failure):
             return _FAILURE, task, error_entry(message.error, self._place)
         if isinstance(message, Keep):
-            return _KEEP, task, message.client, self._named(message.tensors)
+            return _KEEP, task, message.client, message.key, self._named(message.tensors)
         return (_GIVE if isinstance(message, Give) else _JOIN, task, *message[1:])
 
     def _named(self, tensors: Mapping[str, Value]) -> list[Any]:
@@ -169,11 +170,11 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
     try:
         kind = tree[0]
         if kind in (_VALUES, _OUTPUTS):
-            _, task, tensors, runs = tree
+            _, task, tensors, runs, *kept = tree
             fields = (_task(task), _values(tensors, contents), _runs(runs))
             if kind == _VALUES:
                 return tuple.__new__(Values, fields)
-            return tuple.__new__(Outputs, fields)
+            return tuple.__new__(Outputs, (*fields, _specs(*kept)))
         rest = tree[1:]
         if kind == _FAILURE:
             task, error = rest
@@ -182,19 +183,21 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
             (task,) = rest
             return Dropped(_task(task).request)
         if kind == _KEEP:
-            task, client, tensors = rest
-            return Keep(_task(task), _text(client), _values(tensors, contents))
+            task, client, key, tensors = rest
+            return Keep(_task(task), _text(client), _text(key), _values(tensors, contents))
         if kind == _GIVE:
-            task, client, address, keys, free = rest
-            named = {_text(name): _text(key) for name, key in keys.items()}
-            freed = tuple(map(_text, free))
-            return Give(_task(task), _text(client), _text(address), named, freed)
+            task, client, address, wanted, free = rest
+            _texts(wanted)
+            for named in wanted.values():
+                _texts([*named, *named.values()])
+            return Give(_task(task), _text(client), _text(address), wanted, _texts(free))
         if kind == _JOIN:
-            task, client, made = rest
-            return Join(_task(task), _text(client), {_text(k): _rows(*v) for k, v in made.items()})
+            task, client, key, made = rest
+            rows = {_text(name): _rows(*told) for name, told in made.items()}
+            return Join(_task(task), _text(client), _text(key), rows)
         if kind == _FREE:
             (keys,) = rest
-            return Free(tuple(map(_text, keys)))
+            return Free(_texts(keys))
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, BlobError):
             raise
@@ -290,9 +293,25 @@ def _text(entry: Any) -> str:
     return entry
 
 
-def _rows(layout: Any, parts: Any) -> tuple[RowLayout, tuple[tuple[str, tuple[int, ...]], ...]]:
-    read = tuple((_text(key), tuple(rows)) for key, rows in parts)
-    numbers = [n for _, rows in read for n in rows]
+def _texts(entries: Iterable[Any]) -> tuple[str, ...]:
+    texts = tuple(entries)
+    if not set(map(type, texts)) <= {str}:
+        raise BlobError("message with a name that is no text.")
+    return texts
+
+
+def _specs(entries: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return element types and shapes by name."""
+    specs = {name: (kind, tuple(shape)) for name, (kind, shape) in entries.items()}
+    _texts([*specs, *(kind for kind, _ in specs.values())])
+    if not {type(size) for _, shape in specs.values() for size in shape} <= {int}:
+        raise BlobError("message with a shape that is damaged.")
+    return specs
+
+
+def _rows(layout: Any, parts: Any) -> RowsOf:
+    read = tuple((_text(key), _text(name), tuple(rows)) for key, name, rows in parts)
+    numbers = [n for _, _, rows in read for n in rows]
     if tuple(map(type, layout)) not in _LAYOUT or not set(map(type, numbers)) <= {int}:
         raise BlobError("message with rows that are damaged.")
     return RowLayout(*layout), read
@@ -302,8 +321,7 @@ def _task(entry: Any) -> Task:
     if type(entry) is not list or tuple(map(type, entry)) not in _TASK:
         raise BlobError("message with a damaged task.")
     stage = entry.pop()
-    kept = entry[-1]
-    entry[-1] = tuple(map(_text, kept)) if kept else ()
+    entry[-1] = _texts(entry[-1])
     return tuple.__new__(Task, (tuple.__new__(Request, entry), stage))
 
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from devices.errors import PlanError, TensorNameError
 from devices.plugin.program import ExecutedNode, Payload, Value
-from devices.plugin.remote import RemoteContext, RemoteTensor
+from devices.plugin.remote import Kept, RemoteContext
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployments import Deployments
-from scheduler.client.kept import Kept, lost_tensor
+from scheduler.client.kept import lost_tensor
 from scheduler.client.known_stages import KnownStages
-from scheduler.client.remote_memory import DeviceTensor
 from scheduler.client.runner import RequestRunner, Submission
 from scheduler.observe.load import DeploymentLoad
 from scheduler.observe.observer import ObservedRequest
@@ -177,18 +176,9 @@ class Deployment(ABC):
         near: frozenset[str] = frozenset()
         for value in inputs.values():
             if type(value) is not np.ndarray:
-                inputs = self._usable(inputs)
-                near = frozenset([v.device for v in inputs.values() if type(v) is Kept])
+                inputs, near = self._deployments.memory.usable(inputs)
                 break
         return self._runner.submit(inputs, request, near)
-
-    def _usable(self, inputs: Mapping[str, Value]) -> Mapping[str, Value]:
-        """Return inputs some of which may be in a device's memory."""
-        usable = self._deployments.memory.usable
-        return {
-            name: usable(name, value) if isinstance(value, RemoteTensor) else value
-            for name, value in inputs.items()
-        }
 
     def context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""
@@ -201,8 +191,8 @@ class Deployment(ABC):
         for request, inputs in self._runner.attempts():
             if device not in self.placement.routes[request.route].plan.devices:
                 for name, value in inputs.items():
-                    if isinstance(value, Kept) and value.device == device:
-                        self._failed(request, lost_tensor(name, value))
+                    if type(value) is Kept and value.bundle.device == device:
+                        self._failed(request, lost_tensor(name, value.bundle))
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
@@ -360,10 +350,10 @@ class Deployment(ABC):
 
     def _receive(self, message: Message) -> None:
         match message:
-            case Outputs(task, tensors, runs):
+            case Outputs(task, tensors, runs, kept):
                 try:
-                    if task.request.keep:
-                        tensors = self._kept(task, tensors)
+                    if kept:
+                        tensors = {**tensors, **self._kept(task, kept)}
                 except Exception as error:  # the request hears of it, whoever receives goes on
                     self._failed(task.request, error)
                 else:
@@ -371,11 +361,12 @@ class Deployment(ABC):
             case Failure(task, error):
                 self._failed(task.request, error)
 
-    def _kept(self, task: Task, tensors: Mapping[str, Value]) -> Mapping[str, Value]:
-        """Return a stage's outputs, some of which its device keeps."""
+    def _kept(
+        self, task: Task, specs: Mapping[str, tuple[str, tuple[int, ...]]]
+    ) -> Mapping[str, Value]:
+        """Return what stands for a stage's outputs that its device keeps."""
         device = self.placement.stages[task.stage].device
-        address = self._addresses[device]
-        return self._deployments.memory.outputs(device, address, task, tensors)
+        return self._deployments.memory.outputs(device, self._addresses[device], task, specs)
 
     def _part_arrived(
         self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageRun]
@@ -406,8 +397,8 @@ class Deployment(ABC):
                 outputs[name] = made[name]
             elif name in self._constants:
                 outputs[name] = self._constants[name]
-            elif isinstance(inputs[name], Kept):
-                outputs[name] = DeviceTensor(self._deployments.memory, inputs[name])
+            elif type(inputs[name]) is Kept:
+                outputs[name] = inputs[name]
             else:  # a copy: the caller may write to its input once the answer is there
                 outputs[name] = _copied(inputs[name])
         return Answer(outputs, runs)

@@ -1,62 +1,169 @@
-"""What stands for a tensor that a device keeps, and for one that is made of rows of others."""
+"""What stands for tensors that a device keeps, and for what is made of rows of them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import ClassVar
+from typing import Final, NoReturn, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from devices.errors import TensorLostError
+from devices.errors import (
+    TensorError,
+    TensorLostError,
+    TensorShapeError,
+    TensorTypeError,
+    UnsupportedOperationError,
+)
 from devices.model.element_type import Type
+from devices.plugin.program import Value
+from devices.plugin.remote import Bundle, Kept, RemoteTensor
 from devices.request.joined_rows import RowLayout
 
-#: How rows lie, and of which keys they are which.
-RowsOf = tuple[RowLayout, tuple[tuple[str, tuple[int, ...]], ...]]
+#: Tensors that are to be made of rows of others, by name, and how rows lie.
+Joining = Mapping[str, tuple[Sequence[tuple[RemoteTensor, Sequence[int]]], RowLayout]]
 
 
-@dataclass(eq=False, slots=True)
-class Kept:
-    """A tensor in a device's process; freed there once nothing here holds this any more."""
+class Memory(Protocol):
+    """What a bundle and its tensors ask of their client's memory."""
 
-    device: str
-    address: str
-    key: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    #: Told so, by address and key.
-    let_go: Callable[[str, str], None]
-    nbytes: ClassVar[int] = 8
+    def let_go(self, address: str, key: str) -> None:
+        """Take in that nobody holds a bundle; finalizers call this anywhere, locks held or not."""
+
+    def put(self, device: str, address: str, array: np.ndarray) -> Kept[DeviceBundle]:
+        """Have a device keep a copy of an array."""
+
+    def fetch(self, kept: Kept[DeviceBundle]) -> np.ndarray:
+        """Return a copy of a tensor."""
+
+    def join(self, made: Joining) -> dict[str, Value]:
+        """Return tensors made of rows of others."""
+
+
+class DeviceBundle(Bundle):
+    """Tensors in a device's process; freed there once nothing here holds this any more.
+
+    `key`: of the bundle there.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        device: str,
+        address: str,
+        key: str,
+        specs: Mapping[str, tuple[str, tuple[int, ...]]],
+    ) -> None:
+        self.memory: Final = memory
+        self.device: Final = device
+        self.address: Final = address
+        self.key: Final = key
+        self.specs = specs
 
     def __del__(self) -> None:
-        self.let_go(self.address, self.key)
+        self.memory.let_go(self.address, self.key)
+
+    def tensor(self, name: str) -> DeviceTensor:
+        """Return one of them as its user sees it."""
+        return DeviceTensor(Kept(self, name))
 
 
-@dataclass(slots=True)
-class Joined:
-    """What one device is to make of rows of what it keeps."""
+class DeviceTensor(RemoteTensor):
+    """A tensor that a device's process keeps for its client: input and output of requests.
 
-    device: str
-    made: dict[str, RowsOf] = field(default_factory=dict)
-    nbytes: int = 0
+    It is freed once it is closed or dropped and no request reads it any more.
+    """
 
-    def add(self, kept: Kept, rows: RowsOf) -> None:
-        """Have it make one more."""
-        self.made[kept.key] = rows
-        self.nbytes += math.prod(kept.shape) * kept.dtype.itemsize
+    by_reference = True
 
+    def __init__(self, kept: Kept[DeviceBundle]) -> None:
+        kind, self.shape = kept.bundle.specs[kept.name]
+        self.dtype = dtype_of(kind)
+        self.memory: Final = kept.bundle.memory
+        self._kept: Kept[DeviceBundle] | None = kept
 
-def joined(
-    key: str, parts: Sequence[tuple[Kept, Sequence[int]]], layout: RowLayout
-) -> tuple[Kept, RowsOf]:
-    """Return what stands for rows of tensors of one device, and what that is told."""
-    first = parts[0][0]
-    shape = layout.shape(first.shape, sum(len(rows) for _, rows in parts))
-    kept = Kept(first.device, first.address, key, first.dtype, shape, first.let_go)
-    return kept, (layout, tuple((old.key, tuple(rows)) for old, rows in parts))
+    @property
+    def kept(self) -> Kept[DeviceBundle]:
+        """What stands for it, TensorError once it is closed."""
+        if self._kept is None:
+            raise TensorError(
+                "a remote tensor was closed; make another with create_tensor, or keep the output "
+                "again."
+            )
+        return self._kept
+
+    @property
+    def device(self) -> str:  # type: ignore[override]  # read-only: it is where it was made last
+        """Whose process it is in."""
+        return self.kept.bundle.device
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._kept is None
+
+    def __repr__(self) -> str:
+        where = "closed" if self._kept is None else f"on {self._kept.bundle.device}"
+        return f"<DeviceTensor {self.dtype}{list(self.shape)} {where}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedOperationError(
+            "a remote tensor stays with its Core and cannot be copied or pickled; send "
+            "tensor.to_host()."
+        )
+
+    def to_host(self) -> np.ndarray:
+        """Return a copy on the host.
+
+        Raises
+        ------
+        DeviceLostError
+            Its device is gone.
+        TensorError
+            It was closed, or the device was started again.
+        """
+        return self.memory.fetch(self.kept)
+
+    def joined(self, made: Joining) -> dict[str, Value]:
+        """Return tensors made of rows of such ones, by name; see `RemoteMemory.join`."""
+        return self.memory.join(made)
+
+    def copy_from(self, source_tensor: ArrayLike | RemoteTensor) -> None:
+        """Take over the contents of an array or tensor of the same shape and type.
+
+        A remote tensor of the same Core is not copied: both then are one, where that one is.
+
+        Raises
+        ------
+        TensorShapeError, TensorTypeError
+            It is of another shape or type.
+        DeviceLostError
+            The device is gone.
+        """
+        bundle = self.kept.bundle
+        array = source_tensor
+        if not isinstance(array, RemoteTensor):
+            array = np.asarray(array)
+        if array.shape != self.shape:
+            raise TensorShapeError(
+                f"a tensor on {bundle.device} has shape {list(self.shape)}, got "
+                f"{list(array.shape)}; create one that fits."
+            )
+        if array.dtype != self.dtype:
+            raise TensorTypeError(
+                f"a tensor on {bundle.device} has dtype {self.dtype}, got {array.dtype}; give "
+                f"array.astype({self.dtype}), or create one that fits."
+            )
+        if isinstance(array, DeviceTensor) and array.memory is self.memory:
+            self._kept = array.kept
+        else:
+            contents = array.to_host() if isinstance(array, RemoteTensor) else array
+            self._kept = self.memory.put(bundle.device, bundle.address, contents)
+
+    def close(self) -> None:
+        """Have it freed, once no request in flight reads it; again is harmless."""
+        self._kept = None
 
 
 @cache
@@ -65,11 +172,11 @@ def dtype_of(kind: str) -> np.dtype:
     return Type(kind).to_dtype()
 
 
-def lost_tensor(port: str, kept: Kept) -> TensorLostError:
+def lost_tensor(port: str, bundle: DeviceBundle) -> TensorLostError:
     """Return the error of a request that cannot have an input, as who kept it is gone."""
     return TensorLostError(
-        f"input {port!r} was kept by device {kept.device}, which is gone, and the tensor with it. "
-        "Make it anew; of a state, reset_state().",
+        f"input {port!r} was kept by device {bundle.device}, which is gone, and the tensor with "
+        "it. Make it anew; of a state, reset_state().",
         port=port,
-        device=kept.device,
+        device=bundle.device,
     )

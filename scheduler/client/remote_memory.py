@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from devices.errors import (
     ClusterError,
@@ -20,21 +18,20 @@ from devices.errors import (
     DeviceLostError,
     HeteroError,
     TensorError,
-    TensorShapeError,
     TensorTypeError,
     UnsupportedOperationError,
 )
-from devices.model.element_type import Type
+from devices.model.element_type import Type, element_type_name
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
-from devices.plugin.remote import RemoteContext, RemoteTensor
+from devices.plugin.remote import Kept, RemoteContext, RemoteTensor
 from devices.plugin.signal import LOOK_S
-from devices.request.joined_rows import RowLayout, join_rows
+from devices.request.joined_rows import join_rows
 from devices.request.promise import Promise
 from devices.request.request import Request
 from devices.request.tensor import Tensor, empty_tensor
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.client.kept import Joined, Kept, dtype_of, joined, lost_tensor
+from scheduler.client.kept import DeviceBundle, DeviceTensor, Joining, lost_tensor
 from scheduler.clock import Clock, Timer
 from scheduler.processes.home_process import HomeProcess
 from scheduler.vocabulary.messages import (
@@ -44,15 +41,19 @@ from scheduler.vocabulary.messages import (
     Join,
     Keep,
     Message,
+    RowsOf,
     Task,
     Values,
-    output_key,
+    bundle_key,
 )
 
 #: Seconds that a device may take to take in a tensor, or to give one; for each byte so much more.
 _TIMEOUT_S: Final = 60.0
 _TIMEOUT_S_PER_BYTE: Final = 1e-7
+#: The name of a tensor that is a bundle by itself.
 _TENSOR: Final = "tensor"
+#: Makes a `Kept` without a call of Python's: there is one for each state and run.
+_new_kept: Final = partial(tuple.__new__, Kept)
 #: Seconds after which devices free what nobody holds, where nothing is asked of them before.
 _FREE_S: Final = 0.05
 #: Seconds after which it is tried again with a device that was not heard, and after which one that
@@ -93,7 +94,7 @@ class RemoteMemory:
         #: Answers that are awaited, by number.
         self.awaited: dict[int, Promise[Mapping[str, Value]]] = {}
         self._lock = threading.Lock()
-        #: (address, key) of tensors that nobody holds, and whether the clock was told of some.
+        #: (address, key) of bundles that nobody holds, and whether the clock was told of some.
         self._unheld: deque[tuple[str, str]] = deque()
         self._is_told = False
         #: Address of a device that is not heard -> until when it is tried to free what.
@@ -105,20 +106,18 @@ class RemoteMemory:
         return DeviceContext(self, device, address)
 
     def outputs(
-        self, device: str, address: str, task: Task, tensors: Mapping[str, Value]
+        self,
+        device: str,
+        address: str,
+        task: Task,
+        specs: Mapping[str, tuple[str, tuple[int, ...]]],
     ) -> dict[str, Value]:
-        """Return what came of a task, with remote tensors for what its request keeps."""
+        """Return what stands for the outputs of a task that its device keeps."""
         self._connected()  # what is no longer held is freed by way of it
-        found = dict(tensors)
-        for name in task.request.keep:
-            if name in found:
-                kind, shape = found[name]
-                key = output_key(task.request, name)
-                kept = Kept(device, address, key, dtype_of(kind), tuple(shape), self._let_go)
-                found[name] = DeviceTensor(self, kept)
-        return found
+        bundle = DeviceBundle(self, device, address, bundle_key(*task), specs)
+        return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
 
-    def put(self, device: str, address: str, array: np.ndarray) -> Kept:
+    def put(self, device: str, address: str, array: np.ndarray) -> Kept[DeviceBundle]:
         """Have a device keep a copy of an array.
 
         Raises DeviceMemoryError: it has no room; DeviceLostError: it is gone.
@@ -126,24 +125,24 @@ class RemoteMemory:
         channel = self._connected()
         key = f"{self._name}/{next(self._numbers)}"
         copy = np.array(array)
-        self._ask(
-            device, address, copy.nbytes, lambda task: Keep(task, channel.address, {key: copy})
-        )
-        return Kept(device, address, key, copy.dtype, copy.shape, self._let_go)
+        message = partial(Keep, client=channel.address, key=key, tensors={_TENSOR: copy})
+        self._ask(device, address, copy.nbytes, message)
+        specs = {_TENSOR: (element_type_name(copy.dtype), copy.shape)}
+        return Kept(DeviceBundle(self, device, address, key, specs), _TENSOR)
 
-    def fetch(self, kept: Kept) -> np.ndarray:
+    def fetch(self, kept: Kept[DeviceBundle]) -> np.ndarray:
         """Return a copy of a tensor.
 
         Raises DeviceLostError: its device is gone; TensorError: the device has not got it.
         """
-        own, keys = self._connected().address, {_TENSOR: kept.key}
-        nbytes = math.prod(kept.shape) * kept.dtype.itemsize
-        came = self._ask(kept.device, kept.address, nbytes, lambda task: Give(task, own, own, keys))
+        own, (bundle, name) = self._connected().address, kept
+        wanted = {bundle.key: {_TENSOR: name}}
+        message = partial(Give, client=own, address=own, wanted=wanted)
+        nbytes = bundle.tensor(name).nbytes
+        came = self._ask(bundle.device, bundle.address, nbytes, message)
         return np.array(came[_TENSOR])
 
-    def join(
-        self, made: Mapping[str, tuple[Sequence[tuple[DeviceTensor, Sequence[int]]], RowLayout]]
-    ) -> dict[str, Value]:
+    def join(self, made: Joining) -> dict[str, Value]:
         """Return tensors made of rows of others, by name, on the device that keeps them.
 
         Of several devices' they are made here.
@@ -152,26 +151,52 @@ class RemoteMemory:
         """
         own = self._connected().address
         found: dict[str, Value] = {}
-        asked: dict[str, Joined] = {}
+        asked: dict[str, tuple[DeviceBundle, dict[str, RowsOf]]] = {}
         for name, (parts, layout) in made.items():
-            olds = [(self.usable(name, tensor), rows) for tensor, rows in parts]
-            if len({old.address for old, _ in olds}) > 1:
+            olds = [(self._kept(name, tensor), tuple(rows)) for tensor, rows in parts]
+            for old, _ in olds:
+                self._check(name, old.bundle)
+            first = olds[0][0].bundle
+            if any(old.bundle.address != first.address for old, _ in olds):
                 found[name] = join_rows([(self.fetch(old), rows) for old, rows in olds], layout)
                 continue
-            key = f"{self._name}/{next(self._numbers)}"
-            kept, told = joined(key, olds, layout)
-            asked.setdefault(kept.address, Joined(kept.device)).add(kept, told)
-            found[name] = DeviceTensor(self, kept)
-        for address, one in asked.items():
-            message = partial(Join, client=own, made=one.made)
-            self._ask(one.device, address, one.nbytes, message)
+            if first.address not in asked:
+                key = f"{self._name}/{next(self._numbers)}"
+                asked[first.address] = DeviceBundle(self, first.device, first.address, key, {}), {}
+            bundle, told = asked[first.address]
+            told[name] = layout, tuple((old.bundle.key, old.name, rows) for old, rows in olds)
+            kind, shape = first.specs[olds[0][0].name]
+            shape = layout.shape(shape, sum(len(rows) for _, rows in olds))
+            bundle.specs = {**bundle.specs, name: (kind, shape)}
+            found[name] = Kept(bundle, name)
+        for bundle, told in asked.values():
+            nbytes = sum(bundle.tensor(name).nbytes for name in told)
+            message = partial(Join, client=own, key=bundle.key, made=told)
+            self._ask(bundle.device, bundle.address, nbytes, message)
         return found
 
-    def usable(self, port: str, tensor: RemoteTensor) -> Kept:
-        """Return what a request for devices of this memory may take a tensor from.
+    def usable(self, inputs: Mapping[str, Value]) -> tuple[Mapping[str, Value], frozenset[str]]:
+        """Return what a request may be given, and which devices keep some of that.
 
-        Raises TensorTypeError: it is in a plugin's own memory; TensorError: it is closed, of
+        Raises TensorTypeError: one is in a plugin's own memory; TensorError: one is closed, of
             another Core, or of a device that is gone.
+        """
+        found = dict(inputs)
+        bundles: dict[DeviceBundle, str] = {}
+        for name, value in inputs.items():
+            if type(value) is not Kept:
+                if type(value) is np.ndarray or not isinstance(value, RemoteTensor):
+                    continue
+                found[name] = value = self._kept(name, value)
+            bundles[value.bundle] = name
+        for bundle, name in bundles.items():
+            self._check(name, bundle)
+        return found, frozenset([bundle.device for bundle in bundles])
+
+    def _kept(self, port: str, tensor: RemoteTensor) -> Kept[DeviceBundle]:
+        """Return what stands for a tensor.
+
+        Raises TensorTypeError: it is in a plugin's own memory; TensorError: it is closed.
         """
         if not isinstance(tensor, DeviceTensor):
             raise TensorTypeError(
@@ -179,21 +204,19 @@ class RemoteMemory:
                 "cannot read; give tensor.to_host(), or one that Core.create_context made.",
                 port=port,
             )
-        if tensor.memory is not self:
+        return tensor.kept
+
+    def _check(self, port: str, bundle: DeviceBundle) -> None:
+        """Raise TensorError if an input is of another Core, or of a device that is gone."""
+        if bundle.memory is not self:
             raise TensorError(
-                f"input {port!r} is a tensor that {tensor.device} keeps for another Core; give "
+                f"input {port!r} is a tensor that {bundle.device} keeps for another Core; give "
                 "tensor.to_host(), or make it with this Core's create_context.",
                 port=port,
-                device=tensor.device,
+                device=bundle.device,
             )
-        kept = tensor.kept
-        self._check(port, kept)
-        return kept
-
-    def _check(self, port: str, kept: Kept) -> None:
-        """Raise TensorError if the device that keeps a port's tensor is gone."""
-        if self._is_lost(kept.address):
-            raise lost_tensor(port, kept)
+        if self._is_lost(bundle.address):
+            raise lost_tensor(port, bundle)
 
     def give(
         self, channel: Channel, task: Task, address: str, values: Mapping[str, Value]
@@ -204,22 +227,25 @@ class RemoteMemory:
         Returns: None where there are no others to be sent.
         Raises TensorError: the device that keeps one is gone.
         """
-        keys: dict[str, dict[str, str]] = {}
+        wanted: dict[DeviceBundle, dict[str, str]] = {}
         others = {}
         for name, value in values.items():
             if type(value) is not Kept:
                 others[name] = value
-            elif (named := keys.get(value.address)) is not None:
-                named[name] = value.key
+            elif (named := wanted.get(value.bundle)) is not None:
+                named[name] = value.name
             else:
-                self._check(name, value)
-                keys[value.address] = {name: value.key}
-        if not keys:
+                self._check(name, value.bundle)
+                wanted[value.bundle] = {name: value.name}
+        if not wanted:
             return values
+        holders: dict[str, dict[str, dict[str, str]]] = {}
+        for bundle, named in wanted.items():
+            holders.setdefault(bundle.address, {})[bundle.key] = named
         unheld = self._take_unheld()
-        for holder, named in keys.items():
+        for holder, keys in holders.items():
             free = tuple(unheld.pop(holder, ()))
-            channel.send(holder, Give(task, channel.address, address, named, free))
+            channel.send(holder, Give(task, channel.address, address, keys, free))
         self._free(unheld)
         return others or None
 
@@ -321,8 +347,8 @@ class RemoteMemory:
         if self._timer is not None:
             self._timer.by(now_s + _AGAIN_S)
 
-    def _let_go(self, address: str, key: str) -> None:
-        """Take in that nobody holds a tensor; finalizers call this anywhere, locks held or not."""
+    def let_go(self, address: str, key: str) -> None:
+        """Take in that nobody holds a bundle; finalizers call this anywhere, locks held or not."""
         self._unheld.append((address, key))
         if not self._is_told:  # so that the clock is woken seldom, not for each tensor
             self._is_told = True
@@ -348,105 +374,6 @@ class RemoteMemory:
 
     def _closed_error(self) -> ClusterError:
         return ClusterError("the Core is closed, and its remote tensors with it; make another.")
-
-
-class DeviceTensor(RemoteTensor):
-    """A tensor that a device's process keeps for its client: input and output of requests.
-
-    It is freed once it is closed or dropped and no request reads it any more.
-    """
-
-    by_reference = True
-
-    def __init__(self, memory: RemoteMemory, kept: Kept) -> None:
-        self.memory: Final = memory
-        self._kept: Kept | None = kept
-        self.shape = kept.shape
-        self.dtype = kept.dtype
-
-    @property
-    def kept(self) -> Kept:
-        """What stands for it, TensorError once it is closed."""
-        if self._kept is None:
-            raise TensorError(
-                "a remote tensor was closed; make another with create_tensor, or keep the output "
-                "again."
-            )
-        return self._kept
-
-    @property
-    def device(self) -> str:  # type: ignore[override]  # read-only: it is where it was made last
-        """Whose process it is in."""
-        return self.kept.device
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._kept is None
-
-    def __repr__(self) -> str:
-        where = "closed" if self._kept is None else f"on {self._kept.device}"
-        return f"<DeviceTensor {self.dtype}{list(self.shape)} {where}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsupportedOperationError(
-            "a remote tensor stays with its Core and cannot be copied or pickled; send "
-            "tensor.to_host()."
-        )
-
-    def to_host(self) -> np.ndarray:
-        """Return a copy on the host.
-
-        Raises
-        ------
-        DeviceLostError
-            Its device is gone.
-        TensorError
-            It was closed, or the device was started again.
-        """
-        return self.memory.fetch(self.kept)
-
-    def joined(
-        self, made: Mapping[str, tuple[Sequence[tuple[Any, Sequence[int]]], RowLayout]]
-    ) -> dict[str, Value]:
-        """Return tensors made of rows of such ones, by name; see `RemoteMemory.join`."""
-        return self.memory.join(made)
-
-    def copy_from(self, source_tensor: ArrayLike | RemoteTensor) -> None:
-        """Take over the contents of an array or tensor of the same shape and type.
-
-        A remote tensor of the same Core is not copied: both then are one, where that one is.
-
-        Raises
-        ------
-        TensorShapeError, TensorTypeError
-            It is of another shape or type.
-        DeviceLostError
-            The device is gone.
-        """
-        kept = self.kept
-        array = source_tensor
-        if not isinstance(array, RemoteTensor):
-            array = np.asarray(array)
-        if array.shape != self.shape:
-            raise TensorShapeError(
-                f"a tensor on {kept.device} has shape {list(self.shape)}, got "
-                f"{list(array.shape)}; create one that fits."
-            )
-        if array.dtype != self.dtype:
-            raise TensorTypeError(
-                f"a tensor on {kept.device} has dtype {self.dtype}, got {array.dtype}; give "
-                f"array.astype({self.dtype}), or create one that fits."
-            )
-        if isinstance(array, DeviceTensor) and array.memory is self.memory:
-            self._kept = array.kept
-        else:
-            contents = array.to_host() if isinstance(array, RemoteTensor) else array
-            self._kept = self.memory.put(kept.device, kept.address, contents)
-
-    def close(self) -> None:
-        """Have it freed, once no request in flight reads it; again is harmless."""
-        self._kept = None
 
 
 class DeviceContext(RemoteContext):
@@ -497,4 +424,4 @@ class DeviceContext(RemoteContext):
     def from_host(self, array: np.ndarray) -> DeviceTensor:
         """Have the device keep a copy of an array; errors as those of `create_tensor`."""
         array = np.asarray(array)
-        return DeviceTensor(self._memory, self._memory.put(self.device, self._address(), array))
+        return DeviceTensor(self._memory.put(self.device, self._address(), array))

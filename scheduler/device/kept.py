@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
 
 from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
 from devices.model.element_type import element_type_name
@@ -11,12 +15,32 @@ from devices.plugin.program import Value, nbytes_of
 from devices.plugin.remote import RemoteTensor
 from devices.request.joined_rows import join_rows
 from devices.request.request import Request
-from scheduler.vocabulary.messages import Failure, Give, Join, Keep, Message, Values, output_key
+from scheduler.vocabulary.messages import (
+    Failure,
+    Give,
+    Join,
+    Keep,
+    Message,
+    Task,
+    Values,
+    bundle_key,
+)
 from scheduler.vocabulary.rows import DeviceDescriptor
+
+#: An element type's name, looked up once.
+_kind_of = cache(element_type_name)
+
+
+class _Bundle(NamedTuple):
+    """Tensors that are kept, and let go of, together."""
+
+    client: str
+    tensors: Mapping[str, Value]
+    nbytes: int
 
 
 class KeptTensors:
-    """Tensors of clients, by key; in all no more bytes than the device has memory, if it says.
+    """Bundles of clients' tensors, by key; no more bytes than the device has memory, if it says.
 
     `place`: returns a client's value as the device keeps it.
     `is_shared`: whether there are several clients, of whom none may have another's tensors; else
@@ -32,56 +56,62 @@ class KeptTensors:
         self._is_shared = is_shared
         self._descriptor = descriptor
         self._place = place
-        #: Key -> whose it is, and the tensor.
-        self._held: dict[str, tuple[str, Value]] = {}
+        self._held: dict[str, _Bundle] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
 
-    def keep(self, client: str, tensors: Mapping[str, Value]) -> None:
-        """Hold a client's tensors, over what is held under their keys.
+    def keep(self, client: str, key: str, tensors: Mapping[str, Value]) -> None:
+        """Hold a client's tensors, over what is held under the key.
 
-        Raises DeviceMemoryError: there is no room, TensorError: another client has a key; then
+        Raises DeviceMemoryError: there is no room, TensorError: another client has the key; then
             nothing is changed.
         """
+        bundle = _Bundle(client, tensors, nbytes_of(tensors))
         with self._lock:
-            if not all(self._is_of(client, key) for key in tensors if key in self._held):
+            held = self._held.get(key)
+            if held is not None and not self._is_of(client, held):
                 raise TensorError(f"{self._where} keeps tensors of another client's there.")
-            old = sum(nbytes_of(self._held[key][1]) for key in tensors if key in self._held)
-            after = self.nbytes - old + nbytes_of(tensors)
+            after = self.nbytes - (0 if held is None else held.nbytes) + bundle.nbytes
             most_nbytes = self._descriptor.memory_nbytes
             if most_nbytes is not None and after > most_nbytes:
                 raise DeviceMemoryError(
                     f"{self._where} keeps {self.nbytes} bytes of remote tensors; "
-                    f"{nbytes_of(tensors)} more are over its {most_nbytes}. Close some.",
+                    f"{bundle.nbytes} more are over its {most_nbytes}. Close some.",
                     device=self._descriptor.name,
                 )
-            self._held.update((key, (client, value)) for key, value in tensors.items())
+            self._held[key] = bundle
             self.nbytes = after
 
     def keep_outputs(
-        self, client: str, request: Request, outputs: Mapping[str, Value]
-    ) -> dict[str, Value]:
-        """Keep what a request says of some outputs; return all, those as their type and shape.
+        self, client: str, task: Task, outputs: Mapping[str, Value]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Keep outputs that a request says; return the element type and shape of each.
 
         Raises DeviceMemoryError: there is no room.
         """
-        kept = {name: outputs[name] for name in request.keep if name in outputs}
-        self.keep(client, {output_key(request, name): value for name, value in kept.items()})
-        return {**outputs, **{name: _described(value) for name, value in kept.items()}}
+        kept = {name: outputs[name] for name in task.request.keep if name in outputs}
+        if kept:
+            self.keep(client, bundle_key(*task), kept)
+        return {name: (_kind_of(value.dtype), value.shape) for name, value in kept.items()}
 
     def answer(self, message: Keep | Give | Join, send: Callable[[str, Message], None]) -> None:
         """Do what a message asks for, or send its client a `Failure` that says why not."""
         try:
             if isinstance(message, Give):  # most by far
-                self.free(key for key in message.free if self._is_of(message.client, key))
-                tensors = self._tensors(message.client, message.keys)
+                self.free(message.free, message.client)
+                tensors = {
+                    name: held[wanted]
+                    for key, named in message.wanted.items()
+                    for held in [self._tensors(message.client, key, named)]
+                    for name, wanted in named.items()
+                }
                 send(message.address, Values(message.task, tensors))
             elif isinstance(message, Keep):
-                placed = {key: self._place(value) for key, value in message.tensors.items()}
-                self.keep(message.client, placed)
+                placed = {name: self._place(value) for name, value in message.tensors.items()}
+                self.keep(message.client, message.key, placed)
                 send(message.client, Values(message.task, {}))
             else:
-                self.keep(message.client, self._joined(message))
+                self.keep(message.client, message.key, self._joined(message))
                 send(message.client, Values(message.task, {}))
         except HeteroError as error:
             send(message.client, Failure(message.task, error))
@@ -94,53 +124,60 @@ class KeptTensors:
             )
             send(message.client, Failure(message.task, failed))
 
-    def free(self, keys: Iterable[str]) -> None:
-        """Let go of tensors; those that are not there are none."""
+    def free(self, keys: Iterable[str], client: str | None = None) -> None:
+        """Let go of bundles, of a client's if it is said; those that are not there are none."""
         with self._lock:
             for key in keys:
-                if (held := self._held.pop(key, None)) is not None:
-                    self.nbytes -= nbytes_of(held[1])
+                held = self._held.get(key)
+                if held is not None and (client is None or self._is_of(client, held)):
+                    del self._held[key]
+                    self.nbytes -= held.nbytes
 
     def free_attempt(self, request: Request) -> None:
         """Let go of the outputs of an attempt that nobody waits for."""
         if request.keep:
-            self.free(output_key(request, name) for name in request.keep)
+            of_attempt = bundle_key(request, "")
+            with self._lock:
+                keys = [key for key in self._held if key.startswith(of_attempt)]
+            self.free(keys)
 
     def free_all_of(self, client: str) -> None:
         """Let go of what a client had here."""
         with self._lock:
-            keys = [key for key, (owner, _) in self._held.items() if owner == client]
+            keys = [key for key, held in self._held.items() if held.client == client]
         self.free(keys)
 
     @property
     def _where(self) -> str:
         return f"device {self._descriptor.name} on node {self._descriptor.node}"
 
-    def _is_of(self, client: str, key: str) -> bool:
-        held = self._held.get(key)
-        return held is not None and (held[0] == client or not self._is_shared)
+    def _is_of(self, client: str, bundle: _Bundle) -> bool:
+        return bundle.client == client or not self._is_shared
 
     def _joined(self, message: Join) -> dict[str, Value]:
         """Return what a message has rows made to, as the device keeps it."""
-        keys = {key for _, parts in message.made.values() for key, _ in parts}
-        held = self._tensors(message.client, {key: key for key in keys})
-        arrays = {k: v.to_host() if isinstance(v, RemoteTensor) else v for k, v in held.items()}
+
+        def part(key: str, old: str, rows: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+            value = self._tensors(message.client, key, [old])[old]
+            return value.to_host() if isinstance(value, RemoteTensor) else value, rows
+
         return {
-            key: self._place(join_rows([(arrays[old], rows) for old, rows in parts], layout))
-            for key, (layout, parts) in message.made.items()
+            name: self._place(join_rows([part(*told) for told in parts], layout))
+            for name, (layout, parts) in message.made.items()
         }
 
-    def _tensors(self, client: str, keys: Mapping[str, str]) -> dict[str, Value]:
-        with self._lock:
-            if missing := [name for name, key in keys.items() if not self._is_of(client, key)]:
-                raise TensorError(
-                    f"{self._where} no longer keeps {', '.join(map(repr, missing))}: it was "
-                    "closed, or the device was started again. Make the tensor anew; of a state, "
-                    "reset_state().",
-                    port=missing[0],
-                )
-            return {name: self._held[key][1] for name, key in keys.items()}
+    def _tensors(self, client: str, key: str, ports: Iterable[str]) -> Mapping[str, Value]:
+        """Return a bundle's tensors, of which `ports` are wanted.
 
-
-def _described(value: Value) -> Value:
-    return [element_type_name(value.dtype), list(value.shape)]
+        Raises TensorError: the client has none there.
+        """
+        held = self._held.get(key)
+        if held is None or not self._is_of(client, held):
+            missing = list(ports)
+            raise TensorError(
+                f"{self._where} no longer keeps {', '.join(map(repr, missing))}: it was "
+                "closed, or the device was started again. Make the tensor anew; of a state, "
+                "reset_state().",
+                port=missing[0],
+            )
+        return held.tensors

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
@@ -280,11 +280,12 @@ class DeviceLoop:
             tensors = outputs
             if len(opened.outputs) < len(outputs):
                 tensors = {name: outputs[name] for name in opened.outputs}
-            if request.keep:
-                tensors = self._kept.keep_outputs(opened.client, request, tensors)
+            kept: Mapping[str, tuple[str, tuple[int, ...]]] = {}
+            if request.keep and (kept := self._kept.keep_outputs(opened.client, task, tensors)):
+                tensors = {name: value for name, value in tensors.items() if name not in kept}
                 if self._machine.is_dropped(request):  # in the meantime
                     self._kept.free_attempt(request)
-            self._channel.send(opened.client, _new(Outputs, (task, tensors, runs)))
+            self._channel.send(opened.client, _new(Outputs, (task, tensors, runs, kept)))
 
     def _tell(self, task: Task, message: Message) -> None:
         """Send the task's client a message; nobody knows that of a deployment that never was."""

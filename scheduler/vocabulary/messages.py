@@ -33,12 +33,14 @@ class Values(NamedTuple):
 class Outputs(NamedTuple):
     """To the client: a stage ended that gives outputs of the model, or nothing to any stage.
 
-    In place of an output that its request keeps comes what it is: element type and shape.
+    `kept`: of outputs that its request keeps, in place of them, element type and shape. They are
+    one bundle, under `bundle_key`.
     """
 
     task: Task
     tensors: Mapping[str, Value]
     runs: tuple[StageRun, ...] = ()
+    kept: Mapping[str, tuple[str, tuple[int, ...]]] = {}
 
 
 class Failure(NamedTuple):
@@ -55,43 +57,49 @@ class Dropped(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """To a device: hold a client's tensors, by key, over what it held there.
+    """To a device: hold a bundle of a client's tensors, by name, over what it held under the key.
 
     It answers the client with `Values` of the task, without tensors, or with a `Failure`.
     """
 
     task: Task
     client: str
+    key: str
     tensors: Mapping[str, Value]
 
 
 class Give(NamedTuple):
-    """To a device: send what it keeps, input name -> key, as `Values` of a task to an address.
+    """To a device: send what it keeps as `Values` of a task to an address.
 
-    Where it has not got that, the client is told of a `Failure`. It lets go of `free` besides.
+    `wanted`: of bundles, by key, which of its tensors each input is. Where it has not got them, the
+    client is told of a `Failure`. It lets go of the bundles in `free` besides.
     """
 
     task: Task
     client: str
     address: str
-    keys: Mapping[str, str]
+    wanted: Mapping[str, Mapping[str, str]]
     free: tuple[str, ...] = ()
 
 
-class Join(NamedTuple):
-    """To a device: hold tensors made of rows of others that it keeps, by key.
+#: How rows lie, and which they are: of a bundle's key, a tensor's name and positions.
+RowsOf = tuple[RowLayout, tuple[tuple[str, str, tuple[int, ...]], ...]]
 
-    For each it is said how rows lie, and of which keys they are which. It answers the client with
-    `Values` of the task, without tensors, or with a `Failure`.
+
+class Join(NamedTuple):
+    """To a device: hold a bundle of tensors made of rows of others that it keeps.
+
+    It answers the client with `Values` of the task, without tensors, or with a `Failure`.
     """
 
     task: Task
     client: str
-    made: Mapping[str, tuple[RowLayout, tuple[tuple[str, tuple[int, ...]], ...]]]
+    key: str
+    made: Mapping[str, RowsOf]
 
 
 class Free(NamedTuple):
-    """To a device: let go of what it keeps under keys."""
+    """To a device: let go of the bundles that it keeps under keys."""
 
     keys: tuple[str, ...]
 
@@ -99,6 +107,6 @@ class Free(NamedTuple):
 Message = Values | Outputs | Failure | Dropped | Keep | Give | Join | Free
 
 
-def output_key(request: Request, name: str) -> str:
-    """Return the key of an output that an attempt keeps: no other has it."""
-    return f"{request.deployment}/{request.id}/{request.attempt}/{name}"
+def bundle_key(request: Request, stage: int | str) -> str:
+    """Return the key of what a stage keeps of an attempt; of no stage, what those begin with."""
+    return f"{request.deployment}/{request.id}/{request.attempt}/{stage}"

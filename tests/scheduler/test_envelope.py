@@ -91,9 +91,12 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
     "message",
     [
         Dropped(REQUEST),
-        Give(TASK, "client", "device", {"x": "key/1", "y": "key/2"}, ("key/3",)),
-        Join(TASK, "client", {"key/4": (RowLayout(0, 2, 7, True), (("key/1", (0, 2)),))}),
-        Join(TASK, "client", {"key/4": (RowLayout(1), (("key/1", (0,)), ("key/2", ())))}),
+        Give(TASK, "client", "device", {"key/1": {"x": "y", "z": "y"}, "key/2": {}}, ("key/3",)),
+        Outputs(TASK, {}, (RUN,), {"y": ("float", (2, 3)), "z": ("int64", ())}),
+        Join(TASK, "client", "key/4", {"y": (RowLayout(0, 2, 7, True), (("key/1", "y", (0, 2)),))}),
+        Join(
+            TASK, "client", "k", {"z": (RowLayout(1), (("key/1", "y", (0,)), ("key/2", "z", ())))}
+        ),
         Free(("key/1", "key/2")),
     ],
 )
@@ -109,7 +112,7 @@ def test_a_request_that_keeps_outputs_is_found_again() -> None:
 
 
 def test_tensors_to_be_kept() -> None:
-    message = Keep(TASK, "client", {"key/1": np.arange(6.0), "key/2": np.zeros(INLINE_NBYTES)})
+    message = Keep(TASK, "client", "key", {"x": np.arange(6.0), "y": np.zeros(INLINE_NBYTES)})
     check_tensors(arrived(message), message)
 
 
@@ -273,12 +276,12 @@ SAMPLES = [
             {"x": np.arange(3).astype(ml_dtypes.bfloat16), "s": np.array(["a"], object)},
             (RUN,),
         ),
-        Outputs(TASK, {"y": [np.float32(1), {"k": None}]}),
+        Outputs(TASK, {"y": [np.float32(1), {"k": None}]}, kept={"z": ("float", (1, 2))}),
         Failure(TASK, InferenceError("no", device="d")),
         Dropped(REQUEST._replace(keep=("y",))),
-        Keep(TASK, "client", {"key": np.arange(3)}),
-        Give(TASK, "client", "device", {"x": "key"}),
-        Join(TASK, "client", {"new": (RowLayout(0, 2, 7), (("key", (0, 2)),))}),
+        Keep(TASK, "client", "key", {"x": np.arange(3)}),
+        Give(TASK, "client", "device", {"key": {"x": "y"}}),
+        Join(TASK, "client", "new", {"y": (RowLayout(0, 2, 7), (("key", "y", (0, 2)),))}),
         Free(("key",)),
     )
 ]

@@ -25,7 +25,7 @@ from scheduler.vocabulary.messages import (
     Outputs,
     Task,
     Values,
-    output_key,
+    bundle_key,
 )
 from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import chain
@@ -54,10 +54,10 @@ class Told:
 def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     for client, key in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")):
-        kept.answer(Keep(TASK, client, {key: X[:2]}), told.send)
+        kept.answer(Keep(TASK, client, key, {"t": X[:2]}), told.send)
     assert kept.nbytes == 24
     assert told.sent[-1] == ("a", Values(TASK, {}))
-    kept.answer(Give(TASK, "a", "other", {"x": "1"}, free=("2", "none")), told.send)
+    kept.answer(Give(TASK, "a", "other", {"1": {"x": "t"}}, free=("2", "none")), told.send)
     address, values = told.sent[-1]
     assert address == "other"
     assert isinstance(values, Values)
@@ -65,7 +65,7 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
     assert kept.nbytes == 16
     kept.free_all_of("a")
     assert kept.nbytes == 8
-    kept.answer(Give(TASK, "a", "other", {"x": "1", "y": "3"}), told.send)
+    kept.answer(Give(TASK, "a", "other", {"1": {"x": "t"}, "3": {"y": "t"}}), told.send)
     client, failure = told.sent[-1]
     assert client == "a"
     assert isinstance(failure, Failure)
@@ -76,13 +76,13 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
 def test_rows_of_kept_tensors_are_joined_where_they_are() -> None:
     kept, told = KeptTensors(replace(TOY, memory_nbytes=300), lambda value: value), Told()
     a, b = np.arange(12.0).reshape(2, 3, 2), np.arange(100.0, 102).reshape(1, 1, 2)
-    kept.answer(Keep(TASK, "a", {"1": a, "2": b}), told.send)
+    kept.answer(Keep(TASK, "a", "1", {"a": a, "b": b}), told.send)
     for at_end in (False, True):
         layout = RowLayout(0, 1, 2, at_end)
-        parts = (("2", (0,)), ("1", (1, 0)))
-        kept.answer(Join(TASK, "a", {"3": (layout, parts)}), told.send)
+        parts = (("1", "b", (0,)), ("1", "a", (1, 0)))
+        kept.answer(Join(TASK, "a", "3", {"c": (layout, parts)}), told.send)
         assert told.sent[-1] == ("a", Values(TASK, {}))
-        kept.answer(Give(TASK, "a", "other", {"x": "3"}), told.send)
+        kept.answer(Give(TASK, "a", "other", {"3": {"x": "c"}}), told.send)
         want = np.zeros((3, 2, 2))
         own = slice(1, None) if at_end else slice(2)
         want[0, 1 if at_end else 0], want[1], want[2] = b[0, 0], a[1, own], a[0, own]
@@ -90,7 +90,7 @@ def test_rows_of_kept_tensors_are_joined_where_they_are() -> None:
         assert isinstance(values, Values)
         np.testing.assert_array_equal(values.tensors["x"], want)
     for client, row, error in (("b", 0, TensorError), ("a", 5, DeviceError)):
-        message = Join(TASK, client, {"4": (RowLayout(0), (("1", (row,)),))})
+        message = Join(TASK, client, "4", {"d": (RowLayout(0), (("1", "a", (row,)),))})
         kept.answer(message, told.send)
         to, failure = told.sent[-1]
         assert to == client
@@ -108,12 +108,12 @@ def test_a_device_whose_memory_clients_cannot_have_keeps_tensors_on_the_host() -
 
 def test_what_is_more_than_the_memory_is_refused_and_changes_nothing() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
-    kept.keep("a", {"1": X})
+    kept.keep("a", "1", {"t": X})
     with pytest.raises(DeviceMemoryError, match="TOY on node here keeps 16 bytes"):
-        kept.keep("b", {"2": X, "3": X})
+        kept.keep("b", "2", {"t": X, "u": X})
     assert kept.nbytes == 16
-    kept.keep("a", {"1": X, "2": X})  # what it had under a key makes room
-    kept.answer(Keep(TASK, "b", {"3": X}), told.send)
+    kept.keep("a", "1", {"t": X, "u": X})  # what it had under the key makes room
+    kept.answer(Keep(TASK, "b", "3", {"t": X}), told.send)
     assert isinstance(told.sent[-1][1], Failure)
 
 
@@ -147,8 +147,9 @@ def test_an_output_is_kept_unless_its_attempt_was_dropped(loop: Any, dropped: st
     if dropped is None:
         ((_, outputs),) = told.sent
         assert isinstance(outputs, Outputs)
-        assert outputs.tensors == {name: ["float", [4]]}
-        made.receive(Give(TASK, "client", "other", {"x": output_key(request, name)}))
+        assert (outputs.tensors, outputs.kept) == ({}, {name: ("float", (4,))})
+        wanted = {bundle_key(request, 0): {"x": name}}
+        made.receive(Give(TASK, "client", "other", wanted))
         np.testing.assert_array_equal(told.sent[-1][1].tensors["x"], X + 1)
         made.close_deployment("d")
         assert made.status()["kept_nbytes"] == 16
@@ -161,7 +162,7 @@ def test_what_a_vendor_raises_reaches_the_client_that_asked() -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     kept, told = KeptTensors(TOY, place), Told()
-    kept.answer(Keep(TASK, "a", {"1": X}), told.send)
+    kept.answer(Keep(TASK, "a", "1", {"t": X}), told.send)
     (client, failure), *_ = told.sent
     assert client == "a"
     assert isinstance(failure, Failure)
@@ -172,11 +173,11 @@ def test_what_a_vendor_raises_reaches_the_client_that_asked() -> None:
 
 def test_what_a_client_keeps_is_not_anothers() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
-    kept.keep("a", {"1": X})
-    kept.answer(Keep(TASK, "b", {"1": X[:2]}), told.send)
-    kept.answer(Give(TASK, "b", "other", {"x": "1"}, free=("1",)), told.send)
+    kept.keep("a", "1", {"t": X})
+    kept.answer(Keep(TASK, "b", "1", {"t": X[:2]}), told.send)
+    kept.answer(Give(TASK, "b", "other", {"1": {"x": "t"}}, free=("1",)), told.send)
     assert [type(message) for _, message in told.sent] == [Failure, Failure]
-    kept.answer(Give(TASK, "a", "other", {"x": "1"}), told.send)
+    kept.answer(Give(TASK, "a", "other", {"1": {"x": "t"}}), told.send)
     _, message = told.sent[-1]
     assert isinstance(message, Values)
     np.testing.assert_array_equal(message.tensors["x"], X)

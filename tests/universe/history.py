@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.plugin.remote import RemoteTensor
+from devices.plugin.remote import Kept
 from devices.request.request import Request
 from scheduler.observe.observer import DeviceEvent, ObservedRequest
 from scheduler.universe.client import PlayedClient
@@ -275,10 +275,10 @@ class History:
             model.delivered.append(call.request_id)
             for name in model.deployment.plan.output_names:
                 value = end.get(name)
-                if isinstance(value, RemoteTensor):
+                if isinstance(value, Kept):
                     record: Any = model.records.get(call.request_id)
-                    tensor: Any = value
-                    key = tensor.kept.key
+                    bundle: Any = value.bundle
+                    key = bundle.key
                     if record is not None and f"/{record.attempt}/" not in key:
                         self.breaks(f"call {call.number} is answered by another attempt: {key}")
                     continue
