@@ -7,10 +7,10 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from operator import is_
+from typing import Final
 
 import numpy as np
 import onnxruntime
@@ -23,44 +23,62 @@ from devices.plugin.remote import RemoteTensor
 _BLOCK: Final = 256
 #: Of [batch, heads, length, size].
 _LENGTH: Final = 2
-_NUMBERS: Final = itertools.count()
 
 
-class _Room:
-    """Memory of a cache with room behind it; `length` positions of it are somebody's."""
+class _Rooms:
+    """Memory of a model's caches with room behind them, and what binds a session to it.
 
-    def __init__(self, cache: np.ndarray, length: int) -> None:
-        batch, heads, past, size = cache.shape
-        blocks = -(-length // _BLOCK)
-        self.array = np.zeros((batch, heads, blocks * _BLOCK, size), cache.dtype)
-        self.array[:, :, :past] = cache
-        self.length = past
-        self.number = next(_NUMBERS)
-        #: The session that last lengthened it with others, their numbers, and what binds them.
-        self.bound: tuple[Any, tuple[int, ...], onnxruntime.IOBinding] | None = None
+    `length` positions of each are somebody's.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        pairs: Mapping[str, str],
+        caches: Sequence[np.ndarray],
+        length: int,
+    ) -> None:
+        self.session = session
+        self.binding = session.io_binding()
+        self.arrays: list[np.ndarray] = []
+        self.length = 0
+        self.most = -(-length // _BLOCK) * _BLOCK
+        for (past, present), cache in zip(pairs.items(), caches, strict=True):
+            batch, heads, self.length, size = cache.shape
+            array = np.zeros((batch, heads, self.most, size), cache.dtype)
+            array[:, :, : self.length] = cache
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array)  # the same memory
+            self.binding.bind_ortvalue_input(past, value)
+            self.binding.bind_ortvalue_output(present, value)
+            self.arrays.append(array)
 
 
 class CacheTensor(RemoteTensor):
-    """The first `length` positions of a cache's memory."""
+    """The first positions of a cache's memory, with room behind them."""
 
+    device = "ORT"
     nbytes = 0  # not a property, as it is asked for often
 
-    def __init__(self, room: _Room, length: int) -> None:
-        batch, heads, _, size = room.array.shape
-        self.device = "ORT"
+    def __init__(self, rooms: _Rooms, array: np.ndarray, length: int) -> None:
+        batch, heads, _, size = array.shape
+        self.rooms: Final = rooms
+        self.array: Final = array
         self.shape = (batch, heads, length, size)
-        self.dtype = room.array.dtype
-        self.room: Final = room
-        #: With the room behind it.
-        self.nbytes = room.array.nbytes
+        self.dtype = array.dtype
+        self.nbytes = array.nbytes
+
+    @property
+    def used(self) -> np.ndarray:
+        """What is this tensor's, without a copy."""
+        return self.array[:, :, : self.shape[_LENGTH]]
 
     def to_host(self) -> np.ndarray:
         """Return a copy."""
-        return self.room.array[:, :, : self.shape[_LENGTH]].copy()
+        return self.used.copy()
 
     def copy_from(self, array: np.ndarray) -> None:
         """Take over the contents of an array of the same shape and type."""
-        self.room.array[:, :, : self.shape[_LENGTH]] = array
+        self.used[:] = array
 
 
 class Caches:
@@ -97,9 +115,13 @@ class Caches:
         count = next(places, None)
         return cls(pairs, count) if count else None
 
-    def are_begun(self, given: Mapping[str, Value]) -> bool:
-        """Whether the caches hold something; a session makes those of nothing by itself."""
-        return all(given[past].shape[_LENGTH] for past in self.pairs)
+    def length(self, given: Mapping[str, Value]) -> int:
+        """Return how many positions all caches hold; 0 where they differ.
+
+        A session makes those that hold none by itself.
+        """
+        lengths = {given[past].shape[_LENGTH] for past in self.pairs}
+        return lengths.pop() if len(lengths) == 1 else 0
 
     def run(
         self,
@@ -110,46 +132,44 @@ class Caches:
     ) -> list[Value]:
         """Return what a session makes of caches that hold something; they stay where they are."""
         name, axis = self.count
-        num_new = given[name].shape[axis]
-        longer = [self._longer(given[past], num_new) for past in self.pairs]
-        made: dict[str, Value] = dict(zip(self.pairs.values(), longer, strict=True))
-        binding = self._binding(session, [tensor.room for tensor in longer])
+        past = self.length(given)
+        length = past + given[name].shape[axis]
+        rooms = self._rooms(session, [given[name] for name in self.pairs], past, length)
+        binding = rooms.binding
         for name, value in given.items():
             if name not in self.pairs:
                 binding.bind_cpu_input(name, value)
+        made: dict[str, Value] = {
+            name: CacheTensor(rooms, array, length)
+            for name, array in zip(self.pairs.values(), rooms.arrays, strict=True)
+        }
         others = [name for name in wanted if name not in made]
         for name in others:
             binding.bind_output(name)
         session.run_with_iobinding(binding, options)
-        values = binding.get_outputs()[len(self.pairs) :]  # in the order of binding
-        made |= {name: value.numpy() for name, value in zip(others, values, strict=True)}
+        values = binding.get_outputs_as_ortvaluevector()
+        first = len(made)  # the caches were bound before
+        made |= {name: values[first + i].numpy() for i, name in enumerate(others)}
         return [made[name] for name in wanted]
 
-    def _binding(
-        self, session: onnxruntime.InferenceSession, rooms: Sequence[_Room]
-    ) -> onnxruntime.IOBinding:
-        """Return what has a session read and write memory: the last run's, if it is the same."""
-        numbers = tuple([room.number for room in rooms])
-        if (bound := rooms[0].bound) and bound[0] is session and bound[1] == numbers:
-            return bound[2]
-        binding = session.io_binding()
-        for (past, present), room in zip(self.pairs.items(), rooms, strict=True):
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(room.array)  # the same memory
-            binding.bind_ortvalue_input(past, value)
-            binding.bind_ortvalue_output(present, value)
-        rooms[0].bound = session, numbers, binding
-        return binding
-
-    def _longer(self, cache: CacheTensor | np.ndarray, num_new: int) -> CacheTensor:
-        """Return what a cache becomes: in its memory, unless another run took what is behind it."""
-        past = cache.shape[_LENGTH]
-        length = past + num_new
+    def _rooms(
+        self,
+        session: onnxruntime.InferenceSession,
+        caches: Sequence[CacheTensor | np.ndarray],
+        past: int,
+        length: int,
+    ) -> _Rooms:
+        """Return where caches are lengthened: where they are, unless another run did so before."""
+        rooms: _Rooms | None = getattr(caches[0], "rooms", None)
         with self._lock:
-            if isinstance(cache, CacheTensor):
-                room = cache.room
-                if room.length != past or room.array.shape[_LENGTH] < length:
-                    room = _Room(room.array[:, :, :past], length)
-            else:
-                room = _Room(cache, length)
-            room.length = length
-        return CacheTensor(room, length)
+            if (
+                rooms is None
+                or rooms.session is not session
+                or rooms.length != past
+                or rooms.most < length
+                or not all(map(is_, rooms.arrays, [getattr(c, "array", None) for c in caches]))
+            ):
+                arrays = [c.used if isinstance(c, CacheTensor) else c for c in caches]
+                rooms = _Rooms(session, self.pairs, arrays, length)
+            rooms.length = length
+        return rooms

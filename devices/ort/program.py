@@ -117,7 +117,7 @@ class OrtProgram(Program):
             with NativeCall(stop), context.on_cancel(stop):
                 try:
                     fed = given if self._is_whole else self._feeds(given)
-                    if caches and caches.are_begun(fed):
+                    if caches and caches.length(fed):
                         values = caches.run(self._session, fed, self._wanted, options)
                     else:
                         values = self._session.run(self._wanted, fed, options)

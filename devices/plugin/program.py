@@ -40,11 +40,11 @@ def nbytes_of(value: Any) -> int:
     else:
         return 0 if value is None else 8
     total = 0
-    for item in items:
-        if type(item) is np.ndarray and not item.dtype.hasobject:  # most by far
-            total += item.nbytes
-        elif type(item) is not Kept:  # which is elsewhere
-            total += nbytes_of(item)
+    for item in items:  # most are arrays and remote tensors, which are asked here
+        nbytes = getattr(item, "nbytes", None)
+        if nbytes is None or (type(item) is np.ndarray and item.dtype.hasobject):
+            nbytes = 0 if type(item) is Kept else nbytes_of(item)
+        total += nbytes
     return total
 
 

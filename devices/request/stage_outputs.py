@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -13,8 +14,8 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
 
-#: An output of a tensor port, on the host or on its device.
-_ARRAYS: Final = (np.ndarray, RemoteTensor)
+#: What may share memory.
+_SHARING: Final = (np.ndarray, list)
 
 
 class StageOutputs:
@@ -62,7 +63,7 @@ class StageOutputs:
             tensor = np.asarray(value) if isinstance(value, np.generic) else value
             if dtype is not None and not _fits(tensor, dtype, port):
                 raise self._unexpected(len(received), tensor)
-            received.append(_own(tensor, taken))
+            received.append(_own(tensor, taken) if isinstance(tensor, _SHARING) else tensor)
         return received
 
     def _unexpected(self, position: int, value: Value) -> InferenceError:
@@ -79,8 +80,14 @@ class StageOutputs:
         )
 
 
+@cache
+def _is_tensor(kind: type) -> bool:
+    """Whether values of a class are tensors, on the host or on a device."""
+    return issubclass(kind, (np.ndarray, RemoteTensor))
+
+
 def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
-    if not isinstance(value, _ARRAYS):
+    if not _is_tensor(type(value)):
         return False
     same = value.dtype == dtype or (dtype.kind == "O" and value.dtype.kind in "UST")
     return same and port.accepts(value.shape)

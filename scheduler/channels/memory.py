@@ -38,13 +38,7 @@ class MemoryChannel:
             return
         if type(message) is Values:
             task, given, runs = message
-            tensors = {}
-            for name, value in given.items():
-                if type(value) is np.ndarray and value.flags.writeable:  # most values by far
-                    value = value.view()
-                    value.flags.writeable = False
-                tensors[name] = value if type(value) is np.ndarray else read_only(value)
-            message = tuple.__new__(Values, (task, tensors, runs))
+            message = tuple.__new__(Values, (task, read_only(given), runs))
         elif isinstance(message, Keep):
             message = message._replace(tensors=read_only(message.tensors))
         receive(message)
@@ -56,15 +50,23 @@ class MemoryChannel:
 
 def read_only(value: Any) -> Any:
     """Return a value whose arrays cannot be written to: other stages read the same memory."""
-    if isinstance(value, np.ndarray):
-        if not value.flags.writeable:
-            return value
-        view = value.view()
-        view.flags.writeable = False
-        return view
-    if isinstance(value, list):
+    kind = type(value)
+    if kind is np.ndarray:
+        if value.flags.writeable:
+            value = value.view()
+            value.flags.writeable = False
+        return value
+    if kind is list:
         return [read_only(item) for item in value]
     # To ask for an abstract class takes longest: remote tensors are kept from it.
-    if type(value) is dict or (not hasattr(value, "nbytes") and isinstance(value, Mapping)):
-        return {name: read_only(item) for name, item in value.items()}
+    if kind is dict or (not hasattr(value, "nbytes") and isinstance(value, Mapping)):
+        found = {}
+        for name, item in value.items():
+            if type(item) is np.ndarray and item.flags.writeable:  # most by far
+                item = item.view()
+                item.flags.writeable = False
+            elif not hasattr(item, "nbytes"):
+                item = read_only(item)
+            found[name] = item
+        return found
     return value

@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -132,7 +133,7 @@ class DeviceHost:
         inputs: Sequence[Value],
         *,
         ready_s: float | None = None,
-        left: Collection[str] = (),
+        left: frozenset[str] = frozenset(),
     ) -> tuple[dict[str, Value], StageRun]:
         """Run a stage once; return its outputs by name, and how it went.
 
@@ -149,8 +150,7 @@ class DeviceHost:
             compiled = self._stages.get(key) or self._stage(*key)
             context.profile = request.profile or compiled.profiles
             if left:
-                named = enumerate(compiled.output_names)
-                context.left = frozenset(i for i, name in named if name in left)
+                context.left = _positions(compiled.output_names, left)
             if self._cancelled and request in self._cancelled:
                 raise RequestCancelledError(
                     f"request {request.id}, attempt {request.attempt}: cancelled before stage "
@@ -330,6 +330,11 @@ class _Typed:
             node=node,
             cause=shown(error, repr),
         ) from (error if _is_plain(error) else None)
+
+
+@lru_cache  # a stage's are the same in each run
+def _positions(names: tuple[str, ...], wanted: frozenset[str]) -> frozenset[int]:
+    return frozenset(i for i, name in enumerate(names) if name in wanted)
 
 
 def _is_plain(error: BaseException) -> bool:

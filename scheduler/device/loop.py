@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from scheduler.device.host import DeviceHost
 from scheduler.device.kept import KeptTensors
 from scheduler.device.machine import DeviceMachine, TaskState
 from scheduler.vocabulary import events
-from scheduler.vocabulary.events import DeviceInstruction, Run, StageOpened
+from scheduler.vocabulary.events import DeviceInstruction, Run, Send, StageOpened
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -180,7 +181,7 @@ class DeviceLoop:
                 del self._begun[thread]
                 return
             try:
-                left = self._left(due) if self._leaves_outputs else ()
+                left = self._left(due) if self._leaves_outputs else frozenset()
                 inputs = list(map(due.tensors.__getitem__, due.stage.opened.inputs))
                 request, number = due.task
                 due.outputs, went = self.host.run_stage(
@@ -217,14 +218,11 @@ class DeviceLoop:
             instructions = self._machine.end(run, failure)
         self._follow(instructions)
 
-    def _left(self, run: Run) -> set[str]:
+    def _left(self, run: Run) -> frozenset[str]:
         """Return the outputs of a run that nobody wants outside the device."""
         request, opened = run.task.request, run.stage.opened
         sends = opened.sends.get(request.route, ())
-        inside = {name for s in sends if s.address == self.address for name in s.tensors}
-        outside = {name for s in sends if s.address != self.address for name in s.tensors}
-        outside.update(name for name in opened.outputs if name not in request.keep)
-        return {*inside, *request.keep} - outside
+        return _left(self.address, sends, opened.outputs, request.keep)
 
     def _send_left(self, address: str, message: Message) -> None:
         if not isinstance(message, Values):
@@ -306,3 +304,13 @@ class DeviceLoop:
             device=name,
             cause=repr(error),
         )
+
+
+@lru_cache  # a stage's are the same in each run
+def _left(
+    address: str, sends: tuple[Send, ...], outputs: tuple[str, ...], keep: tuple[str, ...]
+) -> frozenset[str]:
+    """Return what is sent to `address` alone, or kept there."""
+    inside = {name for s in sends if s.address == address for name in s.tensors}
+    outside = {name for s in sends if s.address != address for name in s.tensors}
+    return frozenset({*inside, *keep} - outside - ({*outputs} - {*keep}))

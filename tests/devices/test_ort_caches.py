@@ -73,13 +73,13 @@ def test_a_cache_grows_in_place_as_a_session_grows_copies(
 ) -> None:
     made: list[int] = []
 
-    def counted(cache: np.ndarray, length: int) -> Any:
-        room = room_of(cache, length)
-        made.append(room.array.shape[2])
-        return room
+    def counted(*given: Any) -> Any:
+        rooms = rooms_of(*given)
+        made.append(rooms.most)
+        return rooms
 
-    room_of: Any = MODULE._Room
-    monkeypatch.setattr(MODULE, "_Room", counted)
+    rooms_of: Any = MODULE._Rooms
+    monkeypatch.setattr(MODULE, "_Rooms", counted)
     peer = pytest.importorskip("onnxruntime").InferenceSession(attention().SerializeToString())
     caches = [np.zeros((1, 2, 0, 8), np.float32)] * 2
     rng = np.random.default_rng(3)
@@ -96,7 +96,7 @@ def test_a_cache_grows_in_place_as_a_session_grows_copies(
             states: Any = request.query_state()
             for state, cache in zip(states, caches, strict=True):
                 np.testing.assert_allclose(state.state.data, cache, rtol=1e-6)
-        assert made == [4, 4, 8, 8, 12, 12, 16, 16]
+        assert made == [4, 8, 12, 16]
 
 
 def program() -> Any:
@@ -120,7 +120,7 @@ def test_two_that_go_on_from_one_cache_do_not_write_over_each_other() -> None:
     _, *one = step(compiled, caches, 5, seed=1)
     before = one[0].to_host()
     _, *two = step(compiled, caches, 5, seed=2)
-    assert one[0].room is caches[0].room is not two[0].room
+    assert one[0].rooms is caches[0].rooms is not two[0].rooms
     assert np.array_equal(one[0].to_host(), before)
     assert not np.array_equal(two[0].to_host()[:, :, 5], before[:, :, 5])
     assert np.array_equal(two[0].to_host()[:, :, :5], before[:, :, :5])
@@ -138,3 +138,20 @@ def test_a_cache_that_is_wanted_outside_is_an_array() -> None:
     assert [c.shape for c in caches] == [(1, 2, 4, 8)] * 2
     assert all(type(value) is np.ndarray for value in step(compiled, caches, 4, 1, stay=False))
     assert isinstance(compiled.export_model(), Payload)
+
+
+def test_caches_that_are_not_as_a_run_left_them_are_copied_or_left_to_the_session() -> None:
+    compiled = program()
+    begun = [np.random.default_rng(i).standard_normal((1, 2, 4, 8)).astype("f") for i in (1, 2)]
+    _, *caches = step(compiled, begun, 4, seed=0)
+    swapped = caches[::-1]
+    want = step(compiled, [c.to_host() for c in swapped], 5, seed=1, stay=False)
+    y, *made = step(compiled, swapped, 5, seed=1)
+    assert made[0].rooms is not caches[0].rooms
+    np.testing.assert_allclose([y], [want[0]], rtol=1e-6)
+    for cache, other in zip(made, want[1:], strict=True):
+        np.testing.assert_allclose(cache.to_host(), other, rtol=1e-6)
+    of_another = program()
+    _, *moved = step(of_another, made, 6, seed=2)
+    assert moved[0].rooms is not made[0].rooms
+    assert moved[0].shape == (1, 2, 7, 8)

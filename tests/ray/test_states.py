@@ -25,7 +25,7 @@ def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lo
         request = compiled.create_infer_request()
         want = expected(decoder())
         assert generated(request) == want
-        kept = {s.name: s._states._values[s.name].device for s in request.query_state()}
+        kept = {s.name: s._states._values[s.name].bundle.device for s in request.query_state()}
         assert kept == {f"past.{i}.{kind}": f"CPU.{i}" for i in (0, 1) for kind in ("key", "value")}
         executor: Any = core.executor
         os.kill(executor._ask(executor._devices.device("CPU.1"), "ping"), signal.SIGKILL)
