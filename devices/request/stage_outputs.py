@@ -87,7 +87,8 @@ def _is_tensor(kind: type) -> bool:
 
 
 def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
-    if not _is_tensor(type(value)):
+    kind: Any = type(value)
+    if not _is_tensor(kind):
         return False
     same = value.dtype == dtype or (dtype.kind == "O" and value.dtype.kind in "UST")
     return same and port.accepts(value.shape)
