@@ -56,7 +56,7 @@ class _Slots:
 
     def _put(self, task: Task, results: Sequence[Any]) -> None:
         """Put results where they belong, or raise with them all if one is not as in the trace."""
-        values, lent = self.values, self._trace.lent
+        values = self.values
         for slot, result in zip(task.slots.writes, results, strict=False):
             if slot is None or result is values[slot]:
                 continue
@@ -64,13 +64,7 @@ class _Slots:
             shape, dtype, *_ = self._trace.values[slot]
             if not is_plain(array) or array.shape != shape or array.dtype != dtype:
                 raise _OtherShapeError(tuple(results))
-            if slot in lent:
-                values[slot] = self.own(array)
-            else:
-                np.copyto(values[slot], array)
-        for slot in task.slots.dying:
-            if slot in lent:
-                values[slot] = None
+            np.copyto(values[slot], array)
 
 
 class BoundBlock:
@@ -94,8 +88,7 @@ class BoundBlock:
         for slot, array in trace.known.items():
             self._values[slot] = array
         for slot in block.input_slots:
-            if slot not in trace.lent:
-                self._values[slot] = self._place(slot)
+            self._values[slot] = self._place(slot)
         self._slots = _Slots(self._values, trace, memory)
         #: Indices of the tasks that have something to do, and their calls.
         self._indices: list[int] = []
@@ -108,19 +101,8 @@ class BoundBlock:
 
     def run(self, inputs: Sequence[np.ndarray], context: RunContext) -> list[Value]:
         """Compute the outputs from inputs of the shapes of the trace."""
-        values, lent = self._values, self._trace.lent
-        try:
-            for slot, given in zip(self._block.input_slots, inputs, strict=True):
-                if slot in lent:
-                    values[slot] = given
-                else:
-                    np.copyto(values[slot], given)
-            return self._run(context)
-        finally:
-            for slot in lent:
-                values[slot] = None
-
-    def _run(self, context: RunContext) -> list[Value]:
+        for slot, given in zip(self._block.input_slots, inputs, strict=True):
+            np.copyto(self._values[slot], given)
         self._slots.context = context
         check = context.check_cancelled
         i = 0
@@ -180,13 +162,9 @@ class BoundBlock:
             store(self._values, task.slots.writes, task.call(*inputs))
             return ()
         for slot in written:
-            if slot not in self._trace.lent:
-                self._values[slot] = self._place(slot)
+            self._values[slot] = self._place(slot)
         if task.call is None:
             return [partial(self._slots.step, task, step)]
-        calls = None
-        if self._trace.lent.isdisjoint(written) and self._trace.lent.isdisjoint(task.slots.reads):
-            outputs = [None if slot is None else self._values[slot] for slot in task.slots.writes]
-            recording = self._trace.recordings.get(i)
-            calls = calls_of(task, recording, self._scratch(i), outputs, inputs)
+        outputs = [None if slot is None else self._values[slot] for slot in task.slots.writes]
+        calls = calls_of(task, self._trace.recordings.get(i), self._scratch(i), outputs, inputs)
         return calls or [partial(self._slots.call, task, task.call)]

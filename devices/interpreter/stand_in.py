@@ -13,7 +13,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from devices.interpreter.calls import Call
 from devices.interpreter.copies import copy_call
-from devices.interpreter.tape import Place, Recording, Step, copying, edited, layouts_of
+from devices.interpreter.tape import Place, Recording, Step, copying, layouts_of, recording_of
 
 #: Steps beyond which a call of the kernel costs no more than they do.
 _MOST_STEPS: Final = 500
@@ -75,20 +75,13 @@ class Tape:
             self._steps.append(Step(make, tuple(map(self.place, arrays))))
         return to
 
-    def elementwise(self, make: Callable[..., Call], *arrays: Any) -> StandIn:
-        """Add a step that takes each element by itself, other arrays broadcast to the last."""
-        to = self.step(make, *arrays)
-        if to.size:
-            self._steps[-1] = self._steps[-1]._replace(is_elementwise=True)
-        return to
-
     def copied(self, x: StandIn | np.ndarray, to: StandIn) -> StandIn:
         """Add a step that copies x to `to`, with which it may broadcast."""
-        return self.elementwise(copying, x, to)
+        return self.step(copying, x, to)
 
     def chosen(self, x: Any, condition: Any, to: StandIn) -> StandIn:
         """Add a step that copies x to `to` where a condition is True."""
-        return self.elementwise(lambda a, c, y: partial(np.copyto, y, a, where=c), x, condition, to)
+        return self.step(lambda a, c, y: partial(np.copyto, y, a, where=c), x, condition, to)
 
     def recording(
         self, found: Sequence[Any], results: Sequence[np.ndarray | None]
@@ -105,7 +98,7 @@ class Tape:
             if not own or given.real.strides != result.strides or given.dtype != result.dtype:
                 given = self.copied(given, self.made(np.empty_like(result)))
             buffers.append(given.buffer)
-        return edited(self._steps, self._layouts, buffers, self._constants, self._sizes)
+        return recording_of(self._steps, self._layouts, buffers, self._constants, self._sizes)
 
 
 def _real(value: Any) -> Any:
@@ -226,14 +219,12 @@ class StandIn(NDArrayOperatorsMixin):
         if to is None:
             to = self.tape.made(ufunc(*map(_real, arrays)))
         if where is not True:
-            return self.tape.elementwise(
+            return self.tape.step(
                 lambda *xs: partial(ufunc, *xs[:-2], out=xs[-1], where=xs[-2]), *arrays, where, to
             )
         if ufunc in _NAMED_OUTPUT:
-            return self.tape.elementwise(
-                lambda *xs: partial(ufunc, *xs[:-1], out=xs[-1]), *arrays, to
-            )
-        return self.tape.elementwise(partial(partial, ufunc), *arrays, to)
+            return self.tape.step(lambda *xs: partial(ufunc, *xs[:-1], out=xs[-1]), *arrays, to)
+        return self.tape.step(partial(partial, ufunc), *arrays, to)
 
     def _reduce(
         self, ufunc: Any, x: StandIn, axis: Any = 0, dtype: Any = None, *, to: Any = None,
@@ -322,23 +313,6 @@ class _Functions:
             to.tape.chosen(x, where, to)
 
     @staticmethod
-    def einsum(subscripts: str, x: StandIn, out: Any = None) -> StandIn:
-        """Record the one sum that kernels leave to `einsum`: that of short rows."""
-        if subscripts != "...i->..." or out is not None:
-            raise CannotRecord
-        to = x.tape.made(np.einsum(subscripts, x.real))
-        return x.tape.step(lambda x, y: partial(np.einsum, "...i->...", x, out=y), x, to)
-
-    @staticmethod
-    def argmax(x: StandIn, axis: Any = None, keepdims: bool = False) -> StandIn:
-        if axis not in (-1, x.ndim - 1):
-            raise CannotRecord
-        to = x.tape.made(np.argmax(x.real, axis, keepdims=keepdims))
-        found = to[..., 0] if keepdims else to
-        x.tape.step(lambda x, y: partial(x.argmax, -1, y), x, found)
-        return to
-
-    @staticmethod
     def take(x: Any, indices: Any, axis: Any = None) -> StandIn:
         # In range they are the same for `clip`, which alone writes without a copy of its own.
         known = not isinstance(indices, StandIn) and np.min(indices, initial=0) >= 0
@@ -350,14 +324,6 @@ class _Functions:
             lambda x, at, y: partial(x.take, at, axis, y, mode), x, indices, to
         )
         return taken
-
-    @staticmethod
-    def take_along_axis(x: StandIn, indices: Any, axis: int) -> StandIn:
-        """Record the taking of one element of each row, found by `argmax`."""
-        if axis % x.ndim != x.ndim - 1 or not x.flags.c_contiguous or indices.shape[-1] != 1:
-            raise CannotRecord
-        to = x.tape.made(np.take_along_axis(x.real, indices.real, axis))
-        return x.tape.step(_picking, x, indices, to)
 
     @staticmethod
     def concatenate(arrays: Sequence[Any], axis: int = 0) -> StandIn:
@@ -395,9 +361,3 @@ class _Functions:
         total: StandIn = x.sum(axis, keepdims)
         total /= x.dtype.type(x.size // total.size)
         return total
-
-
-def _picking(x: np.ndarray, indices: np.ndarray, y: np.ndarray) -> Call:
-    flat, places, to = (a.reshape(-1, copy=False) for a in (x, indices, y))
-    first = np.arange(0, x.size, x.shape[-1])
-    return lambda: flat.take(first + places, None, to, "clip")

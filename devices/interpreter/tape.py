@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -31,14 +31,10 @@ class Place(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One call: `make` makes it of the arrays at `places`, the last of which it writes to.
-
-    `is_elementwise`: each element by itself, whatever the order of the axes.
-    """
+    """One call: `make` makes it of the arrays at `places`, the last of which it writes to."""
 
     make: Callable[..., Call]
     places: tuple[Place, ...]
-    is_elementwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class Recording:
 
     `layouts` are the shapes and strides of its inputs, whose buffers are numbered as they are;
     `outputs` the buffers of its results. The other buffers are `constants`, or lie in `nbytes` of
-    memory of its own at `offsets`. The result may lie over each of the inputs `over`.
+    memory of its own at `offsets`.
     """
 
     steps: tuple[Step, ...]
@@ -56,7 +52,6 @@ class Recording:
     constants: Mapping[int, np.ndarray]
     offsets: Mapping[int, int]
     nbytes: int
-    over: tuple[int, ...]
 
     def calls(
         self, scratch: Scratch, outputs: Sequence[np.ndarray | None], inputs: Sequence[Any]
@@ -107,17 +102,15 @@ def bytes_of(array: np.ndarray) -> np.ndarray:
     return np.asarray(_Bytes(array))
 
 
-def edited(
+def recording_of(
     steps: Sequence[Step],
     layouts: tuple[Any, ...],
     outputs: Sequence[int],
     constants: Mapping[int, np.ndarray],
     sizes: Mapping[int, int],
 ) -> Recording:
-    """Return a recording that uses little memory; `sizes` are those of the buffers of its own."""
+    """Return a recording whose own buffers, those of `sizes`, share memory."""
     own = set(sizes).difference(outputs)
-    steps = _in_place(steps, own, sizes)
-    over = () if len(outputs) != 1 else tuple(_over(steps, len(layouts), outputs[0]))
     spans: dict[int, Span] = {}
     for i, step in enumerate(steps):
         for place in step.places:
@@ -127,45 +120,7 @@ def edited(
                 first, _, nbytes = spans.get(place.buffer, (i, i, 0))
                 spans[place.buffer] = Span(first, i, max(nbytes, end))
     offsets, nbytes = lay_out(spans)
-    return Recording(tuple(steps), layouts, tuple(outputs), constants, offsets, nbytes, over)
-
-
-def _mentions(steps: Sequence[Step]) -> dict[int, list[int]]:
-    """Return the indices of the steps that touch each buffer."""
-    found: dict[int, list[int]] = {}
-    for i, step in enumerate(steps):
-        for buffer in {place.buffer for place in step.places}:
-            found.setdefault(buffer, []).append(i)
-    return found
-
-
-def _in_place(steps: Sequence[Step], own: set[int], sizes: Mapping[int, int]) -> list[Step]:
-    """Return the steps, an element-wise result in the memory of an operand that ends there."""
-    found = _mentions(steps)
-    first = {buffer: at[0] for buffer, at in found.items()}
-    last = {buffer: at[-1] for buffer, at in found.items()}
-    into: dict[int, int] = {}
-    for i, step in enumerate(steps):
-        *read, written = step.places
-        if not step.is_elementwise or first[written.buffer] != i or written.buffer not in sizes:
-            continue
-        for place in read:
-            if (
-                place.buffer in own and place.buffer not in into and last[place.buffer] == i
-                and place[1:] == written[1:]
-                and sizes[place.buffer] == written.nbytes == sizes[written.buffer]
-            ):  # fmt: skip
-                into[place.buffer] = written.buffer
-                break
-
-    def final(place: Place) -> Place:
-        buffer = place.buffer
-        while buffer in into:
-            buffer = into[buffer]
-        return place._replace(buffer=buffer)
-
-    moved = [step._replace(places=tuple(map(final, step.places))) for step in steps]
-    return [s for s in moved if s.make is not copying or s.places[0] != s.places[1]]
+    return Recording(tuple(steps), layouts, tuple(outputs), constants, offsets, nbytes)
 
 
 def copying(x: np.ndarray, y: np.ndarray) -> Call:
@@ -173,21 +128,3 @@ def copying(x: np.ndarray, y: np.ndarray) -> Call:
     if x.shape == y.shape and x.dtype == y.dtype:
         return copy_call(y, x)
     return partial(np.copyto, y, x, casting="unsafe")
-
-
-def _over(steps: Sequence[Step], inputs: int, output: int) -> Iterator[int]:
-    """Yield the inputs that the result may lie over: nothing of them is read too late."""
-    found = _mentions(steps)
-    if output not in found:
-        return
-    at = found[output][0]
-    written = steps[at].places[-1]
-    for number in range(inputs):
-        places = [p for step in steps for p in step.places if p.buffer == number]
-        if (
-            all(place[1:] == written[1:] for place in places)
-            and written.buffer == output
-            and all(i <= at for i in found.get(number, ()))
-            and (steps[at].is_elementwise or at not in found.get(number, ()))
-        ):
-            yield number

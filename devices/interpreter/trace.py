@@ -30,8 +30,7 @@ _MOST_KNOWN_NBYTES: Final = 1 << 18
 class Traced(NamedTuple):
     """An array that a run made.
 
-    `buffer` names the memory that it lies in; `is_view`: as a view of another value; `is_whole`: it
-    is all of that memory.
+    `buffer` names the memory that it lies in; `is_view`: as a view of another value.
     """
 
     shape: tuple[int, ...]
@@ -39,15 +38,13 @@ class Traced(NamedTuple):
     strides: tuple[int, ...]
     buffer: int
     is_view: bool = False
-    is_whole: bool = True
 
 
 @dataclass(slots=True)
 class Trace:
     """What every run with inputs of the same shapes does, up to the task of index `stop`.
 
-    `known` are values that depend on those shapes alone; `values` the others, by slot. Those that
-    are `lent` stay where the caller or the kernel put them, for only kernels read them.
+    `known` are values that depend on those shapes alone; `values` the others, by slot.
     `recordings` are what the kernels of tasks do whose calls nobody makes, by index.
     `scratch_nbytes` are what the own steps of tasks need, by index. `offsets` tell where the memory
     of a value's buffer begins and, at ``~index``, that for a task's own steps.
@@ -56,7 +53,6 @@ class Trace:
     known: dict[int, np.ndarray] = field(default_factory=dict)
     values: dict[int, Traced] = field(default_factory=dict)
     recordings: dict[int, Recording] = field(default_factory=dict)
-    lent: frozenset[int] = frozenset()
     stop: int = 0
     scratch_nbytes: dict[int, int] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
@@ -138,9 +134,6 @@ class _TracedRun:
         self._spans: dict[int, Span] = {}
         #: Buffer -> how many slots that are still read lie in it.
         self._readers: dict[int, int] = {}
-        #: Slots whose arrays need not stay in one place, and those that views and calls read.
-        self._free = set(block.input_slots)
-        self._read = set[int]()
         self._constants = {i for i, value in enumerate(block.template) if value is not None}
         for slot, value in zip(block.input_slots, inputs, strict=True):
             self._make(slot, value.copy(), -1)
@@ -157,7 +150,6 @@ class _TracedRun:
             for slot, value in named:
                 self.values[slot] = self.trace.known[slot] = frozen(value)
         elif self._is_view(task, inputs, [value for _, value in named]):
-            self._read.add(task.slots.reads[0])
             for slot, value in named:
                 self._show(slot, value, task.slots.reads[0])
         else:
@@ -182,48 +174,28 @@ class _TracedRun:
     def _keep(
         self, i: int, task: Task, inputs: Sequence[Value], named: list[tuple[int, Any]]
     ) -> None:
-        """Give the results memory, an input's that ends here where that is allowed."""
+        """Give the results memory, and what the task's own steps need."""
         for slot, value in named:
-            self.values[slot] = _dense(value)
-        over = self._over(i, task, inputs)
-        for slot, _ in named:
-            value = self.values[slot]
-            self._make(slot, value, i, None if over is None else self._donor(task, over, value))
-        if over is not None:
-            self._read.update(task.slots.reads)
-        else:
-            self._free.update(slot for slot, _ in named)
-
-    def end(self) -> None:
-        """Give each buffer its place; those that are still read are needed to the end."""
-        self.trace.lent = frozenset(self._free - self._read)
-        spans = {
-            buffer: span._replace(last=self.trace.stop) if self._readers.get(buffer) else span
-            for buffer, span in self._spans.items()
-            if buffer not in self.trace.lent
-        }
-        self.trace.offsets, self.trace.nbytes = lay_out(spans)
-
-    def _over(self, i: int, task: Task, inputs: Sequence[Value]) -> tuple[int, ...] | None:
-        """Return the inputs that a task's result may lie over; None if it has no calls.
-
-        Notes the memory for its own steps.
-        """
-        scratch = Scratch()
+            self._make(slot, _dense(value), i)
         outputs = [None if slot is None else self.values[slot] for slot in task.slots.writes]
-        over: tuple[int, ...] = ()
+        scratch = Scratch()
         if calls_of(task, None, scratch, outputs, inputs) is None:
             varying = [not self._is_constant(slot) for slot in task.slots.reads]
             recording = recorded(task, inputs, varying, outputs)
-            if recording is None:
-                return None
-            self.trace.recordings[i] = recording
-            recording.calls(scratch, outputs, inputs)
-            over = recording.over
+            if recording is not None:
+                self.trace.recordings[i] = recording
+                recording.calls(scratch, outputs, inputs)
         if scratch.nbytes:
             self.trace.scratch_nbytes[i] = scratch.nbytes
             self._spans[~i] = Span(i, i, scratch.nbytes)
-        return over
+
+    def end(self) -> None:
+        """Give each buffer its place; those that are still read are needed to the end."""
+        spans = {
+            buffer: span._replace(last=self.trace.stop) if self._readers.get(buffer) else span
+            for buffer, span in self._spans.items()
+        }
+        self.trace.offsets, self.trace.nbytes = lay_out(spans)
 
     def _is_constant(self, slot: int) -> bool:
         return slot == 0 or slot in self._constants or slot in self.trace.known
@@ -246,35 +218,17 @@ class _TracedRun:
             return False
         return all(np.may_share_memory(result, inputs[0]) for result in results)
 
-    def _donor(self, task: Task, over: Sequence[int], result: np.ndarray) -> int | None:
-        """Return the buffer of an input that dies here and that the result may lie over."""
-        reads = task.slots.reads
-        others = {slot for i, slot in enumerate(reads) if i not in over}
-        for slot in dict.fromkeys(reads):
-            ends = slot in task.slots.dying and slot not in others
-            value = self.trace.values.get(slot) if ends else None
-            if value is None or not value.is_whole or self._readers[value.buffer] != 1:
-                continue
-            if value[:3] == (result.shape, result.dtype, result.strides):
-                return value.buffer
-        return None
-
-    def _make(self, slot: int, value: np.ndarray, i: int, over: int | None = None) -> None:
+    def _make(self, slot: int, value: np.ndarray, i: int) -> None:
         self.values[slot] = value
-        buffer = slot if over is None else over
-        self.trace.values[slot] = Traced(value.shape, value.dtype, value.strides, buffer)
-        self._readers[buffer] = self._readers.get(buffer, 0) + 1
-        if over is None:
-            self._spans[buffer] = Span(i, i, value.nbytes)
+        self.trace.values[slot] = Traced(value.shape, value.dtype, value.strides, slot)
+        self._readers[slot] = 1
+        self._spans[slot] = Span(i, i, value.nbytes)
 
     def _show(self, slot: int, value: np.ndarray, of: int) -> None:
         self.values[slot] = value
-        source = self.trace.values[of]
-        is_whole = source.is_whole and value.size == self.values[of].size
-        self.trace.values[slot] = Traced(
-            value.shape, value.dtype, value.strides, source.buffer, True, is_whole
-        )
-        self._readers[source.buffer] += 1
+        buffer = self.trace.values[of].buffer
+        self.trace.values[slot] = Traced(value.shape, value.dtype, value.strides, buffer, True)
+        self._readers[buffer] += 1
 
     def _release(self, buffer: int, i: int) -> None:
         self._readers[buffer] -= 1

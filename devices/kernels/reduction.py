@@ -13,12 +13,6 @@ from devices.kernels.axes import axes_of, axis_of
 from devices.kernels.element_types import Array, Kernel, Xp, in_float32, is_float
 from devices.kernels.registry import op
 
-#: Elements up to which adding one by one, in vector lanes, is as exact as float32 needs.
-SHORT_ROW = 4096
-
-#: Elements up to which finding the greatest's position takes less time than the greatest.
-TINY_ROW = 512
-
 #: Reduces an array over axes (None: all), keeping them as ones or not.
 _Reduce = Callable[[Xp, Array, tuple[int, ...] | None, bool], Array]
 
@@ -56,13 +50,6 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
 @_reduction("ReduceSum", axes_input_since=13)
 def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the sum; 0 if there are no elements."""
-    last = tuple(range(data.ndim - len(axes), data.ndim)) if axes else ()
-    if axes and axes == last and data.dtype.kind == "f" and data.size and data.flags.c_contiguous:
-        # Short rows are added three times faster by einsum; long ones more exactly in pairs.
-        leading, row = data.shape[: axes[0]], prod(data.shape[axes[0] :])
-        if row <= SHORT_ROW:
-            total = xp.einsum("...i->...", data.reshape(*leading, row))
-            return total.reshape(leading + (1,) * len(axes)) if keepdims else total
     return xp.sum(data, axis=axes, keepdims=keepdims, dtype=data.dtype)
 
 
@@ -89,12 +76,6 @@ def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
     """Return the greatest element; the least value of the type if there are none."""
     if not data.size:
         return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[0], data.dtype)
-    has_rows = axes == (data.ndim - 1,) and data.flags.c_contiguous
-    if has_rows and data.dtype.kind == "f" and data.shape[-1] <= TINY_ROW:
-        # numpy finds the position of a short row's greatest element faster than its value.
-        where = xp.argmax(data, axis=-1, keepdims=True)
-        top = xp.take_along_axis(data, where, axis=-1)
-        return top if keepdims else top[..., 0]
     return xp.max(data, axis=axes, keepdims=keepdims)
 
 
