@@ -47,14 +47,6 @@ class ActorDevice:
         return found
 
 
-#: Takes a device whose actor has ended, and what Ray says of it.
-OnEnd = Callable[[ActorDevice, BaseException], None]
-
-
-def _nothing(device: ActorDevice, error: BaseException) -> None:
-    """Leave it to those who use the device to find out."""
-
-
 @dataclass(frozen=True, slots=True)
 class PoolTable:
     """What a pool's keeper says.
@@ -76,9 +68,9 @@ class RayDevices:
     """The devices that the nodes list, and the actors of those that are used.
 
     `specs`, `counts`, `probe_timeout_s`: as of `NodeSurvey`.
-    `load_timeout_s`: seconds that a device may take to answer.
     `ended`: is given a device whose actor has ended, and Ray's reason, in a thread of Ray's that
         must not be kept.
+    `load_timeout_s`: seconds that a device may take to answer.
     `pool`: the cluster's, whose devices are used rather than devices of our own.
     `keeper`: the actor of the pool's keeper, for its clients: it asks nodes, and starts devices.
     """
@@ -88,9 +80,9 @@ class RayDevices:
         session: RaySession,
         specs: Sequence[PluginSpec],
         counts: Mapping[str, int],
+        ended: Callable[[ActorDevice, BaseException], None],
         probe_timeout_s: float,
         load_timeout_s: float = 3600.0,
-        ended: OnEnd = _nothing,
         pool: Pool | None = None,
         keeper: Any = None,
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import secrets
@@ -107,87 +108,70 @@ class RayExecutor:
         keeps_pool: bool = False,
     ) -> None:
         self._session = connect(address, options=ray_options)
-        try:
-            self._serve(
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._session.close)
+            pool = self._find_pool(devices or {}, plugins)
+            is_client = pool is not None and not keeps_pool
+            self._devices = RayDevices(
+                self._session,
                 plugins,
                 devices or {},
-                observers,
-                (probe_timeout_s, load_timeout_s, device_timeout_s),
-                keeps_pool,
+                lambda device, error: self._keeper.ended(device, error),
+                probe_timeout_s,
+                load_timeout_s,
+                pool,
+                pool_keeper() if is_client else None,
             )
-        except BaseException:
-            self._session.close()
-            raise
-
-    def _serve(
-        self,
-        plugins: Sequence[PluginSpec],
-        devices: Mapping[str, int],
-        observers: Sequence[Observer],
-        timeouts_s: tuple[float, float, float],
-        keeps_pool: bool,
-    ) -> None:
-        """Make what serves requests, in a session; `timeouts_s`: to probe, to load, of devices."""
-        probe_timeout_s, load_timeout_s, device_timeout_s = timeouts_s
-        pool = self._find_pool(devices, plugins)
-        is_client = pool is not None and not keeps_pool
-        self._devices = RayDevices(
-            self._session,
-            plugins,
-            devices,
-            probe_timeout_s,
-            load_timeout_s,
-            lambda device, error: self._keeper.ended(device, error),
-            pool,
-            pool_keeper() if is_client else None,
-        )
-        self._shared = SharedChannel()
-        self._clock = Clock("clock")
-        memory = RemoteMemory(
-            _key("memory"),
-            self._shared.connect,
-            self._clock,
-            lambda address: self._keeper.is_lost(address),
-            lambda: self._reception.expect(),
-        )
-        self._deployments: Deployments[RayDeployment] = Deployments(observers, memory, self._clock)
-        self._loader = StageLoader(self._devices)
-        self._keeper = DeviceKeeper(
-            self._session,
-            self._devices,
-            self._deployments,
-            self._loader,
-            self._do_without,
-            self._cluster_gone,
-            device_timeout_s=device_timeout_s,
-            of_pool=pool is not None,
-            keeps=not is_client,
-        )
-        self._lock = threading.Lock()
-        #: One deployment is placed anew at a time.
-        self._remaking = threading.Lock()
-        self._home = HomeProcess()
-        self._closed = False
-        self._channel = DirectChannel(
-            self._shared.receive,
-            host=self._host(),
-            secret=self._devices.secret,
-            timeout_s=device_timeout_s,
-            status=lambda: {"version": self._keeper.num_changes},
-            on_silent=self._keeper.silent,
-            on_heard=self._keeper.heard,
-            on_lost=self._keeper.lost,
-        )
-        self._shared.channel = self._channel
-        if is_client:
-            self._channel.watch(self._devices.ask_keeper("table", False).address)
-        self._keeper.serve(self._channel)
-        self._reception = Reception(
-            self._channel,
-            lambda: len(memory.awaited) + self._deployments.in_flight.num_running,
-        )
-        self._session.when_gone.append(self._cluster_gone)
-        atexit.register(self._end_devices)  # runs before the session's own
+            self._shared = SharedChannel()
+            self._clock = Clock("clock")
+            memory = RemoteMemory(
+                _key("memory"),
+                self._shared.connect,
+                self._clock,
+                lambda address: self._keeper.is_lost(address),
+                lambda: self._reception.expect(),
+            )
+            self._deployments: Deployments[RayDeployment] = Deployments(
+                observers, memory, self._clock
+            )
+            self._loader = StageLoader(self._devices)
+            self._keeper = DeviceKeeper(
+                self._session,
+                self._devices,
+                self._deployments,
+                self._loader,
+                self._do_without,
+                self._cluster_gone,
+                device_timeout_s=device_timeout_s,
+                of_pool=pool is not None,
+                keeps=not is_client,
+            )
+            self._lock = threading.Lock()
+            #: One deployment is placed anew at a time.
+            self._remaking = threading.Lock()
+            self._home = HomeProcess()
+            self._closed = False
+            self._channel = DirectChannel(
+                self._shared.receive,
+                host=self._host(),
+                secret=self._devices.secret,
+                timeout_s=device_timeout_s,
+                status=lambda: {"version": self._keeper.num_changes},
+                on_silent=self._keeper.silent,
+                on_heard=self._keeper.heard,
+                on_lost=self._keeper.lost,
+            )
+            self._shared.channel = self._channel
+            if is_client:
+                self._channel.watch(self._devices.ask_keeper("table", False).address)
+            self._keeper.serve(self._channel)
+            self._reception = Reception(
+                self._channel,
+                lambda: len(memory.awaited) + self._deployments.in_flight.num_running,
+            )
+            self._session.when_gone.append(self._cluster_gone)
+            atexit.register(self._end_devices)  # runs before the session's own
+            undo.pop_all()
 
     def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
         """Return every device of the cluster, and every plugin that is broken."""

@@ -95,8 +95,17 @@ def find_pool() -> Pool | None:
 
 
 def pool_keeper() -> Any:
-    """Return the actor of the pool's keeper; ValueError without one."""
-    return ray.get_actor(KEEPER, namespace=KEEPERS)
+    """Return the actor of the pool's keeper.
+
+    Raises ClusterError: there is none.
+    """
+    try:
+        return ray.get_actor(KEEPER, namespace=KEEPERS)
+    except ValueError as error:
+        raise ClusterError(
+            "the cluster's pool has no keeper, or not yet. Bring the pool up: hetero pool up.",
+            cause=str(error),
+        ) from error
 
 
 def pool_actors() -> dict[str, Any]:
@@ -114,7 +123,7 @@ def pool_actors() -> dict[str, Any]:
 def dissolve() -> list[str]:
     """End the pool's devices, whoever uses them; return their names."""
     _internal_kv_del(_KEY, namespace=_TABLE)
-    with contextlib.suppress(ValueError):  # it has none
+    with contextlib.suppress(ClusterError):  # it has none
         ray.kill(pool_keeper())
     actors = pool_actors()
     end_devices(actors.values())

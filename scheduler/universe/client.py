@@ -33,7 +33,7 @@ from scheduler.client.liveness import (
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.device.host import DeviceHost
 from scheduler.observe.observer import Observer
-from scheduler.universe.cluster import PlayedCluster, Watcher
+from scheduler.universe.cluster import PlayedCluster
 from scheduler.universe.device import PlayedDevice
 from scheduler.universe.world import Process, WorldClock, WorldEvent
 from scheduler.vocabulary.events import ClientEvent, DeviceLost, DeviceReturned, StageOpened
@@ -100,7 +100,7 @@ class PlayedDeployment(Deployment):
             device.process.do(0.0, 0.0, device.unload, self.key)
 
 
-class PlayedClient(Watcher):
+class PlayedClient:
     """One client.
 
     Parameters

@@ -274,14 +274,14 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
 
     real = NodeSurvey._ask
     monkeypatch.setattr(NodeSurvey, "_ask", ask)
-    patient = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=600)
+    patient = RayDevices(executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=600)
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(patient.descriptors)
         wait_for(lambda: patient._survey._probes or waiting.done())
         assert not waiting.done()
         threads.submit(patient.forget, "an actor").result(300)
         assert not waiting.done()
-        hasty = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=0)
+        hasty = RayDevices(executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=0)
         wait_for(lambda: hasty_rows(hasty))
         assert {row.node for row in hasty_rows(hasty)} == {fast.name}
         gate.touch()
