@@ -133,7 +133,7 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
     for position, node in enumerate(model.nodes):
         name = node.name
         if follows(model, node):
-            reader = next((r for r in readers(model, node) if r in support.devices), None)
+            reader = next((r.name for r in model.readers(node) if r.name in support.devices), None)
             if reader is not None:
                 placed[name] = pins.get(reader) or support[reader]
                 reasons[name] = f"follows {reader}"
@@ -142,8 +142,8 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
             reasons[name] = pins.reasons.get(name, "pin")
         elif name in support.devices:
             placed[name] = support[name]
-            near = readers(model, node) if position in weights else ()
-            reader = next((r for r in near if support.get(r) == support[name]), None)
+            near = model.readers(node) if position in weights else ()
+            reader = next((r.name for r in near if support.get(r.name) == support[name]), None)
             heard = support.refusals.get(name, {})
             refused = "; ".join(f"{device}: {refusal}" for device, refusal in heard.items())
             reasons[name] = (
@@ -155,11 +155,6 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
 def follows(model: Model, node: Node) -> bool:
     """Whether the node is a literal that others read: it goes wherever they go."""
     return node.is_constant and any(value in model.consumers for value in node.writes)
-
-
-def readers(model: Model, node: Node) -> list[str]:
-    """Return the names of the nodes that read what a node makes."""
-    return [model.nodes[r].name for v in node.writes for r in model.consumers.get(v, ())]
 
 
 def _kind(pattern: str, model: Model) -> tuple[str, str]:

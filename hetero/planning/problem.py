@@ -16,7 +16,7 @@ import numpy as np
 from devices.model.model import Model
 from devices.model.variables import variables_of
 from devices.plugin.support import Support
-from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers
+from hetero.affinity.affinity import NO_PINS, Affinity, follows
 from hetero.affinity.requests import request_positions
 from hetero.generate.layers import find_layers
 from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Pace, Time
@@ -85,7 +85,7 @@ class Planned:
                 reasons[name] = pins.reasons.get(name, "pin")
             elif name not in placed:
                 able = [d for d in devices if name in self.supports[d] or follows(model, node)]
-                reader = next((r for r in readers(model, node) if placed[r] in able), None)
+                reader = next((r.name for r in model.readers(node) if placed[r.name] in able), None)
                 placed[name] = placed[reader] if reader else (able or devices)[0]
                 reasons[name] = f"follows {reader}" if reader else why
         return Affinity({n: placed[n] for n in model.node_names}, reasons)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from devices.errors import AffinityError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
-from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers, refuse, resolve_pins
+from hetero.affinity.affinity import NO_PINS, Affinity, follows, refuse, resolve_pins
 from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import metadata_pins
 from hetero.affinity.requests import weight_positions
@@ -64,13 +64,14 @@ def query_priority(
                 refusals.setdefault(name, {})[device] = reason(answer, name, device)
     for position in sorted(weights, reverse=True):
         node = model.nodes[position]
-        homes = (taken[r] for r in readers(model, node) if r in taken)
+        homes = (taken[r.name] for r in model.readers(node) if r.name in taken)
         home = next((d for d in homes if node.name in answers[d].devices), None)
         taken |= {} if home is None else {node.name: home}
     for position in literals:
         node = model.nodes[position]
-        if (reader := next((r for r in readers(model, node) if r in taken), None)) is not None:
-            taken[node.name] = taken[reader]
+        homes = (taken[r.name] for r in model.readers(node) if r.name in taken)
+        if (home := next(homes, None)) is not None:
+            taken[node.name] = home
     return Support(
         {name: taken[name] for name in model.node_names if name in taken},
         {name: refusals[name] for name in model.node_names if name in refusals.keys() - taken},
