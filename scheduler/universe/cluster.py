@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from scheduler.universe.device import PlayedDevice, Work
 from scheduler.universe.network import Network
 from scheduler.universe.world import Cores, Process, World, WorldEvent
 from scheduler.vocabulary.events import Run
 from scheduler.vocabulary.messages import Message
-
-if TYPE_CHECKING:
-    from scheduler.universe.client import PlayedClient
 
 #: Seconds until the end of a process is heard on its node, and a lost message is missed, at most.
 _HEARD_S: Final = 0.05
@@ -63,9 +60,9 @@ class PlayedCluster:
         self._lives: dict[str, int] = {}
         #: Every life that there was.
         self.all: list[PlayedDevice] = []
-        self.clients: list[PlayedClient] = []
+        self.clients: list[Watcher] = []
         #: Who ends devices and starts them anew for all clients, where there are several.
-        self.keeper: PlayedClient | None = None
+        self.keeper: Watcher | None = None
         #: (from node, to node) -> until when nothing comes through.
         self._cuts: dict[tuple[str, str], float] = {}
         #: Seconds that a start takes; None: it fails.
@@ -144,7 +141,7 @@ class PlayedCluster:
         process.stopped_until_s = max(process.stopped_until_s, self.world.now + for_s)
         self._silences(for_s)
 
-    def end_client(self, client: PlayedClient) -> None:
+    def end_client(self, client: Watcher) -> None:
         """End a client's process; devices let go of what it has there once its lease is over."""
         self.world.note(f"{client.process.name} crashes")
         client.process.is_alive = False
@@ -152,7 +149,7 @@ class PlayedCluster:
         self.clients.remove(client)
         self.world.after(self.lease_s + self.timeout_s, self._end_lease, client)
 
-    def _end_lease(self, client: PlayedClient) -> None:
+    def _end_lease(self, client: Watcher) -> None:
         for device in self.devices.values():
             device.process.do(0.0, 0.0, device.loop.client_gone, client.address)
 
@@ -219,3 +216,22 @@ class PlayedCluster:
     def weather(self, sender: Process, receiver: Process, message: Message) -> Sequence[float]:
         """Have no message come where nothing comes through."""
         return () if self.is_cut(sender, receiver) else (0.0,)
+
+
+class Watcher(Protocol):
+    """A client, or a pool's keeper, as its cluster sees it."""
+
+    process: Process
+    address: str
+
+    def ended(self, address: str, cause: str) -> None:
+        """Take in that a device's process has ended."""
+
+    def look(self) -> None:
+        """See which devices are heard."""
+
+    def published(self, device: PlayedDevice) -> None:
+        """Take in that a pool's keeper has started a device anew."""
+
+    def lost(self, address: str) -> None:
+        """Take in that messages from or to a device were lost."""
