@@ -209,8 +209,8 @@ class StandIn(NDArrayOperatorsMixin):
         where = keywords.pop("where", True)
         if ufunc.nout != 1:
             raise CannotRecord
-        if method in ("reduce", "accumulate") and where is True:
-            return getattr(self, f"_{method}")(ufunc, *inputs, to=to, **keywords)
+        if method == "reduce" and where is True:
+            return self._reduce(ufunc, *inputs, to=to, **keywords)
         if method != "__call__" or keywords:
             raise CannotRecord
         if ufunc is np.matmul:
@@ -237,13 +237,6 @@ class StandIn(NDArrayOperatorsMixin):
         return self.tape.step(
             lambda x, y: partial(ufunc.reduce, x, axes, dtype, y, keepdims), x, to
         )
-
-    def _accumulate(
-        self, ufunc: np.ufunc, x: StandIn, axis: int = 0, dtype: Any = None, *, to: Any = None
-    ) -> StandIn:
-        if to is None:
-            to = self.tape.made(ufunc.accumulate(x.real, axis, dtype))
-        return self.tape.step(lambda x, y: partial(ufunc.accumulate, x, axis, dtype, y), x, to)
 
     def _product(self, a: Any, b: Any, *, to: Any) -> StandIn:
         if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
@@ -287,7 +280,6 @@ class _Functions:
 
     sum, prod = map(staticmethod, (_reduced(np.add), _reduced(np.multiply)))
     max, min = map(staticmethod, (_reduced(np.maximum), _reduced(np.minimum)))
-    cumsum, cumprod = map(staticmethod, (np.add.accumulate, np.multiply.accumulate))
 
     @staticmethod
     def reshape(x: StandIn, shape: Any) -> StandIn:
