@@ -207,7 +207,10 @@ class PlayedClient:
         self.see(ProcessEnded(self.world.now, address, cause))
 
     def published(self, device: PlayedDevice) -> None:
-        """Take in that the pool's keeper has started a device anew."""
+        """Take in that the pool's keeper has started a device anew; older news is too late."""
+        last = self._published.get(device.name)
+        if last is not None and last.life > device.life:
+            return
         self._published[device.name] = device
         for old in list(self._watched.values()):
             if old.name == device.name and old is not device:

@@ -64,7 +64,7 @@ class PlayedDevice:
         cost_s: float = 0.0,
         cores: Cores | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.life = name, life
         self.node = node
         self.work = work
         self.world = world

@@ -16,6 +16,7 @@ from tests.universe.texts import Texts
 #: Seeds that broke something once, or do with a planted bug that few find, and what it is.
 KEPT = {
     105: "a request that was sent again waited for a tensor of the device that was just given up",
+    246: "a client that was stopped took an older start of a device for the present one",
     315: "a device whose stage hung was kept, as another client used it",
     173: "tensors-of-lost-devices-awaited",
     350: "two devices started at once, and one did not hear where the other was",
