@@ -171,6 +171,22 @@ class InferRequest:
             raise ArgumentTypeError(f"priority={value!r}: wanted a whole number.")
         self._machine.priority = int(value)
 
+    @property
+    def restore_s(self) -> float:
+        """Seconds of stages' runs that a run may spend to have states back that are lost.
+
+        A device that is lost takes states with it. Its stages run again then, elsewhere, on what
+        they were given in each run since the beginning; where that takes longer, or is no longer
+        known, the run raises TensorLostError. Any time by default; at 0 nothing is kept for it.
+        """
+        return self._machine.restore_s
+
+    @restore_s.setter
+    def restore_s(self, value: float) -> None:
+        if not isinstance(value, int | float | np.number) or not value >= 0:
+            raise ArgumentTypeError(f"restore_s={value!r}: wanted a number of seconds, 0 or more.")
+        self._machine.restore_s = float(value)
+
     def set_callback(self, callback: Callable[[Any], object] | None, userdata: Any = None) -> None:
         """Set what is called with `userdata` after each `start_async`, in another thread.
 

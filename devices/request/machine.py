@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -73,6 +74,8 @@ class RequestMachine:
         self.latency_s = 0.0
         #: Of the next start, among those that wait to be admitted.
         self.priority = 0
+        #: Seconds of stages' runs that a start may spend to have lost states back.
+        self.restore_s = inf
         #: Called after each run and its callback.
         self.when_ended: Callable[[], object] | None = None
         self._callback: Callback | None = None
@@ -170,11 +173,18 @@ class RequestMachine:
             callback = self._callback if call_back else None
         try:
             inline = inline and timeout_s is None
-            keep = self.tensors.kept
+            keep, restore_s = self.tensors.kept, 0.0
             if self.states.variables:
                 values |= self.states.given(values)
                 keep += self.states.outputs
-            request = Request(run.timeout_s, inline=inline, keep=keep, priority=self.priority)
+                restore_s = self.restore_s
+            request = Request(
+                run.timeout_s,
+                inline=inline,
+                priority=self.priority,
+                restore_s=restore_s,
+                keep=keep,
+            )
             submission = self._target.submit(values, request)
         except BaseException:
             with self._lock:

@@ -26,6 +26,9 @@ class Request(NamedTuple):
         Of requests that wait for the same, those of greater priority go first.
     trace : str
         The trace that it is a part of (W3C's ``traceparent``), for its story; devices have none.
+    restore_s : float
+        Seconds of stages' runs that may be spent to have its states back, should a device be lost
+        with them: devices keep for that what they send to others. 0: nothing is kept.
     keep : tuple of str
         Outputs that stay in the process of the device that makes them.
     """
@@ -40,15 +43,18 @@ class Request(NamedTuple):
     route: int = 0
     priority: int = 0
     trace: str = ""
+    restore_s: float = 0.0
     keep: tuple[str, ...] = ()
 
     def admitted(self, deployment: str, number: int, attempt: int, route: int) -> Request:
         """Return it as what an attempt sends; quicker than `_replace`."""
         return Request(
             self.timeout_s, self.profile, self.waits, self.inline,
-            deployment, number, attempt, route, self.priority, "", self.keep,
+            deployment, number, attempt, route, self.priority, "", self.restore_s, self.keep,
         )  # fmt: skip
 
 
 #: What a caller that asks for nothing sends.
 PLAIN = Request()
+#: The route of a stage that runs again, alone: it gives its client what is kept, others nothing.
+AGAIN = -1

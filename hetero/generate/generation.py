@@ -91,8 +91,9 @@ class Generation(_Stream[int, list[int]]):
     ``for token in generation``, ``async for token in generation``, or ``await generation`` for the
     list of all. The next token is computed when it is asked for, and a few before where others step
     with this one; a reader that stops reading holds up nobody. Caches are freed once the last was
-    given, or it is cancelled or dropped. Where a device is lost with a cache, caches are made anew
-    of the tokens so far. Long prompts are computed in parts, between which other texts go on.
+    given, or it is cancelled or dropped. A cache that is lost with a device is made again by its
+    stage, elsewhere, or by all of the tokens so far. Long prompts are computed in parts, between
+    which other texts go on.
 
     Attributes
     ----------

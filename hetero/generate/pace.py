@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import inf
 from typing import Final
 
 #: The fewest and the most tokens of a prompt that one run sees: of one alone ONNX Runtime rounds a
@@ -28,6 +29,8 @@ class Pace:
         self._step_s = 0.0
         self._num_steps = 0
         self._last: tuple[int, float] | None = None
+        #: What a token took of the last part that had several.
+        self._token_s = inf
 
     def size(self, begins: bool) -> int:
         """Return how many tokens the next part of a prompt has, which `begins` with it or not."""
@@ -55,3 +58,9 @@ class Pace:
         """Take in what a part of a prompt took."""
         with self._lock:
             self._last = size, seconds
+            if size >= SMALLEST:
+                self._token_s = seconds / size
+
+    def prompt_s(self, size: int) -> float:
+        """Return about how long stages run for a prompt of so many tokens; inf if none ran."""
+        return size * self._token_s

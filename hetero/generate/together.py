@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from devices.errors import (
     DeviceMemoryError,
     HeteroError,
@@ -30,6 +32,10 @@ from hetero.generate.rows import Rows
 from hetero.generate.steps import Steps
 from hetero.generate.texts import MOST_AHEAD, Group, Run, Text
 
+#: So that no token is changed, lost caches are made again run by run, where that takes stages no
+#: longer than this: one that is not heard is waited for as long. Or so many times a prompt's.
+_EXACTLY_S: Final = 2.0
+_EXACTLY_PROMPTS: Final = 2.0
 #: How often one token is tried again after caches were lost with a device.
 _MOST_LOSSES: Final = 5
 
@@ -61,7 +67,7 @@ class Together:
                 continue
             try:
                 run = turn.run or self._prepared(turn)
-                results = run.request.infer(run.steps.feeds(), share_inputs=True)
+                results = run.request.infer(self._feeds(run), share_inputs=True)
                 self._answered(turn, run, results)
             except BaseException as error:
                 if self._why(turn, error) is not None:
@@ -224,6 +230,12 @@ class Together:
             raise RequestCancelledError("all texts ended before their step.")
         return group.run
 
+    def _feeds(self, run: Run) -> dict[str, np.ndarray]:
+        """Return a run's inputs; whether lost caches are had back, the request is told before."""
+        prompts_s = self._pace.prompt_s(sum(len(text.said) for text in run.texts))
+        run.request.restore_s = max(_EXACTLY_S, _EXACTLY_PROMPTS * prompts_s)
+        return run.steps.feeds()
+
     def _form(self, group: Group) -> None:
         """Have a run whose rows are a group's texts."""
         with self._lock:
@@ -295,7 +307,7 @@ class Together:
         """Have a busy group step, and call `end` then, with the error if it failed."""
         try:
             run = group.run or self._prepared(group)
-            run.request.start_async(run.steps.feeds(), share_inputs=True)
+            run.request.start_async(self._feeds(run), share_inputs=True)
             run.request.future().add_done_callback(partial(self._ended, group, run, end))
         except BaseException as error:
             end(self._why(group, error))

@@ -14,15 +14,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import PlanError, TensorNameError
+from devices.errors import PlanError, TensorLostError, TensorNameError
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import Kept, RemoteContext
 from devices.request.answer import Answer, StageRun
-from devices.request.request import PLAIN, Request
+from devices.request.request import AGAIN, PLAIN, Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployments import Deployments
-from scheduler.client.kept import lost_tensor
+from scheduler.client.kept import DeviceBundle, lost_tensor
 from scheduler.client.known_stages import KnownStages
+from scheduler.client.past import MOST_NBYTES, copied, past_nbytes
+from scheduler.client.restore import Restorer, Way
 from scheduler.client.runner import RequestRunner, Submission
 from scheduler.observe.load import DeploymentLoad
 from scheduler.observe.observer import ObservedRequest
@@ -55,6 +57,7 @@ class Deployment(ABC):
         is not known; None where devices go by ours.
     `help_with`: calls what starts a request and has the calling thread run that request's stages,
         where devices are in this process.
+    `may_lose`: whether a device may be lost, so that what states were made by is kept.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Deployment(ABC):
         addresses: Mapping[str, str],
         clock_offset_s: Callable[[str], float | None] | None = None,
         help_with: Callable[[Callable[[], None]], None] | None = None,
+        may_lose: bool = True,
     ) -> None:
         plan = placement.plan
         wanted = dict.fromkeys(n for r in placement.routes for n in r.plan.constant_outputs)
@@ -87,6 +91,7 @@ class Deployment(ABC):
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         self.placement = placement
         self.take()
+        self._may_lose = may_lose
         self._openings = itertools.count(1)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
@@ -107,6 +112,14 @@ class Deployment(ABC):
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,
             clock=deployments.clock,
+        )
+        self._restorer = Restorer(
+            key,
+            deployments.memory,
+            deployments.clock,
+            deployments.request_ids,
+            way=self._way,
+            live_route=self._runner.live_route,
         )
         #: Where callbacks of its requests run, never a thread that computes; threads start with the
         #: first callback.
@@ -178,6 +191,10 @@ class Deployment(ABC):
             if type(value) is not np.ndarray:
                 inputs, near = self._deployments.memory.usable(inputs)
                 break
+        if request.restore_s:
+            nbytes = past_nbytes(inputs) if self._may_lose else None
+            if nbytes is None or nbytes > MOST_NBYTES:
+                request = request._replace(restore_s=0.0)
         return self._runner.submit(inputs, request, near)
 
     def context(self) -> RemoteContext:
@@ -188,11 +205,13 @@ class Deployment(ABC):
 
     def tensors_lost(self, device: str) -> None:
         """Fail the requests that wait for a tensor of a device that is away and not theirs."""
+        self._restorer.interrupt(device)
         for request, inputs in self._runner.attempts():
             if device not in self.placement.routes[request.route].plan.devices:
                 for name, value in inputs.items():
                     if type(value) is Kept and value.bundle.device == device:
-                        self._failed(request, lost_tensor(name, value.bundle))
+                        self._restore(request, inputs, lost_tensor(name, value.bundle))
+                        break
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
@@ -219,6 +238,7 @@ class Deployment(ABC):
                 return
             self._closed = True
             try:
+                self._restorer.close()
                 self._runner.close()
                 self._unload()
             finally:
@@ -306,10 +326,13 @@ class Deployment(ABC):
         if not self.placement.routes[request.route].stages:
             self._part_arrived(request, {}, ())
             return
-        if self._help_with and self._may_help(request):
-            self._help_with(partial(self._send, request, inputs))
-        else:
-            self._send(request, inputs)
+        try:
+            if self._help_with and self._may_help(request):
+                self._help_with(partial(self._send, request, inputs))
+            else:
+                self._send(request, inputs)
+        except TensorLostError as error:
+            self._restore(request, inputs, error)
 
     def _may_help(self, request: Request) -> bool:
         """Whether the calling thread, which starts an attempt, may see it through."""
@@ -348,8 +371,42 @@ class Deployment(ABC):
         for device in self.placement.routes[request.route].plan.devices:
             self._channel.send(self._addresses[device], Dropped(request))
 
+    def _restore(
+        self, request: Request, inputs: Mapping[str, Value], error: TensorLostError
+    ) -> None:
+        """Have states among an attempt's inputs made again that are lost, and send all then."""
+        error.with_traceback(None)  # it leads to the inputs
+        is_lost = self._deployments.memory.is_lost
+        bundles: dict[DeviceBundle, None] = {
+            value.bundle: None for value in inputs.values() if type(value) is Kept
+        }
+        lost = [bundle for bundle in bundles if is_lost(bundle.address)]
+        if not request.restore_s or not lost or any(bundle.past is None for bundle in lost):
+            self._failed(request, error)
+            return
+        self._restorer.begin(
+            lost,
+            request,
+            is_wanted=lambda: not self._runner.has_ended(request),
+            then=partial(self.start, request, inputs),
+            failed=partial(self._failed, request),
+        )
+
+    def _way(self, route: int) -> Way:
+        """Return where stages run again on a route."""
+        return Way(
+            self.placement,
+            self.placement.routes[route],
+            self._channel,
+            self._addresses,
+            lambda stage, name: name in self.known.given(self.placement, stage),
+        )
+
     def _receive(self, message: Message) -> None:
         match message:
+            case Outputs(task) | Failure(task) if task.request.route == AGAIN:
+                device = self.placement.stages[task.stage].device
+                self._restorer.received(message, device, self._addresses[device])
             case Outputs(task, tensors, runs, kept):
                 try:
                     if kept:
@@ -384,9 +441,16 @@ class Deployment(ABC):
         return run._replace(started_s=started_s, ended_s=ended_s)
 
     def answer(
-        self, inputs: Mapping[str, Value], made: Mapping[str, Value], runs: tuple[StageRun, ...]
+        self,
+        request: Request,
+        inputs: Mapping[str, Value],
+        made: Mapping[str, Value],
+        runs: tuple[StageRun, ...],
     ) -> Answer:
         """Return the whole answer of what stages made of it; `runs` are in stage order."""
+        if request.restore_s:
+            route = self.placement.routes[request.route]
+            self._restorer.remember(request, route, self._addresses, inputs, made, runs)
         if self._clock_offset_s:
             runs = tuple([self._by_our_clock(run) for run in runs])
         took_s = sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs))
@@ -400,7 +464,7 @@ class Deployment(ABC):
             elif type(inputs[name]) is Kept:
                 outputs[name] = inputs[name]
             else:  # a copy: the caller may write to its input once the answer is there
-                outputs[name] = _copied(inputs[name])
+                outputs[name] = copied(inputs[name])
         return Answer(outputs, runs)
 
     def _ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
@@ -414,17 +478,6 @@ class Deployment(ABC):
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
-
-
-def _copied(value: Value) -> Value:
-    """Return a value whose arrays are read-only copies."""
-    if isinstance(value, np.ndarray):
-        copied = value.copy(order="K")
-        copied.flags.writeable = False
-        return copied
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def import_failed(placement: Placement, stage: int, error: Exception) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final, NoReturn, Protocol
 
@@ -23,6 +24,7 @@ from devices.request.joined_rows import RowLayout
 
 #: Tensors that are to be made of rows of others, by name, and how rows lie.
 Joining = Mapping[str, tuple[Sequence[tuple[RemoteTensor, Sequence[int]]], RowLayout]]
+_numbers = itertools.count()
 
 
 class Memory(Protocol):
@@ -41,6 +43,29 @@ class Memory(Protocol):
         """Return tensors made of rows of others."""
 
 
+class Past:
+    """A run or a join that made states.
+
+    `before`: what its own states were made by.
+    `nbytes`: of its own.
+    `restore`: has bundles made again that it, or what came before it, made.
+    """
+
+    __slots__ = ("nbytes", "number", "restore")
+
+    def __init__(
+        self,
+        before: Iterable[Past],
+        nbytes: int,
+        restore: Callable[[Sequence[DeviceBundle]], None],
+    ) -> None:
+        self.restore = restore
+        #: Ascends: those before it have lower ones.
+        self.number = next(_numbers)
+        #: Of all that is kept for it and for those before it.
+        self.nbytes: int = nbytes + sum(past.nbytes for past in set(before))
+
+
 class DeviceBundle(Bundle):
     """Tensors in a device's process; freed there once nothing here holds this any more.
 
@@ -56,13 +81,21 @@ class DeviceBundle(Bundle):
         specs: Mapping[str, tuple[str, tuple[int, ...]]],
     ) -> None:
         self.memory: Final = memory
-        self.device: Final = device
-        self.address: Final = address
-        self.key: Final = key
+        self.device = device
+        self.address = address
+        self.key = key
         self.specs = specs
+        #: What made it, if it can be made again.
+        self.past: Past | None = None
 
     def __del__(self) -> None:
         self.memory.let_go(self.address, self.key)
+
+    def move_to(self, other: DeviceBundle) -> None:
+        """Be where another is, which was made as this one was; that is then where this was."""
+        self.device, other.device = other.device, self.device
+        self.address, other.address = other.address, self.address
+        self.key, other.key = other.key, self.key
 
     def tensor(self, name: str) -> DeviceTensor:
         """Return one of them as its user sees it."""

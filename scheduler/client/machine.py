@@ -78,6 +78,10 @@ class ClientMachine(Requests):
         self._cluster_error: ClusterError | None = None
         self._closed = False
 
+    def live_route(self) -> int | None:
+        """Return a route that has all its devices; None where there is none now."""
+        return self._routes.choose()
+
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:
         """Take in one event; return what is to be done, in order.
 

@@ -31,7 +31,8 @@ from devices.request.promise import Promise
 from devices.request.request import Request
 from devices.request.tensor import Tensor, empty_tensor
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.client.kept import DeviceBundle, DeviceTensor, Joining, lost_tensor
+from scheduler.client.kept import DeviceBundle, DeviceTensor, Joining, Past, lost_tensor
+from scheduler.client.past import PastJoin
 from scheduler.clock import Clock, Timer
 from scheduler.processes.home_process import HomeProcess
 from scheduler.vocabulary.messages import (
@@ -45,6 +46,7 @@ from scheduler.vocabulary.messages import (
     Task,
     Values,
     bundle_key,
+    sent_key,
 )
 
 #: Seconds that a device may take to take in a tensor, or to give one; for each byte so much more.
@@ -84,8 +86,8 @@ class RemoteMemory:
         self._connect = connect
         self._clock = clock
         self._timer: Timer | None = None
-        self._is_lost = is_lost
-        self._expect = expect
+        self.is_lost = is_lost
+        self.expect = expect
         self._home = HomeProcess()
         self._channel: Channel | None = None
         #: Whether devices keep, or kept, something.
@@ -117,6 +119,10 @@ class RemoteMemory:
         bundle = DeviceBundle(self, device, address, bundle_key(*task), specs)
         return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
 
+    def sent(self, device: str, address: str, task: Task) -> DeviceBundle:
+        """Return what stands for what a task sent to others, which its device keeps."""
+        return DeviceBundle(self, device, address, sent_key(*task), {})
+
     def put(self, device: str, address: str, array: np.ndarray) -> Kept[DeviceBundle]:
         """Have a device keep a copy of an array.
 
@@ -135,6 +141,7 @@ class RemoteMemory:
 
         Raises DeviceLostError: its device is gone; TensorError: the device has not got it.
         """
+        self._have_back([kept.bundle])
         own, (bundle, name) = self._connected().address, kept
         wanted = {bundle.key: {_TENSOR: name}}
         message = partial(Give, client=own, address=own, wanted=wanted)
@@ -152,8 +159,10 @@ class RemoteMemory:
         own = self._connected().address
         found: dict[str, Value] = {}
         asked: dict[str, tuple[DeviceBundle, dict[str, RowsOf]]] = {}
+        joined: dict[str, Any] = {}
         for name, (parts, layout) in made.items():
             olds = [(self._kept(name, tensor), tuple(rows)) for tensor, rows in parts]
+            self._have_back([old.bundle for old, _ in olds])
             for old, _ in olds:
                 self._check(name, old.bundle)
             first = olds[0][0].bundle
@@ -164,6 +173,7 @@ class RemoteMemory:
                 key = f"{self._name}/{next(self._numbers)}"
                 asked[first.address] = DeviceBundle(self, first.device, first.address, key, {}), {}
             bundle, told = asked[first.address]
+            joined[name] = olds, layout
             told[name] = layout, tuple((old.bundle.key, old.name, rows) for old, rows in olds)
             kind, shape = first.specs[olds[0][0].name]
             shape = layout.shape(shape, sum(len(rows) for _, rows in olds))
@@ -173,13 +183,16 @@ class RemoteMemory:
             nbytes = sum(bundle.tensor(name).nbytes for name in told)
             message = partial(Join, client=own, key=bundle.key, made=told)
             self._ask(bundle.device, bundle.address, nbytes, message)
+        past = PastJoin.of(joined)
+        for bundle, _ in asked.values():
+            bundle.past = past
         return found
 
     def usable(self, inputs: Mapping[str, Value]) -> tuple[Mapping[str, Value], frozenset[str]]:
         """Return what a request may be given, and which devices keep some of that.
 
         Raises TensorTypeError: one is in a plugin's own memory; TensorError: one is closed, of
-            another Core, or of a device that is gone.
+            another Core, or of a device that is gone and not to be made again.
         """
         found = dict(inputs)
         bundles: dict[DeviceBundle, str] = {}
@@ -190,7 +203,7 @@ class RemoteMemory:
                 found[name] = value = self._kept(name, value)
             bundles[value.bundle] = name
         for bundle, name in bundles.items():
-            self._check(name, bundle)
+            self._check(name, bundle, may_be_lost=bundle.past is not None)
         return found, frozenset([bundle.device for bundle in bundles])
 
     def _kept(self, port: str, tensor: RemoteTensor) -> Kept[DeviceBundle]:
@@ -206,7 +219,16 @@ class RemoteMemory:
             )
         return tensor.kept
 
-    def _check(self, port: str, bundle: DeviceBundle) -> None:
+    def _have_back(self, bundles: Sequence[DeviceBundle]) -> None:
+        """Have bundles made again that are lost, as far as it is known how."""
+        lost: dict[Past, dict[DeviceBundle, None]] = {}
+        for bundle in bundles:
+            if bundle.past is not None and self.is_lost(bundle.address):
+                lost.setdefault(bundle.past, {})[bundle] = None
+        for past, made in lost.items():
+            past.restore(list(made))
+
+    def _check(self, port: str, bundle: DeviceBundle, *, may_be_lost: bool = False) -> None:
         """Raise TensorError if an input is of another Core, or of a device that is gone."""
         if bundle.memory is not self:
             raise TensorError(
@@ -215,7 +237,7 @@ class RemoteMemory:
                 port=port,
                 device=bundle.device,
             )
-        if self._is_lost(bundle.address):
+        if not may_be_lost and self.is_lost(bundle.address):
             raise lost_tensor(port, bundle)
 
     def give(
@@ -273,13 +295,13 @@ class RemoteMemory:
         future.add_done_callback(lambda _: answered.set())
         with self._lock:
             self.awaited[number] = future
-        self._expect()
+        self.expect()
         try:
             channel.send(address, message(Task(Request(deployment=self._name, id=number), 0)))
             timeout_s = _TIMEOUT_S + nbytes * _TIMEOUT_S_PER_BYTE
             until_s = self._clock.now_s() + timeout_s
             while not future.done():
-                if self._is_lost(address):
+                if self.is_lost(address):
                     raise DeviceLostError(
                         f"device {device} is gone, and with it what it kept. Make the tensor anew.",
                         device=device,
@@ -293,7 +315,13 @@ class RemoteMemory:
                         timeout_s=timeout_s,
                     )
                 answered.wait(LOOK_S)
-            return future.result()
+            error = future.exception()
+            if error is None:
+                return future.result()
+            try:
+                raise error
+            finally:  # else it would hold itself, and with it the tensors
+                del future, error
         finally:
             with self._lock:
                 self.awaited.pop(number, None)
@@ -333,7 +361,7 @@ class RemoteMemory:
     def _free(self, keys: Mapping[str, Sequence[str]]) -> None:
         """Have devices let go of what they keep, by their addresses."""
         for address, unheld in keys.items():
-            if self._is_lost(address):
+            if self.is_lost(address):
                 self._put_off(address, unheld)
                 continue
             with suppress(HeteroError):  # whoever is gone has let go
@@ -364,7 +392,7 @@ class RemoteMemory:
         keys, now_s = self._take_unheld(), self._clock.now_s()
         with self._lock:
             for address, (until_s, unheld) in list(self._unheard.items()):
-                is_heard = not self._is_lost(address)
+                is_heard = not self.is_lost(address)
                 if is_heard:
                     keys.setdefault(address, []).extend(unheld)
                 if is_heard or until_s <= now_s:

@@ -69,9 +69,13 @@ class Attempts(Protocol):
         """Stop an attempt where it runs, forget it where it waits."""
 
     def answer(
-        self, inputs: Mapping[str, Value], made: Mapping[str, Value], runs: tuple[StageRun, ...]
+        self,
+        request: Request,
+        inputs: Mapping[str, Value],
+        made: Mapping[str, Value],
+        runs: tuple[StageRun, ...],
     ) -> Answer:
-        """Return the whole answer of what stages made of it."""
+        """Return the whole answer of what an attempt's stages made of it."""
 
 
 class _Call:
@@ -228,6 +232,11 @@ class RequestRunner:
             calls = list(self._calls.values())  # at once: callers add theirs without the lock
             return [(c.attempt, c.inputs) for c in calls if c.attempt]
 
+    def live_route(self) -> int | None:
+        """Return a route that has all its devices; None where there is none now."""
+        with self._lock:
+            return self._machine.live_route()
+
     def has_ended(self, attempt: Request) -> bool:
         """Whether an attempt's answer is no longer waited for."""
         call = self._calls.get(attempt.id)
@@ -286,11 +295,12 @@ class RequestRunner:
             self._outbox.orders.append(partial(self._attempts.drop, dropped))
             return
         call = self._calls.pop(number)
-        call.attempt = None
+        attempt, call.attempt = call.attempt, None
         record = self._machine.record(number)
         assert record is not None
         if isinstance(instruction, events.Deliver):
-            self._outbox.orders.append(partial(self._deliver, call, record, instruction))
+            assert attempt is not None
+            self._outbox.orders.append(partial(self._deliver, call, attempt, record, instruction))
             return
         self._outbox.orders.append(partial(self._fail, call, record, instruction.error))
         if not call.is_granted:  # its caller waits for no order: it may be who carries them out
@@ -323,9 +333,11 @@ class RequestRunner:
                     error.with_traceback(None)
                 self.handle(events.AttemptFailed(self.now_s(), request.id, request.attempt, error))
 
-    def _deliver(self, call: _Call, record: RequestRecord, made: events.Deliver) -> None:
+    def _deliver(
+        self, call: _Call, attempt: Request, record: RequestRecord, made: events.Deliver
+    ) -> None:
         try:
-            answer = self._attempts.answer(call.inputs, made.outputs, made.runs)
+            answer = self._attempts.answer(attempt, call.inputs, made.outputs, made.runs)
         except Exception as error:  # a fault of ours, or no memory: the caller must hear of it
             self._fail(call, record, error)
             return

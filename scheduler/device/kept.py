@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from scheduler.vocabulary.messages import (
     Task,
     Values,
     bundle_key,
+    sent_key,
 )
 from scheduler.vocabulary.rows import DeviceDescriptor
 
@@ -57,6 +59,8 @@ class KeptTensors:
         self._descriptor = descriptor
         self._place = place
         self._held: dict[str, _Bundle] = {}
+        #: Keys of bundles that give way where there is no room, the oldest first.
+        self._spare: dict[str, None] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
 
@@ -71,8 +75,11 @@ class KeptTensors:
             held = self._held.get(key)
             if held is not None and not self._is_of(client, held):
                 raise TensorError(f"{self._where} keeps tensors of another client's there.")
-            after = self.nbytes - (0 if held is None else held.nbytes) + bundle.nbytes
+            more = bundle.nbytes - (0 if held is None else held.nbytes)
             most_nbytes = self._descriptor.memory_nbytes
+            while most_nbytes is not None and self.nbytes + more > most_nbytes and self._spare:
+                self._let_go(next(iter(self._spare)))
+            after = self.nbytes + more
             if most_nbytes is not None and after > most_nbytes:
                 raise DeviceMemoryError(
                     f"{self._where} keeps {self.nbytes} bytes of remote tensors; "
@@ -93,6 +100,15 @@ class KeptTensors:
         if kept:
             self.keep(client, bundle_key(*task), kept)
         return {name: (_kind_of(value.dtype), value.shape) for name, value in kept.items()}
+
+    def keep_sent(self, client: str, task: Task, sent: Mapping[str, Value]) -> None:
+        """Keep what a run sends to others, so that they can run again, while there is room."""
+        key = sent_key(*task)
+        if sent:
+            with suppress(DeviceMemoryError):
+                self.keep(client, key, sent)
+                with self._lock:
+                    self._spare[key] = None
 
     def answer(self, message: Keep | Give | Join, send: Callable[[str, Message], None]) -> None:
         """Do what a message asks for, or send its client a `Failure` that says why not."""
@@ -130,12 +146,11 @@ class KeptTensors:
             for key in keys:
                 held = self._held.get(key)
                 if held is not None and (client is None or self._is_of(client, held)):
-                    del self._held[key]
-                    self.nbytes -= held.nbytes
+                    self._let_go(key)
 
     def free_attempt(self, request: Request) -> None:
         """Let go of the outputs of an attempt that nobody waits for."""
-        if request.keep:
+        if request.keep or request.restore_s:
             of_attempt = bundle_key(request, "")
             with self._lock:
                 keys = [key for key in self._held if key.startswith(of_attempt)]
@@ -146,6 +161,11 @@ class KeptTensors:
         with self._lock:
             keys = [key for key, held in self._held.items() if held.client == client]
         self.free(keys)
+
+    def _let_go(self, key: str) -> None:
+        """Forget a bundle; the lock is held."""
+        self._spare.pop(key, None)
+        self.nbytes -= self._held.pop(key).nbytes
 
     @property
     def _where(self) -> str:

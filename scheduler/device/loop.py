@@ -16,7 +16,9 @@ from math import inf
 from typing import Any, Final
 
 from devices.errors import HeteroError, InferenceError
+from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
+from devices.request.request import AGAIN
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import read_only
 from scheduler.device.host import DeviceHost
@@ -265,6 +267,8 @@ class DeviceLoop:
         opened, outputs, runs = run.stage.opened, run.outputs, run.runs
         assert outputs is not None
         sends = opened.sends.get(request.route, ())
+        if request.restore_s:
+            self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
         if len(runs) > _CARRIED and sends:
             self._channel.send(opened.client, Outputs(task, {}, runs))
             runs = ()
@@ -275,15 +279,27 @@ class DeviceLoop:
             values = _new(Values, (_new(Task, (request, stage)), tensors, runs))
             self._send(address, values)
         if opened.outputs or not sends:
-            tensors = outputs
-            if len(opened.outputs) < len(outputs):
+            tensors = outputs if request.route != AGAIN else {}
+            if len(opened.outputs) < len(tensors):
                 tensors = {name: outputs[name] for name in opened.outputs}
             kept: Mapping[str, tuple[str, tuple[int, ...]]] = {}
-            if request.keep and (kept := self._kept.keep_outputs(opened.client, task, tensors)):
+            if request.keep and (kept := self._kept.keep_outputs(opened.client, task, outputs)):
                 tensors = {name: value for name, value in tensors.items() if name not in kept}
-                if self._machine.is_dropped(request):  # in the meantime
-                    self._kept.free_attempt(request)
             self._channel.send(opened.client, _new(Outputs, (task, tensors, runs, kept)))
+        if (request.keep or request.restore_s) and self._machine.is_dropped(request):
+            self._kept.free_attempt(request)  # it was in the meantime
+
+    def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a run sends to other devices; of one again, what any route takes of it."""
+        opened, route = run.stage.opened, run.task.request.route
+        every = opened.sends.values() if route == AGAIN else (opened.sends.get(route, ()),)
+        return {
+            name: outputs[name]
+            for sends in every
+            for address, _, names in sends
+            if route == AGAIN or address != self.address
+            for name in names
+        }
 
     def _tell(self, task: Task, message: Message) -> None:
         """Send the task's client a message; nobody knows that of a deployment that never was."""

@@ -110,3 +110,8 @@ Message = Values | Outputs | Failure | Dropped | Keep | Give | Join | Free
 def bundle_key(request: Request, stage: int | str) -> str:
     """Return the key of what a stage keeps of an attempt; of no stage, what those begin with."""
     return f"{request.deployment}/{request.id}/{request.attempt}/{stage}"
+
+
+def sent_key(request: Request, stage: int) -> str:
+    """Return the key of what a stage of an attempt sent to others."""
+    return f"{bundle_key(request, stage)}/sent"

@@ -159,6 +159,18 @@ class Plan:
         )
 
     @cached_property
+    def crossing(self) -> tuple[tuple[int, str], ...]:
+        """Every tensor that goes to another device, once, and the stage that makes it."""
+        stages = self.stages
+        return tuple(
+            dict.fromkeys(
+                (wire.producer, wire.tensor)
+                for wire in self.wires
+                if stages[wire.producer].device != stages[wire.consumer].device
+            )
+        )
+
+    @cached_property
     def levels(self) -> tuple[int, ...]:
         """Each stage's level: the most stages on a path before it."""
         levels: list[int] = []

@@ -27,6 +27,9 @@ def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lo
         assert generated(request) == want
         kept = {s.name: s._states._values[s.name].bundle.device for s in request.query_state()}
         assert kept == {f"past.{i}.{kind}": f"CPU.{i}" for i in (0, 1) for kind in ("key", "value")}
+        request.restore_s = 0.0  # what runs from now on, nothing is kept for
+        request.reset_state()
+        assert generated(request) == want
         executor: Any = core.executor
         os.kill(executor._ask(executor._devices.device("CPU.1"), "ping"), signal.SIGKILL)
         with pytest.raises(TensorError, match=r"'past\.1\.\w+'.*CPU\.1.*reset_state\(\)"):

@@ -78,7 +78,9 @@ class Below:
         numbers = [n for n, (_, started) in enumerate(self.requests) if started is request]
         self.cancelled += numbers
 
-    def answer(self, inputs: Inputs, made: Inputs, runs: tuple[StageRun, ...]) -> Answer:
+    def answer(
+        self, request: Request, inputs: Inputs, made: Inputs, runs: tuple[StageRun, ...]
+    ) -> Answer:
         return Answer(made, runs)
 
     def rows(self) -> list[list[float]]:

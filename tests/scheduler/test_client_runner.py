@@ -38,7 +38,7 @@ class _Nowhere:
     def drop(self, request: Request) -> None:
         pass
 
-    def answer(self, inputs: Any, made: Any, runs: Any) -> Answer:
+    def answer(self, request: Request, inputs: Any, made: Any, runs: Any) -> Answer:
         return Answer(made, runs)
 
 

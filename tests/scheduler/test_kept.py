@@ -10,11 +10,11 @@ import pytest
 
 from devices.errors import DeviceError, DeviceMemoryError, TensorError
 from devices.request.joined_rows import RowLayout
-from devices.request.request import Request
+from devices.request.request import AGAIN, Request
 from scheduler.device.host import DeviceHost
 from scheduler.device.kept import KeptTensors
 from scheduler.device.loop import DeviceLoop
-from scheduler.vocabulary.events import Run, StageOpened
+from scheduler.vocabulary.events import Run, Send, StageOpened
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -26,6 +26,7 @@ from scheduler.vocabulary.messages import (
     Task,
     Values,
     bundle_key,
+    sent_key,
 )
 from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import chain
@@ -181,3 +182,60 @@ def test_what_a_client_keeps_is_not_anothers() -> None:
     _, message = told.sent[-1]
     assert isinstance(message, Values)
     np.testing.assert_array_equal(message.tensors["x"], X)
+
+
+def test_what_was_sent_gives_way_to_what_has_to_be_kept() -> None:
+    kept, told = KeptTensors(TOY, lambda value: value), Told()
+    requests = [Request(deployment="d", id=i, attempt=1, restore_s=1.0) for i in (1, 2)]
+    tasks = [Task(request, 0) for request in requests]
+    for task in tasks:
+        kept.keep_sent("a", task, {"h": X})
+    assert kept.nbytes == 32
+    kept.keep("a", "1", {"state": X})  # of 40 bytes 8 were left
+    assert kept.nbytes == 32
+    kept.keep("a", "2", {"state": X[:2]})
+    assert kept.nbytes == 40
+    kept.keep("a", "3", {"state": X[:2]})
+    assert kept.nbytes == 32
+    kept.keep_sent("a", tasks[0], {"h": np.tile(X, 3)})  # there is no room, which is no error
+    for task in tasks:
+        wanted = {sent_key(*task): {"h": "h"}}
+        kept.answer(Give(TASK, "a", "other", wanted), told.send)
+    assert [type(message) for _, message in told.sent] == [Failure, Failure]
+    with pytest.raises(DeviceMemoryError):
+        kept.keep("a", "4", {"more": np.tile(X, 2)})
+    assert kept.nbytes == 32
+
+
+@pytest.mark.parametrize("ended", ["its attempt", "its client", None])
+def test_what_a_run_sends_is_kept_until_its_attempt_or_client_ends(
+    loop: Any, ended: str | None
+) -> None:
+    made, told, started, name = loop
+    sends = {0: (Send("next", 1, (name,)),)}
+    made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (), client="client", number=1))
+    request = Request(deployment="d", id=1, attempt=1, restore_s=1.0)
+    made.receive(Values(Task(request, 0), {"x": X}))
+    made.run(started.pop())
+    assert [to for to, _ in told.sent] == ["next"]
+    assert made.status()["kept_nbytes"] == 16
+    if ended == "its attempt":
+        made.receive(Dropped(request))
+    elif ended == "its client":
+        made.client_gone("client")
+    assert made.status()["kept_nbytes"] == (0 if ended else 16)
+    if ended is None:
+        made.receive(Give(TASK, "client", "next", {sent_key(request, 0): {"y": name}}))
+        np.testing.assert_array_equal(told.sent[-1][1].tensors["y"], X + 1)
+
+
+def test_a_stage_that_runs_again_tells_its_client_alone_what_it_keeps(loop: Any) -> None:
+    made, told, started, name = loop
+    sends = {0: (Send("next", 1, (name,)),)}
+    made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (name,), client="client", number=1))
+    request = Request(deployment="d", id=1, attempt=1, route=AGAIN, restore_s=1.0, keep=(name,))
+    made.receive(Values(Task(request, 0), {"x": X}))
+    made.run(started.pop())
+    ((to, outputs),) = told.sent
+    assert (to, outputs.tensors, outputs.kept) == ("client", {}, {name: ("float", (4,))})
+    assert made.status()["kept_nbytes"] == 32  # for the next run, and for the stage after it

@@ -1,0 +1,182 @@
+"""States that a device takes with it: its stages alone run again, elsewhere, and give the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.examples.small_decoder import small_decoder
+from hetero.generate.steps import Steps
+from scheduler.client.restore import Restorer
+from tests.scheduler.parties import wait_for
+from tests.support.meeting import Meeting, read
+from tests.support.stateful_models import STATES, decoder, expected
+
+pytestmark = pytest.mark.ray
+
+DEVICES = ["CPU.0", "CPU.1", "CPU.2"]
+PINS = {"*_1": "CPU.1", "*_2": "CPU.2", "sample": "CPU.2"}
+PROMPT, COUNT, KILLED_AT = list(range(20)), 16, 8
+
+
+class Noted:
+    """Where stages ran again, one entry for each run; and of how many tokens steps were."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.again: list[str] = []
+        self.sizes: list[int] = []
+        received, feeds = Restorer.received, Steps.feeds
+
+        def noting_run(restorer: Restorer, message: Any, device: str, address: str) -> None:
+            self.again.append(device)
+            received(restorer, message, device, address)
+
+        def noting_step(steps: Steps) -> dict[str, np.ndarray]:
+            given = feeds(steps)
+            self.sizes.append(given["input_ids"].shape[1])
+            return given
+
+        patch.setattr(Restorer, "received", noting_run)
+        patch.setattr(Steps, "feeds", noting_step)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    return Noted(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(devices={"CPU": 3}) as made:
+        yield made
+
+
+@pytest.fixture
+def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+    """A decoder of three layers, each with its caches on a device of its own."""
+    model = hetero.read_decoder(small_decoder(3))
+    with core.compile_model(model, "HETERO:CPU.0,CPU.1,CPU.2", affinity=PINS) as made:
+        assert {s.device for s in made.subgraphs} == set(DEVICES)
+        yield made
+
+
+def kill(core: hetero.Core, *devices: str) -> None:
+    executor: Any = core.executor
+    pids = [executor._ask(executor._devices.device(device), "ping") for device in devices]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def await_freed(core: hetero.Core) -> None:
+    executor: Any = core.executor
+    addresses = [executor._devices.device(device).address for device in DEVICES]
+    told = executor._channel.status_of
+    wait_for(lambda: all(told(a).get("kept_nbytes", -1) == 0 for a in addresses if a))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_stage_of_three_runs_again_and_the_text_goes_on(
+    core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted, device: str
+) -> None:
+    want = list(compiled.generate(PROMPT, COUNT))
+    text = compiled.generate(PROMPT, COUNT)
+    list(islice(text, KILLED_AT))
+    kill(core, device)
+    noted.sizes.clear()
+    list(text)
+    assert text.tokens == want
+    assert set(noted.sizes) == {1}  # no other stage saw the prompt again
+    assert len(noted.again) == KILLED_AT  # a run for the prompt, and for each token but the last
+    assert len(set(noted.again)) == 1
+    del text
+    await_freed(core)
+
+
+def test_stages_of_two_devices_run_again(
+    core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted
+) -> None:
+    """The first kept what the second was given; then the one where both are now is lost."""
+    want = list(compiled.generate(PROMPT, COUNT))
+    text = compiled.generate(PROMPT, COUNT)
+    list(islice(text, KILLED_AT))
+    kill(core, "CPU.0", "CPU.1")
+    list(islice(text, 2))
+    assert set(noted.again) == {"CPU.2"}
+    kill(core, "CPU.2")
+    noted.sizes.clear()
+    list(text)
+    assert text.tokens == want
+    assert set(noted.sizes) == {1}
+
+
+@pytest.mark.parametrize("are_joined", [False, True])
+def test_rows_of_one_run_have_their_caches_again(
+    core: hetero.Core,
+    compiled: hetero.CompiledModel,
+    noted: Noted,
+    monkeypatch: pytest.MonkeyPatch,
+    are_joined: bool,
+) -> None:
+    """Rows are joined before the loss, or after it: some are lost that no run reads."""
+    compiled._texts._lanes = 1
+    prompts = [PROMPT, [7], [8, 8, 8], [1, 2]]
+    want = [list(compiled.generate(prompt, COUNT)) for prompt in prompts]
+    texts = [compiled.generate(prompt, COUNT) for prompt in prompts]
+    for text in texts:
+        next(text)
+    meeting = Meeting(monkeypatch)
+    meeting.of(texts)
+    if are_joined:
+        read(texts, [KILLED_AT - 1] * 4)
+    kill(core, "CPU.1")
+    noted.sizes.clear()
+    read(texts, [None] * 4)
+    assert max(meeting.rows) == 4
+    assert [text.tokens for text in texts] == want
+    assert noted.again
+    assert set(noted.sizes) == {1}
+
+
+def test_what_is_not_kept_any_more_is_made_anew_of_the_tokens(
+    core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = list(compiled.generate(PROMPT, COUNT))
+    monkeypatch.setattr("scheduler.client.deployment.MOST_NBYTES", 2**14)
+    text = compiled.generate(PROMPT, COUNT)
+    list(islice(text, KILLED_AT))
+    kill(core, "CPU.1")
+    list(text)
+    assert text.tokens == want
+    assert not noted.again
+
+
+@pytest.mark.parametrize("device", ["CPU.0", "CPU.1"])
+def test_a_request_that_is_no_text_goes_on_with_its_states(
+    core: hetero.Core, noted: Noted, device: str
+) -> None:
+    with core.compile_model(
+        decoder(), "HETERO:CPU.0,CPU.1", affinity={"1/*": "CPU.1"}, states=STATES
+    ) as compiled:
+        request = compiled.create_infer_request()
+        tokens = [1]
+        for turn in range(12):
+            if turn == 6:
+                kill(core, device)
+            if turn % 2:
+                request.start_async({"ids": [tokens[-1:]]})
+                request.wait()
+                logits = request.results["logits"]
+            else:
+                logits = request.infer({"ids": [tokens[-1:]]})["logits"]
+            tokens.append(int(np.argmax(logits)))
+        assert tokens == expected(decoder())
+        assert len(noted.again) == 6
+        del request
+        await_freed(core)
