@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,17 +77,24 @@ def _store_nbytes() -> int:
 
 
 def measure(executor: Any, rounds: int) -> dict[str, Any]:
-    """Return what the rounds added: bytes for each round, threads and descriptors in all."""
+    """Return what the rounds added: bytes for each round, threads and descriptors in all.
+
+    Of memory the less of two halves counts: an allocator takes a piece for many rounds at once.
+    """
+    half = rounds // 2
     with hetero.Core(executor=executor, devices={"NULL": 1}) as core:
         use(core, range(WARM_UP))
-        before = settled(core)
-        use(core, range(WARM_UP, WARM_UP + rounds))
-        after = settled(core)
-    grown: Mapping[str, int] = {name: after[name] - before[name] for name in before}
+        seen = [settled(core)]
+        for begin in (WARM_UP, WARM_UP + half):
+            use(core, range(begin, begin + half))
+            seen.append(settled(core))
+    grown: Mapping[str, int] = {name: seen[-1][name] - seen[0][name] for name in seen[0]}
+    rss = [one["rss_nbytes"] for one in seen]
+    rss_growth = min(after - before for before, after in pairwise(rss))
     return {
         "executor": executor,
         "rounds": rounds,
-        "rss_growth_nbytes": round(grown["rss_nbytes"] / rounds),
+        "rss_growth_nbytes": round(rss_growth / half),
         "threads": grown["threads"],
         "fds": grown["descriptors"],
         "object_store_nbytes": round(grown["object_store_nbytes"] / rounds),
