@@ -191,7 +191,9 @@ class Together:
             waiting = [g for g in self._waiting if not g.is_busy and g.texts]
             every = {group, *self._stepping, *waiting}
             share = math.ceil(sum(len(one.texts) for one in every) / self._lanes)
-            base = group if group.texts or not waiting else waiting[0]
+            # None may join a text whose prompt is not computed yet, or which begins anew.
+            is_begun = bool(group.texts) and all(text.is_begun for text in group.texts)
+            base = group if is_begun or not waiting else waiting[0]
             self._waiting = []
             for other in waiting:
                 told += other.texts

@@ -33,7 +33,9 @@ def test_a_seed(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))]
+    "seed",
+    # 27: a text whose prompt was computed in part was joined by others.
+    [0, 1, 27, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))],
 )
 def test_texts_of_a_seed(seed: int) -> None:
     history = Texts(seed).run()
