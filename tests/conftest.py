@@ -27,9 +27,12 @@ providers.is_local_module_file = lambda path: False
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw few examples in a plain run, and many where slow tests run as well."""
-    # What a script starts in the background ignores Ctrl-C, and so would the programs of tests.
+    # What a script starts in the background ignores Ctrl-C, what nohup starts a terminal's end; and so
+    # would the programs of tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("few" if config.getoption("-m") == "not slow" else "many")
 
