@@ -27,8 +27,8 @@ providers.is_local_module_file = lambda path: False
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw few examples in a plain run, and many where slow tests run as well."""
-    # What a script starts in the background ignores Ctrl-C, what nohup starts a terminal's end; and so
-    # would the programs of tests.
+    # What a script starts in the background ignores Ctrl-C, and what nohup starts the end of a
+    # terminal; so would the programs of tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
