@@ -6,6 +6,7 @@ Both executors run the same host: in process behind a thread, on Ray inside an a
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ from devices.errors import (
 from devices.model.model import Model
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
+from devices.plugin.remote import RemoteTensor
 from devices.plugin.support import Support
 from devices.request.answer import StageRun
 from devices.request.compiled_model import CompiledModel
@@ -184,7 +186,7 @@ class DeviceHost:
             context.infer_s,
             context.download_s,
             context.node_times_s,
-            nbytes_of(outputs),
+            sum(map(_given_nbytes, outputs)),
         )
 
     def make(self, deployment: str, stage: int) -> dict[str, Value]:
@@ -330,6 +332,13 @@ class _Typed:
             node=node,
             cause=shown(error, repr),
         ) from (error if _is_plain(error) else None)
+
+
+def _given_nbytes(value: Value) -> int:
+    """Return the bytes of what a run gave; a tensor on the device may have room behind it."""
+    if isinstance(value, RemoteTensor):
+        return math.prod(value.shape) * value.dtype.itemsize
+    return nbytes_of(value)
 
 
 @lru_cache  # a stage's are the same in each run

@@ -93,6 +93,9 @@ def test_a_cache_grows_in_place_as_a_session_grows_copies(
             want, *caches = peer.run(None, given | dict(zip(STATES, caches, strict=True)))
             np.testing.assert_allclose(request.infer(given)["y"], want, rtol=1e-5, atol=1e-6)
             past += count
+            # Without the room behind caches: what is kept for a loss is counted by it.
+            (stage,) = request.times.stages
+            assert stage.output_nbytes == want.nbytes + sum(cache.nbytes for cache in caches)
             states: Any = request.query_state()
             for state, cache in zip(states, caches, strict=True):
                 np.testing.assert_allclose(state.state.data, cache, rtol=1e-6)
