@@ -72,7 +72,7 @@ class InProcessDeployment(Deployment):
             connect=connect,
             addresses={name: device.address for name, device in devices.items()},
             help_with=workers.help_with,
-            may_lose=False,
+            restores=False,
         )
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:

@@ -57,7 +57,8 @@ class Deployment(ABC):
         is not known; None where devices go by ours.
     `help_with`: calls what starts a request and has the calling thread run that request's stages,
         where devices are in this process.
-    `may_lose`: whether a device may be lost, so that what states were made by is kept.
+    `restores`: whether what states were made by is kept: devices may be lost, and their stages make
+        the same when they run again.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Deployment(ABC):
         addresses: Mapping[str, str],
         clock_offset_s: Callable[[str], float | None] | None = None,
         help_with: Callable[[Callable[[], None]], None] | None = None,
-        may_lose: bool = True,
+        restores: bool = True,
     ) -> None:
         plan = placement.plan
         wanted = dict.fromkeys(n for r in placement.routes for n in r.plan.constant_outputs)
@@ -91,7 +92,7 @@ class Deployment(ABC):
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         self.placement = placement
         self.take()
-        self._may_lose = may_lose
+        self._restores = restores
         self._openings = itertools.count(1)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
@@ -192,7 +193,7 @@ class Deployment(ABC):
                 inputs, near = self._deployments.memory.usable(inputs)
                 break
         if request.restore_s:
-            nbytes = past_nbytes(inputs) if self._may_lose else None
+            nbytes = past_nbytes(inputs) if self._restores else None
             if nbytes is None or nbytes > MOST_NBYTES:
                 request = request._replace(restore_s=0.0)
         return self._runner.submit(inputs, request, near)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import hetero
@@ -180,3 +181,27 @@ def test_a_request_that_is_no_text_goes_on_with_its_states(
         assert len(noted.again) == 6
         del request
         await_freed(core)
+
+
+def test_a_state_of_random_numbers_is_not_made_of_others(core: hetero.Core, noted: Noted) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2] x, float[2] past) => (float[2] y, float[2] present) {
+            drawn = RandomUniformLike (x)
+            present = Add (past, drawn)
+            y = Neg (present)
+        }"""
+    )
+    with core.compile_model(
+        model, "HETERO:CPU.0,CPU.1", affinity={"op:Neg": "CPU.1"}, states={"past": "present"}
+    ) as compiled:
+        request = compiled.create_infer_request()
+        x = np.zeros(2, np.float32)
+        for _ in range(2):
+            request.infer({"x": x})
+        kill(core, "CPU.0")
+        with pytest.raises(hetero.HeteroError, match="reset_state"):
+            request.infer({"x": x})
+        assert not noted.again
+        request.reset_state()
+        assert (request.infer({"x": x})["y"] <= 0).all()
