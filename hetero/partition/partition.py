@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from devices.errors import AffinityError
+from devices.model.drawing import draws
 from devices.model.model import Model
 from hetero.affinity.affinity import follows
 from hetero.affinity.requests import weight_positions
@@ -65,6 +66,7 @@ class Partition:
             ),
             passthrough=tuple(name for name in unmade if name in given),
             constant_outputs=tuple(name for name in unmade if name not in given),
+            draws=any(draws(node.proto) for node in model.nodes),
         )
 
     @cached_property

@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import ClusterError
-from devices.model.drawing import draws
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.request.request import Request
 from scheduler.channels.channel import Channel, Receiver
@@ -90,7 +89,7 @@ class RayDeployment(Deployment):
             addresses={name: device.address for name, device in devices.items()},
             clock_offset_s=clock_offset_s,
             # Other numbers would be drawn than those that were answered.
-            restores=not any(draws(n.proto) for source in sources for n in source.model.nodes),
+            restores=not any(route.plan.draws for route in placement.routes),
         )
 
     @property

@@ -77,6 +77,8 @@ class Plan:
         Inputs that are also outputs.
     constant_outputs : tuple of str
         Outputs that depend on no input and no node.
+    draws : bool
+        Whether a node draws random numbers: a stage that runs again may make something else.
 
     Raises
     ------
@@ -91,6 +93,7 @@ class Plan:
     stages: tuple[Stage, ...]
     passthrough: tuple[str, ...] = ()
     constant_outputs: tuple[str, ...] = ()
+    draws: bool = False
 
     def __post_init__(self) -> None:
         given = {spec.name for spec in self.inputs}
@@ -198,6 +201,7 @@ class Plan:
             [[s.device, s.inputs, s.outputs, s.node_names] for s in self.stages],
             self.passthrough,
             self.constant_outputs,
+            *([True] if self.draws else []),
         ]
         data: bytes = msgpack.packb([_FORMAT, _VERSION, body])
         return data
@@ -221,7 +225,7 @@ class Plan:
                 "model again with this version."
             )
         try:
-            name, inputs, outputs, stages, passthrough, constant_outputs = body
+            name, inputs, outputs, stages, passthrough, constant_outputs, *draws = body
             return cls(
                 name,
                 tuple(unpack_spec(spec) for spec in inputs),
@@ -232,6 +236,7 @@ class Plan:
                 ),
                 tuple(passthrough),
                 tuple(constant_outputs),
+                draws == [True],
             )
         except (TypeError, ValueError) as error:
             raise BlobError(f"damaged plan: {error}.") from error

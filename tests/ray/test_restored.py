@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
@@ -183,7 +184,10 @@ def test_a_request_that_is_no_text_goes_on_with_its_states(
         await_freed(core)
 
 
-def test_a_state_of_random_numbers_is_not_made_of_others(core: hetero.Core, noted: Noted) -> None:
+@pytest.mark.parametrize("how", ["compiled", "imported"])
+def test_a_state_of_random_numbers_is_not_made_of_others(
+    core: hetero.Core, noted: Noted, how: str
+) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 18]>
         g (float[2] x, float[2] past) => (float[2] y, float[2] present) {
@@ -192,9 +196,15 @@ def test_a_state_of_random_numbers_is_not_made_of_others(core: hetero.Core, note
             y = Neg (present)
         }"""
     )
-    with core.compile_model(
-        model, "HETERO:CPU.0,CPU.1", affinity={"op:Neg": "CPU.1"}, states={"past": "present"}
-    ) as compiled:
+    with ExitStack() as stack:
+        compiled = stack.enter_context(
+            core.compile_model(
+                model, "HETERO:CPU.0,CPU.1", affinity={"op:Neg": "CPU.1"},
+                states={"past": "present"},
+            )
+        )  # fmt: skip
+        if how == "imported":
+            compiled = stack.enter_context(core.import_model(compiled.export_model()))
         request = compiled.create_infer_request()
         x = np.zeros(2, np.float32)
         for _ in range(2):
