@@ -46,6 +46,5 @@ class Cut:
             {**self.affinity.reasons, **reasons},
         )
         subgraphs = tuple(replace(s, device=here[s.device]) for s in self.partition.subgraphs)
-        return replace(
-            self, partition=Partition(self.partition.source, subgraphs), affinity=affinity
-        )
+        partition = replace(self.partition, subgraphs=subgraphs)
+        return replace(self, partition=partition, affinity=affinity)

@@ -49,6 +49,8 @@ class Partition:
     source: Model = field(repr=False, compare=False)
     #: In an order in which they can run.
     subgraphs: tuple[Subgraph, ...]
+    #: Whether a node draws random numbers.
+    draws: bool = False
 
     @cached_property
     def plan(self) -> Plan:
@@ -66,7 +68,7 @@ class Partition:
             ),
             passthrough=tuple(name for name in unmade if name in given),
             constant_outputs=tuple(name for name in unmade if name not in given),
-            draws=any(draws(node.proto) for node in model.nodes),
+            draws=self.draws,
         )
 
     @cached_property
@@ -124,7 +126,7 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
         )
         for index, positions in enumerate(members)
     )
-    return Partition(model, subgraphs)
+    return Partition(model, subgraphs, any(draws(node.proto) for node in model.nodes))
 
 
 def assign_clusters(
