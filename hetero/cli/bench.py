@@ -16,8 +16,9 @@ from hetero.cli.options import model_options, watch_options, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
-from hetero.cli.terminal import Columns, ms, progress, remark, table, tell
+from hetero.cli.terminal import progress, remark, tell
 from hetero.compile.compiled_model import CompiledModel
+from hetero.report.text import Columns, ms, table
 
 
 @click.command()

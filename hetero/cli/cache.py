@@ -13,8 +13,9 @@ from devices.errors import BlobError
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
 from hetero.cli.option_kinds import Finite, json_option
-from hetero.cli.terminal import Columns, table, tell
+from hetero.cli.terminal import tell
 from hetero.properties.table import COSTS_SUFFIX
+from hetero.report.text import Columns, table
 from hetero.report.units import nbytes_text, seconds_text
 from scheduler.formats.blob_file import BlobFile
 
@@ -43,10 +44,8 @@ def list_(folder: Path) -> None:
     total = sum(row["nbytes"] for row in rows)
     columns: Columns = {
         "entry": lambda row: row["file"][:12] + "…", "what": "kind", "model": "model",
-        "devices": lambda row: ", ".join(row["devices"]),
-        "size": lambda row: nbytes_text(row["nbytes"]),
-        "age": lambda row: seconds_text(row["age_s"]),
-        "last used": lambda row: seconds_text(row["idle_s"]) + " ago",
+        "devices": ("devices", ", ".join), "size": ("nbytes", nbytes_text),
+        "age": ("age_s", seconds_text), "last used": ("idle_s", lambda s: f"{seconds_text(s)} ago"),
     }  # fmt: skip
     shown = table(rows, columns, wraps=("what", "model", "devices"))
     document = {"folder": folder, "nbytes": total, "entries": rows}

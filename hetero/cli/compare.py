@@ -16,7 +16,7 @@ from hetero.cli.terminal import progress, tell
 from hetero.compare.compare import Comparison
 from hetero.compare.compare import compare as compare_devices
 from hetero.compare.difference import ATOL, RTOL, Difference
-from hetero.report.text import Rows
+from hetero.report.text import Columns, Rows, table
 
 
 def _parse_devices(
@@ -79,26 +79,22 @@ def _parts(found: Comparison, devices: Sequence[str]) -> Iterator[RenderableType
 
 
 def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Rows:
-    odd = any(any(row.nans + row.infs) for row in rows)
-    heads = [title, "type", "differ", "max abs", "max rel", "worst at", *names]
-    table = Rows(*heads, *(["NaN", "inf"] if odd else []), wraps=(title, "type", "differ"))
-    for row in rows:
-        types = (
-            f"{dtype} {list(shape)}" for dtype, shape in zip(row.dtypes, row.shapes, strict=True)
-        )
-        table.add(
-            row.name,
-            " / ".join(dict.fromkeys(types)),
-            f"{row.differing:,} of {row.size:,}",
-            f"{row.max_abs:.3g}",
-            f"{row.max_rel:.3g}",
-            list(row.position),
-            *(_text(value) for value in row.values),
-            *((" / ".join(map(str, pair)) for pair in (row.nans, row.infs)) if odd else ()),
-            style=None if row.agrees else "bold red",
-        )
-    return table
+    def types(row: Difference) -> str:
+        both = zip(row.dtypes, row.shapes, strict=True)
+        return " / ".join(dict.fromkeys(f"{dtype} {list(shape)}" for dtype, shape in both))
 
+    def text(value: float | str) -> str:
+        return value if isinstance(value, str) else f"{value:.6g}"
 
-def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
+    columns: Columns = {
+        title: "name", "type": types, "differ": "{differing:,} of {size:,}",
+        "max abs": "{max_abs:.3g}", "max rel": "{max_rel:.3g}",
+        "worst at": lambda row: list(row.position),
+        names[0]: lambda row: text(row.values[0]), names[1]: lambda row: text(row.values[1]),
+    }  # fmt: skip
+    if any(any(row.nans + row.infs) for row in rows):
+        columns |= {"NaN": "{nans[0]} / {nans[1]}", "inf": "{infs[0]} / {infs[1]}"}
+    return table(
+        rows, columns, wraps=(title, "type", "differ"),
+        style=lambda row: None if row.agrees else "bold red",
+    )  # fmt: skip

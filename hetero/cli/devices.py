@@ -11,7 +11,8 @@ import click
 
 from hetero.cli.job import Job
 from hetero.cli.options import core_options, with_core
-from hetero.cli.terminal import progress, table, tell
+from hetero.cli.terminal import progress, tell
+from hetero.report.text import table
 from scheduler.device.probe import probe_node
 from scheduler.vocabulary.rows import THIS_PROCESS
 

@@ -21,8 +21,9 @@ from rich.console import RenderableType
 from devices.errors import HeteroError
 from hetero.cli.devices import KNOWN
 from hetero.cli.option_kinds import json_option
-from hetero.cli.terminal import Columns, progress, table, tell
+from hetero.cli.terminal import progress, tell
 from hetero.core import Core
+from hetero.report.text import Columns, table
 from hetero.report.units import nbytes_text
 from hetero.version import hetero_version
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -75,10 +76,8 @@ def _parts(packages: Sequence[Check], found: Sequence[Check]) -> Iterator[Render
     yield ", ".join(f"{check.name} {check.found}" for check in well)
     columns: Columns = {
         "": lambda check: "!!" if not check.ok else "--" if check.advice else "ok",
-        "what": lambda check: check.name,
-        "found": lambda check: check.found,
-        "what to do": lambda check: check.advice,
-    }
+        "what": "name", "found": "found", "what to do": "advice",
+    }  # fmt: skip
     rest = [check for check in found if check not in well and check not in absent]
     yield table(rest, columns, wraps=("found", "what to do"))
     if absent:

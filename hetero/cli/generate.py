@@ -12,11 +12,12 @@ import click
 
 from hetero.cli.job import Job, is_blob
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import Columns, remark, table, tell, wants_json
+from hetero.cli.terminal import remark, tell, wants_json
 from hetero.compile.compiled_model import CompiledModel
 from hetero.generate.decoder import read_decoder
 from hetero.generate.layers import find_layers
 from hetero.generate.text import TextStream, Tokenizer
+from hetero.report.text import Columns, table
 from hetero.report.units import nbytes_text
 
 
@@ -96,8 +97,7 @@ def generate(
         "layers": layers,
     }
     columns: Columns = {
-        "device": "device", "layers": "layers",
-        "weights": lambda row: nbytes_text(row["weights_nbytes"]),
+        "device": "device", "layers": "layers", "weights": ("weights_nbytes", nbytes_text),
     }  # fmt: skip
     tell("generate", document, ["", table(layers, columns)])
     if not wants_json():

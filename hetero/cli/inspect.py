@@ -15,9 +15,10 @@ from devices.model.reader import read_model
 from hetero.cache.description import describe
 from hetero.cli.job import is_blob
 from hetero.cli.option_kinds import json_option
-from hetero.cli.terminal import Columns, show, table, tell, wants_json
+from hetero.cli.terminal import show, tell, wants_json
 from hetero.report.contract import describe_model
 from hetero.report.table import model_line, port_lines
+from hetero.report.text import Columns, table
 from hetero.report.units import counted, nbytes_text
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.weightless import is_weightless, outline

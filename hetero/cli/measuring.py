@@ -11,11 +11,11 @@ from rich.console import RenderableType
 
 from devices.request.answer import Answer
 from devices.request.promise import Promised
-from hetero.cli.terminal import Columns, ms, table
 from hetero.compile.compiled_model import CompiledModel
 from hetero.observe.in_flight import keep_in_flight
 from hetero.observe.stage_times import StageTimes, median_of
 from hetero.report.profile import wire_links
+from hetero.report.text import Columns, ms, table
 from hetero.report.units import nbytes_text
 from scheduler import Submission
 
@@ -169,7 +169,7 @@ def prediction_parts(document: dict[str, Any]) -> Iterator[RenderableType]:
         rows[f"wire {row['producer']} to {row['consumer']}, {size}"] = row
     columns: Columns = {
         "": "name", "predicted ms": ms("predicted_s"), "measured ms": ms("measured_s"),
-        "measured / predicted": lambda row: "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+        "measured / predicted": ("ratio", "{:.2f}".format),
     }  # fmt: skip
     yield table(({"name": name, **row} for name, row in rows.items()), columns)
     yield f"predicted by {document['basis']}"

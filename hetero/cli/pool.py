@@ -10,7 +10,7 @@ import click
 from hetero.cli.option_kinds import json_option
 from hetero.cli.options import core_options
 from hetero.cli.terminal import progress, tell
-from hetero.report.text import Rows
+from hetero.report.text import Columns, table
 from hetero.report.units import nbytes_text
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ def down(address: str | None) -> None:
 
 def _tell(found: PoolStatus) -> None:
     document = {"address": found.address, "pool": found.pool, "devices": found.devices}
-    heads = ("device", "process", "clients", "tasks", "running", "keeps", "error")
-    table = Rows(*heads, wraps=("error",))
-    for row in found.devices:
-        counts = (row.clients, row.tasks, row.running, nbytes_text(row.kept_nbytes))
-        table.add(row.name, row.process or "", *counts, row.error)
-    tell("pool", document, [f"pool at {found.address}", table])
+    columns: Columns = {
+        "device": "name", "process": lambda row: row.process or "", "clients": "clients",
+        "tasks": "tasks", "running": "running", "keeps": ("kept_nbytes", nbytes_text),
+        "error": "error",
+    }  # fmt: skip
+    shown = table(found.devices, columns, wraps=("error",))
+    tell("pool", document, [f"pool at {found.address}", shown])

@@ -15,10 +15,11 @@ from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
 from hetero.cli.planning import plans_by_cost
 from hetero.cli.report import command_line
-from hetero.cli.terminal import Columns, ms, progress, table
+from hetero.cli.terminal import progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.planning import PlanReport
 from hetero.report import build_report, report_html
+from hetero.report.text import Columns, ms, table
 from hetero.report.units import counted, seconds_text
 from scheduler.formats.publish import publish
 
@@ -88,8 +89,7 @@ def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
     beside: Columns = {"predicted ms": ms("predicted_s")} if predicted else {}
     columns: Columns = {
         "node": _covers, "operator": "op_type", "device": "device", "subgraph": "stage",
-        "ms": ms("seconds"),
-        "share": lambda row: "" if row["share"] is None else f"{row['share']:.1%}",
+        "ms": ms("seconds"), "share": ("share", "{:.1%}".format),
     }  # fmt: skip
     yield table(ranked[:SHOWN], {**columns, **beside}, wraps=("node",))
     if len(ranked) > SHOWN:

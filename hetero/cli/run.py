@@ -28,7 +28,7 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.report.departures import departures
 from hetero.report.profile import TimedRequest, build_profile
-from hetero.report.text import Rows
+from hetero.report.text import Columns, Rows, table
 from scheduler.formats.publish import publish
 
 #: ONNX's own tolerances for the light models (`onnx.backend.test.loader`).
@@ -185,11 +185,13 @@ def _row(name: str, value: Any) -> dict[str, Any]:
 
 
 def _output_table(outputs: Mapping[str, Any]) -> Rows:
-    table = Rows("output", "type", "shape", "first values", wraps=("output", "first values"))
-    for name, value in outputs.items():
-        if isinstance(value, np.ndarray):
-            head = np.array2string(value.ravel()[:4], precision=4, separator=", ")
-            table.add(name, value.dtype, list(value.shape), head)
-        else:
-            table.add(name, type(value).__name__, "", str(value)[:60])
-    return table
+    def head(value: Any) -> str:
+        if not isinstance(value, np.ndarray):
+            return str(value)[:60]
+        return np.array2string(value.ravel()[:4], precision=4, separator=", ")
+
+    rows = ({**_row(name, value), "head": head(value)} for name, value in outputs.items())
+    columns: Columns = {
+        "output": "name", "type": "dtype", "shape": "shape", "first values": "head",
+    }  # fmt: skip
+    return table(rows, columns, wraps=("output", "first values"))

@@ -16,8 +16,9 @@ import click
 from hetero.cli.job import Job, is_blob
 from hetero.cli.option_kinds import Finite, together
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import Columns, progress, remark, table, tell, wants_json
+from hetero.cli.terminal import progress, remark, tell, wants_json
 from hetero.generate.decoder import read_decoder
+from hetero.report.text import Columns, table
 from hetero.serve.options import ServerOptions
 from hetero.serve.server import Server, require_extra
 
@@ -148,8 +149,7 @@ def serve(
     index = repository.index()
     broken = [row for row in index if row["state"] != "READY"]
     columns: Columns = {
-        "model": "name", "version": "version", "state": lambda row: row["state"].lower(),
-        "reason": "reason",
+        "model": "name", "version": "version", "state": ("state", str.lower), "reason": "reason",
     }  # fmt: skip
     shown = table(index, columns, wraps=("reason",))
     if check or (broken and not folder.is_dir()):

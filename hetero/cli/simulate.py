@@ -15,9 +15,9 @@ from hetero.cli.job import Job
 from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.terminal import steps, tell
-from hetero.report.text import Rows
+from hetero.report.text import Columns, table
 from hetero.report.units import seconds_text
-from hetero.simulate.advise import Change, Simulation
+from hetero.simulate.advise import Simulation
 from hetero.simulate.page import page_html
 from scheduler.formats.publish import publish
 
@@ -89,32 +89,26 @@ def _seconds(text: str) -> float:
 def _parts(found: Simulation) -> Iterator[RenderableType]:
     outcome = found.outcome
     yield f"{found.model}: {found.basis}"
-    rows = Rows("requests", "answers/s", "in time/s", "p50", "p95", "p99", "failed")
-    times = [seconds_text(t) for t in (outcome.p50_s, outcome.p95_s, outcome.p99_s)]
-    in_time = "-" if found.slo_s == inf else f"{outcome.goodput_per_s:.5g}"
-    rows.add(found.arrivals, f"{outcome.throughput_per_s:.5g}", in_time, *times, outcome.failed)
-    yield rows
-    used = Rows("part", "name", "busy", "waited for, a request")
-    for part in outcome.used[:_SHOWN]:
-        used.add(part.kind, part.name, f"{part.busy:.1%}", seconds_text(part.queued_s))
-    yield used
+    served: Columns = {
+        "requests": lambda _: found.arrivals, "answers/s": "{throughput_per_s:.5g}",
+        "in time/s": "{goodput_per_s:.5g}" if found.slo_s < inf else lambda _: "-",
+        **{name: (f"{name}_s", seconds_text) for name in ("p50", "p95", "p99")},
+        "failed": "failed",
+    }  # fmt: skip
+    yield table([outcome], served)
+    used: Columns = {
+        "part": "kind", "name": "name", "busy": "{busy:.1%}",
+        "waited for, a request": ("queued_s", seconds_text),
+    }  # fmt: skip
+    yield table(outcome.used[:_SHOWN], used)
     if len(outcome.used) > _SHOWN:
         yield f"{len(outcome.used) - _SHOWN} more: --json lists them"
     yield f"it can answer {found.capacity_per_s:.5g} a second: {found.bottleneck}"
     if found.knee_per_s is not None:
         yield f"99 % in time up to {found.knee_per_s:.5g} a second"
-    changes = Rows("change", "answers/s", "gain", "price", "gain per price")
-    for change in (*found.added, *found.lost):
-        changes.add(*_cells(change))
-    yield changes
-
-
-def _cells(change: Change) -> tuple[str, ...]:
-    per_price = change.gain_per_price
-    return (
-        change.name,
-        f"{change.rate_per_s:.5g}" if change.rate_per_s else "none",
-        f"{change.gain:+.1%}",
-        f"{change.price:g}" if change.price else "-",
-        "-" if per_price is None else f"{per_price:+.3%}",
-    )
+    changes: Columns = {
+        "change": "name", "answers/s": lambda c: f"{c.rate_per_s:.5g}" if c.rate_per_s else "none",
+        "gain": "{gain:+.1%}", "price": lambda c: f"{c.price:g}" if c.price else "-",
+        "gain per price": lambda c: f"{c.gain_per_price:+.3%}" if c.price else "-",
+    }  # fmt: skip
+    yield table((*found.added, *found.lost), changes)

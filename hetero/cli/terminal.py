@@ -1,11 +1,11 @@
-"""What commands print: tables and lines for people, JSON documents for programs."""
+"""What commands print: parts for people, JSON documents for programs, progress."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hetero.cli.option_kinds import WANTS_JSON
-from hetero.report.text import Rows, styled, visible
+from hetero.report.text import styled, visible
 
 #: Version of the JSON documents; it changes when a reader could be misled.
 VERSION: Final = 2
@@ -36,36 +36,6 @@ def show(*parts: RenderableType) -> None:
     """Print tables and lines of text for people."""
     for part in parts:
         console().print(styled(part) if isinstance(part, str) else part, crop=False)
-
-
-#: What a column shows of a row: a field, a format of fields as ``{seconds:.1f}``, or a function.
-Column = str | Callable[[Any], object]
-#: Columns by their heads.
-Columns = dict[str, Column]
-
-
-def table(
-    rows: Iterable[Any],
-    columns: Columns,
-    wraps: Collection[str] = (),
-    style: Callable[[Any], str | None] = lambda row: None,
-) -> Rows:
-    """Return a table of rows, with these columns."""
-
-    def cell(row: Any, column: Column) -> object:
-        if not isinstance(column, str):
-            return column(row)
-        return column.format_map(row) if "{" in column else row[column]
-
-    made = Rows(*columns, wraps=wraps)
-    for row in rows:
-        made.add(*(cell(row, column) for column in columns.values()), style=style(row))
-    return made
-
-
-def ms(field: str, digits: int = 3) -> Callable[[Any], str]:
-    """Return a column of a field's seconds in milliseconds; empty where they are not known."""
-    return lambda row: "" if row[field] is None else f"{row[field] * 1e3:.{digits}f}"
 
 
 def remark(text: str) -> None:

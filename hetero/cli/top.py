@@ -12,8 +12,8 @@ from rich.live import Live
 
 from hetero.cli.figures import PERCENTILES, Look, figures
 from hetero.cli.option_kinds import Finite, json_option
-from hetero.cli.terminal import Column, Columns, console, remark, table, tell, wants_json
-from hetero.report.text import Rows, styled
+from hetero.cli.terminal import console, remark, tell, wants_json
+from hetero.report.text import Columns, Rows, styled, table
 from hetero.report.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ def _tables(document: dict[str, Any]) -> list[Rows | Any]:
     models: Columns = {
         "model": "model", "waiting": "{waiting:.0f}", "in flight": "{in_flight:.0f}",
         "answered/s": "{answered_per_s:.1f}",
-        **{f"p{p}": _took(str(p)) for p in PERCENTILES},
+        **{f"p{p}": (str(p), seconds_text) for p in PERCENTILES},
         "failed": "{not_answered:.0f}", "retries": "{retries:.0f}",
-        "input/s": lambda row: nbytes_text(row["input_nbytes_per_s"]),
+        "input/s": ("input_nbytes_per_s", nbytes_text),
     }  # fmt: skip
     devices: Columns = {
         "device": "device", "node": "node", "state": lambda row: "up" if row["up"] else "lost",
@@ -110,8 +110,9 @@ def _tables(document: dict[str, Any]) -> list[Rows | Any]:
     }  # fmt: skip
     stages: Columns = {
         "stage": "stage", "of": "model", "device": "device", "runs/s": "{runs_per_s:.1f}",
-        "takes": _took("run_s"), "waits": _took("wait_s"), "busy": "{utilisation:.1%}",
-        "output/s": lambda row: nbytes_text(row["output_nbytes_per_s"]),
+        "takes": ("run_s", seconds_text), "waits": ("wait_s", seconds_text),
+        "busy": "{utilisation:.1%}",
+        "output/s": ("output_nbytes_per_s", nbytes_text),
     }  # fmt: skip
     about = (
         f"of the last {seconds_text(document['seconds'])}; "
@@ -124,7 +125,3 @@ def _tables(document: dict[str, Any]) -> list[Rows | Any]:
         table(document["devices"], devices, style=lambda row: None if row["up"] else "red"),
         table(document["stages"], stages, wraps=("of",)),
     ]
-
-
-def _took(field: str) -> Column:
-    return lambda row: "" if row[field] is None else seconds_text(row[field])

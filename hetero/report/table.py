@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetero.report.text import Rows, styled, visible
+from hetero.report.text import Column, Columns, Rows, styled, table, visible
 from hetero.report.units import counted, nbytes_text, port_text, seconds_text
 
 #: Rows of a table before the rest is counted; the HTML and JSON have all of them.
@@ -79,119 +79,97 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
 
 
 def _devices(document: dict[str, Any]) -> Rows:
-    timed = document["plan"] is not None
-    heads = ["device", "plugin", "version", "on", "threads", "supports", "gets"]
-    table = Rows(*heads, *(["load"] if timed else []), wraps=("version", "on"))
     total = document["model"]["nodes"]
-    for d in document["devices"]:
-        table.add(
-            d["name"],
-            d["plugin"],
-            d["version"],
-            d["node"],
-            d["num_threads"],
-            f"{d['supported']}/{total}",
-            counted(d["nodes"], "node") if d["used"] else Text("nothing", "yellow"),
-            *([seconds_text(d["load_s"])] if timed else []),
-        )
-    return table
+    columns: Columns = {
+        "device": "name", "plugin": "plugin", "version": "version", "on": "node",
+        "threads": "num_threads", "supports": lambda d: f"{d['supported']}/{total}",
+        "gets": lambda d: counted(d["nodes"], "node") if d["used"] else Text("nothing", "yellow"),
+    }  # fmt: skip
+    if document["plan"]:
+        columns["load"] = ("load_s", seconds_text)
+    return table(document["devices"], columns, wraps=("version", "on"))
 
 
 def _matrix(document: dict[str, Any]) -> Rows:
-    names = document["request"]["devices"]
-    refused = any(
-        c["refusals"] for row in document["support_matrix"] for c in row["devices"].values()
-    )
-    table = Rows("operator", "nodes", *names, *(["why not"] if refused else []), wraps=("why not",))
     rows = document["support_matrix"]
+
+    def refusals(row: dict[str, Any]) -> list[str]:
+        return [_refused(n, r) for n, c in row["devices"].items() for r in c["refusals"][:2]]
+
+    def taken(name: str) -> Column:
+        def cell(row: dict[str, Any]) -> str:
+            count, total = row["devices"][name]["supported"], row["total"]
+            return "all" if count == total else f"{count} of {total}"
+
+        return cell
+
+    columns: Columns = {
+        "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."), "nodes": "total",
+        **{name: taken(name) for name in document["request"]["devices"]},
+    }  # fmt: skip
+    if any(map(refusals, rows)):
+        columns["why not"] = lambda row: "; ".join(refusals(row))
     # What some device refuses comes first: it is what the reader looks for.
-    ranked = sorted(rows, key=lambda row: not any(c["refusals"] for c in row["devices"].values()))
-    for row in ranked[:SHOWN]:
-        cells, reasons = [], []
-        for name in names:
-            cell = row["devices"][name]
-            full = cell["supported"] == row["total"]
-            cells.append("all" if full else f"{cell['supported']} of {row['total']}")
-            reasons += [f"{name}: {r['message']} [{r['code']}]" for r in cell["refusals"][:2]]
-        operator = f"{row['domain']}.{row['op_type']}" if row["domain"] else row["op_type"]
-        table.add(
-            operator,
-            str(row["total"]),
-            *cells,
-            *(["; ".join(reasons)] if refused else []),
-        )
+    ranked = sorted(rows, key=lambda row: not refusals(row))
+    made = table(ranked[:SHOWN], columns, wraps=("why not",))
     if len(rows) > SHOWN:
-        table.caption = f"{len(rows) - SHOWN} more operators"
-    return table
+        made.caption = f"{len(rows) - SHOWN} more operators"
+    return made
+
+
+def _refused(device: str, refusal: Mapping[str, Any]) -> str:
+    return f"{device}: {refusal['message']} [{refusal['code']}]"
 
 
 def _nodes(document: dict[str, Any]) -> Rows:
-    heads = ("node", "operator", "device", "subgraph", "supported on", "why")
-    table = Rows(*heads, wraps=("node", "supported on", "why"))
-    for node in document["nodes"]:
-        refusals = [f"{name}: {r['message']} [{r['code']}]" for name, r in node["refusals"].items()]
-        table.add(
-            node["name"],
-            node["op_type"],
-            node["device"] or NOBODY,
-            "" if node["subgraph"] is None else str(node["subgraph"]),
-            ", ".join(node["supported_on"]),
-            "; ".join([node["why"], *(refusals if node["device"] is None else [])]),
-        )
-    return table
+    def why(node: dict[str, Any]) -> str:
+        refusals = node["refusals"].items() if node["device"] is None else ()
+        return "; ".join([node["why"], *(_refused(name, r) for name, r in refusals)])
+
+    columns: Columns = {
+        "node": "name", "operator": "op_type", "device": _device, "subgraph": "subgraph",
+        "supported on": ("supported_on", ", ".join), "why": why,
+    }  # fmt: skip
+    return table(document["nodes"], columns, wraps=("node", "supported on", "why"))
+
+
+def _device(row: Mapping[str, Any]) -> str | Text:
+    return row["device"] or NOBODY
 
 
 def subgraph_table(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) -> Rows:
     """Return a row for each subgraph: bytes in and out, and times of a plan."""
-    columns = ["subgraph", "device", "nodes", "first … last", "in", "out"]
-    parts = ("runs", "transfers", "overhead") if timed else ()
-    table = Rows(*columns, *parts, wraps=("first … last",))
-    for s in rows[:SHOWN]:
-        names = s["nodes"]
-        row = [
-            str(s["index"]),
-            s["device"] or NOBODY,
-            str(len(names)),
-            " … ".join(dict.fromkeys((names[0], names[-1]))) if names else "",
-            nbytes_text(s["in_nbytes"]),
-            nbytes_text(s["out_nbytes"]),
-        ]
-        if timed:
-            row += [seconds_text(s[part]) for part in ("run_s", "transfer_s", "overhead_s")]
-        table.add(*row)
+    columns: Columns = {
+        "subgraph": "index", "device": _device, "nodes": lambda s: len(s["nodes"]),
+        "first … last": lambda s: " … ".join(dict.fromkeys((*s["nodes"][:1], *s["nodes"][-1:]))),
+        "in": lambda s: nbytes_text(s["in_nbytes"]), "out": lambda s: nbytes_text(s["out_nbytes"]),
+    }  # fmt: skip
+    if timed:
+        times = {"runs": "run_s", "transfers": "transfer_s", "overhead": "overhead_s"}
+        columns |= {head: (field, seconds_text) for head, field in times.items()}
+    made = table(rows[:SHOWN], columns, wraps=("first … last",))
     if len(rows) > SHOWN:
-        table.caption = f"{len(rows) - SHOWN} more subgraphs; --json lists all"
-    return table
+        made.caption = f"{len(rows) - SHOWN} more subgraphs; --json lists all"
+    return made
 
 
 def _counterfactuals(document: dict[str, Any]) -> Rows:
-    timed = document["plan"] is not None
+    def subgraphs(row: dict[str, Any]) -> object:
+        return row["subgraphs"] if row["possible"] else f"{row['missing']} unsupported"
+
+    columns: Columns = {
+        "alternative": "name",
+        "devices": lambda row: ", ".join(row["devices"]) if len(row["devices"]) > 1 else "",
+        "subgraphs": subgraphs,
+    }
     # Where there are times they say more than counts, and lines are short.
-    columns = ["bottleneck", "latency", "to the choice"] if timed else ["cuts", "crossing"]
-    table = Rows("alternative", "devices", "subgraphs", *columns, wraps=("alternative", "devices"))
-    for row in document["counterfactuals"]:
-        cells = [
-            row["name"],
-            ", ".join(row["devices"]) if len(row["devices"]) > 1 else "",
-            _known(row["subgraphs"]),
-        ]
-        if not row["possible"]:
-            cells[2] = f"{row['missing']} unsupported"
-        if timed:
-            relative = row["relative"]
-            cells += [
-                "" if row["bottleneck_s"] is None else seconds_text(row["bottleneck_s"]),
-                "" if row["latency_s"] is None else seconds_text(row["latency_s"]),
-                "" if relative is None else f"{relative:.3g}×",
-            ]
-        else:
-            cells += [
-                _known(row["cuts"]),
-                "" if row["nbytes"] is None else nbytes_text(row["nbytes"]),
-            ]
-        table.add(*cells, style="bold" if row["chosen"] else None)
-    return table
-
-
-def _known(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
+    if document["plan"]:
+        columns["bottleneck"] = ("bottleneck_s", seconds_text)
+        columns["latency"] = ("latency_s", seconds_text)
+        columns["to the choice"] = ("relative", "{:.3g}×".format)
+    else:
+        columns |= {"cuts": ("cuts", "{:,}".format), "crossing": ("nbytes", nbytes_text)}
+    return table(
+        document["counterfactuals"], columns, wraps=("alternative", "devices"),
+        style=lambda row: "bold" if row["chosen"] else None,
+    )  # fmt: skip

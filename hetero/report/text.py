@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Final
 
 from rich import box
+from rich import table as rich_table
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Column, Table
 from rich.text import Text
+
+#: What a column shows of a row: a field, a format of fields as ``{seconds:.1f}``, a field and how
+#: its value is written where there is one, or a function of the row.
+Column = str | tuple[str, Callable[[Any], str]] | Callable[[Any], object]
+#: Columns by their heads.
+Columns = dict[str, Column]
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -29,7 +36,7 @@ def styled(text: str, style: str = "") -> Text:
 NARROWEST: Final = 8
 
 
-class Rows(Table):
+class Rows(rich_table.Table):
     """A table that cuts nothing: long texts wrap, the rest is as wide as it is.
 
     Print it with ``crop=False``.
@@ -39,7 +46,8 @@ class Rows(Table):
 
     def __init__(self, *heads: str, wraps: Collection[str] = ()) -> None:
         columns = [
-            Column(styled(head), overflow="fold", no_wrap=head not in wraps) for head in heads
+            rich_table.Column(styled(head), overflow="fold", no_wrap=head not in wraps)
+            for head in heads
         ]
         super().__init__(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         self._widen(map(styled, heads))
@@ -61,3 +69,32 @@ class Rows(Table):
         for column, cell in zip(self.columns, cells, strict=True):
             least = cell.cell_len if column.no_wrap else min(cell.cell_len, NARROWEST)
             column.min_width = max(column.min_width or 0, least)
+
+
+def table(
+    rows: Iterable[Any],
+    columns: Columns,
+    wraps: Collection[str] = (),
+    style: Callable[[Any], str | None] = lambda row: None,
+) -> Rows:
+    """Return a table of rows, which are mappings or dataclasses, with these columns."""
+    made = Rows(*columns, wraps=wraps)
+    for row in rows:
+        named = isinstance(row, Mapping)
+        values = row if named else {f.name: getattr(row, f.name) for f in fields(row)}
+        made.add(*(_cell(row, values, column) for column in columns.values()), style=style(row))
+    return made
+
+
+def _cell(row: Any, values: Mapping[str, Any], column: Column) -> object:
+    if isinstance(column, tuple):
+        field, write = column
+        return None if values[field] is None else write(values[field])
+    if not isinstance(column, str):
+        return column(row)
+    return column.format_map(values) if "{" in column else values[column]
+
+
+def ms(field: str, digits: int = 3) -> Column:
+    """Return a column of a field's seconds in milliseconds."""
+    return field, lambda seconds: f"{seconds * 1e3:.{digits}f}"
