@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from devices.errors import BlobError
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
-from hetero.cli.option_kinds import Finite, json_option
+from hetero.cli.option_kinds import Finite, json_option, together
 from hetero.cli.terminal import tell
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.report.text import Columns, table
@@ -28,12 +27,13 @@ def cache() -> None:
     """Look after a folder of compiled models (CACHE_DIR)."""
 
 
-def _folder(function: Callable[..., Any]) -> Callable[..., Any]:
-    dir_ = click.option(
+_folder: Final = together(
+    click.option(
         "--dir", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
         help="The cache's folder.",
-    )  # fmt: skip
-    return dir_(json_option(function))
+    ),
+    json_option,
+)  # fmt: skip
 
 
 @cache.command("list")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from zipfile import ZipFile
@@ -33,18 +33,6 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--input`` and ``--shape``; `model_inputs` takes what they give."""
-    return together(
-        click.option(
-            "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
-            help="A .npy, .npz or .pb file, or a picture, which is resized to fit; inputs without "
-            "one are generated.",
-        ),
-        shape_option("The shape of a generated input."),
-    )(function)  # fmt: skip
-
-
 def shape_option(help_text: str) -> Decorator:
     """Return what adds ``--shape`` with this first sentence of its help."""
     return click.option(
@@ -53,6 +41,17 @@ def shape_option(help_text: str) -> Decorator:
         help=f"{help_text} Inputs with the same open dimensions get the same sizes; dimensions "
         "left open are 1.",
     )  # fmt: skip
+
+
+#: Adds ``--input`` and ``--shape``; `model_inputs` takes what they give.
+input_options: Final = together(
+    click.option(
+        "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
+        help="A .npy, .npz or .pb file, or a picture, which is resized to fit; inputs without "
+        "one are generated.",
+    ),
+    shape_option("The shape of a generated input."),
+)  # fmt: skip
 
 
 def model_inputs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,18 +37,17 @@ from scheduler.formats.weightless import is_weightless
 SLOW_START_S: Final = 3.0
 
 
-def blob_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--remap OLD=NEW`` and ``--weights MODEL``."""
-    return together(
-        click.option(
-            "--remap", multiple=True, metavar="OLD=NEW", callback=pairs("OLD=NEW, as ORT=CPU"),
-            help="For a blob: the device here that takes the place of one it was compiled for.",
-        ),
-        click.option(
-            "--weights", metavar="MODEL",
-            help="For a blob that was compiled with --weightless: the model that it is of.",
-        ),
-    )(function)  # fmt: skip
+#: Adds ``--remap OLD=NEW`` and ``--weights MODEL``.
+blob_options: Final = together(
+    click.option(
+        "--remap", multiple=True, metavar="OLD=NEW", callback=pairs("OLD=NEW, as ORT=CPU"),
+        help="For a blob: the device here that takes the place of one it was compiled for.",
+    ),
+    click.option(
+        "--weights", metavar="MODEL",
+        help="For a blob that was compiled with --weightless: the model that it is of.",
+    ),
+)  # fmt: skip
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -15,15 +15,15 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 WANTS_JSON: Final = "hetero.wants_json"
 
 
-def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--json``, which is no argument of the command."""
+def _keep_json(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[WANTS_JSON] = value
 
-    def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
-        context.meta[WANTS_JSON] = value
 
-    return click.option(
-        "--json", is_flag=True, expose_value=False, callback=keep, help="Print JSON for programs."
-    )(function)
+#: Adds ``--json``, which is no argument of the command.
+json_option: Final = click.option(
+    "--json", is_flag=True, expose_value=False, callback=_keep_json,
+    help="Print JSON for programs.",
+)  # fmt: skip
 
 
 class Finite(click.FloatRange):
@@ -49,21 +49,26 @@ def together(*decorators: Decorator) -> Decorator:
 
 
 def pairs(
-    wanted: str, read: Callable[[str], Any] = str, *, of_input: bool = False, bare: bool = False
-) -> Callable[[click.Context, click.Parameter, Iterable[str]], dict[str, Any]]:
+    wanted: str,
+    read: Callable[[str], Any] = str,
+    *,
+    of_input: bool = False,
+    bare: bool = False,
+    listed: bool = False,
+) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any]]:
     """Return the callback of an option that may be given several times, as NAME=VALUE.
 
     `wanted`: how to write one, for the message.
     `read`: makes a value of its text; raises ValueError if it cannot.
     `of_input`: whether names are those of inputs, which may have a ``=`` in them.
     `bare`: whether a value may stand alone; its name is empty then.
+    `listed`: whether the option is given once, with commas between its pairs.
     """
 
-    def parse(
-        context: click.Context, parameter: click.Parameter, value: Iterable[str]
-    ) -> dict[str, Any]:
+    def parse(context: click.Context, parameter: click.Parameter, value: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for part in value:
+        given = filter(str.strip, (value or "").split(",")) if listed else value
+        for part in given:
             split = part.rpartition("=") if of_input else part.partition("=")
             name, equals, text = (word.strip() for word in split)
             try:

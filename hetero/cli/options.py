@@ -30,78 +30,86 @@ _WATCH: Final = ("trace", "metrics_port")
 _OF_JOB: Final = tuple(entry.name for entry in fields(Job) if entry.name != "core")
 
 
-def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what describes the Core: executor, address, device counts, plugins; and ``--json``."""
-    return together(
-        click.option(
-            "--executor", type=click.Choice(["ray", "inprocess"]), default=None,
-            help="Where devices are: in Ray's actors, or in this process. run, generate, bench and "
-            "profile start Ray by default; the others ask this machine alone where no cluster is "
-            "named.",
-        ),
-        click.option(
-            "--address",
-            help="An existing Ray cluster, as HOST:PORT or 'auto'; RAY_ADDRESS says it too.",
-        ),
-        click.option(
-            "--devices", "device_counts", metavar="NAME=N,...", callback=_counts,
-            help="How many devices of a plugin each node offers, as ORT=2,NULL=4.",
-        ),
-        click.option(
-            "--plugin", "plugins", multiple=True, metavar="[NAME=]PLUGIN[@PYTHON]",
-            help="A plugin that is not installed as an entry point, as MODULE:ATTR; an installed "
-            "one under another NAME; or one of another interpreter's environment, as "
-            "ORT_OPENVINO@/opt/ov/bin/python, which starts Ray. Repeatable.",
-        ),
-        json_option,
-    )(function)  # fmt: skip
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError("not a number of devices")
+    return int(text)
 
 
-def affinity_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--affinity``: pins by pattern."""
-    return click.option(
-        "--affinity", "-a", "pins", multiple=True, metavar="PATTERN=DEVICE|FILE",
-        help="Pin nodes: a name, a glob or op:Type, as op:Concat=CPU; or a JSON or YAML file of "
-        "such pairs. Repeatable; later ones win.",
-    )(function)  # fmt: skip
+def _config(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:
+    """Read ``--config KEY=VALUE`` options."""
+    config: dict[str, Any] = {}
+    for key, text in _properties(context, parameter, value).items():
+        device, dot, name = key.rpartition(".")
+        known = config
+        if dot:
+            known = config.setdefault("DEVICE_PROPERTIES", {}).setdefault(device, {})
+        known[name] = text
+    return config
 
 
-def config_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--config``."""
-    return click.option(
-        "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=_parse_config,
-        help="A property, as INFERENCE_NUM_THREADS=2 or ORT.NUM_STREAMS=2 for one device.",
-    )(function)  # fmt: skip
+_properties: Final = pairs("KEY=VALUE, as PERF_COUNT=YES")
 
-
-def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what describes a compilation: the model, device string, pins and properties."""
-    return together(
-        core_options,
-        click.argument("model"),
-        click.option(
-            "--device", "-d", default="HETERO", show_default=True,
-            help="CPU, ORT.1, HETERO:ORT,CPU, or HETERO for every device.",
-        ),
-        affinity_option,
-        config_option,
-    )(function)  # fmt: skip
-
-
-def watch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--trace`` and ``--metrics-port``; `with_core` takes them."""
-    return together(
-        output_file(
-            "--trace", metavar="FILE.json",
-            help="Write how each request ran: every stage, queue and wire of every device, for "
-            "https://ui.perfetto.dev or chrome://tracing.",
-        ),
-        click.option(
-            "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
-            help="Serve figures for Prometheus and `hetero top` there, on this machine alone, "
-            "while the command runs; 0 takes a free port.",
-        ),
-    )(function)  # fmt: skip
+#: Adds what describes the Core: executor, address, device counts, plugins; and ``--json``.
+core_options: Final = together(
+    click.option(
+        "--executor", type=click.Choice(["ray", "inprocess"]), default=None,
+        help="Where devices are: in Ray's actors, or in this process. run, generate, bench and "
+        "profile start Ray by default; the others ask this machine alone where no cluster is "
+        "named.",
+    ),
+    click.option(
+        "--address",
+        help="An existing Ray cluster, as HOST:PORT or 'auto'; RAY_ADDRESS says it too.",
+    ),
+    click.option(
+        "--devices", "device_counts", metavar="NAME=N,...",
+        callback=pairs("NAME=N with N at least 1, as ORT=2", _count, listed=True),
+        help="How many devices of a plugin each node offers, as ORT=2,NULL=4.",
+    ),
+    click.option(
+        "--plugin", "plugins", multiple=True, metavar="[NAME=]PLUGIN[@PYTHON]",
+        help="A plugin that is not installed as an entry point, as MODULE:ATTR; an installed "
+        "one under another NAME; or one of another interpreter's environment, as "
+        "ORT_OPENVINO@/opt/ov/bin/python, which starts Ray. Repeatable.",
+    ),
+    json_option,
+)  # fmt: skip
+#: Adds ``--affinity``: pins by pattern.
+affinity_option: Final = click.option(
+    "--affinity", "-a", "pins", multiple=True, metavar="PATTERN=DEVICE|FILE",
+    help="Pin nodes: a name, a glob or op:Type, as op:Concat=CPU; or a JSON or YAML file of "
+    "such pairs. Repeatable; later ones win.",
+)  # fmt: skip
+#: Adds ``--config``.
+config_option: Final = click.option(
+    "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=_config,
+    help="A property, as INFERENCE_NUM_THREADS=2 or ORT.NUM_STREAMS=2 for one device.",
+)  # fmt: skip
+#: Adds what describes a compilation: the model, device string, pins and properties.
+model_options: Final = together(
+    core_options,
+    click.argument("model"),
+    click.option(
+        "--device", "-d", default="HETERO", show_default=True,
+        help="CPU, ORT.1, HETERO:ORT,CPU, or HETERO for every device.",
+    ),
+    affinity_option,
+    config_option,
+)  # fmt: skip
+#: Adds ``--trace`` and ``--metrics-port``; `with_core` takes them.
+watch_options: Final = together(
+    output_file(
+        "--trace", metavar="FILE.json",
+        help="Write how each request ran: every stage, queue and wire of every device, for "
+        "https://ui.perfetto.dev or chrome://tracing.",
+    ),
+    click.option(
+        "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+        help="Serve figures for Prometheus and `hetero top` there, on this machine alone, "
+        "while the command runs; 0 takes a free port.",
+    ),
+)  # fmt: skip
 
 
 def with_core(
@@ -186,32 +194,3 @@ def _measured(config: dict[str, Any]) -> dict[str, int]:
     path = config.get("COST_FILE")
     found = read_costs(path).devices.values() if path else ()
     return dict(Counter(device.identity.plugin for device in found))
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError("not a number of devices")
-    return int(text)
-
-
-def _parse_config(
-    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
-) -> Any:
-    """Read ``--config KEY=VALUE`` options."""
-    config: dict[str, Any] = {}
-    for key, text in _properties(context, parameter, value).items():
-        device, dot, name = key.rpartition(".")
-        known = config
-        if dot:
-            known = config.setdefault("DEVICE_PROPERTIES", {}).setdefault(device, {})
-        known[name] = text
-    return config
-
-
-_properties: Final = pairs("KEY=VALUE, as PERF_COUNT=YES")
-_named_counts: Final = pairs("NAME=N with N at least 1, as ORT=2", _count)
-
-
-def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    parts = (part for part in (value or "").split(",") if part.strip())
-    return _named_counts(context, parameter, parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,40 +22,33 @@ PROPERTIES: Final = {
     "max_subgraphs": "MAX_SUBGRAPHS",
     "max_variants": "MAX_VARIANTS",
 }
-
-
 SHAPES: Final = "PLAN_SHAPES"
-
-
-def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; `take_planning` turns them into properties."""
-    return together(
-        click.option(
-            "--policy",
-            type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
-            help="How nodes get their devices: in the list's order, or by cost.",
-        ),
-        click.option(
-            "--hint", type=click.Choice(["THROUGHPUT", "LATENCY"], case_sensitive=False),
-            help="What a plan by cost makes small: the time between answers, or that of one.",
-        ),
-        click.option(
-            "--costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="A cost file of `hetero profile`; without one, costs are measured briefly.",
-        ),
-        click.option(
-            "--plan-seconds", type=Finite(min=0, min_open=True),
-            help="The most time for the search.",
-        ),
-        click.option("--seed", type=int, help="Seed of the search."),
-        click.option(
-            "--max-subgraphs", type=click.IntRange(min=0), help="The most subgraphs; 0: any."
-        ),
-        click.option(
-            "--max-variants", type=click.IntRange(min=0),
-            help="How many plans may share the requests.",
-        ),
-    )(function)  # fmt: skip
+#: Adds the options; `take_planning` turns them into properties.
+planning_options: Final = together(
+    click.option(
+        "--policy",
+        type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
+        help="How nodes get their devices: in the list's order, or by cost.",
+    ),
+    click.option(
+        "--hint", type=click.Choice(["THROUGHPUT", "LATENCY"], case_sensitive=False),
+        help="What a plan by cost makes small: the time between answers, or that of one.",
+    ),
+    click.option(
+        "--costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A cost file of `hetero profile`; without one, costs are measured briefly.",
+    ),
+    click.option(
+        "--plan-seconds", type=Finite(min=0, min_open=True),
+        help="The most time for the search.",
+    ),
+    click.option("--seed", type=int, help="Seed of the search."),
+    click.option("--max-subgraphs", type=click.IntRange(min=0), help="The most subgraphs; 0: any."),
+    click.option(
+        "--max-variants", type=click.IntRange(min=0),
+        help="How many plans may share the requests.",
+    ),
+)  # fmt: skip
 
 
 def take_planning(values: dict[str, Any], *, plans: bool) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from hetero.cli.option_kinds import json_option
+from hetero.cli.option_kinds import json_option, together
 from hetero.cli.options import core_options
 from hetero.cli.terminal import progress, tell
 from hetero.report.text import Columns, table
@@ -17,12 +16,13 @@ if TYPE_CHECKING:
     from scheduler.ray.pool_service import PoolStatus
 
 
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    address = click.option(
+_options: Final = together(
+    click.option(
         "--address",
         help="The cluster, as HOST:PORT or 'auto'; by default this machine's own pool.",
-    )
-    return address(json_option(function))
+    ),
+    json_option,
+)
 
 
 @click.group()

@@ -29,18 +29,17 @@ SHOWN: Final = 20
 COVERED: Final = 4
 
 
-def profile_options(function: Any) -> Any:
-    """Add ``--profile`` and ``--html``."""
-    return together(
-        click.option(
-            "--profile", is_flag=True,
-            help="Time each node, stage and transfer; with --costs beside what was expected.",
-        ),
-        output_file(
-            "--html", metavar="FILE.html",
-            help="With --profile: write the report as one page, measured beside predicted.",
-        ),
-    )(function)  # fmt: skip
+#: Adds ``--profile`` and ``--html``.
+profile_options: Final = together(
+    click.option(
+        "--profile", is_flag=True,
+        help="Time each node, stage and transfer; with --costs beside what was expected.",
+    ),
+    output_file(
+        "--html", metavar="FILE.html",
+        help="With --profile: write the report as one page, measured beside predicted.",
+    ),
+)  # fmt: skip
 
 
 def profiled(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -28,23 +27,21 @@ from hetero.report import (
 )
 from scheduler.formats.publish import publish
 
-
-def _report_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the forms a report can take; they arrive as `html`, `annotate`, ..."""
-    return together(
-        output_file(
-            "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
-        ),
-        output_file(
-            "--annotate", metavar="FILE.onnx",
-            help="Write the model with each node's device and reason in it.",
-        ),
-        click.option("--nodes", is_flag=True, help="List every node, not only counts."),
-        click.option(
-            "--strict", is_flag=True,
-            help="Exit with 1 if a node falls back or a requested device is not used.",
-        ),
-    )(function)  # fmt: skip
+#: Adds the forms a report can take; they arrive as `html`, `annotate`, ...
+_report_options: Final = together(
+    output_file(
+        "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
+    ),
+    output_file(
+        "--annotate", metavar="FILE.onnx",
+        help="Write the model with each node's device and reason in it.",
+    ),
+    click.option("--nodes", is_flag=True, help="List every node, not only counts."),
+    click.option(
+        "--strict", is_flag=True,
+        help="Exit with 1 if a node falls back or a requested device is not used.",
+    ),
+)  # fmt: skip
 
 
 @click.command()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -26,64 +25,6 @@ from hetero.serve.server import Server, require_extra
 _WATCH_S = 1.0
 
 
-def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add how the server listens and what it allows."""
-    port = click.IntRange(0, 65535)
-    file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return together(
-        click.option(
-            "--port", type=port, default=8000, show_default=True,
-            help="Where to listen for HTTP; 0 takes a free port.",
-        ),
-        click.option(
-            "--grpc-port", type=port, metavar="PORT", help="Where to listen for gRPC as well."
-        ),
-        click.option(
-            "--host", default="127.0.0.1", show_default=True,
-            help="The address to listen on; 0.0.0.0 for all of this machine's.",
-        ),
-        click.option("--name", help="What clients call the model; its file's name by default."),
-        click.option(
-            "--check", is_flag=True, help="Load everything, say what would be served, and end."
-        ),
-        click.option(
-            "--tokens", type=file, metavar="FILE", callback=_read_tokens,
-            help="A file with a token on each line: requests need one of them.",
-        ),
-        click.option("--tls-key", type=file, metavar="FILE.pem", help="The key, for TLS."),
-        click.option(
-            "--tls-certificate", type=file, metavar="FILE.pem", help="The certificate chain."
-        ),
-        click.option(
-            "--max-body", "body_nbytes", type=click.IntRange(1), default=2**30, show_default=True,
-            metavar="BYTES", help="Bytes that a request may have.",
-        ),
-        click.option(
-            "--body-seconds", "body_s", type=Finite(0.1), default=60.0, show_default=True,
-            help="Seconds that a request may take to arrive.",
-        ),
-        click.option(
-            "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
-            help="Server processes on the same ports. With --executor ray they share the devices "
-            "of `hetero pool up`; else each has its own.",
-        ),
-        click.option("--shared-port", is_flag=True, hidden=True),
-        click.option(
-            "--shared-memory", is_flag=True,
-            help="Let clients on this machine name their shared memory as tensors.",
-        ),
-        click.option(
-            "--decoder", is_flag=True,
-            help="Read models as decoders, to generate texts: /v1/completions and the like.",
-        ),
-        click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
-        click.option(
-            "--drain-seconds", "drain_s", type=Finite(0.0), default=30.0, show_default=True,
-            help="Seconds that requests have to end after Ctrl-C or SIGTERM.",
-        ),
-    )(function)  # fmt: skip
-
-
 def _read_tokens(
     context: click.Context, parameter: click.Parameter, value: Path | None
 ) -> tuple[str, ...]:
@@ -93,6 +34,63 @@ def _read_tokens(
     if not tokens:
         raise click.BadParameter(f"{value} has no token.")
     return tokens
+
+
+_PORT: Final = click.IntRange(0, 65535)
+_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+#: Adds how the server listens and what it allows.
+_server_options: Final = together(
+    click.option(
+        "--port", type=_PORT, default=8000, show_default=True,
+        help="Where to listen for HTTP; 0 takes a free port.",
+    ),
+    click.option(
+        "--grpc-port", type=_PORT, metavar="PORT", help="Where to listen for gRPC as well."
+    ),
+    click.option(
+        "--host", default="127.0.0.1", show_default=True,
+        help="The address to listen on; 0.0.0.0 for all of this machine's.",
+    ),
+    click.option("--name", help="What clients call the model; its file's name by default."),
+    click.option(
+        "--check", is_flag=True, help="Load everything, say what would be served, and end."
+    ),
+    click.option(
+        "--tokens", type=_FILE, metavar="FILE", callback=_read_tokens,
+        help="A file with a token on each line: requests need one of them.",
+    ),
+    click.option("--tls-key", type=_FILE, metavar="FILE.pem", help="The key, for TLS."),
+    click.option(
+        "--tls-certificate", type=_FILE, metavar="FILE.pem", help="The certificate chain."
+    ),
+    click.option(
+        "--max-body", "body_nbytes", type=click.IntRange(1), default=2**30, show_default=True,
+        metavar="BYTES", help="Bytes that a request may have.",
+    ),
+    click.option(
+        "--body-seconds", "body_s", type=Finite(0.1), default=60.0, show_default=True,
+        help="Seconds that a request may take to arrive.",
+    ),
+    click.option(
+        "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
+        help="Server processes on the same ports. With --executor ray they share the devices "
+        "of `hetero pool up`; else each has its own.",
+    ),
+    click.option("--shared-port", is_flag=True, hidden=True),
+    click.option(
+        "--shared-memory", is_flag=True,
+        help="Let clients on this machine name their shared memory as tensors.",
+    ),
+    click.option(
+        "--decoder", is_flag=True,
+        help="Read models as decoders, to generate texts: /v1/completions and the like.",
+    ),
+    click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
+    click.option(
+        "--drain-seconds", "drain_s", type=Finite(0.0), default=30.0, show_default=True,
+        help="Seconds that requests have to end after Ctrl-C or SIGTERM.",
+    ),
+)  # fmt: skip
 
 
 @click.command()
