@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from hetero.cli import main
+from tests.support.models import branches
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -46,3 +53,22 @@ class Shell:
             code = ended.code or 0
         out, err = self._capture.readouterr()
         return Ended(code, out, err)
+
+
+def endless(command: str, folder: Path, *more: object) -> subprocess.Popen[str]:
+    """Start a command whose model does not end, in a process; return it once the model runs.
+
+    `folder`: for the model, and first in the process's path.
+    """
+    model = folder / "branches.onnx"
+    onnx.save_model(branches(), model)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetero", command, str(model), "--executor", "inprocess",
+         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS",
+         *map(str, more)],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "running\n"
+    return process

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,6 @@ from tests.support.command_line import Ended, Shell
 from tests.support.models import branches, unknown_ops
 
 X = np.ones((2, 3), np.float32)
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), path)
-    return path
 
 
 def check_refusal(ended: Ended, kind: type[Exception] | None, *words: str) -> None:

@@ -12,33 +12,29 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from hetero.core import Core
-from tests.support.command_line import Shell
-from tests.support.models import branches, unknown_ops
+from tests.support.command_line import ROOT, Shell
+from tests.support.models import unknown_ops
 
-ROOT = Path(__file__).parents[3]
 HERE = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), path)
-    return path
 
 
 @pytest.fixture
 def two_inputs(tmp_path: Path) -> Path:
     """A model with two inputs of one shape, ``[b, s]``, both open."""
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", "s"]) for n in "pqy"]
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["p", "q"], ["y"])], "two", ports[:2], ports[2:]
-    )
     path = tmp_path / "two.onnx"
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save_model(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        two (float[b, s] p, float[b, s] q) => (float[b, s] y) { y = Add(p, q) }"""
+    onnx.save_model(onnx.parser.parse_model(text), path)
+    return path
+
+
+@pytest.fixture
+def blob(shell: Shell, model: Path, tmp_path: Path) -> Path:
+    """The model, compiled."""
+    path = tmp_path / "m.hetero"
+    assert shell("compile", model, "-d", "CPU", "-o", path).code == 0
     return path
 
 
@@ -145,9 +141,7 @@ def test_an_input_is_given_once(shell: Shell, two_inputs: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["query", "plan", "compile", "profile", "compare -d CPU,ORT"])
-def test_a_blob_is_called_a_blob(shell: Shell, model: Path, tmp_path: Path, command: str) -> None:
-    blob = tmp_path / "m.hetero"
-    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+def test_a_blob_is_called_a_blob(shell: Shell, blob: Path, command: str) -> None:
     done = shell(command, blob)
     assert done.code == 2
     assert "is a compiled model (a blob)" in done.err
@@ -158,26 +152,20 @@ def test_a_blob_is_called_a_blob(shell: Shell, model: Path, tmp_path: Path, comm
     "options", ["--hint LATENCY", "--policy AUTO", "-c MAX_SUBGRAPHS=2", "-a op:Tanh=CPU"]
 )
 def test_options_that_place_nodes_are_refused_for_a_blob(
-    shell: Shell, model: Path, tmp_path: Path, command: str, options: str
+    shell: Shell, blob: Path, command: str, options: str
 ) -> None:
-    blob = tmp_path / "m.hetero"
-    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
     done = shell(f"{command} {options}", blob)
     assert (done.code, "for models; a blob is" in done.err) == (2, True)
 
 
-def test_a_blob_is_benched(shell: Shell, model: Path, tmp_path: Path) -> None:
-    blob = tmp_path / "m.hetero"
-    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+def test_a_blob_is_benched(shell: Shell, blob: Path) -> None:
     assert shell("bench --json -n 2", blob).document["one_at_a_time"]["requests"] == 2
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 2", "inspect"])
 def test_a_blob_of_another_version_is_refused_by_name(
-    shell: Shell, model: Path, tmp_path: Path, command: str
+    shell: Shell, blob: Path, command: str
 ) -> None:
-    blob = tmp_path / "m.hetero"
-    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
     written = blob.read_bytes()
     blob.write_bytes(written[:8] + b"\x09" + written[9:])
     done = shell(command, blob, ray=command == "inspect")  # which takes no executor

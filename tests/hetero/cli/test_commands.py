@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from hetero.cli.examples import EXAMPLES
-from tests.support.command_line import Shell
-from tests.support.models import branches, branches_output
+from tests.support.command_line import ROOT, Shell, endless
+from tests.support.models import branches_output
 from tests.support.stateful_models import running_sum
 
-ROOT = Path(__file__).parents[3]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: What OpenVINO runs, might run, and does not run.
 SUMS = (
@@ -27,13 +26,6 @@ SUMS = (
     "float[2] z, double[2] d) {y = Neg(x) z = Cast<to = 1>(i) d = Cast<to = 11>(x)}"
 )
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), path)
-    return path
 
 
 def test_devices(shell: Shell) -> None:
@@ -175,12 +167,11 @@ def test_a_plugin_may_lie_in_the_current_folder(
 
 
 def test_a_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
-    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])]
     path = tmp_path / "empty.onnx"
-    onnx.save_model(helper.make_model(helper.make_graph([], "empty", ports, ports)), path)
-    assert shell("run", path).code == 0
-    assert shell("bench -n 2", path).code == 0
-    assert shell("query", path).code == 0
+    text = '<ir_version: 8, opset_import: ["" : 17]> empty (float[2] x) => (float[2] x) {}'
+    onnx.save_model(onnx.parser.parse_model(text), path)
+    for line in ("run", "bench -n 2", "query"):
+        assert shell(line, path).code == 0
 
 
 def test_the_version_is_the_packages(shell: Shell) -> None:
@@ -217,10 +208,8 @@ def test_the_help_ends_in_an_example_that_runs(
 
 
 def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
-    assert (
-        shell("bench --json -j 1 -t 1e-9", model, "-d", "CPU").document["in_flight"]["requests"]
-        == 1
-    )
+    document = shell("bench --json -j 1 -t 1e-9 -d CPU", model).document
+    assert document["in_flight"]["requests"] == 1
 
 
 @pytest.mark.parametrize(
@@ -233,22 +222,10 @@ def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
     ],
 )
 def test_interrupted_it_ends_at_once(command: str, number: int, code: int, tmp_path: Path) -> None:
-    model = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), model)
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hetero", command, str(model), "--executor", "inprocess",
-         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout
-    assert process.stdout.readline() == "running\n"
+    process = endless(command, tmp_path)
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
-    assert process.returncode == code
-    assert out == ""
-    assert err.strip() == "hetero: interrupted"
+    assert (process.returncode, out, err.strip()) == (code, "", "hetero: interrupted")
 
 
 #: A process whose first import of numpy is when a signal comes.
@@ -306,17 +283,7 @@ def test_a_background_job_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         + EARLY.format(number=int(signal.SIGINT))
     )
-    model = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), model)
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess",
-         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout
-    assert process.stdout.readline() == "running\n"
+    process = endless("run", tmp_path)
     process.terminate()
     _, err = process.communicate(timeout=300)
     assert (process.returncode, err.strip()) == (143, "")

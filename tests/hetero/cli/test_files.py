@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from devices.model.model import Model
 from hetero.core import Core
@@ -20,13 +19,6 @@ from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), path)
-    return path
 
 
 def itself(path: Path) -> Path:
@@ -80,16 +72,10 @@ def test_an_output_that_is_an_input_a_pin_or_a_cost_file_is_refused(
 
 
 def test_weights_beside_the_model_are_no_output(shell: Shell, tmp_path: Path) -> None:
-    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, 64]) for n in "xy"]
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    graph = helper.make_graph(nodes, "outside", ports[:1], ports[1:], [weight])
     path, data = tmp_path / "m.onnx", tmp_path / "m.bin"
-    opset = [helper.make_opsetid("", 17)]
     onnx.save_model(
-        helper.make_model(graph, opset_imports=opset, ir_version=8), path,
-        save_as_external_data=True, location=data.name, size_threshold=0,
-    )  # fmt: skip
+        branches(), path, save_as_external_data=True, location=data.name, size_threshold=0
+    )
     before = data.read_bytes()
     for line in ("compile -o", "query --annotate", "run -o"):
         command, option = line.split()
@@ -185,17 +171,11 @@ def test_run_writes_the_file_that_was_named(shell: Shell, model: Path, tmp_path:
 
 def test_run_writes_outputs_of_any_name_and_kind(shell: Shell, tmp_path: Path) -> None:
     # `file` is an argument of numpy.savez, text an array of objects, a sequence no array at all.
-    text = helper.make_tensor_value_info("file", TensorProto.STRING, [2])
-    kept = helper.make_tensor_value_info("kept", TensorProto.STRING, [2])
-    listed = helper.make_tensor_sequence_value_info("listed", TensorProto.STRING, None)
-    nodes = [
-        helper.make_node("Identity", ["kept"], ["file"]),
-        helper.make_node("SequenceConstruct", ["kept", "kept"], ["listed"]),
-    ]
-    graph = helper.make_graph(nodes, "kinds", [kept], [text, listed])
     path, out = tmp_path / "kinds.onnx", tmp_path / "out.npz"
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save_model(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        kinds (string[2] kept) => (string[2] file, seq(string[2]) listed)
+        { file = Identity(kept) listed = SequenceConstruct(kept, kept) }"""
+    onnx.save_model(onnx.parser.parse_model(text), path)
     done = shell("run", path, "-d", "CPU", "-o", out)
     assert done.code == 0, done.err
     with np.load(out) as outputs:

@@ -24,17 +24,9 @@ from devices.null.plugin import NullPlugin
 from hetero.report.text import Rows
 from scheduler import create_executor
 from tests.support.command_line import Shell
-from tests.support.models import branches
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 EVIL = "\x1b[2J[red]n[/red]\x07"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), path)
-    return path
 
 
 def named(path: Path, *names: str) -> Path:

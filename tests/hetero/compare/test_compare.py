@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import hetero
 from devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
@@ -78,22 +79,12 @@ def core() -> Iterator[hetero.Core]:
 
 def graph(*lines: str, size: int = 4, outputs: str = "y") -> onnx.ModelProto:
     """Build a model from lines ``name: a, b = Op(c, d)`` over an input x of `size` floats."""
-    nodes = []
-    for line in lines:
-        name, _, rest = line.partition(": ")
-        results, _, call = rest.partition(" = ")
-        op_type, _, arguments = call.partition("(")
-        axis = {"axis": 0} if op_type == "Split" else {}
-        nodes.append(
-            helper.make_node(op_type, arguments[:-1].split(", "), results.split(", "), name, **axis)
-        )
-    proto = helper.make_graph(
-        nodes,
-        "compared",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size])],
-        [helper.make_tensor_value_info(v, TensorProto.FLOAT, None) for v in outputs.split(", ")],
+    body = "\n".join(re.sub("^(.*?): ", r"[\1] ", line) for line in lines)
+    ports = ", ".join(f"float[] {name}" for name in outputs.split(", "))
+    return onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        compared (float[{size}] x) => ({ports}) {{ {body.replace("Split(", "Split<axis=0>(")} }}"""
     )
-    return helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 X = {"x": np.array([-1.0, 0.25, 2.0, 3.0], np.float32)}

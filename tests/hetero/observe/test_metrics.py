@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 import hetero
@@ -121,9 +120,8 @@ def test_figures_that_cannot_be_had_are_an_answer_too(capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_command_says_where_its_figures_are(shell: Shell, tmp_path: Path) -> None:
-    onnx.save_model(branches(), tmp_path / "branches.onnx")
-    done = shell("run --metrics-port 0 -d CPU", tmp_path / "branches.onnx")
+def test_a_command_says_where_its_figures_are(shell: Shell, model: Path) -> None:
+    done = shell("run --metrics-port 0 -d CPU", model)
     assert done.code == 0
     assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", done.err)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,6 @@ DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Two subgraphs on a device each.
 PINS = {"matmul": "ORT", "relu": "ORT", "*": "CPU"}
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as made:
-        yield made
 
 
 def timed(model: Model) -> set[str]:

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 import hetero
 from devices.errors import ArgumentError
 from devices.request.answer import StageRun
+from hetero.observe.trace import Trace
 from hetero.observe.trace_events import trace_events
 from scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain, replicate
-from tests.support.command_line import Shell
+from tests.support.command_line import Shell, endless
 from tests.support.models import branches
 from tests.support.observed import ended
 from tests.support.plans import planned
 
 DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-ROOT = Path(__file__).parents[3]
 #: Three subgraphs and three wires: 0 -> 1, 0 -> 2, 1 -> 2.
 CUT = {"op:Tanh": "CPU"}
 #: Phase -> fields that the format's document asks for, besides ``ph`` and ``pid``.
@@ -46,12 +42,8 @@ FIELDS = {
     "i": {"name", "ts", "s", "tid"},
 }
 Event = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as made:
-        yield made
+#: Events of requests, and their stage runs by number.
+Traced = tuple[list[Event], dict[int, tuple[StageRun, ...]]]
 
 
 def events_of(path: Path) -> list[Event]:
@@ -83,10 +75,8 @@ def of(events: list[Event], phase: str, category: str) -> list[Event]:
 
 
 @pytest.fixture(scope="module")
-def traced(
-    core: hetero.Core, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[Event], dict[int, tuple[StageRun, ...]]]:
-    """Return the events of requests in flight together, and their stage runs by number."""
+def traced(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    """Have requests traced that are in flight together."""
     path = tmp_path_factory.mktemp("traced") / "trace.json"
     with (
         core.trace(path),
@@ -97,9 +87,7 @@ def traced(
     return events_of(path), runs
 
 
-def test_every_stage_is_a_slice_with_the_times_that_the_answer_tells(
-    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
-) -> None:
+def test_every_stage_is_a_slice_with_the_times_that_the_answer_tells(traced: Traced) -> None:
     events, runs = traced
     stages = {(e["args"]["request"], e["args"]["stage"]): e for e in of(events, "X", "stage")}
     assert stages.keys() == {(number, run.stage) for number in runs for run in runs[number]}
@@ -119,9 +107,7 @@ def of_name(events: list[Event], name: str) -> list[Event]:
     return [event for event in events if event["name"] == name]
 
 
-def test_stages_lie_within_their_requests_time_in_flight(
-    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
-) -> None:
+def test_stages_lie_within_their_requests_time_in_flight(traced: Traced) -> None:
     events, runs = traced
     requests = {e["args"]["request"]: e for e in of(events, "X", "request") if "args" in e}
     assert requests.keys() == runs.keys()
@@ -133,9 +119,7 @@ def test_stages_lie_within_their_requests_time_in_flight(
     assert {e["args"]["state"] for e in requests.values()} == {"answered"}
 
 
-def test_what_waits_in_a_queue_does_so_until_its_stage_starts(
-    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
-) -> None:
+def test_what_waits_in_a_queue_does_so_until_its_stage_starts(traced: Traced) -> None:
     events, runs = traced
     begins = {e["id"]: e for e in of(events, "b", "queue")}
     ends = {e["id"]: e for e in of(events, "e", "queue")}
@@ -150,9 +134,7 @@ def test_what_waits_in_a_queue_does_so_until_its_stage_starts(
         assert lasts_s == pytest.approx(waited[who].queued_s, abs=2e-9)
 
 
-def test_flows_follow_the_wires_from_slice_to_slice(
-    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
-) -> None:
+def test_flows_follow_the_wires_from_slice_to_slice(traced: Traced) -> None:
     events, runs = traced
     arrivals = {(e["cat"], e["id"]): e for e in events if e["ph"] == "f"}
     departures = [e for e in events if e["ph"] == "s"]
@@ -186,32 +168,25 @@ def test_flows_follow_the_wires_from_slice_to_slice(
     assert wires == {(number, *wire) for number in runs for wire in expected}
 
 
+def interrupted(block: Trace, run: Callable[[], object]) -> None:
+    with block:
+        run()
+        raise KeyboardInterrupt
+
+
 def test_a_trace_is_whole_when_its_block_is_interrupted(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-
-    def interrupted() -> None:
-        with core.trace(path):
-            core.compile_model(branches(), "CPU")(X)
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        interrupted(core.trace(path), lambda: core.compile_model(branches(), "CPU")(X))
     assert len(of(events_of(path), "X", "stage")) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
 
 
 def test_requests_that_have_not_ended_are_there_too(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    config = {"NULL_FAULT": "hang@1"}
-    with core.compile_model(branches(), "NULL", config) as compiled:
-
-        def interrupted() -> None:
-            with core.trace(path):
-                compiled.submit({"x": X})
-                raise KeyboardInterrupt
-
+    with core.compile_model(branches(), "NULL", {"NULL_FAULT": "hang@1"}) as compiled:
         with pytest.raises(KeyboardInterrupt):
-            interrupted()
+            interrupted(core.trace(path), lambda: compiled.submit({"x": X}))
         events = events_of(path)
     (request,) = [e for e in of(events, "X", "request") if "args" in e]
     assert request["args"]["state"] == "running"
@@ -255,17 +230,8 @@ def test_a_request_that_failed_tells_its_story(core: hetero.Core, tmp_path: Path
 
 @pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "bench"])
 def test_an_interrupted_command_leaves_a_whole_trace(command: str, tmp_path: Path) -> None:
-    model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
-    onnx.save_model(branches(), model)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hetero", command, str(model), "--executor", "inprocess",
-         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS",
-         "--trace", str(path)],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert process.stdout
-    assert process.stdout.readline() == "running\n"
+    path = tmp_path / "trace.json"
+    process = endless(command, tmp_path, "--trace", path)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
     assert process.returncode == 130
@@ -274,9 +240,8 @@ def test_an_interrupted_command_leaves_a_whole_trace(command: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 3 -t 1"])
-def test_commands_write_traces(shell: Shell, tmp_path: Path, command: str) -> None:
-    model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
-    onnx.save_model(branches(), model)
+def test_commands_write_traces(shell: Shell, model: Path, tmp_path: Path, command: str) -> None:
+    path = tmp_path / "trace.json"
     done = shell(command, model, "-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU", "--trace", path)
     assert done.code == 0
     assert f"wrote {path}" in done.err

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html.parser import HTMLParser
-
-import pytest
 
 import hetero
 from tests.support.models import branches, unknown_ops
@@ -35,12 +32,6 @@ class Cells(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open[-1] in ("th", "td"):
             self.rows[-1][-1] += data
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess") as core:
-        yield core
 
 
 def test_a_model_shows_its_ports(core: hetero.Core) -> None:

@@ -14,7 +14,7 @@ import jsonschema
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from rich.console import Console
 
 from devices.model.reader import read_model
@@ -241,12 +241,8 @@ def test_a_model_that_cannot_be_cut_is_still_reported() -> None:
 
 
 def test_a_model_without_nodes() -> None:
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([], "nothing", [value], [value])
-    opset = [helper.make_opsetid("", 17)]
-    document = build_report(
-        survey_of(helper.make_model(graph, opset_imports=opset, ir_version=8), {"CPU": None})
-    )
+    text = '<ir_version: 8, opset_import: ["" : 17]> nothing (float[1] x) => (float[1] x) {}'
+    document = build_report(survey_of(onnx.parser.parse_model(text), {"CPU": None}))
     validate(document)
     assert document["nodes"] == []
 
@@ -377,22 +373,15 @@ def test_texts_of_sizes_and_times() -> None:
 # The command line.
 
 
-@pytest.fixture
-def model_file(tmp_path: Path) -> Path:
-    path = tmp_path / "model.onnx"
-    onnx.save(branches(), str(path))
-    return path
-
-
 def query(*arguments: object) -> Any:
     options = ["--executor", "inprocess"]
     return CliRunner().invoke(cli, ["query", *map(str, arguments), *options])
 
 
-def test_query_prints_the_document_and_writes_every_form(model_file: Path, tmp_path: Path) -> None:
+def test_query_prints_the_document_and_writes_every_form(model: Path, tmp_path: Path) -> None:
     files = {"--html": "r.html", "--annotate": "a.onnx"}
     paths = [part for option, name in files.items() for part in (option, tmp_path / name)]
-    result = query(model_file, "-d", "HETERO:ORT,CPU", "-a", "neg=CPU", "--json", *paths)
+    result = query(model, "-d", "HETERO:ORT,CPU", "-a", "neg=CPU", "--json", *paths)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     validate(document)
@@ -403,13 +392,13 @@ def test_query_prints_the_document_and_writes_every_form(model_file: Path, tmp_p
     assert annotated.nodes[annotated.index_of["neg"]].metadata["hetero.device"] == "CPU"
 
 
-def test_strict_fails_with_the_lint_that_says_why(model_file: Path) -> None:
-    relaxed = query(model_file, "-d", "HETERO:CPU,ORT")
+def test_strict_fails_with_the_lint_that_says_why(model: Path) -> None:
+    relaxed = query(model, "-d", "HETERO:CPU,ORT")
     assert relaxed.exit_code == 0, relaxed.output
-    strict = query(model_file, "-d", "HETERO:CPU,ORT", "--strict")
+    strict = query(model, "-d", "HETERO:CPU,ORT", "--strict")
     assert strict.exit_code == 1
     assert "strict: [unused-device] ORT was requested and is not used" in strict.stderr
-    assert query(model_file, "-d", "CPU", "--strict").exit_code == 0
+    assert query(model, "-d", "CPU", "--strict").exit_code == 0
 
 
 def test_a_model_with_a_node_left_over_exits_with_one(tmp_path: Path) -> None:

@@ -355,16 +355,8 @@ FIRST_SIGHT = """
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("nodes", [30, pytest.param(2000, marks=pytest.mark.slow)])
 def test_the_graph_is_first_and_readable_at_once(nodes: int, tmp_path: Path) -> None:
-    names = [f"v{i}" for i in range(nodes + 1)]
-    made = [
-        onnx.helper.make_node("Tanh" if i % 3 else "Relu", [names[i]], [names[i + 1]])
-        for i in range(nodes)
-    ]
-    ports = [onnx.helper.make_tensor_value_info(n, 1, [2, 3]) for n in (names[0], names[-1])]
-    graph = onnx.helper.make_graph(made, "chain", ports[:1], ports[1:])
-    opset = [onnx.helper.make_opsetid("", 17)]
-    proto = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
-    survey = survey_of(read_model(proto), {"ORT": None, "CPU": None}, {"op:Relu": "CPU"})
+    model = chain(*("Tanh" if i % 3 else "Relu" for i in range(nodes)))
+    survey = survey_of(model, {"ORT": None, "CPU": None}, {"op:Relu": "CPU"})
     page = tmp_path / "first.html"
     text = report_html(build_report(survey))
     page.write_text(text.replace("</body>", FIRST_SIGHT + "</body>"), encoding="utf-8")

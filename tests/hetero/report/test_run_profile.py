@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import hetero
 from tests.support.command_line import Shell
@@ -24,26 +24,17 @@ SCHEMA = json.loads(
 )
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "branches.onnx"
-    onnx.save_model(branches(), path)
-    return path
-
-
 def fusing() -> onnx.ModelProto:
     """Conv and Relu, which ONNX Runtime runs as one, and a weight that is made of another."""
-    nodes = [
-        helper.make_node("Neg", ["w"], ["minus_w"], "negate"),
-        helper.make_node("Conv", ["x", "minus_w"], ["c"], "conv"),
-        helper.make_node("Relu", ["c"], ["r"], "relu"),
-        helper.make_node("Tanh", ["r"], ["y"], "tanh"),
-    ]
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4, 8, 8]) for n in "xy"]
-    weight = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
-    graph = helper.make_graph(nodes, "fusing", ports[:1], ports[1:], [weight])
-    opset = helper.make_opsetid("", 17)
-    return helper.make_model(graph, ir_version=8, opset_imports=[opset])
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        fusing (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
+            [negate] minus_w = Neg(w) [conv] c = Conv(x, minus_w) [relu] r = Relu(c)
+            [tanh] y = Tanh(r)
+        }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w"))
+    return model
 
 
 def test_every_node_of_every_subgraph_has_its_time(shell: Shell, model: Path) -> None:
