@@ -244,7 +244,7 @@ class StandIn(NDArrayOperatorsMixin):
         if to is None:
             stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
             shape = (*stack, a.shape[-2], b.shape[-1])
-            to = self.tape.made(np.zeros(shape, a.dtype))  # nobody looks at what it would be
+            to = self.tape.made(np.ones(shape, a.dtype))  # nobody looks at what it would be
         return self.tape.step(partial(partial, np.matmul), a, b, to)
 
     def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:

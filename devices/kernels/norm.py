@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import prod
 
 from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.precision import row_mean, stash, wide
+from devices.kernels.precision import stash, wide
+from devices.kernels.reduction import reduce_mean
 from devices.kernels.registry import op
 
 Ints = Sequence[int]
@@ -85,7 +86,7 @@ def batch_normalization(
 
 def _centred(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     """Return x minus its mean over the last axis, that mean, and the variance."""
-    mean = row_mean(xp, x)
+    mean = reduce_mean(xp, x, (x.ndim - 1,), True)
     centred = x - mean
     return centred, mean, _mean_square(xp, centred)
 

@@ -1,4 +1,4 @@
-"""The arithmetic of kernels in several steps: in which type, and means of rows."""
+"""The arithmetic of kernels in several steps: in which type."""
 
 from __future__ import annotations
 
@@ -26,12 +26,3 @@ def to_integers(xp: Xp, x: Array, dtype: Any) -> Array:
         return x
     limits = xp.iinfo(dtype)
     return xp.clip(xp.rint(x), limits.min, limits.max).astype(dtype)
-
-
-def row_mean(xp: Xp, x: Array) -> Array:
-    """Return the mean of floats over the last axis, kept; NaN if there are no elements.
-
-    A product with ones is 4 to 6 times faster than a sum over short rows.
-    """
-    size = x.shape[-1]
-    return xp.matmul(x, xp.ones((size, 1), x.dtype)) / x.dtype.type(size)

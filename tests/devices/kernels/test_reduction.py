@@ -41,6 +41,14 @@ def test_reduction(op_type: str, opset: int, axes: list[int] | None, keepdims: i
     check(op_type, inputs, attributes | {"keepdims": keepdims}, opset)
 
 
+@pytest.mark.parametrize("length", [0, 1, 100, 5_000_000])
+def test_rows_are_summed_to_six_digits_however_long_they_are(length: int) -> None:
+    x = np.full((2, length), 0.1, np.float32)
+    for rows in (x, x.T.copy().T):
+        (y,) = run_kernel("ReduceSum", [rows, np.array([1], np.int64)], {}, 13)
+        np.testing.assert_allclose(y, np.full((2, 1), length * np.float64(x.dtype.type(0.1))), 2e-6)
+
+
 @pytest.mark.parametrize("op_type", REDUCTIONS)
 def test_scalar_and_integers(op_type: str) -> None:
     check(op_type, [np.asarray(np.float32(2.5))], opset=13)
