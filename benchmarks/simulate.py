@@ -39,8 +39,7 @@ from hetero.planning.cost import CLIENT, Costs, DeviceCosts, DeviceIdentity, Lin
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.simulate.advise import simulate
-from hetero.simulate.arrivals import Arrivals
-from hetero.simulate.batches import Batches
+from hetero.simulate.arrivals import Arrivals, Batches
 from hetero.simulate.fleet import Fleet, FleetNode, Program, planned_fleet
 from hetero.simulate.run import Outcome, run
 

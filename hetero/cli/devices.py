@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -14,26 +13,16 @@ from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import progress, tell
 from hetero.report.text import table
 from scheduler.device.probe import probe_node
-from scheduler.vocabulary.rows import THIS_PROCESS
+from scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDevice:
-    """A device's name of which the first part is a plugin's.
-
-    Attributes
-    ----------
-    what : str
-        What it is.
-    install : str
-        The command that brings it.
-    missing : str
-        Why there is none, where no plugin says it.
-    """
+class KnownDevice(NamedTuple):
+    """A device whose plugin is known: what it is, and the command that brings it."""
 
     what: str
     install: str
-    missing: str = ""
+    #: Why there is none, where no plugin says it.
+    missing: str = "its plugin is not installed"
 
 
 def _provider(what: str, wheel: str, provider: str) -> KnownDevice:
@@ -66,7 +55,14 @@ KNOWN: Final[Mapping[str, KnownDevice]] = {
 def devices(job: Job, everything: bool) -> None:
     """List the devices, with the error of each plugin that does not work."""
     with progress("asking every node for its devices"):
-        found = job.core.device_descriptors
+        found = list(job.core.device_descriptors)
+    if everything:
+        here = {d.plugin for d in found}
+        found += (
+            DeviceDescriptor(name, name, "", "", known.what, error=known.missing, num_threads=0)
+            for name, known in KNOWN.items()
+            if name not in here
+        )
     rows: list[dict[str, Any]] = [
         {
             "name": d.name,
@@ -81,12 +77,10 @@ def devices(job: Job, everything: bool) -> None:
         }
         for d in found
     ]
-    if everything:
-        rows = [*rows, *_absent({d.plugin for d in found})]
-        for row in rows:
-            known = KNOWN.get(row["plugin"])
-            row["install"] = known.install if known and row["error"] else None
-            row["full_name"] = row["full_name"] or (known.what if known else "")
+    for row in rows if everything else ():
+        known = KNOWN.get(row["plugin"])
+        row["install"] = known.install if known and row["error"] else None
+        row["full_name"] = row["full_name"] or (known.what if known else "")
     heads = {"device": "name", "threads": "threads"}
     heads |= {head: head for head in ("node", "python") if any(_said(row[head]) for row in rows)}
     heads["what it is"] = "full_name"
@@ -105,25 +99,6 @@ def _why_not(row: dict[str, Any]) -> str:
 def _said(place: str | None) -> bool:
     """Return whether a node or interpreter needs saying: it is not simply this one."""
     return place not in (None, "", "local")
-
-
-def _absent(plugins: set[str]) -> list[dict[str, Any]]:
-    """Return rows of the known devices that no node has."""
-    return [
-        {
-            "name": name,
-            "plugin": name,
-            "node": "",
-            "full_name": known.what,
-            "version": "",
-            "capabilities": [],
-            "threads": 0,
-            "python": None,
-            "error": known.missing or "its plugin is not installed",
-        }
-        for name, known in KNOWN.items()
-        if name not in plugins
-    ]
 
 
 @click.command()

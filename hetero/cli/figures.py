@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
+
 #: Percentiles of the latency that are told.
 PERCENTILES: Final = (50, 90, 99)
 
@@ -51,9 +53,8 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
 
     stages: list[dict[str, Any]] = [
         {
-            "model": labels["model"],
+            **labels,
             "stage": int(labels["stage"]),
-            "device": labels["device"],
             "runs_per_s": rate("stage_runs_total", **labels),
             "run_s": mean("stage_busy_seconds_total", **labels),
             "wait_s": mean("stage_queue_seconds_total", **labels),
@@ -65,11 +66,7 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
     busy: defaultdict[str, float] = defaultdict(float)
     for stage in stages:
         busy[stage["device"]] += stage["utilisation"]
-    names = {
-        labels["model"]
-        for name in ("requests_total", "requests_in_flight")
-        for labels in now.labels(name)
-    }
+    told = (*now.labels("requests_total"), *now.labels("requests_in_flight"))
     return {
         "seconds": seconds,
         "in_flight_nbytes": now.value("in_flight_bytes"),
@@ -88,7 +85,7 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
                 "input_nbytes_per_s": rate("request_input_bytes_total", model=name),
                 "latency_s": _latencies_s(now, before, name),
             }
-            for name in sorted(names)
+            for name in sorted({labels["model"] for labels in told})
         ],
         "stages": sorted(stages, key=lambda stage: (stage["model"], stage["stage"])),
         "devices": [
@@ -108,30 +105,14 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
 
 
 def _latencies_s(now: Look, before: Look, model: str) -> dict[str, float | None]:
-    """Return percentiles of a histogram: spread evenly in each bucket."""
+    """Return percentiles of a histogram: spread evenly in each bucket; the last one's start."""
     name = "request_duration_seconds_bucket"
-    bounds = sorted(
-        (float(labels["le"]), labels["le"])
-        for labels in now.labels(name)
-        if labels["model"] == model
-    )
-    counts = [
-        (bound, now.value(name, model=model, le=le) - before.value(name, model=model, le=le))
-        for bound, le in bounds
-    ]
-    return {str(p): _quantile(counts, p / 100) for p in PERCENTILES}
-
-
-def _quantile(counts: list[tuple[float, float]], part: float) -> float | None:
-    """Return a quantile of bounds and the numbers up to them; of the last bucket its start."""
-    if not counts or not counts[-1][1]:
-        return None
-    wanted = part * counts[-1][1]
-    below, lower = 0.0, 0.0
-    for bound, upto in counts:
-        if upto >= wanted and upto > below:
-            if bound == float("inf"):
-                break
-            return lower + (bound - lower) * (wanted - below) / (upto - below)
-        below, lower = upto, bound
-    return lower
+    buckets = [labels for labels in now.labels(name) if labels["model"] == model]
+    buckets.sort(key=lambda labels: float(labels["le"]))
+    upto = [now.value(name, **labels) - before.value(name, **labels) for labels in buckets]
+    if not upto or not upto[-1]:
+        return dict.fromkeys(map(str, PERCENTILES))
+    bounds_s = [0.0, *(float(labels["le"]) for labels in buckets[:-1])]
+    wanted = [p / 100 * upto[-1] for p in PERCENTILES]
+    found = np.interp(wanted, [0.0, *upto[:-1]], bounds_s)
+    return {str(p): float(s) for p, s in zip(PERCENTILES, found, strict=True)}

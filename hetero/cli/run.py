@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,10 +26,9 @@ from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.profiling import expected, profile_options, profile_parts, profiled, write_page
 from hetero.cli.terminal import progress, remark, tell
 from hetero.compile.compiled_model import CompiledModel
-from hetero.core import Core
-from hetero.report.departures import departures
 from hetero.report.profile import TimedRequest, build_profile
 from hetero.report.text import Columns, Rows, table
+from hetero.report.units import counted
 from scheduler.formats.publish import publish
 
 #: ONNX's own tolerances for the light models (`onnx.backend.test.loader`).
@@ -66,9 +66,9 @@ def run(
     elif html or costs:
         raise click.UsageError("--html and --costs are for models; a blob is placed already.")
     compiled, values = job.compile_with_inputs(source, with_states=False)
-    idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(job.core))
-    if idle:
-        remark(f"{', '.join(idle)} computes nothing: the outputs are not results")
+    idle = {d.name for d in job.core.device_descriptors if d.plugin == "NULL"}
+    if idle := idle.intersection(s.device for s in compiled.subgraphs):
+        remark(f"{', '.join(sorted(idle))} computes nothing: the outputs are not results")
     request = compiled.create_infer_request()
     timed = []
     with progress("running"):
@@ -126,13 +126,35 @@ def _parts(
 
 
 def _left(job: Job, compiled: CompiledModel, source: Model | None) -> str:
-    """Return what left the first device of a list; it is not asked again for what is cached."""
+    """Return what left the first device of a list, and which options would keep it there.
+
+    It is not asked again for what is cached.
+    """
     cached = compiled.get_property("LOADED_FROM_CACHE")
     if source is None or cached or plans_by_cost(job.config):
         return ""
     support = job.core.query_model(source, job.device, job.config, affinity=job.pins or None)
-    asked = {name: None for refused in support.refusals.values() for name in refused}
-    return departures(source, support, next(iter(asked), ""))
+    preferred = next((name for refused in support.refusals.values() for name in refused), "")
+    left = {
+        name: refusal
+        for name, device in support.devices.items()
+        if device != preferred
+        and (refusal := support.refusals.get(name, {}).get(preferred)) is not None
+    }
+    if not left:
+        return ""
+    takers = dict.fromkeys(support.devices[name] for name in left)
+    remedies = Counter(refusal.remedy for refusal in left.values() if refusal.remedy)
+    kept = "".join(
+        f"; -c {remedy} keeps {'them' if count == len(left) else count}"
+        for remedy, count in remedies.most_common()
+    )
+    name, refusal = next(iter(left.items()))
+    operator = source.nodes[source.index_of[name]].op_type
+    return (
+        f"{counted(len(left), 'node')} left {preferred} for {', '.join(takers)}, as {name!r} "
+        f"({operator}): {refusal.message}{kept}"
+    )
 
 
 def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:
@@ -153,11 +175,6 @@ def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:
             for got, want in pairs
         ),
     }
-
-
-def _computing_nothing(core: Core) -> set[str]:
-    """Return the devices that compute nothing: outputs have the right shapes, not values."""
-    return {d.name for d in core.device_descriptors if d.plugin == "NULL"}
 
 
 def _save(file: BinaryIO, outputs: Mapping[str, Any]) -> None:

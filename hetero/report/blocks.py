@@ -47,11 +47,6 @@ def visible_nodes(document: Mapping[str, Any]) -> tuple[list[int], dict[int, int
     return [p for p in range(len(nodes)) if p not in owner], owner
 
 
-def single_items(members: Sequence[int]) -> list[Item]:
-    """Return an item for each node."""
-    return [Item((p,)) for p in members]
-
-
 def block_items(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[Item]:
     """Return items for blocks: parts between places where at most one value is alive.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from html import escape
 from importlib import resources
 from typing import Any, Final
 
@@ -29,14 +30,10 @@ def report_html(document: dict[str, Any]) -> str:
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     # Inside a script element only "</" and "<!--" could end or change it.
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    title = _escape(f"{document['model']['name']} on {document['request']['device']}")
+    title = escape(f"{document['model']['name']} on {document['request']['device']}")
     return _template().replace(_TITLE, title).replace(_DATA, text)
 
 
 @cache
 def _template() -> str:
     return resources.files("hetero.report").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hetero.report.blocks import Item, block_items, single_items, visible_nodes
+from hetero.report.blocks import Item, block_items, visible_nodes
 from hetero.report.units import counted, nbytes_text, seconds_text
 
 #: Pixels: a node, a block, a subgraph drawn closed, an input or output.
@@ -49,9 +49,6 @@ class _Place(NamedTuple):
     y: int
     w: int
     h: int
-
-    def row(self) -> dict[str, int]:
-        return self._asdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     if sum(map(len, blocks.values())) < min(len(drawn), LARGEST):
         views.append({"name": "Blocks", **_view(graph, blocks, BLOCK)})
     singles = {
-        g: [Item(tuple(members))] if g in bare else single_items(members)
+        g: [Item(tuple(members))] if g in bare else [Item((p,)) for p in members]
         for g, members in groups.items()
     }
     if len(everything) <= LARGEST:
@@ -180,11 +177,11 @@ def _view(
         "height": max(place.y + place.h for place in at.values()),
         "boxes": [_box(graph, group, place) for group, place in boxes.items()],
         "pills": [
-            {**place.row(), "kind": kind, "label": _clip(name, 15), "name": name}
+            {**place._asdict(), "kind": kind, "label": _clip(name, 15), "name": name}
             for (kind, name), place in pills.items()
         ],
         "items": [
-            {**places[item.nodes[0]].row(), **_item(graph, item, size)}
+            {**places[item.nodes[0]]._asdict(), **_item(graph, item, size)}
             for group in boxes
             for item in (items[group] if items else ())
         ],
@@ -276,7 +273,8 @@ def _box(graph: _Graph, group: int, place: _Place) -> dict[str, Any]:
         detail = counted(len(subgraph["nodes"]), "node")
         if subgraph["run_s"] is not None:
             detail += f" · {seconds_text(subgraph['run_s'])}"
-    return {**place.row(), "subgraph": group, "device": device, "title": title, "detail": detail}
+    told = {"subgraph": group, "device": device, "title": title, "detail": detail}
+    return {**place._asdict(), **told}
 
 
 def _item(graph: _Graph, item: Item, size: tuple[int, int]) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import Any
 from devices.errors import ArgumentError
 from hetero.observe.trace import Trace
 from hetero.planning.report import PlanReport
-from hetero.simulate.arrivals import Arrivals
-from hetero.simulate.batches import Batches
+from hetero.simulate.arrivals import Arrivals, Batches
 from hetero.simulate.fleet import Fleet
 from hetero.simulate.run import Outcome, Used, run
 from scheduler.observe.observer import Observer

@@ -207,102 +207,135 @@ def read_fleet(given: str | Path | Mapping[str, Any], report: PlanReport) -> Fle
             document = yaml.safe_load(Path(given).read_text())
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ArgumentError(f"{where} cannot be read: {error}") from error
-    top = _mapping(where, document, {"devices", "links", "clients", "nodes", "program"})
+    top = _Section(where, document, {"devices", "links", "clients", "nodes", "program"})
     planned = list(dict.fromkeys(stage.device for stage in report.stages))
     known = {"like", "node", "factor", "price", "cores"}
     rows = {
-        str(name): _mapping(f"{where}: device {name!r}", row, known)
-        for name, row in _mapping(f"{where}: devices", top.get("devices"), None).items()
+        name: _Section(f"{where}: device {name!r}", row, known)
+        for name, row in top.inner("devices").items()
     }
-    at = f"{where}: clients"
-    clients = _mapping(at, top.get("clients"), {"count", "microseconds", "node", "price"})
-    count = _number(at, clients, "count", 1)
-    if count < 1 or count != int(count):
-        raise ArgumentError(f"{at}: count {count:g}; wanted 1 or more.")
-    per_request_s = _number(at, clients, "microseconds", _CLIENT_S * 1e6) / 1e6
-    client_price = _number(at, clients, "price", 0.0)
     devices = []
-    for name, fields in rows.items():
-        at = f"{where}: device {name!r}"
-        like, factor = _root(at, name, rows, planned)
-        node = str(fields.get("node", _HERE))
-        price = _number(at, fields, "price", 0.0)
-        cores = _number(at, fields, "cores", _num_cores(report, like))
-        devices.append(FleetDevice(name, like, node, factor, price, cores))
-    missing = sorted(set(planned) - {device.like for device in devices})
-    if missing:
+    for name, row in rows.items():
+        like, factor = _root(name, rows, planned)
+        cores = row.number("cores", _num_cores(report, like))
+        node = str(row.get("node", _HERE))
+        devices.append(FleetDevice(name, like, node, factor, row.number("price"), cores))
+    if missing := sorted(set(planned) - {device.like for device in devices}):
         raise ArgumentError(
             f"{where}: no device is like {', '.join(missing)}, which the plan uses."
         )
+    clients = top.inner("clients", {"count", "microseconds", "node", "price"})
+    count = clients.number("count", 1)
+    if count < 1 or count != int(count):
+        raise ArgumentError(f"{clients.at}: count {count:g}; wanted 1 or more.")
     client_node = str(clients.get("node", devices[0].node))
     nodes = {device.node for device in devices} | {client_node}
-    links: dict[tuple[str, str], FleetLink] = {}
-    listed = top.get("links") or []
+    return Fleet(
+        tuple(devices),
+        _links(where, top.get("links") or [], nodes),
+        int(count),
+        clients.number("microseconds", _CLIENT_S * 1e6) / 1e6,
+        client_node,
+        clients.number("price"),
+        _nodes(where, top.inner("nodes", nodes)),
+        _program(top),
+    )
+
+
+class _Section(dict[str, Any]):
+    """Keys and values of a fleet's file, and where they are in it.
+
+    Raises ArgumentError: it is something else, or has other keys than those that are `known`.
+    """
+
+    def __init__(self, at: str, found: Any, known: set[str] | None = None) -> None:
+        if found is not None and not isinstance(found, dict):
+            raise ArgumentError(f"{at}: wanted keys and values, got {found!r}.")
+        super().__init__({str(key): value for key, value in (found or {}).items()})
+        self.at = at
+        if known is not None and (unknown := sorted(self.keys() - known)):
+            raise ArgumentError(f"{at}: unknown {', '.join(unknown)}; known are {sorted(known)}.")
+
+    def inner(self, name: str, known: set[str] | None = None) -> _Section:
+        return _Section(f"{self.at}: {name}", self.get(name), known)
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        return self._checked(name, self.get(name, default))
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        found = self.get(name, [])
+        listed = found if isinstance(found, list) else [found]
+        return tuple(self._checked(name, value) for value in listed)
+
+    def _checked(self, name: str, value: Any) -> float:
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        if not numeric or not 0 <= value < 1e12:
+            raise ArgumentError(
+                f"{self.at}: {name} {value!r}; wanted a number that is not negative."
+            )
+        return float(value)
+
+
+def _links(where: str, listed: Any, nodes: set[str]) -> dict[tuple[str, str], FleetLink]:
     if not isinstance(listed, list):
         raise ArgumentError(f"{where}: links: wanted a list, got {listed!r}.")
-    for number, row in enumerate(listed):
-        at = f"{where}: link {number}"
-        fields = _mapping(at, row, {"between", "delay_ms", "megabytes_per_s", "price"})
-        ends = fields.get("between")
+    links: dict[tuple[str, str], FleetLink] = {}
+    known = {"between", "delay_ms", "megabytes_per_s", "price"}
+    for number, found in enumerate(listed):
+        row = _Section(f"{where}: link {number}", found, known)
+        ends = row.get("between")
         if not (isinstance(ends, list) and len(ends) == 2 and set(map(str, ends)) <= nodes):
-            raise ArgumentError(f"{at}: between {ends!r}; wanted two of {sorted(nodes)}.")
+            raise ArgumentError(f"{row.at}: between {ends!r}; wanted two of {sorted(nodes)}.")
         one, other = sorted(map(str, ends))
         if one == other or (one, other) in links:
             why = "is within a node" if one == other else "is there twice"
-            raise ArgumentError(f"{at}: between {one} and {other} {why}; wanted one for two nodes.")
+            raise ArgumentError(
+                f"{row.at}: between {one} and {other} {why}; wanted one for two nodes."
+            )
         links[one, other] = FleetLink(
-            _number(at, fields, "delay_ms", 0.05) / 1e3,
-            _number(at, fields, "megabytes_per_s", 0.0) * 1e6,
-            _number(at, fields, "price", 0.0),
+            row.number("delay_ms", 0.05) / 1e3,
+            row.number("megabytes_per_s") * 1e6,
+            row.number("price"),
         )
-    return Fleet(
-        tuple(devices), links, int(count), per_request_s, client_node, client_price,
-        _nodes(where, top, nodes), _program(f"{where}: program", top),
-    )  # fmt: skip
+    return links
 
 
-def _nodes(where: str, top: Mapping[str, Any], known: set[str]) -> dict[str, FleetNode]:
+def _nodes(where: str, listed: _Section) -> dict[str, FleetNode]:
     found: dict[str, FleetNode] = {}
-    for name, row in _mapping(f"{where}: nodes", top.get("nodes"), known).items():
-        at = f"{where}: node {name!r}"
-        fields = _mapping(at, row, {"cores", "together", "price"})
-        cores, together = _number(at, fields, "cores", 0.0), _number(at, fields, "together", 1.0)
+    for name, given in listed.items():
+        row = _Section(f"{where}: node {name!r}", given, {"cores", "together", "price"})
+        cores, together = row.number("cores"), row.number("together", 1.0)
         if cores < 1 or cores != int(cores) or not 0 < together <= 1:
             raise ArgumentError(
-                f"{at}: cores {cores:g}, together {together:g}; wanted whole cores, and how fast "
-                "each is while all work: 1 as fast as alone, 0.7 slower."
+                f"{row.at}: cores {cores:g}, together {together:g}; wanted whole cores, and how "
+                "fast each is while all work: 1 as fast as alone, 0.7 slower."
             )
-        found[str(name)] = FleetNode(int(cores), together, _number(at, fields, "price", 0.0))
+        found[name] = FleetNode(int(cores), together, row.number("price"))
     return found
 
 
-def _program(at: str, top: Mapping[str, Any]) -> Program:
+def _program(top: _Section) -> Program:
     known = {"call_us", "arrive_us", "leave_us", "hop_us", "run", "idle", "one_process"}
-    row = _mapping(at, top.get("program"), known)
-
-    def numbers(name: str, unit: float) -> tuple[float, ...]:
-        value = row.get(name, [])
-        listed = value if isinstance(value, list) else [value]
-        return tuple(_number(at, {name: item}, name, 0.0) * unit for item in listed)
-
+    row = top.inner("program", known)
     if not isinstance(one_process := row.get("one_process", False), bool):
-        raise ArgumentError(f"{at}: one_process {one_process!r}; wanted true or false.")
+        raise ArgumentError(f"{row.at}: one_process {one_process!r}; wanted true or false.")
     return Program(
-        sum(numbers("call_us", 1e-6)),
-        sum(numbers("arrive_us", 1e-6)),
-        sum(numbers("leave_us", 1e-6)) if "leave_us" in row else None,
-        numbers("hop_us", 1e-6), numbers("run", 1.0), numbers("idle", 1.0), one_process,
-    )  # fmt: skip
+        row.number("call_us") / 1e6,
+        row.number("arrive_us") / 1e6,
+        row.number("leave_us") / 1e6 if "leave_us" in row else None,
+        tuple(hop_us / 1e6 for hop_us in row.numbers("hop_us")),
+        row.numbers("run"),
+        row.numbers("idle"),
+        one_process,
+    )
 
 
-def _root(
-    at: str, name: str, rows: Mapping[str, Mapping[str, Any]], planned: list[str]
-) -> tuple[str, float]:
+def _root(name: str, rows: Mapping[str, _Section], planned: list[str]) -> tuple[str, float]:
     """Return which of the plan's devices one is like, by way of others, and its factor."""
-    seen, factor = [name], 1.0
+    at, seen, factor = rows[name].at, [name], 1.0
     while True:
         row = rows[seen[-1]]
-        factor *= _number(at, row, "factor", 1.0)
+        factor *= row.number("factor", 1.0)
         like = str(row.get("like", seen[-1]))
         if like in planned:
             if factor <= 0:
@@ -316,20 +349,3 @@ def _root(
                 "of this file."
             )
         seen.append(like)
-
-
-def _mapping(where: str, found: Any, known: set[str] | None) -> Mapping[str, Any]:
-    if found is None:
-        found = {}
-    if not isinstance(found, dict):
-        raise ArgumentError(f"{where}: wanted keys and values, got {found!r}.")
-    if known is not None and (unknown := sorted(map(str, set(found) - known))):
-        raise ArgumentError(f"{where}: unknown {', '.join(unknown)}; known are {sorted(known)}.")
-    return found
-
-
-def _number(where: str, row: Mapping[str, Any], name: str, default: float) -> float:
-    value = row.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise ArgumentError(f"{where}: {name} {value!r}; wanted a number that is not negative.")
-    return float(value)

@@ -16,8 +16,7 @@ from hetero.planning.cost import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.query.query import AffinitySource
 from hetero.simulate.advise import Simulation, simulate
-from hetero.simulate.arrivals import read_arrivals
-from hetero.simulate.batches import Batches, read_batches
+from hetero.simulate.arrivals import Batches, read_arrivals, read_batches
 from hetero.simulate.fleet import planned_fleet, read_fleet
 
 

@@ -16,8 +16,7 @@ from devices.errors import HeteroError
 from devices.request.request import PLAIN
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.report import PlanReport, StagePrediction
-from hetero.simulate.arrivals import Arrivals
-from hetero.simulate.batches import Batches
+from hetero.simulate.arrivals import Arrivals, Batches
 from hetero.simulate.fleet import Fleet, FleetDevice
 from scheduler.observe.observer import Observer
 from scheduler.universe.client import PlayedClient
@@ -32,6 +31,8 @@ from scheduler.vocabulary.plan import Plan, Stage
 
 #: Share of the requests that come first and are not counted: the pipeline fills.
 _WARMING = 0.1
+#: Seconds that a request waits for others of its batch at most: AUTO_BATCH_TIMEOUT's default.
+_TIMEOUT_S = 1.0
 #: Routes of a placement at most; with more, devices of a kind have unlike shares.
 _MOST_ROUTES = 4096
 
@@ -244,7 +245,7 @@ class _Serving:
                 device.process.lane = self.clients[0].process
         if batches.size > 1:
             busy = sum(max(route.plan.levels, default=0) + 1 for route in placement.routes)
-            batching = Batching(batches.size, batches.timeout_s, busy, max(busy, in_flight))
+            batching = Batching(batches.size, _TIMEOUT_S, busy, max(busy, in_flight))
             limits = replace(limits, batching=batching)
         self._deployments = [client.deploy(placement, limits) for client in self.clients]
         self._count = 0

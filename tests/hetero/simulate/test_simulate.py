@@ -20,8 +20,7 @@ from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.report import PlanReport
 from hetero.simulate.advise import simulate
-from hetero.simulate.arrivals import Arrivals, read_arrivals
-from hetero.simulate.batches import read_batches
+from hetero.simulate.arrivals import Arrivals, read_arrivals, read_batches
 from hetero.simulate.fleet import Fleet, FleetNode, Program, planned_fleet, read_fleet
 from hetero.simulate.page import page_html
 from hetero.simulate.run import run
