@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
 from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import SHAPES, planned_at, planning_options
-from hetero.cli.terminal import plain, progress, remark, show, steps, wants_json
+from hetero.cli.terminal import json_text, progress, remark, show, steps, wants_json
 from hetero.report import (
     annotated_model,
     build_report,
@@ -106,7 +105,7 @@ def _render(
     if annotate:
         write_models(annotate.parent, {annotate.name: annotated_model(model, document)})
     if wants_json():
-        click.echo(json.dumps(plain(document), indent=2, allow_nan=False))
+        click.echo(json_text(document))
     else:
         show(report_table(document, nodes=nodes))
     for path in (html, annotate):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -88,21 +87,18 @@ def print_json(kind: str, document: Mapping[str, Any]) -> None:
     `document`: the content; numbers that JSON has not become null.
     """
     schema = {"name": f"hetero.{kind}", "version": VERSION}
-    click.echo(json.dumps({"schema": schema, **plain(document)}, indent=2, allow_nan=False))
+    click.echo(json_text({"schema": schema, **document}))
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if hasattr(value, "item"):
-        return plain(value.item())
-    return str(value) if isinstance(value, Path | BaseException) else repr(value)
+def json_text(document: Mapping[str, Any]) -> str:
+    """Return a document as JSON, in ASCII."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if hasattr(value, "item"):
+            return value.item()
+        return str(value) if isinstance(value, Path | BaseException) else repr(value)
+
+    plain = msgspec.json.decode(msgspec.json.encode(document, enc_hook=written))
+    return json.dumps(plain, indent=2)

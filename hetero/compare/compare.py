@@ -10,11 +10,11 @@ lies before it, as it does in the whole model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import msgspec
 
 from devices.errors import AffinityError, DeviceError, HeteroError
 from devices.model.model import Model
@@ -76,7 +76,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, `agrees` included; NaN becomes None."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return {"agrees": self.agrees} | plain
 
     def sentence(self) -> str:
@@ -171,12 +171,17 @@ class _Search:
     atol: float
     config: Config | None
     pins: Affinity
-    runs: int = 0
     #: What the first device gave for the longest prefix that agrees.
     agreed: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, part: Model, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what both devices make of a model: output name -> value."""
+    def judge(self, part: Model) -> tuple[Difference, ...]:
+        """Run a model on both devices and compare what it gives."""
+        return self._run(part, self.inputs)[1]
+
+    def _run(
+        self, part: Model, inputs: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], tuple[Difference, ...]]:
+        """Run a model on both devices; return what the first gives, and the differences."""
         results = []
         pins = {f"name:{n}": d for n, d in self.pins.items() if n in part.index_of}
         for device in self.devices:
@@ -187,15 +192,12 @@ class _Search:
             ) as compiled:
                 values = {port.name: inputs[port.name] for port in part.inputs}
                 results.append(compiled(values).by_name())
-        return results[0], results[1]
-
-    def judge(self, part: Model, *, keep: bool = False) -> tuple[Difference, ...]:
-        """Run a model on both devices and compare what it gives."""
-        first, second = self.run(part, self.inputs)
-        differences = self._differences(first, second)
-        if keep and all(d.agrees for d in differences):
-            self.agreed = first
-        return differences
+        first, second = results
+        return first, tuple(
+            d
+            for name in first
+            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
+        )
 
     def bisect(self, found: Comparison) -> Comparison:
         """Find the shortest prefix that differs while the one before it agrees."""
@@ -204,11 +206,9 @@ class _Search:
         seen: dict[int, tuple[Difference, ...]] = {}
         while high - low > 1:
             middle = (low + high) // 2
-            differences = self.judge(self._prefix(cuts[middle]), keep=True)
-            self.runs += 1
-            seen[middle] = differences
-            if all(d.agrees for d in differences):
-                low = middle
+            first, seen[middle] = self._run(self._prefix(cuts[middle]), self.inputs)
+            if all(d.agrees for d in seen[middle]):
+                low, self.agreed = middle, first
             else:
                 high = middle
         end = cuts[high] if high < len(cuts) else len(self.model.nodes) - 1
@@ -225,7 +225,7 @@ class _Search:
             suspects=suspects,
             values=differing,
             alone=self._alone(node) if begin == end else None,
-            runs=self.runs,
+            runs=len(seen),
         )
 
     def _culprit(self, begin: int, end: int, differing: set[str]) -> int:
@@ -274,27 +274,7 @@ class _Search:
         if any(port.name not in known for port in part.inputs):
             return None
         try:
-            first, second = self.run(part, known)
+            return self._run(part, known)[1]
         except HeteroError:
             # A type that is left open, say: then the prefix's numbers must suffice.
             return None
-        return self._differences(first, second)
-
-    def _differences(
-        self, first: Mapping[str, Any], second: Mapping[str, Any]
-    ) -> tuple[Difference, ...]:
-        return tuple(
-            d
-            for name in first
-            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
-        )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value

@@ -10,6 +10,7 @@ The format is Google's "Trace Event Format".
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
@@ -43,64 +44,158 @@ def trace_events(
     `devices`: what became of devices meanwhile.
     `now_s`: until when requests that have not ended are shown.
     """
-    if not requests:
-        return
-    origin_s = min(request.record.submitted.now_s for request in requests)
-    clock = _Clock(origin_s, now_s)
-    lanes = _lanes((r.record.submitted.now_s, clock.end_s(r)) for r in requests)
-    requests = [request._replace(runs=_on_the_clock(request)) for request in requests]
-    #: By its runs' identities: requests that were joined have the same ones.
-    joined: dict[int, list[int]] = {}
-    for request in requests:
-        for run in request.runs:
-            joined.setdefault(id(run), []).append(request.record.id)
-    tracks = _Tracks({id(run): run for r in requests for run in r.runs}.values(), nodes)
-    yield _named("process", (_CLIENT, 0), "client")
-    for lane in range(max(lanes) + 1):
-        yield _named("thread", (_CLIENT, lane + 1), f"requests, lane {lane + 1}")
-    yield from tracks.names()
-    flows = count(1)
-    for request, lane in zip(requests, lanes, strict=True):
-        at = (_CLIENT, lane + 1)
-        yield from _request_events(request, at, clock)
-        mine = {run.stage: run for run in request.runs}
-        for run in mine.values():
-            numbers = joined[id(run)]
-            if numbers[0] == request.record.id:
-                yield from _stage_events(request, run, numbers, tracks.of[id(run)], clock)
-        yield from _flows(request, mine, joined, at, tracks, clock, flows)
-    for event in devices:
-        what = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
-        ns = max(0, clock.ns(event.now_s))
-        yield _timed("i", f"{event.device} {what}", "device", (_CLIENT, 1), ns, s="g")
+    if requests:
+        yield from _Events(requests, nodes, now_s).all(devices)
 
 
-def _on_the_clock(request: ObservedRequest) -> tuple[StageRun, ...]:
+def _on_the_clock(request: ObservedRequest) -> ObservedRequest:
+    """Return a request without the runs whose times are by another clock."""
     first_s = request.record.submitted.now_s - _CLOCK_ERROR_S
     last_s = (request.record.ended_s or 0.0) + _CLOCK_ERROR_S
-    return tuple(r for r in request.runs if first_s <= r.started_s and r.ended_s <= last_s)
+    runs = (r for r in request.runs if first_s <= r.started_s and r.ended_s <= last_s)
+    return request._replace(runs=tuple(runs))
 
 
-class _Clock:
-    """Times since the first request, in whole nanoseconds."""
+class _Events:
+    """The events of requests, which are shown from the first one until `now_s`."""
 
-    def __init__(self, origin_s: float, now_s: float) -> None:
-        self._origin_s, self._now_s = origin_s, now_s
+    def __init__(
+        self, requests: Sequence[ObservedRequest], nodes: Mapping[str, str], now_s: float
+    ) -> None:
+        self._origin_s = min(request.record.submitted.now_s for request in requests)
+        self._now_s = now_s
+        self._requests = [_on_the_clock(request) for request in requests]
+        #: By its runs' identities: requests that were joined have the same ones.
+        self._joined: defaultdict[int, list[int]] = defaultdict(list)
+        runs: dict[int, StageRun] = {}
+        for request in self._requests:
+            for run in request.runs:
+                self._joined[id(run)].append(request.record.id)
+                runs[id(run)] = run
+        self._tracks = _Tracks(runs.values(), nodes)
+        self._flow_numbers = count(1)
 
-    def end_s(self, request: ObservedRequest) -> float:
+    def all(self, devices: Iterable[DeviceEvent]) -> Iterator[Event]:
+        lanes = _lanes((r.record.submitted.now_s, self._end_s(r)) for r in self._requests)
+        yield _named("process", (_CLIENT, 0), "client")
+        for lane in range(max(lanes) + 1):
+            yield _named("thread", (_CLIENT, lane + 1), f"requests, lane {lane + 1}")
+        yield from self._tracks.names()
+        for request, lane in zip(self._requests, lanes, strict=True):
+            at = (_CLIENT, lane + 1)
+            yield from self._of_request(request, at)
+            mine = {run.stage: run for run in request.runs}
+            for run in mine.values():
+                if self._is_first(request, run):
+                    yield from self._of_stage(request, run)
+            yield from self._flows(request, mine, at)
+        for event in devices:
+            what = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
+            ns = max(0, self._ns(event.now_s))
+            yield _timed("i", f"{event.device} {what}", "device", (_CLIENT, 1), ns, s="g")
+
+    def _is_first(self, request: ObservedRequest, run: StageRun) -> bool:
+        """Whether a request is the first one of those that a run was of."""
+        return self._joined[id(run)][0] == request.record.id
+
+    def _end_s(self, request: ObservedRequest) -> float:
         ended_s = request.record.ended_s
         return self._now_s if ended_s is None else ended_s
 
-    def ns(self, time_s: float) -> int:
+    def _ns(self, time_s: float) -> int:
         return round((time_s - self._origin_s) * 1e9)
 
-    def span(
+    def _span(
         self, name: str, cat: str, at: Place, begin_s: float, end_s: float, **more: Any
     ) -> Event:
         """Return the event of what has a beginning and an end."""
-        ns = self.ns(begin_s)
-        took_ns = max(0, self.ns(end_s) - ns)
+        ns = self._ns(begin_s)
+        took_ns = max(0, self._ns(end_s) - ns)
         return _timed("X", name, cat, at, ns, dur=took_ns / 1e3, **more)
+
+    def _of_request(self, request: ObservedRequest, at: Place) -> Iterator[Event]:
+        record = request.record
+        begin_s, end_s = record.submitted.now_s, self._end_s(request)
+        args = {
+            "request": record.id,
+            "deployment": request.deployment,
+            "state": record.state.value,
+            "attempts": record.attempt,
+            "input_nbytes": record.submitted.nbytes,
+        }
+        if trace := record.submitted.trace:
+            args["traceparent"] = trace
+        name = f"{request.route.plan.name}, request {record.id}"
+        yield self._span(name, "request", at, begin_s, end_s, args=args)
+        admitted_s = end_s if record.admitted_s is None else record.admitted_s
+        if admitted_s > begin_s:
+            yield self._span("waits for admission", "request", at, begin_s, admitted_s)
+        if end_s > admitted_s:
+            yield self._span("in flight", "request", at, admitted_s, end_s)
+        if record.attempt == 1 and request.runs:
+            return
+        for line in record.story:
+            args = {"attempt": line.attempt}
+            yield _timed("i", line.what, "request", at, self._ns(line.time_s), s="t", args=args)
+
+    def _of_stage(self, request: ObservedRequest, run: StageRun) -> Iterator[Event]:
+        """Yield a stage's run and its wait."""
+        record, at = request.record, self._tracks.of[id(run)]
+        name = f"{request.route.plan.name}, stage {run.stage}"
+        args = {
+            "request": record.id,
+            "attempt": record.attempt,
+            "stage": run.stage,
+            "device": run.device,
+            "upload_us": run.upload_s * 1e6,
+            "infer_us": run.infer_s * 1e6,
+            "download_us": run.download_s * 1e6,
+            "output_nbytes": run.output_nbytes,
+        }
+        if len(numbers := self._joined[id(run)]) > 1:
+            args["joined"] = numbers
+        yield self._span(name, "stage", at, run.started_s, run.ended_s, args=args)
+        if run.queued_s > 0:
+            # Those that wait overlap.
+            wait = {"id": f"{request.deployment}/{record.id}/{run.stage}"}
+            told = {"request": record.id}
+            ready_ns, began_ns = self._ns(run.started_s - run.queued_s), self._ns(run.started_s)
+            yield _timed("b", f"{name} waits", "queue", at, ready_ns, args=told, **wait)
+            yield _timed("e", f"{name} waits", "queue", at, began_ns, **wait)
+
+    def _flows(
+        self, request: ObservedRequest, runs: Mapping[int, StageRun], at: Place
+    ) -> Iterator[Event]:
+        """Yield the flows of a request: to its first stages, and along its wires.
+
+        Of requests that were joined the first one has the wires.
+        """
+        route, record = request.route, request.record
+        tensors: dict[tuple[int, int], list[str]] = {}
+        for wire in route.plan.wires:
+            pair = (route.stages[wire.producer], route.stages[wire.consumer])
+            tensors.setdefault(pair, []).append(wire.tensor)
+        fed = {consumer for _, consumer in tensors}
+
+        def flow(cat: str, at: Place, ns: int, to: StageRun, **args: Any) -> Iterator[Event]:
+            number, arrives_ns = next(self._flow_numbers), self._ns(to.started_s)
+            yield _timed("s", cat, cat, at, ns, id=number, args=args)
+            yield _timed("f", cat, cat, self._tracks.of[id(to)], arrives_ns, id=number, bp="e")
+
+        for run in runs.values():
+            if run.stage not in fed and record.admitted_s is not None:
+                told = {"request": record.id, "consumer": run.stage}
+                yield from flow("inputs", at, self._ns(record.admitted_s), run, **told)
+        for (producer, consumer), names in tensors.items():
+            if producer in runs and consumer in runs:
+                run = runs[producer]
+                if not self._is_first(request, run):
+                    continue
+                leaves_ns = max(self._ns(run.started_s), self._ns(run.ended_s) - _INSIDE_NS)
+                yield from flow(
+                    "wire", self._tracks.of[id(run)], leaves_ns, runs[consumer],
+                    request=record.id, producer=producer, consumer=consumer, tensors=names,
+                )  # fmt: skip
 
 
 class _Tracks:
@@ -160,98 +255,3 @@ def _timed(phase: str, name: str, cat: str, at: Place, ns: int, **more: Any) -> 
 def _named(what: str, at: Place, name: str) -> Event:
     """Return the event that names a process, or a thread of it."""
     return _event("M", f"{what}_name", at, args={"name": name})
-
-
-def _request_events(request: ObservedRequest, at: Place, clock: _Clock) -> Iterator[Event]:
-    record = request.record
-    begin_s, end_s = record.submitted.now_s, clock.end_s(request)
-    args = {
-        "request": record.id,
-        "deployment": request.deployment,
-        "state": record.state.value,
-        "attempts": record.attempt,
-        "input_nbytes": record.submitted.nbytes,
-    }
-    if trace := record.submitted.trace:
-        args["traceparent"] = trace
-    name = f"{request.route.plan.name}, request {record.id}"
-    yield clock.span(name, "request", at, begin_s, end_s, args=args)
-    admitted_s = end_s if record.admitted_s is None else record.admitted_s
-    if admitted_s > begin_s:
-        yield clock.span("waits for admission", "request", at, begin_s, admitted_s)
-    if end_s > admitted_s:
-        yield clock.span("in flight", "request", at, admitted_s, end_s)
-    if record.attempt == 1 and request.runs:
-        return
-    for line in record.story:
-        args = {"attempt": line.attempt}
-        yield _timed("i", line.what, "request", at, clock.ns(line.time_s), s="t", args=args)
-
-
-def _stage_events(
-    request: ObservedRequest, run: StageRun, numbers: Sequence[int], at: Place, clock: _Clock
-) -> Iterator[Event]:
-    """Yield a stage's run, and its wait, of the requests of these numbers."""
-    record = request.record
-    name = f"{request.route.plan.name}, stage {run.stage}"
-    args = {
-        "request": record.id,
-        "attempt": record.attempt,
-        "stage": run.stage,
-        "device": run.device,
-        "upload_us": run.upload_s * 1e6,
-        "infer_us": run.infer_s * 1e6,
-        "download_us": run.download_s * 1e6,
-        "output_nbytes": run.output_nbytes,
-    }
-    if len(numbers) > 1:
-        args["joined"] = list(numbers)
-    yield clock.span(name, "stage", at, run.started_s, run.ended_s, args=args)
-    if run.queued_s > 0:
-        # Those that wait overlap.
-        wait = {"id": f"{request.deployment}/{record.id}/{run.stage}"}
-        told = {"request": record.id}
-        ready_ns, began_ns = clock.ns(run.started_s - run.queued_s), clock.ns(run.started_s)
-        yield _timed("b", f"{name} waits", "queue", at, ready_ns, args=told, **wait)
-        yield _timed("e", f"{name} waits", "queue", at, began_ns, **wait)
-
-
-def _flows(
-    request: ObservedRequest,
-    runs: Mapping[int, StageRun],
-    joined: Mapping[int, Sequence[int]],
-    at: Place,
-    tracks: _Tracks,
-    clock: _Clock,
-    numbers: Iterator[int],
-) -> Iterator[Event]:
-    """Yield the flows of a request: to its first stages, and along its wires.
-
-    `joined`: a run's identity -> the requests that it was of, the first of which has the wires.
-    """
-    route, record = request.route, request.record
-    tensors: dict[tuple[int, int], list[str]] = {}
-    for wire in route.plan.wires:
-        pair = (route.stages[wire.producer], route.stages[wire.consumer])
-        tensors.setdefault(pair, []).append(wire.tensor)
-    fed = {consumer for _, consumer in tensors}
-
-    def flow(cat: str, at: Place, ns: int, to: StageRun, **args: Any) -> Iterator[Event]:
-        number, arrives_ns = next(numbers), clock.ns(to.started_s)
-        yield _timed("s", cat, cat, at, ns, id=number, args=args)
-        yield _timed("f", cat, cat, tracks.of[id(to)], arrives_ns, id=number, bp="e")
-
-    for run in runs.values():
-        if run.stage not in fed and record.admitted_s is not None:
-            told = {"request": record.id, "consumer": run.stage}
-            yield from flow("inputs", at, clock.ns(record.admitted_s), run, **told)
-    for (producer, consumer), names in tensors.items():
-        if producer in runs and consumer in runs:
-            run = runs[producer]
-            if joined[id(run)][0] != record.id:
-                continue
-            leaves_ns = max(clock.ns(run.started_s), clock.ns(run.ended_s) - _INSIDE_NS)
-            yield from flow(
-                "wire", tracks.of[id(run)], leaves_ns, runs[consumer],
-                request=record.id, producer=producer, consumer=consumer, tensors=names,
-            )  # fmt: skip

@@ -10,12 +10,12 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from devices.errors import AffinityError
-from devices.model.model import Model, Node
+from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.requests import request_positions
@@ -25,7 +25,7 @@ from hetero.planning.cost.work import with_shapes
 from hetero.query.survey import Survey
 from hetero.report.counterfactuals import counterfactuals
 from hetero.report.lints import lints
-from hetero.report.matrix import support_matrix, supporters
+from hetero.report.matrix import support_matrix
 from hetero.report.units import size
 from hetero.report.verdict import fallback, verdict
 
@@ -161,55 +161,43 @@ def _nodes(
     moving = set(request_positions(model))
     rows = []
     for position, node in enumerate(model.nodes):
-        takers = supporters(node.name, survey.answers)
         device = affinity.get(node.name)
         outputs = [_port(model.spec(value)) for value in node.writes]
         heard = {
-            name: refusal
-            for name, answer in survey.answers.items()
-            if (refusal := answer.refusals.get(node.name, {}).get(name)) is not None
+            name: a.refusals.get(node.name, {}).get(name) for name, a in survey.answers.items()
         }
         times = {} if plan is None else plan.node_times.get(node.name, {})
-        rows.append(
-            {
-                "name": node.name,
-                "op_type": node.op_type,
-                "domain": node.domain,
-                "inputs": list(node.reads),
-                "outputs": outputs,
-                "nbytes": _total(outputs),
-                "constant": position not in moving,
-                "supported_on": takers,
-                "device": device,
-                "subgraph": None if cut is None else cut.subgraph_of.get(node.name),
-                "why": affinity.reasons.get(node.name, "") if device else "no device takes it",
-                "choice": _choice(node, device, takers, survey, affinity, plan),
-                "note": survey.answers[device].notes.get(node.name) if device else None,
-                "refusals": {
-                    name: {"code": r.code, "message": r.message} for name, r in heard.items()
-                },
-                "times": {name: asdict(time) for name, time in times.items()},
-            }
-        )
+        row = {
+            "name": node.name,
+            "op_type": node.op_type,
+            "domain": node.domain,
+            "inputs": list(node.reads),
+            "outputs": outputs,
+            "nbytes": _total(outputs),
+            "constant": position not in moving,
+            "supported_on": [name for name, a in survey.answers.items() if node.name in a.devices],
+            "device": device,
+            "subgraph": None if cut is None else cut.subgraph_of.get(node.name),
+            "why": affinity.reasons.get(node.name, "") if device else "no device takes it",
+            "note": survey.answers[device].notes.get(node.name) if device else None,
+            "refusals": {
+                name: {"code": r.code, "message": r.message} for name, r in heard.items() if r
+            },
+            "times": {name: asdict(time) for name, time in times.items()},
+        }
+        rows.append(row | {"choice": _choice(row, survey, plan)})
     return rows
 
 
-def _choice(
-    node: Node,
-    device: str | None,
-    takers: Sequence[str],
-    survey: Survey,
-    affinity: Affinity,
-    plan: PlanReport | None,
-) -> str:
+def _choice(node: Mapping[str, Any], survey: Survey, plan: PlanReport | None) -> str:
     """Return what kind of decision put a node where it is."""
-    if device is None:
+    if node["device"] is None:
         return "none"
-    if node.name in survey.pins:
+    if node["name"] in survey.pins:
         return "pin"
-    if affinity.reasons.get(node.name, "").startswith("follows"):
+    if node["why"].startswith("follows"):
         return "follows"
-    if list(takers) == [device]:
+    if node["supported_on"] == [node["device"]]:
         return "only"
     return "priority" if plan is None or plan.policy == "PRIORITY" else "plan"
 

@@ -34,11 +34,6 @@ def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[st
     ]
 
 
-def supporters(name: str, answers: Mapping[str, Support]) -> list[str]:
-    """Return the devices that take a node, in order of preference."""
-    return [device for device, answer in answers.items() if name in answer.devices]
-
-
 def causes(refusals: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     """Count refusals, each a code and a message, by cause, the most frequent first.
 

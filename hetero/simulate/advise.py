@@ -34,16 +34,10 @@ _IN_TIME = 0.99
 class Change:
     """What another fleet would do.
 
-    Attributes
-    ----------
-    name, kind : str
-        What is added or lost; ``device``, ``link``, ``client`` or ``node``.
-    rate_per_s : float
-        Answers a second that it then can give; 0: none.
-    gain : float
-        The difference by what the fleet can give now; negative for a loss.
-    price : float
-        What it costs; 0: not known.
+    `name`, `kind`: what is added or lost; ``device``, ``link``, ``client`` or ``node``.
+    `rate_per_s`: answers a second that it then can give; 0: none.
+    `gain`: the difference by what the fleet can give now; negative for a loss.
+    `price`: what it costs; 0: not known.
     """
 
     name: str
@@ -62,27 +56,16 @@ class Change:
 class Simulation:
     """What a fleet would do with a model.
 
-    Attributes
-    ----------
-    model, basis : str
-        The model's name, and what the times rest on.
-    fleet : Fleet
-        The devices, links and clients.
-    arrivals, slo_s, seed
-        As they were given; `slo_s` is infinite for none.
-    outcome : Outcome
-        With these arrivals.
-    capacity_per_s : float
-        Answers a second that the fleet can give.
-    bottleneck : str
-        What limits it, in a sentence.
-    added, lost : tuple of Change
-        What else could be there, the greatest gain first; what could be gone.
-    knee_per_s : float or None
-        The greatest rate of Poisson arrivals of which 99 % are answered in time; None without a
-        time.
-    curve : tuple of (float, Outcome)
-        Poisson arrivals a second, and what came of them, where it was asked for.
+    `model`, `basis`: the model's name, and what the times rest on.
+    `fleet`: the devices, links and clients.
+    `arrivals`, `slo_s`, `seed`: as they were given; `slo_s` is infinite for none.
+    `outcome`: with these arrivals.
+    `capacity_per_s`: answers a second that the fleet can give.
+    `bottleneck`: what limits it, in a sentence.
+    `added`, `lost`: what else could be there, the greatest gain first; what could be gone.
+    `knee_per_s`: the greatest rate of Poisson arrivals of which 99 % are answered in time; None
+        without a time.
+    `curve`: Poisson arrivals a second, and what came of them, where it was asked for.
     """
 
     model: str

@@ -16,16 +16,10 @@ from devices.errors import ArgumentError
 class Arrivals:
     """When requests come.
 
-    Attributes
-    ----------
-    text : str
-        As they were asked for.
-    rate_per_s : float
-        How many a second, on average.
-    variation : float
-        Standard deviation of the time between two by its mean: 1 for Poisson.
-    gaps_s : tuple of float
-        As recorded; repeated where more are wanted. Empty: drawn.
+    `text`: as they were asked for.
+    `rate_per_s`: how many a second, on average.
+    `variation`: standard deviation of the time between two by its mean: 1 for Poisson.
+    `gaps_s`: as recorded; repeated where more are wanted. Empty: drawn.
     """
 
     text: str
@@ -88,12 +82,8 @@ def _read_file(path: Path) -> Arrivals:
 class Batches:
     """How requests are joined.
 
-    Attributes
-    ----------
-    size : int
-        Rows of a batch at most; 1: none are joined.
-    time : float
-        How long a full batch runs, by the time of one row; in between it grows with each row.
+    `size`: rows of a batch at most; 1: none are joined.
+    `time`: how long a full batch runs, by the time of one row; in between it grows with each row.
     """
 
     size: int = 1

@@ -57,20 +57,15 @@ class FleetNode:
 class Program:
     """What the program takes besides what is computed; `benchmarks.simulate` measures it.
 
-    Attributes
-    ----------
-    call_s : float
-        Seconds from a call until the client's processor turns to it.
-    arrive_s, leave_s : float
-        Seconds of a device's own for what comes, and after each run; `leave_s` None: what the plan
-        says of it.
-    hop_s : tuple of float
-        Seconds until who gets a message takes it in, besides its link's: evenly spaced quantiles.
-    run, idle : tuple of float
-        The time of a run by its mean, as quantiles; of one for which its device had to wake up.
-    one_process : bool
-        Whether client and devices take turns in one interpreter, as they do in process; there the
-        device of the last stage is busy while its client takes the answer.
+    `call_s`: seconds from a call until the client's processor turns to it.
+    `arrive_s`, `leave_s`: seconds of a device's own for what comes, and after each run; `leave_s`
+        None: what the plan says of it.
+    `hop_s`: seconds until who gets a message takes it in, besides its link's: evenly spaced
+        quantiles.
+    `run`, `idle`: the time of a run by its mean, as quantiles; of one for which its device had to
+        wake up.
+    `one_process`: whether client and devices take turns in one interpreter, as they do in process;
+        there the device of the last stage is busy while its client takes the answer.
     """
 
     call_s: float = 0.0
@@ -86,19 +81,12 @@ class Program:
 class Fleet:
     """What serves requests.
 
-    Attributes
-    ----------
-    devices : tuple of FleetDevice
-        At least one like each of the plan's.
-    links : mapping of (str, str) to FleetLink
-        By their nodes, sorted; what is not listed takes 50 microseconds.
-    clients, client_s, client_node, client_price
-        How many clients there are, what a request costs each in seconds of its processor, where
-        they are, and what one more costs.
-    nodes : mapping of str to FleetNode
-        Nodes; one that is not listed has as many cores as this machine.
-    program : Program
-        What the program takes besides.
+    `devices`: at least one like each of the plan's.
+    `links`: by their nodes, sorted; what is not listed takes 50 microseconds.
+    `clients`, `client_s`, `client_node`, `client_price`: how many clients there are, what a request
+        costs each in seconds of its processor, where they are, and what one more costs.
+    `nodes`: nodes; one that is not listed has as many cores as this machine.
+    `program`: what the program takes besides.
     """
 
     devices: tuple[FleetDevice, ...]

@@ -41,14 +41,9 @@ _MOST_ROUTES = 4096
 class Used:
     """How much a device, link or client was used.
 
-    Attributes
-    ----------
-    name, kind : str
-        Whose it is; ``device``, ``link``, ``client``, or ``cores`` of a node.
-    busy : float
-        Share of the time that it had something to do.
-    queued_s : float
-        Seconds that what came had to wait for it, on average over the requests.
+    `name`, `kind`: whose it is; ``device``, ``link``, ``client``, or ``cores`` of a node.
+    `busy`: share of the time that it had something to do.
+    `queued_s`: seconds that what came had to wait for it, on average over the requests.
     """
 
     name: str
@@ -61,20 +56,12 @@ class Used:
 class Outcome:
     """What a fleet did.
 
-    Attributes
-    ----------
-    requests, failed : int
-        Requests that were counted, and that ended without an answer.
-    throughput_per_s : float
-        Answers a second.
-    p50_s, p95_s, p99_s : float
-        Seconds from a request's arrival to its answer.
-    goodput_per_s : float
-        Answers a second that came in time; all of them without a time.
-    used : tuple of Used
-        The busiest first.
-    events : int
-        What happened in the world.
+    `requests`, `failed`: requests that were counted, and that ended without an answer.
+    `throughput_per_s`: answers a second.
+    `p50_s`, `p95_s`, `p99_s`: seconds from a request's arrival to its answer.
+    `goodput_per_s`: answers a second that came in time; all of them without a time.
+    `used`: the busiest first.
+    `events`: what happened in the world.
     """
 
     requests: int
