@@ -21,10 +21,10 @@ import onnxruntime
 
 import hetero
 from benchmarks.null_models import submit_to
+from benchmarks.sessions import bare_session, parsed
 from benchmarks.tables import names, numbers, print_rows
-from benchmarks.timing import Submit, by_turns
+from benchmarks.timing import Submit, at_once, by_turns
 
-_HEADER = '<ir_version: 8, opset_import: ["": 17]>'
 _WIDTH, _TOKENS = 256, 8
 
 
@@ -59,7 +59,7 @@ def block() -> onnx.ModelProto:
 
 def _model(text: str, weights: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    model = onnx.parser.parse_model(f"{_HEADER} {text}")
+    model = parsed(text)
     for name, shape in weights.items():
         array = (rng.standard_normal(shape) / 32).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
@@ -120,9 +120,9 @@ def _measure(
 ) -> Iterator[dict[str, Any]]:
     make, shape, middle = MODELS[name]
     model, x = make(), np.ones(shape, np.float32)
-    session = bare_session(model)
+    session = bare_session(model, len(os.sched_getaffinity(0)))
     ways: dict[str, Submit] = {
-        "session": lambda: _run(session, x),
+        "session": at_once(lambda: session.run(None, {"x": x})),
         "session by hand": ByHand(session, x, options.size).submit,
     }
     with ExitStack() as stack:
@@ -145,20 +145,6 @@ def _measure(
             "ratio": round(timing.rate / timings["session"].rate, 3),
             "by_hand": round(timing.rate / timings["session by hand"].rate, 3),
         }
-
-
-def _run(session: onnxruntime.InferenceSession, x: np.ndarray) -> Callable[[], Any]:
-    answer = session.run(None, {"x": x})
-    return lambda: answer
-
-
-def bare_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """Return a session of a model with all cores."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = len(os.sched_getaffinity(0))
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,6 +16,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import numpy as np
 
 import hetero
 from benchmarks.networks import bert
+from benchmarks.processes import Child
+from benchmarks.tables import print_rows
 from devices.model.light import light_model_path
 from devices.model.reader import read_model
 from scheduler.formats.blob_file import BlobFile
@@ -38,7 +41,7 @@ PINS: dict[str, dict[str, str]] = {
 REPEATS = 5
 
 
-def answer(core: hetero.Core, compiled: Any) -> None:
+def answer(compiled: hetero.CompiledModel) -> None:
     """Run once, on ones."""
     inputs = {
         port.name: np.ones([d if isinstance(d, int) else 1 for d in port.shape], port.dtype)
@@ -58,7 +61,7 @@ def measure(kind: str, name: str, model: str, blob: str, cache: str) -> dict[str
             folder = {"CACHE_DIR": cache} if kind == "cached" else {}
             compiled = core.compile_model(model, DEVICES, folder, affinity=PINS[name])
         loaded = time.perf_counter()
-        answer(core, compiled)
+        answer(compiled)
         first = time.perf_counter()
         if kind == "cached" and not compiled.get_property("LOADED_FROM_CACHE"):
             raise RuntimeError("the cache had nothing")
@@ -71,7 +74,7 @@ def hold(blob: str) -> None:
         _ = core.available_devices
         if blob:
             compiled = core.import_model(blob)
-            answer(core, compiled)
+            answer(compiled)
         print("ready", flush=True)
         sys.stdin.readline()
 
@@ -86,26 +89,18 @@ def in_process(*arguments: str) -> dict[str, float]:
 
 def resident_nbytes(blob: str, count: int = 2) -> dict[str, int]:
     """Return the proportional set size of `count` processes that hold a blob, together, by kind."""
-    command = [sys.executable, "-m", "benchmarks.cache", "--hold", blob]
-    held = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(count)
-    ]
     total = {"Pss_File:": 0, "Pss_Anon:": 0}
-    try:
+    with ExitStack() as stack:
+        command = ("-m", "benchmarks.cache", "--hold", blob)
+        held = [stack.enter_context(Child(*command)) for _ in range(count)]
         for process in held:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError("a process that holds a blob has ended")
+            process.read()  # it is ready
         for process in held:
             rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             for line in rollup.splitlines():
                 kind, *value = line.split()
                 if kind in total:
                     total[kind] += int(value[0]) * 1024
-    finally:
-        for process in held:
-            process.communicate("\n")
     return total
 
 
@@ -120,7 +115,7 @@ def open_and_verify(path: Path) -> dict[str, float]:
     BlobFile(path).verify()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return {"seconds": min(times), "allocated_nbytes": peak}
+    return {"open_and_verify_s": min(times), "open_and_verify_nbytes": peak}
 
 
 def row(name: str, model: str, folder: Path, repeats: int) -> dict[str, Any]:
@@ -150,14 +145,13 @@ def row(name: str, model: str, folder: Path, repeats: int) -> dict[str, Any]:
     idle, busy = resident_nbytes(""), resident_nbytes(blob)
     found["mapped_nbytes"] = busy["Pss_File:"] - idle["Pss_File:"]
     found["private_nbytes"] = busy["Pss_Anon:"] - idle["Pss_Anon:"]
-    found["open_and_verify"] = open_and_verify(Path(blob))
-    return found
+    return found | open_and_verify(Path(blob))
 
 
 KINDS = ("compile", "import", "cached")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; with other options, be one of the processes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
@@ -167,10 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.measure:
         print(json.dumps(measure(*options.measure)))
-        return 0
+        return
     if options.hold is not None:
         hold(options.hold)
-        return 0
+        return
     with tempfile.TemporaryDirectory(prefix="hetero-bench-") as folder:
         path = Path(folder) / "transformer.onnx"
         path.write_bytes(bert(layers=7, width=768, length=64).SerializeToString())
@@ -179,27 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row(name, light if "densenet" in name else str(path), Path(folder), options.repeats)
             for name in PINS
         ]
-    if options.json:
-        print(json.dumps({"rows": rows}, indent=2))
-        return 0
-    for found in rows:
-        print(
-            f"{found['model']}: {found['weight_nbytes'] / 1e6:.0f} MB of weights, "
-            f"{found['subgraphs']} subgraphs, blob {found['blob_nbytes'] / 1e6:.0f} MB"
-        )
-        for kind in KINDS:
-            load, first = found[f"{kind}_load_s"], found[f"{kind}_first_answer_s"]
-            speed = f"  {found[f'{kind}_speedup']:.1f} times faster" if kind != "compile" else ""
-            print(f"  {kind:8s} {load * 1e3:8.1f} ms, first answer {first * 1e3:8.1f} ms{speed}")
-        opened = found["open_and_verify"]
-        print(
-            f"  opened and verified in {opened['seconds'] * 1e3:.1f} ms, "
-            f"{opened['allocated_nbytes'] / 1e3:.0f} kB allocated; two processes hold "
-            f"together {found['mapped_nbytes'] / 1e6:.0f} MB of files, "
-            f"{found['private_nbytes'] / 1e6:.0f} MB of their own"
-        )
-    return 0
+    print_rows(rows, options.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,22 +8,22 @@ over ipc, a number and the raw array. All ways take turns in each round; ratios 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import zmq
 
+from benchmarks.processes import Child
+from benchmarks.tables import names, numbers, print_rows
 from devices.request.request import Request
 from scheduler.channels import direct_address
 from scheduler.channels.direct import DirectChannel
@@ -112,25 +112,15 @@ def relay(way: str, folder: Path) -> None:
         mine.send(target, np.zeros_like(mine.receive()))
 
 
-@contextmanager
-def chain(way: str, folder: Path) -> Iterator[tuple[Party, str]]:
-    """Yield the client and the address of the first relay."""
-    command = [sys.executable, "-m", "benchmarks.channels", "--relay", way, "--folder", folder]
-    relays = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(RELAYS)
-    ]
-    try:
-        client = party(way, folder)
-        addresses = [relay.stdout.readline().strip() for relay in relays if relay.stdout]
-        for process, target in zip(relays, [*addresses[1:], client.address], strict=True):
-            assert process.stdin is not None
-            print(target, file=process.stdin, flush=True)
-        yield client, addresses[0]
-    finally:
-        for process in relays:
-            process.kill()
-            process.wait()
+def chain(way: str, folder: Path, stack: ExitStack) -> tuple[Party, str]:
+    """Start relays; return the client and the address of the first relay."""
+    command = ("-m", "benchmarks.channels", "--relay", way, "--folder", str(folder))
+    relays = [stack.enter_context(Child(*command)) for _ in range(RELAYS)]
+    client = party(way, folder)
+    addresses = [relay.read() for relay in relays]
+    for process, target in zip(relays, [*addresses[1:], client.address], strict=True):
+        process.write(target)
+    return client, addresses[0]
 
 
 def measure(
@@ -153,45 +143,32 @@ def measure(
     return statistics.median(latencies) * 1e3, len(latencies) / (now - start)
 
 
-def run(ways: list[str], sizes: list[int], seconds: float, rounds: int) -> list[dict[str, Any]]:
+def run(ways: list[str], sizes: list[int], seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
     """Measure each way at each size and window; the best of the rounds counts."""
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="het") as name:
-        chains = [(way, chain(way, Path(name))) for way in ways]
-        open_chains: list[tuple[str, Party, str]] = []
-        closes: list[Callable[[], Any]] = []
-        try:
-            for way, context in chains:
-                client, first = context.__enter__()
-                closes.append(lambda context=context: context.__exit__(None, None, None))  # type: ignore[misc]
-                open_chains.append((way, client, first))
-            for nbytes in sizes:
-                array = np.ones(nbytes // 4, np.float32)
-                for window in (1, 8):
-                    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-                    for _ in range(rounds):
-                        for way, client, first in open_chains:
-                            found[way].append(measure(client, first, array, window, seconds))
-                    for way in ways:
-                        p50_ms = min(ms for ms, _ in found[way])
-                        rate = max(rate for _, rate in found[way])
-                        peer_ms = min(ms for ms, _ in found[ways[0]])
-                        peer_rate = max(rate for _, rate in found[ways[0]])
-                        rows.append(
-                            {
-                                "way": way,
-                                "nbytes": nbytes,
-                                "window": window,
-                                "p50_ms": round(p50_ms, 4),
-                                "messages_per_s": round(rate, 1),
-                                "p50_ratio": round(p50_ms / peer_ms, 3),
-                                "rate_ratio": round(rate / peer_rate, 3),
-                            }
-                        )
-        finally:
-            for close in closes:
-                close()
-    return rows
+    with tempfile.TemporaryDirectory(prefix="het") as name, ExitStack() as stack:
+        chains = {way: chain(way, Path(name), stack) for way in ways}
+        for nbytes in sizes:
+            array = np.ones(nbytes // 4, np.float32)
+            for window in (1, 8):
+                found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+                for _ in range(rounds):
+                    for way, (client, first) in chains.items():
+                        found[way].append(measure(client, first, array, window, seconds))
+                best = {
+                    way: (min(ms for ms, _ in each), max(rate for _, rate in each))
+                    for way, each in found.items()
+                }
+                peer_ms, peer_rate = best[ways[0]]
+                for way, (p50_ms, rate) in best.items():
+                    yield {
+                        "way": way,
+                        "nbytes": nbytes,
+                        "window": window,
+                        "p50_ms": round(p50_ms, 4),
+                        "messages_per_s": round(rate, 1),
+                        "p50_ratio": round(p50_ms / peer_ms, 3),
+                        "rate_ratio": round(rate / peer_rate, 3),
+                    }
 
 
 def main() -> None:
@@ -207,17 +184,8 @@ def main() -> None:
     if options.relay:
         relay(options.relay, options.folder)
         return
-    sizes = [int(size) for size in options.sizes.split(",")]
-    rows = run(options.ways.split(","), sizes, options.seconds, options.rounds)
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return
-    print(f"{'way':8} {'bytes':>10} {'window':>6} {'p50 ms':>9} {'per s':>9}  p50 x  rate x")
-    for row in rows:
-        print(
-            f"{row['way']:8} {row['nbytes']:>10,} {row['window']:>6} {row['p50_ms']:>9.3f} "
-            f"{row['messages_per_s']:>9,.0f} {row['p50_ratio']:>6.2f} {row['rate_ratio']:>7.2f}"
-        )
+    rows = run(names(options.ways), numbers(options.sizes), options.seconds, options.rounds)
+    print_rows(list(rows), options.json)
 
 
 if __name__ == "__main__":

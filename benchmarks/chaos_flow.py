@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 import hetero
+from benchmarks.sessions import parsed
 
 #: Devices of the model's stages: node -> device.
 PLACES: Final = {"lift": "TOY.1", "zero": "NULL.2", "join": "TOY.2", "scale": "TOY.0"}
@@ -28,27 +28,13 @@ _PAUSE_S = 0.05
 
 def model() -> onnx.ModelProto:
     """Return ``y = 2 * (x + 1 + 0)`` in four stages, two of which take the first one's output."""
-    lines = [
-        ("Add", ("x", "one"), "a"),
-        ("Exp", ("a",), "z"),
-        ("Add", ("a", "z"), "b"),
-        ("Mul", ("b", "two"), "y"),
-    ]
-    nodes = [
-        helper.make_node(operator, list(takes), [gives], name=name)
-        for (operator, takes, gives), name in zip(lines, PLACES, strict=True)
-    ]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xyz"]
-    weights = {"one": 1, "two": 2}
-    graph = helper.make_graph(
-        nodes,
-        "chaos",
-        ports[:1],
-        ports[1:2],
-        [numpy_helper.from_array(np.full(1, v, np.float32), n) for n, v in weights.items()],
-        value_info=ports[2:],
+    return parsed(
+        """chaos (float[n] x) => (float[n] y) <float[1] one = {1}, float[1] two = {2}> {
+            [lift] a = Add(x, one)
+            [zero] z = Exp(a)
+            [join] b = Add(a, z)
+            [scale] y = Mul(b, two) }"""
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def question(number: int) -> np.ndarray:

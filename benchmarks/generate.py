@@ -18,20 +18,20 @@ import argparse
 import os
 import signal
 import statistics
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime
 
 import hetero
+from benchmarks.processes import Child
+from benchmarks.sessions import bare_session
 from benchmarks.tables import names, print_rows
 from hetero.examples.small_decoder import small_decoder
 from hetero.generate.layers import find_layers
@@ -73,9 +73,7 @@ for line in sys.stdin:
 
 def bare(path: Path, model: hetero.Model) -> Way:
     """Return a session whose caches are handed along by hand; `model` says how wide they are."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = bare_session(path, 1)
     made = [port.name for port in session.get_outputs()]
     ports = session.get_inputs()
     shapes = {port.name: port.shape or () for port in model.inputs}
@@ -102,28 +100,6 @@ def bare(path: Path, model: hetero.Model) -> Way:
         return time.perf_counter() - begin_s
 
     return run
-
-
-@contextmanager
-def genai(python: str, folder: Path) -> Iterator[Way]:
-    """Start onnxruntime-genai in another process."""
-    with subprocess.Popen(
-        [python, "-c", _PEER, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={},
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        into, out = process.stdin, process.stdout
-
-        def run(count: int) -> float:
-            print(count, file=into, flush=True)
-            return float(out.readline())
-
-        yield run
-        into.close()
 
 
 def ours(compiled: hetero.CompiledModel, rows: int = 1) -> Way:
@@ -165,7 +141,8 @@ def measure(
     with ExitStack() as stack:
         ways: dict[str, tuple[Way, int]] = {"bare": (bare(folder / "model.onnx", model), 1)}
         if python and (folder / "genai_config.json").is_file():
-            ways["genai"] = (stack.enter_context(genai(python, folder)), 1)
+            peer = stack.enter_context(Child("-c", _PEER, str(folder), python=python, env={}))
+            ways["genai"] = (lambda count: float(peer.ask(count)), 1)
         for kind in kinds:
             core = stack.enter_context(hetero.Core(kind, devices={"ORT": 3}))  # type: ignore[arg-type]
             one = core.compile_model(model, "ORT.0", options)

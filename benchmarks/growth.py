@@ -8,8 +8,6 @@ instead, by the clock.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +18,7 @@ import numpy as np
 
 import hetero
 from benchmarks.null_models import chain, compile_chain, submit_to
-from benchmarks.processes import device_processes, held
+from benchmarks.processes import Child, device_processes, held
 from benchmarks.tables import numbers, print_rows
 from benchmarks.timing import Timing, measure
 from devices.model.reader import read_model
@@ -137,11 +135,10 @@ def heard(count: int) -> Iterator[Row]:
     """Measure a client's side of beats."""
     if count > _MOST_CHANNELS:
         return
-    command = [sys.executable, "-m", __spec__.name, "--channels", str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as of:
+    with Child("-m", __spec__.name, "--channels", str(count)) as devices:
         channel = DirectChannel(lambda message: None)
         for _ in range(count):
-            channel.watch(of.stdout.readline().strip() if of.stdout else "")
+            channel.watch(devices.read())
         time.sleep(_BEATS_S)  # they have met
         beats = took(lambda: time.sleep(_BEATS_S)) / _BEATS_S
         yield "beats, the client's side", beats / count, "us a device and second"
@@ -153,7 +150,6 @@ def _channels(count: int) -> None:
     for channel in [DirectChannel(lambda message: None) for _ in range(count)]:
         print(channel.address, flush=True)
     sys.stdin.read()
-    os._exit(0)
 
 
 def on_ray(count: int, requests: int) -> Iterator[Row]:

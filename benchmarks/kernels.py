@@ -10,7 +10,6 @@ meets all of them; each row gives the median of its rounds (the evaluator, far s
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -30,12 +29,13 @@ if __name__ == "__main__":  # who only imports this keeps the environment of its
 
 import numpy as np
 import onnx
-import onnxruntime
 import threadpoolctl
 from onnx.reference import ReferenceEvaluator
 
 from benchmarks.networks import NETWORKS
+from benchmarks.sessions import bare_session
 from benchmarks.small_networks import SMALL_NETWORKS
+from benchmarks.tables import names, print_rows
 from devices.cpu.plugin import CPUPlugin
 from devices.model.light import light_model_names, light_model_path
 from devices.model.model import Model
@@ -101,12 +101,7 @@ def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
     plugin = CPUPlugin()
     compiled = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
     compile_s = time.perf_counter() - start
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = bare_session(proto, 1)
     given = list(feeds.values())
     ours = compiled.run(given)
     theirs = session.run(None, feeds)
@@ -216,27 +211,17 @@ def main() -> None:
         for library in threadpoolctl.threadpool_info()
         if library["user_api"] == "blas"
     ]
-    if not options.json:
-        print("BLAS:", blas, f"OPENBLAS_CORETYPE={FORCED_CORE!r}")
     rows = []
-    for name in options.models.split(","):
+    for name in names(options.models):
         rows.append(row(name, options.rounds, not options.no_reference))
-        if not options.json:
-            print(" ".join(f"{key}={_short(value)}" for key, value in rows[-1].items()), flush=True)
+        print(name, f"{rows[-1]['cpu_over_ort']:.3f}", file=sys.stderr, flush=True)
     summary = {"cpu_over_ort": geometric_mean([r["cpu_over_ort"] for r in rows])}
     summary["worst_cpu_over_ort"] = max(r["cpu_over_ort"] for r in rows)
     if not options.no_reference:
         faster = geometric_mean([r["reference_over_cpu"] for r in rows])
         summary["reference_over_cpu"] = faster
-    if options.json:
-        found = {"blas": blas, "OPENBLAS_CORETYPE": FORCED_CORE}
-        print(json.dumps(found | {"rows": rows, "geometric_mean": summary}))
-    else:
-        print("geometric means:", " ".join(f"{k}={_short(v)}" for k, v in summary.items()))
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    found = {"blas": blas, "OPENBLAS_CORETYPE": FORCED_CORE, "geometric_mean": summary}
+    print_rows(rows, options.json, **found)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from benchmarks.processes import device_processes, held
+from benchmarks.sessions import parsed
+from benchmarks.tables import print_rows
 
 EXECUTORS = ("inprocess", "ray")
 #: Rounds before the first measurement: caches and pools fill up.
@@ -32,15 +33,11 @@ PATIENCE_S = 20.0
 
 def sample(seed: int) -> onnx.ModelProto:
     """Return two stages' worth of a model; no two have the same 400 kB of weights."""
+    model = parsed("""sample (float[N, 320] x) => (float[N, 320] y) {
+        [product] a = MatMul(x, w) [relu] y = Relu(a) }""")
     weight = np.random.default_rng(seed).standard_normal((320, 320), dtype=np.float32)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
-        helper.make_node("Relu", ["a"], ["y"], "relu"),
-    ]
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 320]) for n in "xy"]
-    weights = [numpy_helper.from_array(weight, "w")]
-    graph = helper.make_graph(nodes, "sample", [ports[0]], [ports[1]], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return model
 
 
 def use(core: hetero.Core, rounds: Sequence[int]) -> None:
@@ -120,13 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(measure(options.here, options.rounds)))
         return
     chosen = [options.executor] if options.executor else EXECUTORS
-    rows = [run(executor, options.rounds) for executor in chosen]
-    if options.json:
-        sys.stdout.write(json.dumps({"rows": rows}) + "\n")
-        return
-    print(" ".join(f"{name:>20}" for name in rows[0]))
-    for row in rows:
-        print(" ".join(f"{value:>20}" for value in row.values()))
+    print_rows([run(executor, options.rounds) for executor in chosen], options.json)
 
 
 if __name__ == "__main__":

@@ -8,23 +8,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
 import hetero
-from benchmarks.timing import Submit
+from benchmarks.sessions import parsed
+from benchmarks.timing import Submit, at_once
 
 
 def chain(stages: int, nbytes: int) -> onnx.ModelProto:
     """Return nodes ``n0``, ``n1``, ... in a row over tensors of `nbytes`."""
     values = ["x", *(f"t{i}" for i in range(stages - 1)), "y"]
-    nodes = [
-        helper.make_node("Neg", [values[i]], [values[i + 1]], name=f"n{i}") for i in range(stages)
-    ]
-    ports = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [nbytes // 4]) for name in values
-    ]
-    graph = helper.make_graph(nodes, "chain", [ports[0]], [ports[-1]], value_info=ports[1:-1])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    port = f"float[{nbytes // 4}]"
+    nodes = [f"[n{i}] {values[i + 1]} = Neg({values[i]})" for i in range(stages)]
+    return parsed(f"chain ({port} x) => ({port} y) {{ {' '.join(nodes)} }}")
 
 
 def compile_chain(
@@ -71,10 +66,5 @@ def submit_to(compiled: hetero.CompiledModel, x: np.ndarray | Mapping[str, Any])
 
 def call(compiled: hetero.CompiledModel, x: np.ndarray | Mapping[str, Any]) -> Submit:
     """Return what runs one request after another in the caller's thread."""
-    request = compiled.create_infer_request()
-
-    def submit() -> Callable[[], hetero.Results]:
-        results = request.infer(x, share_inputs=True, share_outputs=True)
-        return lambda: results
-
-    return submit
+    infer = compiled.create_infer_request().infer
+    return at_once(lambda: infer(x, share_inputs=True, share_outputs=True))

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import hetero
 from benchmarks.null_models import call, submit_to
 from benchmarks.sessions import TINY, bare_session, light_inputs, source
 from benchmarks.tables import names, print_rows
-from benchmarks.timing import Submit, by_turns
+from benchmarks.timing import Submit, at_once, by_turns
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -29,25 +30,14 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }
         for name in names(options.models):
             inputs = light_inputs(name)
-            bare = _bare(name, inputs)
+            session = bare_session(source(name), len(os.sched_getaffinity(0)))
+            bare = at_once(partial(session.run, None, inputs))
             for kind, core in cores.items():
                 with core.compile_model(source(name), "ORT") as compiled:
                     wanted = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
                     for window in (1,) if name in TINY else (1, wanted):
-                        ours = (
-                            call(compiled, inputs) if window == 1 else submit_to(compiled, inputs)
-                        )
+                        ours = (call if window == 1 else submit_to)(compiled, inputs)
                         yield _row(name, kind, window, bare, ours, options)
-
-
-def _bare(name: str, inputs: dict[str, Any]) -> Submit:
-    session = bare_session(name, len(os.sched_getaffinity(0)))
-
-    def submit() -> Callable[[], Any]:
-        answer = session.run(None, inputs)
-        return lambda: answer
-
-    return submit
 
 
 def _row(

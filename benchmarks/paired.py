@@ -12,14 +12,15 @@ import argparse
 import os
 import pickle
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a side has another checkout's benchmarks
+    from benchmarks.processes import Child
 
 #: Runs before the first that counts: input shapes are bound in the second.
 _WARM_RUNS = 3
@@ -52,24 +53,12 @@ def _seconds(run: Callable[[list[Any]], Any], inputs: list[Any]) -> float:
     return time.process_time() - begin_s
 
 
-@contextmanager
-def side(checkout: Path) -> Iterator[subprocess.Popen[str]]:
+def side(checkout: Path) -> Child:
     """Start a process that serves with a checkout's code."""
+    from benchmarks.processes import Child
+
     environment = os.environ | {"PYTHONPATH": str(checkout), "OPENBLAS_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-P", __file__, "--serve"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout,
-    ) as process:  # fmt: skip
-        yield process
-
-
-def ask(process: subprocess.Popen[str], path: Path, seconds: float) -> float:
-    """Return the least seconds of a side's runs of a case."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{path} {seconds}\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
+    return Child("-P", __file__, "--serve", env=environment, cwd=checkout)
 
 
 def cases(models: Sequence[str], slowest: int) -> Iterator[tuple[str, bytes, list[Any]]]:
@@ -124,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path = Path(folder, f"{number}.pickle")
             path.write_bytes(pickle.dumps(case))
             turns = [
-                [ask(process, path, options.seconds) for process in (other, this)]
+                [float(process.ask(f"{path} {options.seconds}")) for process in (other, this)]
                 for _ in range(options.turns)
             ]
             path.unlink()

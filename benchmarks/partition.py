@@ -17,11 +17,11 @@ those of the best plan found, whatever simpler one is near it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
 
+from benchmarks.tables import print_rows
 from hetero.planning.solver import Problem, Solution, plan
 from tests.support.instances import load, residual_network
 
@@ -60,10 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_parts=None if masked else 1,
         )
         rows.append(_row(file, chosen.mode, solution, time.monotonic() - begin, masked=masked))
-        if not chosen.json:
-            _show(rows[-1], solution)
-    if chosen.json:
-        print(json.dumps({"rows": rows}))
+        best = solution.chosen
+        sys.stderr.write(
+            f"{file}: chosen {best.name}, {best.subgraphs} subgraphs on {best.levels} levels"
+            f"{', cut short by the clock' if solution.cut_short else ''}\n"
+        )
+    print_rows(rows, chosen.json)
     return 0
 
 
@@ -85,18 +87,6 @@ def _row(
     if masked and greedy is not None:
         row["priority_ratio"] = greedy.bottleneck / bound
     return row
-
-
-def _show(row: dict[str, str | float], solution: Solution) -> None:
-    print(
-        f"{row['file']}  {row['mode']}\n"
-        f"    bottleneck {row['bottleneck']:.6g} (chosen: {solution.chosen.name}), lower bound "
-        f"{row['lower_bound']:.6g}, ratio {row['ratio']:.4f}"
-        f"{', priority {:.4f}'.format(row['priority_ratio']) if 'priority_ratio' in row else ''}\n"
-        f"    {solution.chosen.subgraphs} subgraphs on {solution.chosen.levels} levels, "
-        f"{row['seconds']} s{', cut short by the clock' if solution.cut_short else ''}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

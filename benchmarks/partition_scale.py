@@ -12,17 +12,20 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import onnx
 from onnx import helper
 
+from benchmarks.tables import print_rows
 from devices.model.model import Model, Node
 from devices.model.tensor_spec import TensorSpec
 from hetero.partition.clustering import path_lower_bound
 from hetero.partition.partition import assign_clusters, partition
 
-DEVICES = ("ORT", "CPU", "NULL")
+DEVICES: Final = ("ORT", "CPU", "NULL")
+T = TypeVar("T")
 
 
 def layered_model(count: int, width: int, skips: float, seed: int) -> Model:
@@ -72,11 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = layered_model(options.scale, options.width, options.skips, options.seed)
     dice = random.Random(options.seed + 1)
     affinity = {name: dice.choice(DEVICES) for name in model.node_names}
-    started = time.perf_counter()
-    numbers = assign_clusters(model, affinity)
-    seconds = time.perf_counter() - started
+    seconds, numbers = _timed(lambda: assign_clusters(model, affinity))
     subgraphs = max(numbers, default=-1) + 1
-
     kind = [DEVICES.index(affinity[name]) for name in model.node_names]
     successors = [
         [r for value in node.writes for r in model.consumers.get(value, ())] for node in model.nodes
@@ -91,21 +91,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(figures))
         return 0
-    started = time.perf_counter()
-    plain = plain_labels(successors, kind)
-    plain_seconds = time.perf_counter() - started
-    started = time.perf_counter()
-    part = partition(model, affinity)
-    whole_seconds = time.perf_counter() - started
+    plain_s, plain = _timed(lambda: plain_labels(successors, kind))
+    whole_s, part = _timed(lambda: partition(model, affinity))
+    rows = [
+        {"way": way, "seconds": took_s, "subgraphs": count, "ratio": count / max(bound, 1)}
+        for way, took_s, count in (
+            ("clustering, with the graph made from the model", seconds, subgraphs),
+            ("plain labelling, without the graph", plain_s, plain),
+            ("whole partition", whole_s, len(part.subgraphs)),
+        )
+    ]
     edges = sum(map(len, successors))
-    print(f"nodes               {options.scale:>9,}   edges {edges:,}, devices {len(DEVICES)}")
-    print(f"clustered in        {seconds:>9.2f} s (with the graph made from the model)")
-    print(f"subgraphs           {subgraphs:>9,}")
-    print(f"path lower bound    {bound:>9,}   ratio {subgraphs / max(bound, 1):.3f}")
-    print(f"plain labelling     {plain:>9,}   ratio {plain / max(bound, 1):.3f}", end="")
-    print(f", in {plain_seconds:.2f} s without the graph")
-    print(f"whole partition in  {whole_seconds:>9.2f} s, {len(part.wires):,} wires")
+    print_rows(rows, False, nodes=options.scale, edges=edges, wires=len(part.wires), bound=bound)
     return 0
+
+
+def _timed(work: Callable[[], T]) -> tuple[float, T]:
+    started_s = time.perf_counter()
+    done = work()
+    return time.perf_counter() - started_s, done
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ against sleeps of the same length and a chain of bare ZeroMQ processes that slee
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,26 +18,15 @@ import numpy as np
 import hetero
 from benchmarks.null_models import compile_chain, submit_to
 from benchmarks.peers import zmq_chain
-from benchmarks.sessions import bare_session, light_inputs
+from benchmarks.sessions import bare_session, light_inputs, source
 from benchmarks.tables import names, numbers, print_rows
-from benchmarks.timing import Submit, by_turns
+from benchmarks.timing import at_once, by_turns
 from devices.plugin.program import RunContext
 
 #: How often a request comes back to a device of a re-entrant chain.
 VISITS = 2
 #: A window fills the pipeline, so many are measured, and one drains it.
 _WINDOWS = 6
-
-
-def sleep_for(seconds: float) -> Submit:
-    """Return what one device does, alone: the machine's own error."""
-    context = RunContext()
-
-    def submit() -> Callable[[], None]:
-        context.sleep(seconds)
-        return lambda: None
-
-    return submit
 
 
 def null_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -75,7 +65,8 @@ def _chain_rows(
         window = options.window or max(windows)
         if visits == 1:
             submits["zmq"] = stack.enter_context(zmq_chain(count, x, milliseconds / 1e3))
-        submits["sleep"] = sleep_for(milliseconds / 1e3)
+        # What one device does, alone: the machine's own error.
+        submits["sleep"] = at_once(lambda: RunContext().sleep(milliseconds / 1e3))
         timings = by_turns(submits, window, options.seconds, 1, _WINDOWS)
         for name, timing in timings.items():
             rate = timing.steady_rate
@@ -101,9 +92,9 @@ def model_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
     for name in names(options.models):
         with ExitStack() as stack:
-            session = bare_session(name, 1)
             inputs = light_inputs(name)
-            submits = {"bare session": lambda s=session, i=inputs: _ran(s.run(None, i))}
+            run = bare_session(source(name), 1).run
+            submits = {"bare session": at_once(partial(run, None, inputs))}
             for kind in names(options.executors):
                 core = stack.enter_context(hetero.Core(kind, devices={"ORT": 2}))
                 compiled = core.compile_model(f"light:{name}", "HETERO:ORT.0,ORT.1", config)
@@ -119,10 +110,6 @@ def model_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     "requests_per_s": round(timing.rate, 2),
                     "over_bare": round(timing.rate / bare, 3),
                 }
-
-
-def _ran(answer: Any) -> Callable[[], Any]:
-    return lambda: answer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

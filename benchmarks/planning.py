@@ -9,9 +9,7 @@ the prediction was off.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hetero
+from benchmarks.tables import print_rows
 from hetero.cli.inputs import model_inputs
 from hetero.cli.measuring import measure
 from hetero.planning.cost.cost_file import write_costs
@@ -86,7 +85,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__)
     parser.add_argument("--model", default="light:densenet121")
@@ -101,21 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     document = compare(options)
-    if options.json:
-        print(json.dumps(document, indent=1))
-        return 0
-    load = ", ".join(f"{name} x {factor:.2f}" for name, factor in document["load"].items())
-    print(f"{document['model']} on {document['device']} ({document['executor']}); load {load}")
-    for row in document["rows"]:
-        line = f"{row['way']:>14}: {row['per_second']:7.1f} / s, {row['speedup']:.2f} x priority"
-        if row["predicted_ms"]:
-            line += (
-                f", {row['period_ms']:.2f} ms measured, {row['predicted_ms']:.2f} predicted "
-                f"({row['measured_by_predicted']:.2f}), bound {row['bound_ms']:.2f}"
-            )
-        print(line, row["subgraphs"])
-    return 0
+    print_rows(document.pop("rows"), options.json, **document)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

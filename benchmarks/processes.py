@@ -1,4 +1,4 @@
-"""Processes as the kernel tells of them: who descends from whom, what a process holds."""
+"""Processes: those that are asked by lines, who descends from whom, and what a process holds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,50 @@ import gc
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Self
 
 #: What Ray calls the process of an actor: its class, and what it does.
 _ACTOR = re.compile(r"ray::\w*Device\w*")
+
+
+class Child:
+    """A Python process that is told and asked lines; with `with`, it is killed in the end."""
+
+    def __init__(self, *arguments: str, python: str = sys.executable, **options: Any) -> None:
+        self._process = subprocess.Popen(
+            [python, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            **options,
+        )  # fmt: skip
+        self.pid = self._process.pid
+
+    def read(self) -> str:
+        """Return the next line that it prints; RuntimeError once it has ended."""
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"{self._process.args} has ended")
+        return line.strip()
+
+    def write(self, line: object) -> None:
+        """Give it a line."""
+        print(line, file=self._process.stdin, flush=True)
+
+    def ask(self, line: object) -> str:
+        """Give it a line, and return the one that it answers."""
+        self.write(line)
+        return self.read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
 
 
 def descendants(root: int) -> set[int]:

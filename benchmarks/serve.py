@@ -31,10 +31,11 @@ from typing import Any
 
 import grpc
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
 
 import hetero
+from benchmarks.processes import Child, held
+from benchmarks.sessions import parsed
+from benchmarks.tables import print_rows
 from hetero.serve.proto_file import proto_file
 
 DEVICES = "HETERO:ORT,CPU"
@@ -43,13 +44,12 @@ ROUNDS = 3
 ROUND_S = 1.0
 
 
-def plus_one(size: int | str, operator: str = "Add") -> onnx.ModelProto:
+def plus_one(size: int | str) -> bytes:
     """Return y = x + 1."""
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]) for name in "xy"]
-    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
-    node = helper.make_node(operator, ["x", "one"], ["y"], name="add")
-    graph = helper.make_graph([node], "plus", ports[:1], ports[1:], [one])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    port = f"float[{size}]"
+    return parsed(
+        f"plus ({port} x) => ({port} y) <float one = {{1}}> {{ [add] y = Add(x, one) }}"
+    ).SerializeToString()
 
 
 def post(path: str, body: bytes, **headers: str) -> bytes:
@@ -207,8 +207,8 @@ def run_server(kind: str) -> None:
         return
     with hetero.Core("inprocess") as core:
         compiled = {
-            "plus": core.compile_model(plus_one("n").SerializeToString(), DEVICES),
-            "large": core.compile_model(plus_one(LARGE).SerializeToString(), DEVICES),
+            "plus": core.compile_model(plus_one("n"), DEVICES),
+            "large": core.compile_model(plus_one(LARGE), DEVICES),
             "squeezenet": core.compile_model("light:squeezenet", DEVICES),
         }
         options = {"shared_memory": True, "body_nbytes": 2**26}
@@ -235,17 +235,10 @@ def inputs() -> dict[str, tuple[str, np.ndarray]]:
 
 
 @contextmanager
-def started(*command: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def started(kind: str) -> Iterator[tuple[Child, list[int]]]:
     """Start a server of this module, and end it; yields its process and its ports."""
-    line = [sys.executable, "-m", "benchmarks.serve", *command]
-    with subprocess.Popen(
-        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process, [*map(int, process.stdout.readline().split())]
-        finally:
-            process.kill()
+    with Child("-m", "benchmarks.serve", "--server", kind) as process:
+        yield process, [*map(int, process.read().split())]
 
 
 @contextmanager
@@ -328,7 +321,7 @@ Found = dict[tuple[str, int], list[float]]
 def measure_small(others: Mapping[str, AbstractContextManager[int]], found: Found) -> None:
     """Measure x + 1 on 32 floats: each server has a turn in each round."""
     request = json_request(32)
-    with started("--server", "ours") as (_, ports), started("--server", "echo") as (_, echo_ports):
+    with started("ours") as (_, ports), started("echo") as (_, echo_ports):
         turns = [("x + 1: hetero", ports[0]), ("x + 1: bare ASGI echo", echo_ports[0])]
         with ExitStack() as stack:
             for name, other in others.items():
@@ -348,21 +341,17 @@ def measure_models(found: Found) -> None:
     requests = {m: raw_request(m, *inputs()[m]) for m in ("squeezenet", "large")}
     nbytes = f"{len(requests['large'])}"
     with (
-        started("--server", "ours") as (ours, (port, grpc_port)),
-        started("--server", "echo") as (_, echo_ports),
-        started("--server", nbytes) as (_, bare_ports),
+        started("ours") as (ours, (port, grpc_port)),
+        started("echo") as (_, echo_ports),
+        started(nbytes) as (_, bare_ports),
         shared_request(port, inputs()["large"][1]) as shared,
     ):
-        assert ours.stdin is not None
-        assert ours.stdout is not None
         large = requests["large"]
         for _ in range(ROUNDS):
             for model, request in requests.items():
                 took = load(port, request, 1, ROUND_S)
                 found.setdefault((f"{model}: hetero", 1), []).extend(took)
-                ours.stdin.write(f"{model}\n")
-                ours.stdin.flush()
-                took = json.loads(ours.stdout.readline())
+                took = json.loads(ours.ask(model))
                 found.setdefault((f"{model}: a call in process", 1), []).extend(took)
             for name, took in (
                 ("hetero, by gRPC", load_grpc(grpc_port, inputs()["large"][1], ROUND_S)),
@@ -404,7 +393,7 @@ def soak(seconds: float) -> Iterator[dict[str, Any]]:
     """Yield what the server holds, ten times, while clients ask, err and leave."""
     requests = json_request(32), raw_request("large", *inputs()["large"])
     bad = post("/v2/models/plus/infer", b"{")
-    with started("--server", "ours") as (ours, (port, grpc_port)):
+    with started("ours") as (ours, (port, grpc_port)):
         total = 0
         for _ in range(10):
             end = time.monotonic() + seconds / 10
@@ -418,14 +407,10 @@ def soak(seconds: float) -> Iterator[dict[str, Any]]:
                 with socket.create_connection(("127.0.0.1", port)) as leaver:
                     leaver.sendall(requests[1][: len(requests[1]) // 2])
             time.sleep(1.0)  # what the last connections had is closed
-            lines = Path(f"/proc/{ours.pid}/status").read_text().splitlines()
-            held = dict(line.split(":", 1) for line in lines)
             files = [str(f.readlink()) for f in Path(f"/proc/{ours.pid}/fd").iterdir()]
             yield {
                 "requests": total,
-                "memory_mb": int(held["VmRSS"].split()[0]) // 1024,
-                "threads": int(held["Threads"]),
-                "descriptors": len(files),
+                **held([str(ours.pid)]),
                 "sockets": sum(name.startswith("socket:") for name in files),
             }
 
@@ -462,11 +447,7 @@ def main() -> None:
         measure_models(found)
         measured = [row(*key, took, ROUNDS * ROUND_S) for key, took in found.items()]
         rows = iter([*measured, *ratios(measured)])
-    if given.json:
-        print(json.dumps([*rows], indent=1))
-        return
-    for line in rows:
-        print("  ".join(f"{key} {value}" for key, value in line.items()), flush=True)
+    print_rows([*rows], given.json)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def scenarios(target_qps: float) -> Iterator[dict[str, Any]]:
     """Yield what LoadGen says of each scenario at so many queries a second."""
     name, array = inputs()["squeezenet"]
     request = raw_request("squeezenet", name, array)
-    with started("--server", "ours") as (_, ports):
+    with started("ours") as (_, ports):
         load(ports[0], request, CONNECTIONS, 1.0)
         yield from _both("hetero.serve", lambda: _connection(ports[0], request), target_qps)
     with hetero.Core("inprocess") as core:

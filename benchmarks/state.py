@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 
 import hetero
+from benchmarks.sessions import bare_session
 from benchmarks.tables import names, numbers, print_rows
 from tests.support.remote_cores import Counting, core_on, crossed
 from tests.support.stateful_models import STATES, decoder
@@ -50,11 +50,7 @@ class Generator:
 
 def bare(model: onnx.ModelProto, caches: Mapping[str, np.ndarray]) -> Generator:
     """Return a session that is handed its caches."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = bare_session(model, 1)
     outputs = [port.name for port in session.get_outputs()]
 
     def step(inputs: Mapping[str, Any]) -> Mapping[str, np.ndarray]:

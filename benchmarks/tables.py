@@ -9,14 +9,14 @@ from typing import Any
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, **more: Any) -> None:
-    """Print rows that share their columns, and what else there is to say."""
+    """Print rows, and what else there is to say."""
     if as_json:
         sys.stdout.write(json.dumps({"rows": rows, **more}) + "\n")
         return
     for name, value in more.items():
         print(f"{name}: {value}")
-    columns = list(rows[0]) if rows else []
-    cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))

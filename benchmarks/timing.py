@@ -15,6 +15,16 @@ Submit = Callable[[], Callable[[], Any]]
 _WARM_REQUESTS, _WARM_S = 20, 0.5
 
 
+def at_once(call: Callable[[], Any]) -> Submit:
+    """Return a way that has its answer once it is submitted, as a call gives it."""
+
+    def submit() -> Callable[[], Any]:
+        answer = call()
+        return lambda: answer
+
+    return submit
+
+
 @dataclass(slots=True)
 class Timing:
     """What was measured of one way."""

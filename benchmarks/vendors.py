@@ -18,6 +18,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import onnx
@@ -25,8 +26,9 @@ import onnx
 import hetero
 from benchmarks.networks import NETWORKS
 from benchmarks.null_models import call
+from benchmarks.sessions import bare_session
 from benchmarks.tables import names, print_rows
-from benchmarks.timing import Submit, Timing, by_turns
+from benchmarks.timing import Submit, Timing, at_once, by_turns
 from devices.model.light import light_model_inputs, light_model_path
 from devices.model.reader import read_model
 from hetero.observe.sample_inputs import sample_inputs
@@ -43,40 +45,19 @@ def _openvino(model: onnx.ModelProto, inputs: Inputs, threads: int, device: str 
     source = core.read_model(io.BytesIO(model.SerializeToString()))
     core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"})
     compiled = core.compile_model(source, device)
-    request = compiled.create_infer_request()
-
-    def submit() -> Callable[[], Any]:
-        results = request.infer(dict(inputs), share_inputs=True, share_outputs=True)
-        return lambda: results
-
-    return submit
-
-
-def _openvino_hetero(model: onnx.ModelProto, inputs: Inputs, threads: int) -> Submit:
-    return _openvino(model, inputs, threads, "HETERO:CPU")
+    infer = compiled.create_infer_request().infer
+    return at_once(lambda: infer(dict(inputs), share_inputs=True, share_outputs=True))
 
 
 def _onnxruntime(model: onnx.ModelProto, inputs: Inputs, threads: int) -> Submit:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-    def submit() -> Callable[[], Any]:
-        answer = session.run(None, dict(inputs))
-        return lambda: answer
-
-    return submit
+    return at_once(partial(bare_session(model, threads).run, None, dict(inputs)))
 
 
 #: Bare way -> the package that it needs, what makes it, and our device beside it.
 PAIRS: Final[dict[str, tuple[str, Make, str]]] = {
     "onnxruntime": ("onnxruntime", _onnxruntime, "ORT"),
     "openvino": ("openvino", _openvino, "OV"),
-    "openvino HETERO:CPU": ("openvino", _openvino_hetero, "HETERO:OV"),
+    "openvino HETERO:CPU": ("openvino", partial(_openvino, device="HETERO:CPU"), "HETERO:OV"),
 }
 #: Two devices that share cores.
 SHARING: Final = "HETERO:OV,ORT"

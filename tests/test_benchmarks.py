@@ -27,6 +27,7 @@ from benchmarks import (
     vendors,
 )
 from benchmarks.chaos_flow import Flow, question
+from benchmarks.sessions import bare_session
 from benchmarks.tables import numbers
 from benchmarks.timing import Timing, measure
 from devices.errors import DeviceLostError
@@ -127,7 +128,7 @@ def test_batches_are_measured_against_a_bare_session_and_those_made_by_hand(rows
 
 def test_what_is_joined_by_hand_is_what_the_session_gives_alone() -> None:
     make, shape, _ = batching.MODELS["block"]
-    session = batching.bare_session(make())
+    session = bare_session(make(), 1)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     by_hand = batching.ByHand(session, x, 2)
     waits = [by_hand.submit() for _ in range(3)]
