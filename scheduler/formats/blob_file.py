@@ -9,16 +9,16 @@ import mmap
 import os
 import stat
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 import xxhash
 
 from devices.errors import BlobError
 from scheduler.formats import blob_format as form
-from scheduler.formats.msgpack_check import check_msgpack
+from scheduler.formats.msgpack_check import unpack
 from scheduler.formats.regular_file import open_regular
 from scheduler.formats.tensor_entries import frozen, shape_of, strings_of
 
@@ -77,13 +77,11 @@ class BlobFile:
             header = bytes(
                 self._map[form.PREFIX.size : form.PREFIX.size + self._header_nbytes(first)]
             )
-        checksum = form.header_checksum(first[: form.SUMMED_NBYTES], header)
-        if checksum != first[form.SUMMED_NBYTES :]:
-            raise BlobError(f"{self._where}: header: damaged, its checksum is another.")
+        segments, self._document = form.read_header(first, header, self._where)
         #: Names the contents: equal digests, equal blobs.
-        self.digest = checksum.hex()
+        self.digest = first[form.SUMMED_NBYTES :].hex()
         self.header_nbytes = len(header)
-        self.segments, self._document = self._read_header(header)
+        self.segments = tuple(self._checked(segments))
         self._verified: set[int] = set()
 
     def outline(self, document: bytes | None = None) -> Any:
@@ -136,47 +134,30 @@ class BlobFile:
             raise BlobError(f"{where}: header: {header_nbytes} bytes do not fit the file.")
         return int(header_nbytes)
 
-    def _read_header(self, header: bytes) -> tuple[tuple[form.Segment, ...], bytes]:
-        where = f"{self._where}: header"
-        check_msgpack(header, where)
-        try:
-            rows, document = msgpack.unpackb(header)
-            if not isinstance(rows, bytes) or len(rows) % form.SEGMENT_ROW.size:
-                raise BlobError(f"{where}: segments: no table.")
-        except (TypeError, ValueError, msgpack.UnpackException) as error:
-            if isinstance(error, BlobError):
-                raise
-            raise BlobError(f"{where}: damaged: {error}.") from error
-        segments: list[form.Segment] = []
-        end = form.PREFIX.size + len(header)
-        for offset, nbytes, checksum in form.SEGMENT_ROW.iter_unpack(rows):
+    def _checked(self, segments: Iterable[form.Segment]) -> Iterator[form.Segment]:
+        end = form.PREFIX.size + self.header_nbytes
+        for index, segment in enumerate(segments):
+            offset, nbytes, _ = segment
             if offset < end or offset % form.ALIGNMENT or offset + nbytes > self.nbytes:
                 raise BlobError(
-                    f"{where}: segments[{len(segments)}]: bytes {offset} to {offset + nbytes} of "
-                    f"{self.nbytes} overlap what is before, lie outside, or are not aligned."
+                    f"{self._where}: header: segments[{index}]: bytes {offset} to "
+                    f"{offset + nbytes} of {self.nbytes} overlap what is before, lie outside, or "
+                    "are not aligned."
                 )
-            segments.append(form.Segment(offset, nbytes, checksum))
+            yield segment
             end = offset + nbytes
-        if not isinstance(document, bytes):
-            raise BlobError(f"{where}: no document.")
-        return tuple(segments), document
 
-    def _unpack(self, document: bytes | None, resolve: Any) -> Any:
+    def _unpack(self, document: bytes | None, resolve: Callable[[form.Stowed], Any]) -> Any:
         data = self._document if document is None else document
         where = f"{self._where}: document"
         if not isinstance(data, bytes):
             raise BlobError(f"{where}: {type(data).__name__}, wanted bytes.")
-        check_msgpack(data, where)
 
         def hook(code: int, entry: bytes) -> Any:
-            return resolve(self._stowed(code, entry))
+            stowed = self._stowed(code, entry)
+            return resolve(stowed) if isinstance(stowed, form.Stowed) else stowed
 
-        try:
-            return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False)
-        except BlobError:
-            raise
-        except (TypeError, ValueError, OverflowError, msgpack.UnpackException) as error:
-            raise BlobError(f"{where}: damaged: {error}.") from error
+        return unpack(data, where, is_file=True, ext_hook=hook, strict_map_key=False)
 
     def _stowed(self, code: int, entry: bytes) -> Any:
         where = f"{self._where}: document"
@@ -184,8 +165,7 @@ class BlobFile:
             (index,) = form.BYTES_ENTRY.unpack(entry)
             return form.Stowed(index, self._length(index), "bytes")
         if code == form.STRINGS:
-            check_msgpack(entry, where)
-            sizes, texts = msgpack.unpackb(entry)
+            sizes, texts = unpack(entry, where, is_file=True)
             return strings_of(sizes, texts, where)
         size = len(entry) - form.TENSOR_ENTRY.size
         if code != form.TENSOR or size < 0 or size % 8:
@@ -209,9 +189,7 @@ class BlobFile:
             raise BlobError(f"{self._where}: document: no segment {index!r}.")
         return self.segments[index].nbytes
 
-    def _resolve(self, stowed: Any) -> Any:
-        if not isinstance(stowed, form.Stowed):
-            return stowed
+    def _resolve(self, stowed: form.Stowed) -> Any:
         if stowed.dtype == "bytes":
             return bytes(self._segment(stowed.segment or 0))
         if stowed.segment is None:

@@ -20,15 +20,18 @@ covers those of the segments, and so names the whole blob.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
 
+from devices.errors import BlobError
 from devices.model.element_type import DTYPES
+from scheduler.formats.msgpack_check import unpack
 
 #: Raised whenever the form changes; other versions are refused by name.
 FORMAT_VERSION: Final = 1
@@ -60,8 +63,7 @@ NAME_OF: Final = {number: dtype.name for number, dtype in DTYPE_OF.items()}
 NUMBER_OF: Final = {name: number for number, name in NAME_OF.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A run of bytes: where it lies, and the XXH3-128 of its contents."""
 
     offset: int
@@ -93,6 +95,22 @@ def header_checksum(first: bytes, header: bytes) -> bytes:
     state = xxhash.xxh3_128(first)
     state.update(header)
     return state.digest()
+
+
+def read_header(first: bytes, header: bytes, where: str) -> tuple[Iterator[Segment], bytes]:
+    """Return a blob's segments, not looked at yet, and its document; `first`: its prefix.
+
+    Raises BlobError: they are damaged.
+    """
+    if header_checksum(first[:SUMMED_NBYTES], header) != first[SUMMED_NBYTES:]:
+        raise BlobError(f"{where}: header: damaged, its checksum is another.")
+    tree = unpack(header, f"{where}: header", is_file=True)
+    rows, document = tree if isinstance(tree, list) and len(tree) == 2 else (None, None)
+    if not isinstance(rows, bytes) or len(rows) % SEGMENT_ROW.size:
+        raise BlobError(f"{where}: header: segments: no table.")
+    if not isinstance(document, bytes):
+        raise BlobError(f"{where}: header: no document.")
+    return itertools.starmap(Segment, SEGMENT_ROW.iter_unpack(rows)), document
 
 
 def tensors_of(tree: Any) -> Iterator[Stowed]:

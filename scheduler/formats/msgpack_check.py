@@ -33,16 +33,20 @@ def check_msgpack(data: bytes | memoryview, where: str) -> None:
         raise BlobError(f"{where}: {len(data) - walker.tell()} bytes too many.")
 
 
-def unpack(data: bytes | memoryview, where: str) -> Any:
-    """Return the value of msgpack, checked first unless it is small.
+def unpack(data: bytes | memoryview, where: str, *, is_file: bool = False, **options: Any) -> Any:
+    """Return the value of msgpack, checked first unless it is a small message.
 
     msgpack takes no length over that of the data, nor more than 1,024 containers inside each
-    other, so that small data cannot make it reserve much.
+    other, so that small data cannot make it reserve much; a file may have very many of those.
+
+    `options`: of `msgpack.unpackb`.
     Raises BlobError: it does not pass, or holds what msgpack does not take.
     """
-    if len(data) > _SMALL_NBYTES:
+    if is_file or len(data) > _SMALL_NBYTES:
         check_msgpack(data, where)
     try:
-        return _unpackb(data)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        return _unpackb(data, **options)
+    except BlobError:
+        raise
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise BlobError(f"{where}: damaged: {error}") from error

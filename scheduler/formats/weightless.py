@@ -20,13 +20,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgpack
 import numpy as np
 import xxhash
 
 from devices.errors import BlobError
 from scheduler.formats import blob_format as form
-from scheduler.formats.msgpack_check import check_msgpack
 from scheduler.formats.tensor_entries import raw
 
 MAGIC: Final = b"HETEROW\n"
@@ -125,26 +123,15 @@ def _data(source: Source) -> tuple[str, memoryview]:
     return "blob", memoryview(source).cast("B")
 
 
-def _parts(
-    data: memoryview, where: str
-) -> tuple[memoryview, list[tuple[int, int, bytes]], bytes, int]:
+def _parts(data: memoryview, where: str) -> tuple[memoryview, list[form.Segment], bytes, int]:
     """Return the beginning, its segments' rows, which of them are here, and where those begin."""
     _, length = _START.unpack_from(data) if len(data) >= _START.size else (b"", 0)
     beginning = data[_START.size : _START.size + length]
     if len(beginning) != length or length < form.PREFIX.size:
         raise BlobError(f"{where}: it is cut or damaged.")
-    first, header = beginning[: form.SUMMED_NBYTES], bytes(beginning[form.PREFIX.size :])
-    if (
-        form.header_checksum(bytes(first), header)
-        != beginning[form.SUMMED_NBYTES : form.PREFIX.size]
-    ):
-        raise BlobError(f"{where}: header: damaged, its checksum is another.")
-    check_msgpack(header, where)
-    try:
-        rows = list(form.SEGMENT_ROW.iter_unpack(msgpack.unpackb(header)[0]))
-    except (TypeError, LookupError, ValueError, struct.error, msgpack.UnpackException) as error:
-        raise BlobError(f"{where}: header: damaged: {error}.") from error
-    position = _START.size + length
+    first, header = beginning[: form.PREFIX.size], beginning[form.PREFIX.size :]
+    segments, _ = form.read_header(bytes(first), bytes(header), where)
+    rows, position = list(segments), _START.size + length
     here = bytes(data[position : position + len(rows)])
     if len(here) != len(rows):
         raise BlobError(f"{where}: it is cut or damaged.")
