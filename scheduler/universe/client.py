@@ -1,53 +1,23 @@
-"""A client of a world: real deployments, and a keeper that does what the liveness machine orders.
-
-The keeper of devices on Ray does the same by way of Ray's calls.
-"""
+"""A client of a world: real deployments on its devices."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from math import inf
-from typing import Final
+from typing import ClassVar
 
 from devices.plugin.program import ExecutedNode, Payload
 from scheduler.channels.shared import SharedChannel
 from scheduler.client.deployment import Deployment
 from scheduler.client.deployments import Deployments
-from scheduler.client.liveness import (
-    Heard,
-    Liveness,
-    MessagesLost,
-    ProcessEnded,
-    Restart,
-    Sighting,
-    Silent,
-    Started,
-    StartFailed,
-    StaysAway,
-    TimePassed,
-    Unloaded,
-    Unreached,
-)
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.device.host import DeviceHost
 from scheduler.observe.observer import Observer
 from scheduler.universe.cluster import PlayedCluster
-from scheduler.universe.device import PlayedDevice
-from scheduler.universe.world import Process, WorldClock, WorldEvent
-from scheduler.vocabulary.events import ClientEvent, DeviceLost, DeviceReturned, StageOpened
+from scheduler.universe.world import Process, WorldClock
+from scheduler.vocabulary.events import ClientEvent, StageOpened
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Placement
-
-#: Seconds after which a call to a device's process has failed.
-_CALL_S: Final = 2.0
-#: Seconds between two looks at how long stages have run, and at nodes that are cut off.
-_LOOK_S: Final = 0.5
-#: Seconds after which a pool's device that its keeper has not started anew is taken for well; and
-#: between two looks whether it has.
-_ANOTHER_S: Final = 10.0
-_AGAIN_S: Final = 0.25
 
 
 class PlayedDeployment(Deployment):
@@ -55,9 +25,6 @@ class PlayedDeployment(Deployment):
 
     def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
         self._client = client
-        #: Devices that are lost now; those that have not heard where others are.
-        self.away: set[str] = set()
-        self.stale: set[str] = set()
         self.num_streams: dict[int, int] = {}
         devices = client.cluster.devices
         super().__init__(
@@ -72,10 +39,6 @@ class PlayedDeployment(Deployment):
 
     def tell(self, event: ClientEvent) -> None:
         """Hand in what became of a device."""
-        if isinstance(event, DeviceLost):
-            self.away.add(event.device)
-        elif isinstance(event, DeviceReturned):
-            self.away.discard(event.device)
         self._runner.handle(event)
 
     def opened_on(self, device: str) -> list[StageOpened]:
@@ -107,11 +70,10 @@ class PlayedClient:
     ----------
     cost_s : float
         Seconds of its own that each message which comes takes.
-    call_s : float
-        Seconds that a call to a device's process takes, there or back.
-    keeps_pool : bool
-        Whether it is no client but the keeper of a pool, for those that come after it.
     """
+
+    #: What its deployments are.
+    kind: ClassVar[type[PlayedDeployment]] = PlayedDeployment
 
     def __init__(
         self,
@@ -121,65 +83,35 @@ class PlayedClient:
         observers: Sequence[Observer] = (),
         *,
         cost_s: float = 0.0,
-        call_s: float = 0.001,
-        keeps_pool: bool = False,
     ) -> None:
-        self._keeps_pool = keeps_pool
         self.cluster = cluster
         self.world = cluster.world
         self.process = Process(self.world, name, node, cluster.cores.get(node))
         self.clock = WorldClock(self.process)
-        self._call_s = call_s
         self.shared = SharedChannel()
         channel = cluster.network.connect(self.process, name, cost_s, self.shared.receive)
         self.shared.channel = channel
         self.address = channel.address
-        self.memory = RemoteMemory(
-            f"{name}-memory",
-            self.shared.connect,
-            self.clock,
-            lambda a: a in self._silent | self._liveness.given_up or not cluster.find(a),
-        )
+        self.memory = RemoteMemory(f"{name}-memory", self.shared.connect, self.clock, self.is_lost)
         self.deployments: Deployments[PlayedDeployment] = Deployments(
             observers, self.memory, self.clock
         )
-        self._keeps = cluster.keeper is None
-        self._liveness = Liveness(
-            device_timeout_s=cluster.timeout_s,
-            of_pool=keeps_pool or not self._keeps,
-            keeps=self._keeps,
-        )
-        #: The lives of devices that it listens to, by address, and those that are not heard.
-        self._watched: dict[str, PlayedDevice] = {}
-        self._silent: set[str] = set()
-        #: What the pool's keeper has started.
-        self._published: dict[str, PlayedDevice] = {}
-        #: What is yet to be taken in, in order.
-        self._orders: deque[Callable[[], None]] = deque()
-        self._is_keeping = False
         self._count = 0
-        self._looks = False
-        if keeps_pool:
-            cluster.keeper = self
-            for device in cluster.devices.values():
-                self._watch(device)
-            self._look_for_overdue()
-        cluster.clients.append(self)
+
+    def is_lost(self, address: str) -> bool:
+        """Whether nothing is heard of a device."""
+        return self.cluster.find(address) is None
 
     def deploy(self, placement: Placement, limits: Limits | None = None) -> PlayedDeployment:
         """Load a placement at once."""
         self._count += 1
-        limits = limits or Limits()
         key = f"{self.process.name}-{self._count}"
-        deployment = PlayedDeployment(self, key, placement, limits)
+        deployment = self.kind(self, key, placement, limits or Limits())
         self.load(deployment, placement)
-        if limits.stage_timeout_s and self._keeps and not self._looks:
-            self._looks = True
-            self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
         return deployment
 
     def load(self, deployment: PlayedDeployment, placement: Placement) -> None:
-        """Load stages of a deployment that it has not yet, and watch their devices."""
+        """Load stages of a deployment that it has not yet."""
         devices = [self.cluster.devices[name] for name in placement.devices]
         for device in devices:
             deployment.move(device.name, device.address)
@@ -188,206 +120,4 @@ class PlayedClient:
                     streams = device.load(deployment.key, stage)
                     deployment.num_streams[stage.index] = streams
         for device in devices:
-            _open(device, deployment.opened_on(device.name))
-            if self._liveness.state(device.name) is None:
-                self._watch(device)
-
-    def _watch(self, device: PlayedDevice) -> None:
-        self._watched[device.address] = device
-        self._silent.discard(device.address)
-        self.see(Started(self.world.now, device.name, device.node, device.address))
-        if not self.cluster.is_heard(device.process, self.process):
-            self.look()
-
-    # What is seen.
-
-    def ended(self, address: str, cause: str) -> None:
-        """Take in that a device's process has ended."""
-        self._silent.add(address)
-        self.see(ProcessEnded(self.world.now, address, cause))
-
-    def published(self, device: PlayedDevice) -> None:
-        """Take in that the pool's keeper has started a device anew; older news is too late."""
-        last = self._published.get(device.name)
-        if last is not None and last.life > device.life:
-            return
-        self._published[device.name] = device
-        for old in list(self._watched.values()):
-            if old.name == device.name and old is not device:
-                self.ended(old.address, "its pool's keeper has started it anew")
-
-    def lost(self, address: str) -> None:
-        """Take in that messages from or to a device were lost."""
-        self.see(MessagesLost(self.world.now, address))
-
-    def look(self) -> None:
-        """See which devices are heard."""
-        for device in list(self._watched.values()):
-            address, is_heard = device.address, self.cluster.is_heard(device.process, self.process)
-            if is_heard and address in self._silent:
-                self._silent.discard(address)
-                self.see(Heard(self.world.now, address))
-            elif not is_heard and address not in self._silent:
-                self.process.do(self.cluster.timeout_s, 0.0, self._still_silent, device)
-            if is_heard and self.address in device.given_up:
-                device.given_up.discard(self.address)
-                keys = [d.key for d in self.deployments if device.name in d.placement.devices]
-                if not device.host.has_all(keys):
-                    self.see(Unloaded(self.world.now, address))
-
-    def _still_silent(self, device: PlayedDevice) -> None:
-        is_watched = device.address in self._watched and device.address not in self._silent
-        if is_watched and not self.cluster.is_heard(device.process, self.process):
-            self._silent.add(device.address)
-            self.see(Silent(self.world.now, device.address, self.cluster.timeout_s))
-            self._reach(device)
-
-    def _reach(self, device: PlayedDevice) -> None:
-        """While a silent device's node is cut off, say so."""
-        if device.address in self._silent and self.cluster.is_cut(device.process, self.process):
-            self.see(Unreached(self.world.now, device.address))
-            self.process.do(_LOOK_S, 0.0, self._reach, device)
-
-    def _look_for_overdue(self) -> None:
-        for device in list(self._watched.values()):
-            overdue_s = device.loop.status()["overdue_s"]
-            if overdue_s and self.cluster.is_heard(device.process, self.process):
-                self.see(Heard(self.world.now, device.address, overdue_s))
-        self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
-
-    def see(self, seen: Sighting) -> None:
-        """Take in a sighting, after those before it."""
-        self._do(partial(self._see, seen))
-
-    def _do(self, order: Callable[[], None]) -> None:
-        self._orders.append(order)
-        if not self._is_keeping:
-            self._is_keeping = True
-            self.process.do(0.0, 0.0, self._keep)
-
-    def _keep(self) -> None:
-        while self._orders:
-            self._orders.popleft()()
-            self._see(TimePassed(self.world.now))
-        self._is_keeping = False
-        due_s = self._liveness.next_time_s
-        if due_s < inf:
-            late_s = max(0.0, due_s - self.world.now)
-            self.process.do(late_s, 0.0, self.see, TimePassed(self.world.now + late_s))
-
-    def _see(self, seen: Sighting) -> None:
-        for order in self._liveness.handle(seen):
-            self.world.note(f"{self.process.name}: {type(order).__name__} {order.device}")
-            if isinstance(order, Restart):
-                self.world.spawn(partial(self._restart, order))
-            elif not isinstance(order, StaysAway):
-                self.deployments.tell(order)
-                for deployment in self.deployments:
-                    if order.device not in deployment.placement.devices:
-                        continue
-                    if isinstance(order, DeviceReturned):
-                        self._welcome(deployment, order)
-                    else:
-                        deployment.tell(order)
-                self.deployments.told(order)
-
-    def _welcome(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
-        """Say that a device is back; one that was cut off is to hear first where others are."""
-        if order.device in deployment.stale:
-            self.world.spawn(partial(self._reopen, deployment, order))
-        else:
-            deployment.tell(order)
-
-    def _reopen(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
-        device = self.cluster.devices[order.device]
-        deployment.stale.discard(device.name)  # first: who moves meanwhile says so again
-        if self._ask(device, partial(_open, device, deployment.opened_on(device.name))):
-            self._do(partial(self._welcome_if_live, deployment, order))
-        else:
-            deployment.stale.add(device.name)
-            self.see(Silent(self.world.now, device.address, 0.0))
-
-    def _welcome_if_live(self, deployment: PlayedDeployment, order: DeviceReturned) -> None:
-        if back := self._liveness.returned(self.world.now, order.device):
-            self._welcome(deployment, back)
-
-    # What is done.
-
-    def _restart(self, order: Restart) -> None:
-        """Start a device again and load its stages, in a fiber."""
-        name = order.device
-        self._watched.pop(order.address, None)
-        self._silent.add(order.address)
-        if self._keeps or order.keep:
-            device = self.cluster.revive(name, order.address, order.keep)
-        else:
-            device = self._another(name, order.address)
-        if device is None or not self._use(device):
-            self.see(StartFailed(self.world.now, name, "it cannot be started"))
-            return
-        self._watch(device)
-        if self._keeps_pool:
-            self.cluster.publish(device)
-
-    def _another(self, name: str, address: str) -> PlayedDevice | None:
-        """Return a device once the pool's keeper has started it anew, in a fiber; None: not."""
-        until_s = self.world.now + _ANOTHER_S
-        while self.world.now < until_s:
-            found = self._published.get(name)
-            if found is not None and found.address != address and found.process.is_alive:
-                return found
-            self.world.sleep(_AGAIN_S)
-        return self.cluster.devices[name] if self.cluster.find(address) else None
-
-    def _use(self, device: PlayedDevice) -> bool:
-        """Load and open the stages of a device that has started, in a fiber; whether it could."""
-        name = device.name
-        for deployment in self.deployments:
-            if name not in deployment.placement.devices:
-                continue
-            for stage in deployment.placement.on[name]:
-                if not self._ask(device, partial(device.load, deployment.key, stage)):
-                    return False
-            deployment.move(name, device.address)
-            deployment.stale.discard(name)  # as above
-            if not self._ask(device, partial(_open, device, deployment.opened_on(name))):
-                return False
-            others = [o for o in deployment.placement.devices if o != name]
-            deployment.stale |= deployment.away.intersection(others)
-            told = [self.cluster.devices[o] for o in others if o not in deployment.away]
-            asked = [
-                self._call(other, partial(_open, other, deployment.opened_on(other.name)))
-                for other in told
-            ]
-            for other, answered in zip(told, asked, strict=True):
-                is_heard = self.cluster.is_heard(other.process, self.process)
-                if is_heard and not answered.wait(_CALL_S):
-                    return False
-            if deployment.is_closed:
-                self._call(device, partial(device.unload, deployment.key))
-        return True
-
-    def _ask(self, device: PlayedDevice, work: Callable[[], object]) -> bool:
-        return self._call(device, work).wait(_CALL_S)
-
-    def _call(self, device: PlayedDevice, work: Callable[[], object]) -> WorldEvent:
-        """Have a device's process do something; return what is set once its answer is there."""
-        answered = WorldEvent(self.world)
-        late, is_told = self.cluster.fate()
-        cut_s = self.cluster.cut_s
-
-        def call() -> None:
-            work()
-            if is_told:
-                back_s = self._call_s + cut_s(device.process, self.process)
-                self.process.do(back_s, 0.0, answered.set)
-
-        for late_s in late:
-            there_s = self._call_s + cut_s(self.process, device.process)
-            device.process.do(there_s + late_s, 0.0, call)
-        return answered
-
-
-def _open(device: PlayedDevice, stages: Sequence[StageOpened]) -> None:
-    for opened in stages:
-        device.loop.open_stage(opened)
+            device.open(deployment.opened_on(device.name))

@@ -11,7 +11,7 @@ from scheduler.device.loop import DeviceLoop
 from scheduler.formats.stage_source import StageSource
 from scheduler.universe.network import Network
 from scheduler.universe.world import Cores, Process, World, WorldEvent
-from scheduler.vocabulary.events import Run
+from scheduler.vocabulary.events import Run, StageOpened
 from scheduler.vocabulary.plan import Stage
 from scheduler.vocabulary.rows import DeviceDescriptor
 
@@ -45,8 +45,6 @@ class PlayedDevice:
 
     Parameters
     ----------
-    memory_nbytes : int, optional
-        What it may keep for clients.
     cost_s : float
         Seconds of its own that each message takes.
     """
@@ -60,7 +58,6 @@ class PlayedDevice:
         node: str,
         life: int,
         *,
-        memory_nbytes: int | None = None,
         cost_s: float = 0.0,
         cores: Cores | None = None,
     ) -> None:
@@ -69,13 +66,11 @@ class PlayedDevice:
         self.work = work
         self.world = world
         self.process = Process(world, f"{name}/{life}", node, cores)
-        descriptor = DeviceDescriptor(name, "PLAYED", "0", node, memory_nbytes=memory_nbytes)
+        descriptor = DeviceDescriptor(name, "PLAYED", "0", node)
         plugin: Any = _Plugin(self)
         self.host = DeviceHost(descriptor, plugin, world.now_s)
         #: What it was told to load: deployment and stage -> the stage.
         self.stages: dict[tuple[str, int], Stage] = {}
-        #: Clients that it has given up, as they were not heard for long.
-        self.given_up: set[str] = set()
         #: Told of each run that begins.
         self.on_run: Callable[[PlayedDevice, Run], None] = lambda device, run: None
         self.loop = DeviceLoop(
@@ -91,6 +86,11 @@ class PlayedDevice:
         self.stages[deployment, stage.index] = stage
         model: Any = _StageModel(f"stage {stage.index}", stage)
         return self.host.load_stage(deployment, stage.index, StageSource(model), 1)
+
+    def open(self, stages: Sequence[StageOpened]) -> None:
+        """Take tasks of stages that are loaded."""
+        for opened in stages:
+            self.loop.open_stage(opened)
 
     def unload(self, deployment: str) -> None:
         """Let go of a deployment's stages."""

@@ -11,12 +11,12 @@ import numpy as np
 
 from devices.errors import InferenceError
 from devices.request.request import Request
-from scheduler.universe.client import PlayedClient
 from scheduler.universe.device import Work
 from scheduler.vocabulary.limits import Batching, Limits
 from scheduler.vocabulary.placement import Placement, Route
 from scheduler.vocabulary.plan import Stage
 from tests.universe import models
+from tests.universe.kept_client import KeptClient
 
 if TYPE_CHECKING:
     from tests.universe.history import History
@@ -113,7 +113,7 @@ class Call:
 class Model:
     """A deployment, and what its callers want of it."""
 
-    def __init__(self, history: History, client: PlayedClient) -> None:
+    def __init__(self, history: History, client: KeptClient) -> None:
         draw = history.random
         self.client = client
         # Of one client often both have: then each reads what the other left, on other devices.

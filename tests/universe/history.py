@@ -16,14 +16,14 @@ import numpy as np
 from devices.plugin.remote import Kept
 from devices.request.request import Request
 from scheduler.observe.observer import DeviceEvent, ObservedRequest
-from scheduler.universe.client import PlayedClient
-from scheduler.universe.cluster import PlayedCluster
 from scheduler.universe.network import Link, Network
 from scheduler.universe.world import Process, World
 from scheduler.vocabulary.messages import Dropped, Free, Give, Keep, Message, Outputs
 from tests.universe import models
 from tests.universe.drawn import Call, Faults, Model, Played
+from tests.universe.faulty_cluster import FaultyCluster
 from tests.universe.invariants import Invariants
+from tests.universe.kept_client import KeptClient
 from tests.universe.threads import Threads, locks_of
 
 #: Virtual seconds in which all is answered once nothing goes wrong any more: a process may be
@@ -97,7 +97,7 @@ class History:
         self.network = Network(world, link)
         self.network.weather = self._weather
         where = {name: draw.choice(nodes) for name in self.names}
-        self.cluster = PlayedCluster(
+        self.cluster = FaultyCluster(
             world, self.network, self.work_of(self), where, lease_s=draw.choice((60.0, 3.0))
         )
         self.cluster.start_s = self._start_s
@@ -105,9 +105,9 @@ class History:
         self.threads = Threads(world, faults.lines)
         num_clients = draw.choice((1, 1, 2, 3))
         if num_clients > 1:
-            PlayedClient(self.cluster, "keeper", nodes[0], keeps_pool=True)
+            KeptClient(self.cluster, "keeper", nodes[0], keeps_pool=True)
         self.clients = [
-            PlayedClient(self.cluster, f"c{i}", draw.choice(nodes), [Noted(self)])
+            KeptClient(self.cluster, f"c{i}", draw.choice(nodes), [Noted(self)])
             for i in range(num_clients)
         ]
         self.models: list[Model] = []
@@ -324,7 +324,7 @@ class History:
                 cluster.cut(other, one, for_s)
         self.world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
 
-    def _end_client(self, client: PlayedClient) -> None:
+    def _end_client(self, client: KeptClient) -> None:
         """End a client: nobody waits for its calls any more."""
         self.cluster.end_client(client)
         self.clients.remove(client)

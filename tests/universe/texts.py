@@ -23,12 +23,12 @@ from hetero.generate.ports import Decoder
 from hetero.generate.rows import Rows
 from hetero.generate.sampling import Sampling
 from hetero.generate.together import Together
-from scheduler.universe.client import PlayedClient
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import alone, share
 from scheduler.vocabulary.plan import Plan, Stage
 from tests.universe.drawn import Call, Faults, Model, Played
 from tests.universe.history import History
+from tests.universe.kept_client import KeptClient
 
 LAYERS = 3
 DECODER = Decoder("ids", "", 997, token="token", sampling="sampling", seen="seen")
@@ -66,7 +66,7 @@ def told(prompt: Sequence[int], count: int, seed: int) -> list[int]:
 class TextModel(Model):
     """A decoder that is deployed, and is what its requests run on."""
 
-    def __init__(self, history: History, client: PlayedClient) -> None:
+    def __init__(self, history: History, client: KeptClient) -> None:
         draw = history.random
         self.client, self.world = client, history.world
         self.has_state, self.shape, self.width, self.batching = True, "text", 1, None
