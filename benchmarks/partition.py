@@ -22,7 +22,9 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.tables import print_rows
-from hetero.planning.solver import Problem, Solution, plan
+from hetero.planning.solver.choice import Solution
+from hetero.planning.solver.problem import Problem
+from hetero.planning.solver.search import plan
 from tests.support.instances import load, residual_network
 
 

@@ -24,8 +24,8 @@ from benchmarks.tables import names, print_rows
 from devices.model.model import Model
 from hetero.cli.inputs import model_inputs
 from hetero.cli.measuring import measure, prediction
-from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import write_costs
+from hetero.planning.cost.costs import Costs
 
 
 def subject(core: hetero.Core, name: str) -> tuple[Model, Mapping[str, Any]]:

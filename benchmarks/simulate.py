@@ -35,7 +35,15 @@ from benchmarks.tables import print_rows
 from devices.model.reader import read_model
 from devices.plugin.support import Support
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost import CLIENT, Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
+from hetero.planning.cost.costs import (
+    CLIENT,
+    Costs,
+    DeviceCosts,
+    DeviceIdentity,
+    Line,
+    Time,
+    Transfer,
+)
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.simulate.advise import simulate

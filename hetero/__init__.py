@@ -34,7 +34,7 @@ from hetero.inference_session import (
 )
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.trace import Trace
-from hetero.planning.cost import Costs
+from hetero.planning.cost.costs import Costs
 from hetero.planning.report import PlanReport
 from hetero.preprocess import (
     ColorFormat,

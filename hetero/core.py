@@ -33,10 +33,10 @@ from hetero.extensions import Extensions
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.sample_inputs import sample_shapes
 from hetero.observe.trace import Trace
-from hetero.planning import PlanReport
-from hetero.planning.cost import Costs
+from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.planning.cost_planner import CostPlanner
+from hetero.planning.report import PlanReport
 from hetero.properties.device_choice import parse_counts
 from hetero.properties.request import CompileRequest
 from hetero.properties.scopes import EVERYWHERE, Scopes

@@ -20,8 +20,8 @@ from hetero.cli.options import model_options, with_core
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import steps, tell
-from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
+from hetero.planning.cost.costs import Costs
 from hetero.report.text import Rows
 
 

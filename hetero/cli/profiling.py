@@ -17,7 +17,7 @@ from hetero.cli.planning import plans_by_cost
 from hetero.cli.report import command_line
 from hetero.cli.terminal import progress
 from hetero.compile.compiled_model import CompiledModel
-from hetero.planning import PlanReport
+from hetero.planning.report import PlanReport
 from hetero.report import build_report, report_html
 from hetero.report.text import Columns, ms, table
 from hetero.report.units import counted, seconds_text

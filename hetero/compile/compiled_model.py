@@ -32,7 +32,7 @@ from hetero.generate.sampling import Sampling
 from hetero.generate.together import Together
 from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
-from hetero.planning import PlanReport
+from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, listed
 from scheduler.executor import Deployment, Submission

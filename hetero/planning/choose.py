@@ -27,9 +27,10 @@ from hetero.planning.report import (
     WirePrediction,
     milliseconds,
 )
-from hetero.planning.solver import Candidate, Objective, Part, Solution, is_landmark, plan
-from hetero.planning.solver.choice import TIDIED
+from hetero.planning.solver.choice import TIDIED, Candidate, Objective, Solution, is_landmark
+from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Assignment
+from hetero.planning.solver.search import plan
 from hetero.properties.request import Policy
 
 #: Plans that a report lists besides the chosen one.

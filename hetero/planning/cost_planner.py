@@ -16,8 +16,8 @@ from hetero.affinity.affinity import resolve_pins
 from hetero.generate.ports import step_shapes
 from hetero.observe.sample_inputs import sample_inputs, sample_shapes
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
+from hetero.planning.cost.costs import Costs, DeviceIdentity
 from hetero.planning.cost.kinds import Subject, identify
 from hetero.planning.cost.profile import Progress, profile
 from hetero.planning.problem import Constraints, Task

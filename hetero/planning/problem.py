@@ -21,7 +21,7 @@ from hetero.affinity.requests import request_positions
 from hetero.generate.layers import find_layers
 from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Pace, Time
 from hetero.planning.cost.work import value_nbytes, with_shapes
-from hetero.planning.solver import Problem, make_problem
+from hetero.planning.solver.problem import Problem, make_problem
 
 Hint = Literal["THROUGHPUT", "LATENCY"]
 _NOTHING = Line(0.0, 0.0, "estimated")

@@ -20,8 +20,8 @@ from devices.model.tensor_spec import TensorSpec
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.requests import request_positions
 from hetero.partition.partition import Partition, partition
-from hetero.planning import PlanReport
 from hetero.planning.cost.work import with_shapes
+from hetero.planning.report import PlanReport
 from hetero.query.survey import Survey
 from hetero.report.counterfactuals import counterfactuals
 from hetero.report.lints import lints

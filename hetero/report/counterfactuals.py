@@ -8,7 +8,7 @@ from typing import Any, Final
 from devices.errors import AffinityError
 from hetero.affinity.affinity import follows
 from hetero.partition.partition import partition
-from hetero.planning import Alternative, PlanReport
+from hetero.planning.report import Alternative, PlanReport
 from hetero.query.survey import Survey
 from hetero.report.units import size
 

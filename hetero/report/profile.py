@@ -12,7 +12,7 @@ from devices.request.answer import RequestTimes, StageRun
 from hetero.affinity.requests import request_positions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.observe.stage_times import StageTimes, median_of
-from hetero.planning import PlanReport
+from hetero.planning.report import PlanReport
 
 
 class TimedRequest(NamedTuple):

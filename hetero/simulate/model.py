@@ -11,9 +11,9 @@ from devices.errors import ArgumentError
 from devices.model.model import Model
 from devices.model.reader import Source
 from devices.plugin.properties import Config
-from hetero.planning import PlanReport
-from hetero.planning.cost import Costs
+from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress
+from hetero.planning.report import PlanReport
 from hetero.query.query import AffinitySource
 from hetero.simulate.advise import Simulation, simulate
 from hetero.simulate.arrivals import Batches, read_arrivals, read_batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,6 @@ from devices import errors
 from tests.support.models import branches, branches_output, unknown_ops
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
 
 
 def test_available_devices_have_the_backends_that_are_installed(core: hetero.Core) -> None:

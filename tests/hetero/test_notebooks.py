@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import hetero
 from tests.support.models import branches
-
-
-@pytest.fixture(scope="module")
-def core() -> hetero.Core:
-    with hetero.Core("inprocess") as made:
-        yield made
-
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 

@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 
-import hetero
 from devices.errors import (
     ArgumentTypeError,
     DeadlineError,
@@ -20,12 +19,6 @@ CONV = onnx.parser.parse_model(
     g (float[N, 3, 8, 8] image) => (float[N, 4, 6, 6] y) { y = Conv(image, w) }"""
 )
 CONV.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "w"))
-
-
-@pytest.fixture(scope="module")
-def core():
-    with hetero.Core(executor="inprocess") as core:
-        yield core
 
 
 def test_a_shape_that_a_convolution_cannot_have_is_refused_at_once(core):

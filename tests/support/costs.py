@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 from devices.model.model import Model
 from devices.plugin.support import Support
-from hetero.planning.cost import CLIENT, Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
+from hetero.planning.cost.costs import (
+    CLIENT,
+    Costs,
+    DeviceCosts,
+    DeviceIdentity,
+    Line,
+    Time,
+    Transfer,
+)
 from hetero.planning.problem import Constraints, Task
 
 FREE = Line(0.0, 0.0, "measured")

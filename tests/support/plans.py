@@ -8,8 +8,8 @@ from typing import Any
 
 import hetero
 from devices.model.reader import read_model
-from hetero.planning.cost import Line, Transfer
 from hetero.planning.cost.cost_file import write_costs
+from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.kinds import identify
 from tests.support.costs import costs
 from tests.support.models import branches

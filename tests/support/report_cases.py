@@ -16,8 +16,8 @@ from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign
 from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
-from hetero.planning import Alternative, PlanReport, StagePrediction, WirePrediction
 from hetero.planning.cost.costs import Time
+from hetero.planning.report import Alternative, PlanReport, StagePrediction, WirePrediction
 from hetero.query.query import gather_pins, query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report

@@ -24,12 +24,6 @@ MODEL = blob_mutations.model()
 
 
 @pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
-
-
-@pytest.fixture(scope="module")
 def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
     with core.compile_model(MODEL, DEVICES, affinity=PINS) as compiled:
         yield compiled

@@ -17,8 +17,8 @@ from devices.model.reader import read_model
 from devices.null.plugin import NullPlugin
 from devices.plugin.program import Program
 from hetero.cli import cli
-from hetero.planning.cost import CLIENT
 from hetero.planning.cost.cost_file import read_costs, write_costs
+from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.kinds import identify
 from hetero.planning.solver import search
 from tests.support.costs import costs

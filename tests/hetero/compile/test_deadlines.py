@@ -38,12 +38,6 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
-
-
 @pytest.fixture(params=BODIES)
 def request_(core: hetero.Core, request: pytest.FixtureRequest) -> Iterator[InferRequest]:
     with core.compile_model(endless(BODIES[request.param]), "CPU") as compiled:

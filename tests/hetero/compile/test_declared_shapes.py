@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import onnxruntime
@@ -66,12 +65,6 @@ def parse(text: str) -> ModelProto:
             if dimension.dim_param == "question_mark":
                 dimension.dim_param = "?"
     return model
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
 
 
 @pytest.mark.parametrize("way", WAYS)

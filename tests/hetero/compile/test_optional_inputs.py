@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,6 @@ DEVICES = ("CPU", "ORT", "HETERO:CPU,ORT")
 X = np.float32([[1, -2, 3]])
 W = np.float32([[2, 0], [0, 1], [1, 1]])
 B = np.float32([10, 20])
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
 
 
 def layer(ir_version: int = 8) -> onnx.ModelProto:

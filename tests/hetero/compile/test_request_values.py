@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,6 @@ X = np.float32([1, 2, 3, 4])
 
 def parse(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
 
 
 @pytest.mark.parametrize("given", [np.asarray, memoryview, OnlyArray, OnlyDLPack])

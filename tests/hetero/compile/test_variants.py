@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ from tests.support.plans import planned
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 DEVICES = "HETERO:CPU,ORT"
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as made:
-        yield made
 
 
 def check(model: Any) -> None:

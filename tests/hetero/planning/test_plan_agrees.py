@@ -14,11 +14,11 @@ import pytest
 from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import partition
-from hetero.planning import PlanReport
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost import Costs, Line, Pace, Time, Transfer
+from hetero.planning.cost.costs import Costs, Line, Pace, Time, Transfer
 from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints, Task
+from hetero.planning.report import PlanReport
 from hetero.planning.solver import search
 from tests.support.chains import chain, random_model
 from tests.support.costs import costs, task

@@ -20,16 +20,17 @@ from devices.model.variables import with_states
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.requests import request_positions
 from hetero.partition.partition import partition
-from hetero.planning import PlanReport
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost import CLIENT, Line, Pace, Time, Transfer
+from hetero.planning.cost.costs import CLIENT, Line, Pace, Time, Transfer
 from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints
 from hetero.planning.problem import build as build_problem
-from hetero.planning.solver import evaluate, make_problem
+from hetero.planning.report import PlanReport
 from hetero.planning.solver.bounds import critical_path
+from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.local_search import tidy
+from hetero.planning.solver.problem import make_problem
 from hetero.planning.solver.search import wary
 from tests.support.chains import chain, random_model
 from tests.support.costs import costs, task

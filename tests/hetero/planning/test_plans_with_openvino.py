@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from click.testing import CliRunner, Result
 import hetero
 from devices.errors import DeviceError, PlanError, TensorNameError, TensorShapeError
 from hetero.cli import cli
-from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import write_costs
+from hetero.planning.cost.costs import Costs
 from hetero.report import build_report
 from tests.support.models import branches, branches_output
 
@@ -32,12 +31,6 @@ PINS = {"matmul": "OV", "tanh": "ORT", "abs": "CPU"}
 #: What OpenVINO's device has by the names that HETERO plans with.
 PLANNING = ("MODEL_DISTRIBUTION_POLICY", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS")
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess") as core:
-        yield core
 
 
 @pytest.fixture(scope="module")

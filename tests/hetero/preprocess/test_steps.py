@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,6 @@ import hetero
 from hetero import ColorFormat, PrePostProcessor
 from tests.support import preprocess_formulas as formulas
 from tests.support.preprocess_cases import CASES, Case, camera, model, picture
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess") as core:
-        yield core
 
 
 def built(

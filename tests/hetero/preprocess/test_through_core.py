@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,6 @@ import pytest
 import hetero
 from devices.errors import TensorShapeError
 from tests.support.preprocess_cases import model, picture
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess") as core:
-        yield core
 
 
 def source(mean: float = 100.0, layout: str = "NHWC", batch: int | str = "batch") -> hetero.Model:

@@ -13,7 +13,7 @@ from devices.errors import DeviceLostError, TensorTypeError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import ExecutedNode
-from hetero.planning.cost import CLIENT
+from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.kinds import Subject
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.profile import profile

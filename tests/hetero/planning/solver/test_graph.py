@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from devices.errors import PlanError
-from hetero.planning.solver import make_problem
 from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
 from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.order import components, depth_first
-from hetero.planning.solver.problem import Problem, allowed, loads
+from hetero.planning.solver.problem import Problem, allowed, loads, make_problem
 from tests.support.instances import random_problem, residual_network
 
 

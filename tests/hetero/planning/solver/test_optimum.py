@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero.planning.solver import bounds, make_problem, plan
+from hetero.planning.solver import bounds
 from hetero.planning.solver.contract import collapse_groups
 from hetero.planning.solver.greedy import priority
 from hetero.planning.solver.local_search import State, anneal, tidy
 from hetero.planning.solver.min_cut import two_way
 from hetero.planning.solver.mixing import mix, most_requests
 from hetero.planning.solver.order import depth_first
-from hetero.planning.solver.problem import Problem, is_feasible, loads
+from hetero.planning.solver.problem import Problem, is_feasible, loads, make_problem
+from hetero.planning.solver.search import plan
 from hetero.planning.solver.slicing import slice_order
 from tests.support.every_assignment import every_assignment, every_load, least_bottleneck
 from tests.support.instances import random_problem
