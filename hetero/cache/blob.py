@@ -12,10 +12,10 @@ Where several plans share the requests, ``layout`` is 2 and ``variants`` has a r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
+import msgspec
 import numpy as np
 import onnx
 import xxhash
@@ -59,10 +59,10 @@ STAGE_KIND: Final = "stage"
 _SMALL_NBYTES: Final = 2**16
 #: Layouts of the header: of one plan, and of several that share the requests.
 ONE_PLAN, SEVERAL_PLANS = 1, 2
+_Index = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRecord:
+class DeviceRecord(msgspec.Struct, frozen=True, array_like=True):
     """What a payload depends on: the plugin, its version, the device's fingerprint."""
 
     plugin: str
@@ -73,6 +73,33 @@ class DeviceRecord:
     def of(cls, descriptor: DeviceDescriptor) -> DeviceRecord:
         """Return a device's record."""
         return cls(descriptor.plugin, descriptor.version, descriptor.fingerprint)
+
+
+class _Placed(msgspec.Struct):
+    """What a header has of one way of cutting and placing the model."""
+
+    plan: bytes
+    #: Of each stage's nodes in the model.
+    positions: list[tuple[_Index, ...]]
+    #: Nodes; devices, and the place of each node's among them; reasons likewise.
+    affinity: tuple[list[str], list[str], list[_Index], list[str], list[_Index]]
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+
+
+_PlacedRows = Annotated[list[_Placed], msgspec.Meta(min_length=1)]
+
+
+class _Header(msgspec.Struct):
+    """What a header has of the model and of what it was compiled for; see `header_of`."""
+
+    content_hash: str
+    devices: dict[str, DeviceRecord]
+    options: dict[str, Any]
+    device_options: dict[str, dict[str, Any]]
+    pins: dict[str, str]
+    ports: list[Any]
+    optional_inputs: list[Any]
+    metadata: dict[str, str]
 
 
 def write_model(
@@ -217,10 +244,6 @@ def open_blob(
         ) from error
 
 
-def _read_texts(entries: Any) -> dict[str, str]:
-    return {str(key): str(text) for key, text in entries.items()}
-
-
 class ModelBlob:
     """A compiled model's blob, or a plan of the cache, read and checked.
 
@@ -242,20 +265,24 @@ class ModelBlob:
                 f"{self._where}: layout {layout!r}; this program reads {ONE_PLAN} and "
                 f"{SEVERAL_PLANS}. Compile the model again, or read it with a newer hetero."
             )
-        #: The entries of each plan; those of a single one are the header's own.
-        self._rows: list[dict[str, Any]] = (
-            [contents] if layout == ONE_PLAN else self._read("variants", _read_variants)
-        )
-        self.plans: list[Plan] = [self._read("plan", Plan.from_bytes, row) for row in self._rows]
-        self.devices: dict[str, DeviceRecord] = self._read(
-            "devices", lambda rows: {str(n): DeviceRecord(*map(str, r)) for n, r in rows.items()}
-        )
-        self.options: dict[str, Any] = self._read("options", dict)
-        self.device_options: dict[str, dict[str, Any]] = self._read(
-            "device_options", lambda options: {str(n): dict(o) for n, o in options.items()}
-        )
+        rows = [contents] if layout == ONE_PLAN else contents.get("variants")
+        try:
+            head = msgspec.convert(contents, _Header)
+            self._placed = msgspec.convert(rows, _PlacedRows)
+            self.plans = [Plan.from_bytes(row.plan) for row in self._placed]
+            self._affinities = [_affinity(*row.affinity) for row in self._placed]
+            self._ports = {spec.name: spec for spec in map(unpack_spec, head.ports)}
+            #: The model's inputs that have a default.
+            self.optional_inputs = tuple(map(unpack_spec, head.optional_inputs))
+        except (HeteroError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise BlobError(f"{self._where}: header: damaged: {str(error)[:200]}.") from error
+        self.content_hash = head.content_hash
+        self.devices = head.devices
+        self.options = head.options
+        self.device_options = head.device_options
         #: Nodes that the user placed.
-        self.pins: dict[str, str] = self._read("pins", dict)
+        self.pins = head.pins
+        self._metadata = head.metadata
         if absent := [d for d in self.used if d not in self.devices]:
             raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
 
@@ -269,27 +296,17 @@ class ModelBlob:
         """Devices that the plans use, each once."""
         return tuple(dict.fromkeys(d for plan in self.plans for d in plan.devices))
 
-    @property
-    def content_hash(self) -> str:
-        """The model's content hash."""
-        return str(self.contents.get("content_hash"))
-
     def source(self) -> Model:
         """Return the model that was compiled, read when more than its outside is asked for."""
-        plan, metadata = self.plans[0], self._read("metadata", _read_texts)
+        plan = self.plans[0]
         return DeferredModel(
-            plan.name, plan.inputs, plan.outputs, self._whole, self.optional_inputs, metadata
+            plan.name, plan.inputs, plan.outputs, self._whole, self.optional_inputs, self._metadata
         )
-
-    @property
-    def optional_inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's inputs that have a default."""
-        return tuple(self._read("optional_inputs", lambda rows: [*map(unpack_spec, rows)]))
 
     def _whole(self) -> Model:
         """Return the model that was compiled; its weights are views of the blob."""
-        parts = self._read("source", self.blob.contents)
         try:
+            parts = self.blob.contents(self.contents["source"])
             skeleton = onnx.ModelProto()
             skeleton.ParseFromString(parts["skeleton"])
             check_inside(skeleton, (), f"{self._where}: source")
@@ -306,21 +323,16 @@ class ModelBlob:
 
         Raises BlobError: the cut has more.
         """
-        most = max(
-            self._read(
-                "positions", lambda rows: max((max(r, default=-1) for r in rows), default=-1), row
-            )
-            for row in self._rows
-        )
-        if most >= len(model.nodes):
+        placed = (p for row in self._placed for stage in row.positions for p in stage)
+        if (most := max(placed, default=-1)) >= len(model.nodes):
             raise BlobError(f"{self._where}: positions: node {most} of {len(model.nodes)}.")
 
     def stage_models(self, cut: Cut) -> list[Model]:
         """Return each stage's model, read when more than its ports is asked for."""
-        ports = {s.name: s for s in self._read("ports", lambda rows: [*map(unpack_spec, rows)])}
 
         def deferred(subgraph: Subgraph) -> Model:
-            inputs, outputs = ([ports[v] for v in vs] for vs in (subgraph.inputs, subgraph.outputs))
+            inputs = [self._ports[value] for value in subgraph.inputs]
+            outputs = [self._ports[value] for value in subgraph.outputs]
             return DeferredModel(self.name, inputs, outputs, lambda: subgraph.model)
 
         try:
@@ -330,33 +342,18 @@ class ModelBlob:
 
     def affinity(self) -> Affinity:
         """Return which device each node was compiled for, and why; of several plans, the first."""
-        found: Affinity = self._read("affinity", _read_affinity, self._rows[0])
-        return found
+        return self._affinities[0]
 
     def cuts(self, source: Model) -> tuple[Cut, ...]:
         """Return how `source`, which has to be the model that was compiled, was cut and placed."""
-        found = []
-        for plan, row in zip(self.plans, self._rows, strict=True):
-            positions = self._read("positions", lambda rows: [tuple(r) for r in rows], row)
-            affinity = self._read("affinity", _read_affinity, row)
-            share = 1.0 if len(self._rows) == 1 else self._read("share", _read_share, row)
-            try:
-                found.append(Cut(_partition(source, plan, positions), affinity, share))
-            except (TypeError, ValueError, LookupError) as error:
-                raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
-        return tuple(found)
-
-    def _read(
-        self, entry: str, read: Callable[[Any], Any], row: Mapping[str, Any] | None = None
-    ) -> Any:
+        rows = zip(self.plans, self._placed, self._affinities, strict=True)
         try:
-            return read((self.contents if row is None else row)[entry])
-        except BlobError:
-            raise
-        except (HeteroError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise BlobError(
-                f"{self._where}: {entry}: {type(error).__name__}: {str(error)[:200]}."
-            ) from error
+            return tuple(
+                Cut(_partition(source, plan, row.positions), affinity, row.share)
+                for plan, row, affinity in rows
+            )
+        except (TypeError, ValueError, LookupError) as error:
+            raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
 
 
 def _ports(cuts: Sequence[Cut]) -> list[TensorSpec]:
@@ -374,31 +371,21 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in NOT_KEPT}
 
 
-def _read_variants(rows: Any) -> list[dict[str, Any]]:
-    if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(r, dict) for r in rows):
-        raise ValueError("fewer than two plans, or one that is not a map")
-    return rows
-
-
-def _read_share(share: Any) -> float:
-    if not isinstance(share, float) or not 0 < share <= 1:
-        raise ValueError(f"a share of {share!r}")
-    return share
-
-
-def _read_affinity(entry: Any) -> Affinity:
-    names, devices, device_of, reasons, reason_of = entry
+def _affinity(
+    names: Sequence[str],
+    devices: Sequence[str],
+    device_of: Sequence[int],
+    reasons: Sequence[str],
+    reason_of: Sequence[int],
+) -> Affinity:
     return Affinity(
-        {n: str(devices[d]) for n, d in zip(names, device_of, strict=True)},
-        {n: str(reasons[r]) for n, r in zip(names, reason_of, strict=True) if reasons[r]},
+        {n: devices[d] for n, d in zip(names, device_of, strict=True)},
+        {n: reasons[r] for n, r in zip(names, reason_of, strict=True) if reasons[r]},
     )
 
 
 def _partition(source: Model, plan: Plan, positions: Sequence[tuple[int, ...]]) -> Partition:
     """Return the cut that a plan and the positions of each stage's nodes describe."""
-    for rows in positions:
-        if any(type(p) is not int or p < 0 for p in rows):
-            raise ValueError("a position that is not a number")
     subgraphs = tuple(
         Subgraph(s.index, s.device, s.inputs, s.outputs, s.node_names, source, rows)
         for s, rows in zip(plan.stages, positions, strict=True)
