@@ -1,11 +1,14 @@
-"""What a channel is: it takes messages to other parties, and hands in those that come."""
+"""What a channel is: it takes messages to other parties, and hands in those that come.
+
+A client has one for all of its deployments: a message goes to the deployment of its request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-from scheduler.vocabulary.messages import Message
+from scheduler.vocabulary.messages import Dropped, Free, Message
 
 #: Takes what comes for a party.
 Receiver = Callable[[Message], None]
@@ -53,3 +56,42 @@ class PumpedChannel(Channel, Protocol):
 
     def let_go(self) -> None:
         """Send what is held, and hold no more."""
+
+
+class SharedChannel:
+    """A client's channel, shared by its deployments.
+
+    `channel`: is given what `receive` returns; set before the first deployment connects.
+    """
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+        self._receivers: dict[str, Receiver] = {}
+
+    def receive(self, message: Message) -> None:
+        """Hand a message in; one for a deployment that is closed comes too late."""
+        if isinstance(message, Dropped | Free):  # only devices are sent these
+            return
+        receive = self._receivers.get(message.task.request.deployment)
+        if receive is not None:
+            receive(message)
+
+    def connect(self, deployment: str, receive: Receiver) -> Channel:
+        """Return a deployment's channel."""
+        assert self.channel is not None
+        self._receivers[deployment] = receive
+        return _Part(self.channel, self._receivers, deployment)
+
+
+class _Part:
+    """A deployment's part of the channel."""
+
+    def __init__(self, channel: Channel, receivers: dict[str, Receiver], deployment: str) -> None:
+        self.address = channel.address
+        self.send = channel.send
+        self._receivers = receivers
+        self._deployment = deployment
+
+    def close(self) -> None:
+        """Hand in nothing more."""
+        self._receivers.pop(self._deployment, None)

@@ -21,10 +21,10 @@ import zmq
 from devices.errors import BlobError, ClusterError
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
-from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
 from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, MISSED, control_message
+from scheduler.channels.sockets import ControlSockets
 from scheduler.channels.stamps import Stamp, StampReader
 from scheduler.processes.owned_files import Process
 from scheduler.vocabulary.messages import Dropped

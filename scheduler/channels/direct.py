@@ -16,14 +16,13 @@ from devices.errors import BlobError
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
 from scheduler.channels.control import Callbacks, Control
-from scheduler.channels.control_sockets import ControlSockets, tcp_url
 from scheduler.channels.direct_address import Endpoint, this_node, to_address
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.memory import read_only
-from scheduler.channels.peers import SHARED_NBYTES, Held, Links, Peer, Peers, Store
+from scheduler.channels.peers import SHARED_NBYTES, Held, Links, Peer, Peers
 from scheduler.channels.protocol import LEAVE
 from scheduler.channels.shared_memory import SlotPool, SlotReader
-from scheduler.channels.sockets import Sockets, socket_path
+from scheduler.channels.sockets import ControlSockets, Sockets, socket_path, tcp_url
 from scheduler.channels.stamps import Stamp
 from scheduler.processes.owned_files import Process, process_start, remove_with, sweep
 from scheduler.vocabulary.messages import Dropped, Message, Values
@@ -126,9 +125,9 @@ class DirectChannel:
         self._closed = False
         self._pool = SlotPool(pool_nbytes)
         self._held = Held()
-        store = Store(self._pool, shared_nbytes)
+        controls = self._control_sockets
         self._peers = Peers(
-            Links(self._address, self._sockets, self._control_sockets, store, self._held)
+            Links(self._address, self._sockets, controls, self._held, self._pool, shared_nbytes)
         )
         self._slots = SlotReader()
         undelivered = self._pool.free_undelivered

@@ -22,7 +22,8 @@ from devices.request.joined_rows import RowLayout
 from devices.request.request import Request
 from scheduler.formats.error_entries import error_entry, error_of
 from scheduler.formats.msgpack_check import unpack
-from scheduler.formats.value_tree import DTYPES, NAMES, TENSOR, Contents, tree_of, value_of
+from scheduler.formats.tensor_entries import DTYPES
+from scheduler.formats.value_tree import NAMES, TENSOR, Contents, tree_of, value_of
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,

@@ -16,7 +16,6 @@ import numpy as np
 import zmq
 
 from devices.errors import BlobError, ClusterError
-from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.direct_address import Endpoint, to_endpoint
 from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
@@ -32,7 +31,7 @@ from scheduler.channels.protocol import (
     VERSION,
 )
 from scheduler.channels.shared_memory import Slot, SlotPool
-from scheduler.channels.sockets import MOST_FRAME_NBYTES, Socket, Sockets
+from scheduler.channels.sockets import MOST_FRAME_NBYTES, ControlSockets, Socket, Sockets
 from scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
@@ -47,19 +46,6 @@ _MOST_STRANGERS: Final = 4096
 _MOST_HELD_NBYTES: Final = MOST_DATAGRAM_NBYTES // 2
 #: Measurements of a clock that are kept.
 _SAMPLES: Final = 16
-
-
-class Store(NamedTuple):
-    """Where large tensors for parties on this node go."""
-
-    pool: SlotPool
-    #: From which size on; None: never.
-    least_nbytes: int | None
-
-    @property
-    def inline_nbytes(self) -> int:
-        """What is smaller travels in the head: one datagram."""
-        return min(self.least_nbytes or SHARED_NBYTES, SHARED_NBYTES)
 
 
 class Held:
@@ -139,10 +125,12 @@ class Peer:
         self.clocks: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._lock = threading.Lock()
         self._closed = False
-        self._store = store = links.store
+        self._pool, self._shared_nbytes = links.pool, links.shared_nbytes
         self._put = self._fill if endpoint.is_near else None
         self._filled: list[tuple[Slot, int]] = []
-        self._writer = MessageWriter(store.inline_nbytes if endpoint.is_near else INLINE_NBYTES)
+        # What is smaller travels in the head: one datagram.
+        near_nbytes = min(links.shared_nbytes or SHARED_NBYTES, SHARED_NBYTES)
+        self._writer = MessageWriter(near_nbytes if endpoint.is_near else INLINE_NBYTES)
         self._sockets = links.sockets
         self._data: Socket | None = None
         self._datagrams: socket.socket | None = None
@@ -172,7 +160,7 @@ class Peer:
                 sent = self._send(message)
             finally:
                 if self._filled:
-                    self._store.pool.sent(self._filled, sent)
+                    self._pool.sent(self._filled, sent)
                     self._filled = []
 
     def _send(self, message: Message) -> tuple[bytes, int] | None:
@@ -272,10 +260,9 @@ class Peer:
 
     def _fill(self, flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
         """Put contents into shared memory, if they are large enough and there is room."""
-        least_nbytes = self._store.least_nbytes
-        if least_nbytes is None or flat.nbytes < least_nbytes:
+        if self._shared_nbytes is None or flat.nbytes < self._shared_nbytes:
             return None
-        slot = self._store.pool.fill(flat, self._process)
+        slot = self._pool.fill(flat, self._process)
         if slot is None:
             return None
         self._filled.append((slot, slot.generation))
@@ -378,8 +365,10 @@ class Links(NamedTuple):
     own: str
     sockets: Sockets
     control: ControlSockets
-    store: Store
     held: Held
+    #: Where large tensors for parties on this node go, and from which size on; None: never.
+    pool: SlotPool
+    shared_nbytes: int | None
 
 
 class Peers:

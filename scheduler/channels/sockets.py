@@ -1,19 +1,32 @@
-"""The ZeroMQ sockets of a direct channel: where they are, how they are secured, their limits."""
+"""The sockets of a direct channel: where they are, how they are secured, their limits.
+
+Control messages have sockets of their own, one for this node's parties, one to all others and one
+from them, so that no tensor holds up what is said there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
+import socket
 import stat
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import zmq
 from zmq.utils import z85
 
 from devices.errors import ClusterError
+from scheduler.channels.direct_address import Endpoint
+from scheduler.channels.protocol import MOST_CONTROL_NBYTES
 from scheduler.processes.owned_files import owned_name, sweep
+
+_log = logging.getLogger(__name__)
 
 #: Unix socket paths hold 107 bytes; the names of ours take up to 60.
 _LONGEST_FOLDER: Final = 47
@@ -30,6 +43,12 @@ _UNANSWERED_MS: Final = 4000
 _HANDSHAKE_MS: Final = 4000
 #: A frame that says it is larger ends its connection, before memory is taken for it.
 MOST_FRAME_NBYTES: Final = 2**32
+
+#: Messages that wait for a party that does not read: beats are of no use once there are later ones.
+_MOST_WAITING: Final = 8
+_MOST_UNREAD: Final = 10_000
+#: How long the last messages may take.
+_FAREWELL_MS: Final = 100
 
 Socket = zmq.Socket[bytes]
 
@@ -67,12 +86,12 @@ class Sockets:
 
     def listen(self, kind: int, url: str, *, secured: bool = False) -> tuple[Socket, int]:
         """Return a socket that others send to, and its port."""
-        socket = self.socket(kind)
+        made = self.socket(kind)
         if secured and self._own_key:
-            socket.curve_server = True
-            socket.curve_publickey, socket.curve_secretkey = self.public_key, self._own_key
+            made.curve_server = True
+            made.curve_publickey, made.curve_secretkey = self.public_key, self._own_key
         try:
-            socket.bind(url)
+            made.bind(url)
         except zmq.ZMQError as error:
             self.context.destroy(linger=0)
             raise ClusterError(
@@ -80,15 +99,15 @@ class Sockets:
                 "written, or an address of this node's own.",
                 cause=str(error),
             ) from error
-        _, _, port = socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")
-        return socket, int(port) if port.isdigit() else 0
+        _, _, port = made.get_string(zmq.LAST_ENDPOINT).rpartition(":")
+        return made, int(port) if port.isdigit() else 0
 
-    def connect(self, socket: Socket, url: str, server_key: bytes) -> None:
+    def connect(self, sender: Socket, url: str, server_key: bytes) -> None:
         """Have a socket send to a url, whether or not somebody listens there."""
         if server_key and not url.startswith("ipc:"):
-            socket.curve_serverkey = server_key
-            socket.curve_publickey, socket.curve_secretkey = self._client_keys
-        socket.connect(url)
+            sender.curve_serverkey = server_key
+            sender.curve_publickey, sender.curve_secretkey = self._client_keys
+        sender.connect(url)
 
     def admit(self) -> None:
         """Answer whether a client may connect: call when the gate can be read."""
@@ -100,17 +119,121 @@ class Sockets:
 
     def socket(self, kind: int) -> Socket:
         """Return a socket."""
-        socket: Socket = self.context.socket(kind)
+        made: Socket = self.context.socket(kind)
         # What is in flight is bounded by whoever sends; a full queue would block its thread.
-        socket.set_hwm(0)
-        socket.linger = 0
-        socket.ipv6 = True
-        socket.maxmsgsize = MOST_FRAME_NBYTES
-        socket.tcp_maxrt = _UNANSWERED_MS
-        socket.connect_timeout = _CONNECT_MS
-        socket.handshake_ivl = _HANDSHAKE_MS
-        socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
-        return socket
+        made.set_hwm(0)
+        made.linger = 0
+        made.ipv6 = True
+        made.maxmsgsize = MOST_FRAME_NBYTES
+        made.tcp_maxrt = _UNANSWERED_MS
+        made.connect_timeout = _CONNECT_MS
+        made.handshake_ivl = _HANDSHAKE_MS
+        made.reconnect_ivl, made.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
+        return made
+
+
+class ControlSockets:
+    """The sockets of control messages: sends from any thread; receives in one."""
+
+    def __init__(self, sockets: Sockets, path: str, host: str | None) -> None:
+        self._sockets = sockets
+        self._lock = threading.Lock()
+        self._path = path
+        self._in: Socket | None = None
+        self.port = 0
+        if host is not None:
+            self._in, self.port = sockets.listen(zmq.DEALER, tcp_url(host), secured=True)
+            self._in.maxmsgsize = MOST_CONTROL_NBYTES
+            self._in.rcvhwm = _MOST_UNREAD
+        self._out: Socket | None = None
+        self._connected: set[bytes] = set()
+        self._closed = False
+        self._near = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._near.bind(path)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have a poller find what can be received."""
+        for found in (self._near, self._in, self._sockets.gate):
+            if found is not None:
+                poller.register(found, zmq.POLLIN)
+
+    def drain(self) -> Iterator[bytes]:
+        """Yield what has come; answer who asks whether it may connect."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                yield self._near.recv(MOST_CONTROL_NBYTES + 1)
+        with contextlib.suppress(zmq.Again):
+            while self._in is not None:
+                yield self._in.recv_multipart(zmq.DONTWAIT)[-1]
+        gate = self._sockets.gate
+        while gate is not None and gate.poll(0):
+            self._sockets.admit()
+
+    def send(self, endpoint: Endpoint, data: bytes) -> bool:
+        """Send a message; False: there is no room now. Where nobody is there it is dropped."""
+        if endpoint.is_near:
+            try:
+                self._near.sendto(data, endpoint.control_path)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                _log.debug("no control message to %s: %s", endpoint, error)
+            return True
+        with self._lock:
+            if self._closed:
+                return True
+            try:
+                self._to(endpoint).send_multipart((_route(endpoint), data), zmq.DONTWAIT)
+            except zmq.Again:
+                return False
+            except zmq.ZMQError as error:
+                _log.debug("no control message to %s: %s", endpoint, error)
+        return True
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """End what leads to a party."""
+        with self._lock:
+            if self._out is not None and not self._closed and endpoint.identity in self._connected:
+                self._connected.discard(endpoint.identity)
+                with contextlib.suppress(zmq.ZMQError):
+                    self._out.disconnect(endpoint.control_url)
+
+    def wake(self) -> None:
+        """Make who polls see something: an empty message."""
+        with contextlib.suppress(OSError):  # full: there is something to see
+            self._near.sendto(b"", self._path)
+
+    def close(self) -> None:
+        """Receive nothing more, and send nothing but what was sent."""
+        self._near.close()
+        with self._lock:
+            self._closed = True
+            for found in (self._in, self._sockets.gate):
+                if found is not None:
+                    found.close()
+            if self._out is not None:
+                self._out.close(_FAREWELL_MS)
+
+    def _to(self, endpoint: Endpoint) -> Socket:
+        if self._out is None:
+            self._out = self._sockets.socket(zmq.ROUTER)
+            self._out.router_mandatory = True  # else it drops what finds no room, and is silent
+            self._out.sndhwm = _MOST_WAITING
+        if endpoint.identity not in self._connected:
+            options: Any = self._out
+            options.connect_routing_id = _route(endpoint)
+            self._sockets.connect(self._out, endpoint.control_url, endpoint.key)
+            self._connected.add(endpoint.identity)
+        return self._out
+
+
+def tcp_url(host: str) -> str:
+    """Return where to listen for other nodes: any port."""
+    return f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
+
+
+def _route(endpoint: Endpoint) -> bytes:
+    return b"p" + endpoint.identity  # libzmq keeps those that begin with 0 for itself
 
 
 def new_secret() -> bytes:

@@ -20,7 +20,7 @@ from devices.errors import BlobError
 from scheduler.formats import blob_format as form
 from scheduler.formats.msgpack_check import unpack
 from scheduler.formats.regular_file import open_regular
-from scheduler.formats.tensor_entries import frozen, shape_of, strings_of
+from scheduler.formats.tensor_entries import DTYPES, frozen, shape_of, strings_of
 
 #: Files up to this size are read: one that is mapped ends its readers when another program cuts it.
 _READ_NBYTES: Final = 2**24
@@ -173,16 +173,13 @@ class BlobFile:
         segment, number = form.TENSOR_ENTRY.unpack_from(entry)
         sizes = struct.unpack_from(f"<{size // 8}Q", entry, form.TENSOR_ENTRY.size)
         shape = shape_of(list(sizes), where)
-        dtype = form.DTYPE_OF.get(number)
-        if dtype is None:
+        name = form.NAME_OF.get(number)
+        if name is None:
             raise BlobError(f"{where}: a tensor of unknown element type {number}.")
-        nbytes = math.prod(shape) * dtype.itemsize
+        nbytes = math.prod(shape) * DTYPES[name].itemsize
         if nbytes != (0 if segment == -1 else self._length(segment)):
-            raise BlobError(
-                f"{where}: a tensor {shape} of {form.NAME_OF[number]} that its segment does not "
-                "fill."
-            )
-        return form.Stowed(None if segment == -1 else segment, nbytes, form.NAME_OF[number], shape)
+            raise BlobError(f"{where}: a tensor {shape} of {name} that its segment does not fill.")
+        return form.Stowed(None if segment == -1 else segment, nbytes, name, shape)
 
     def _length(self, index: Any) -> int:
         if type(index) is not int or not 0 <= index < len(self.segments):
@@ -193,11 +190,9 @@ class BlobFile:
         if stowed.dtype == "bytes":
             return bytes(self._segment(stowed.segment or 0))
         if stowed.segment is None:
-            return frozen(np.empty(stowed.shape, form.DTYPE_OF[form.NUMBER_OF[stowed.dtype]]))
+            return frozen(np.empty(stowed.shape, DTYPES[stowed.dtype]))
         contents = self._segment(stowed.segment)
-        return np.frombuffer(contents, form.DTYPE_OF[form.NUMBER_OF[stowed.dtype]]).reshape(
-            stowed.shape
-        )
+        return np.frombuffer(contents, DTYPES[stowed.dtype]).reshape(stowed.shape)
 
     def _segment(self, index: int) -> memoryview:
         segment = self.segments[index]

@@ -56,10 +56,8 @@ BYTES_ENTRY: Final = struct.Struct("<I")
 #: A segment's number, -1 for an empty tensor; ONNX's number of the element type; dimensions follow.
 TENSOR_ENTRY: Final = struct.Struct("<iH")
 
-#: Element types and their names by ONNX's number, and the numbers by name.
-DTYPE_OF: Final = {n: dtype for n, dtype in DTYPES.items() if dtype != np.dtype(object)}
-#: numpy makes a type's name anew whenever it is asked.
-NAME_OF: Final = {number: dtype.name for number, dtype in DTYPE_OF.items()}
+#: Names of element types by ONNX's number, and the reverse.
+NAME_OF: Final = {n: dtype.name for n, dtype in DTYPES.items() if dtype != np.dtype(object)}
 NUMBER_OF: Final = {name: number for number, name in NAME_OF.items()}
 
 

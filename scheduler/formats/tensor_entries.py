@@ -1,15 +1,19 @@
-"""Tensors in messages and blobs: what was read, checked; the orders of bytes and of axes."""
+"""Tensors in messages and blobs: element types, the order of bytes, and checks of what was read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from devices.errors import BlobError
+from devices.model.element_type import DTYPES as ELEMENT_DTYPES
 
+#: Tensor element types, by name; strings go apart.
+DTYPES: Final[dict[str, np.dtype]] = {
+    dtype.name: dtype for dtype in ELEMENT_DTYPES.values() if dtype != np.dtype(object)
+}
 #: numpy's own limit.
 _MAX_RANK: Final = 64
 
@@ -64,29 +68,3 @@ def frozen(array: np.ndarray) -> np.ndarray:
     """Return the array, made read-only."""
     array.setflags(write=False)
     return array
-
-
-def axis_order(array: np.ndarray) -> tuple[int, ...]:
-    """Return an array's axes by their steps in memory, longest first; empty for C's own order.
-
-    BLAS and numpy's reductions add in the order in which memory lies: a tensor that arrived in
-    another one would give other last bits than in a model that is not cut.
-    """
-    if array.ndim < 2 or array.flags.c_contiguous or not array.size:
-        return ()
-    steps = array.strides
-    # An axis of one element takes no steps; in front it is out of the others' way.
-    axes = sorted(range(array.ndim), key=lambda i: abs(steps[i]) if array.shape[i] > 1 else 2**63,
-                  reverse=True)  # fmt: skip
-    wide = [axis for axis in axes if array.shape[axis] > 1]
-    return () if wide == sorted(wide) else tuple(axes)
-
-
-def in_memory_order(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
-    """Return an array's contents C-contiguous, axes as in `order`; no copy where they lie so."""
-    return np.ascontiguousarray(array.transpose(order) if order else array)
-
-
-def as_before(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
-    """Return the view with the original's axes: the inverse of `in_memory_order`."""
-    return array.transpose(np.argsort(order)) if order else array

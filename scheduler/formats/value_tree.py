@@ -15,23 +15,16 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import BlobError
-from devices.model.element_type import DTYPES as ELEMENT_DTYPES
 from scheduler.formats.tensor_entries import (
-    as_before,
-    axis_order,
+    DTYPES,
     frozen,
-    in_memory_order,
     little_endian,
     shape_of,
     strings_of,
     texts_of,
 )
 
-#: Tensor element types, by name; strings go apart.
-DTYPES: Final[dict[str, np.dtype]] = {
-    dtype.name: dtype for dtype in ELEMENT_DTYPES.values() if dtype != np.dtype(object)
-}
-#: The reverse; byte orders other than the machine's are not in it.
+#: Names of element types; byte orders other than the machine's are not in it.
 NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
 
 #: Puts the contents of a C-contiguous numeric array, maybe empty, somewhere; says where.
@@ -82,9 +75,25 @@ def _tensor_tree(tag: int, array: np.ndarray, place: Place) -> tuple[Any, ...]:
     if name not in DTYPES:
         raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: ONNX has none.")
     array = little_endian(array)
-    order = axis_order(array)
-    placed = place(in_memory_order(array, order))
+    order = _axis_order(array)
+    placed = place(np.ascontiguousarray(array.transpose(order) if order else array))
     return (tag, name, array.shape, placed, *((order,) if order else ()))
+
+
+def _axis_order(array: np.ndarray) -> tuple[int, ...]:
+    """Return an array's axes by their steps in memory, longest first; empty for C's own order.
+
+    BLAS and numpy's reductions add in the order in which memory lies: a tensor that arrived in
+    another one would give other last bits than in a model that is not cut.
+    """
+    if array.ndim < 2 or array.flags.c_contiguous or not array.size:
+        return ()
+    steps = array.strides
+    # An axis of one element takes no steps; in front it is out of the others' way.
+    axes = sorted(range(array.ndim), key=lambda i: abs(steps[i]) if array.shape[i] > 1 else 2**63,
+                  reverse=True)  # fmt: skip
+    wide = [axis for axis in axes if array.shape[axis] > 1]
+    return () if wide == sorted(wide) else tuple(axes)
 
 
 def value_of(tree: Any, contents: Contents, depth: int = 0) -> Any:
@@ -143,7 +152,7 @@ def _tensor(items: list[Any], contents: Contents) -> np.ndarray:
         return flat.reshape(shape)
     if sorted(order) != list(range(len(shape))):
         raise BlobError(f"message with a tensor {shape} whose axes lie as {order!r}.")
-    return as_before(flat.reshape([shape[axis] for axis in order]), order)
+    return flat.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
 
 
 def _key(key: Any) -> str | int:

@@ -21,8 +21,8 @@ from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model.model import Model
 from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
+from scheduler.channels.channel import SharedChannel
 from scheduler.channels.direct import DirectChannel
-from scheduler.channels.shared import SharedChannel
 from scheduler.client.deployments import Deployments
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.clock import Clock

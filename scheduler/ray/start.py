@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -33,8 +34,8 @@ from devices.errors import ClusterError
 from devices.plugin import native_call  # noqa: F401 - keeps forks from what C++ destroys last
 from scheduler.processes import process_end
 from scheduler.processes.home_process import HomeProcess
+from scheduler.processes.owned_files import process_start
 from scheduler.ray.address import check_is_node, check_reachable, find_address
-from scheduler.ray.folder import make_folder
 from scheduler.ray.own_head import find_head
 from scheduler.ray.signals import default_signals, own_signals
 from scheduler.ray.watch import ClusterWatch
@@ -43,6 +44,11 @@ from scheduler.ray.watch import ClusterWatch
 NAMESPACE: Final = "hetero"
 #: The longest that a call into Ray may take before it looks whether the cluster is still there.
 LOOK_S: Final = 2.0
+#: A local Ray's temporary folder, with a file that says whose it is: process id and its start.
+_PREFIX: Final = "het-"
+_OWNER: Final = "owner"
+#: Unix socket paths hold 107 bytes; Ray's own part of them takes up to 75.
+_LONGEST_FOLDER: Final = 30
 _CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -211,7 +217,7 @@ def connect(
 
 
 def _start(options: dict[str, Any]) -> RaySession:
-    folder = make_folder()
+    folder = _make_folder()
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
@@ -257,6 +263,36 @@ def _start(options: dict[str, Any]) -> RaySession:
     # Ray's own exit handler stops its processes first: handlers run last in, first out.
     atexit.register(session.end)
     return session.watch()
+
+
+def _make_folder() -> Path:
+    """Make a folder for a Ray of this process, and remove those of processes that are gone.
+
+    Raises ClusterError: there is no folder for temporary files.
+    """
+    try:
+        Path.cwd()  # which its processes start in
+        parent = tempfile.gettempdir()
+        parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        (folder / _OWNER).write_text(f"{os.getpid()} {process_start(os.getpid())}")
+    except OSError as error:
+        raise ClusterError(
+            f"Ray cannot start on this machine: it needs a working directory and a temporary "
+            f"one: {error}. Change into one that is there, set TMPDIR to one that can be written, "
+            "or run in process: --executor inprocess.",
+            cause=str(error),
+        ) from error
+    _sweep_folders(folder.parent)
+    return folder
+
+
+def _sweep_folders(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):  # not one of ours, or somebody is faster
+            number, started = (folder / _OWNER).read_text().split()
+            if process_start(int(number)) != started:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _join(address: str) -> RaySession:

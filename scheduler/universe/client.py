@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from devices.plugin.program import ExecutedNode, Payload
-from scheduler.channels.shared import SharedChannel
+from scheduler.channels.channel import SharedChannel
 from scheduler.client.deployment import Deployment
 from scheduler.client.deployments import Deployments
 from scheduler.client.remote_memory import RemoteMemory

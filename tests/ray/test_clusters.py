@@ -23,9 +23,8 @@ from ray._private import services
 
 from devices.errors import ClusterError
 from scheduler.processes.owned_files import sweep
-from scheduler.ray import folder as ray_folder
+from scheduler.ray import start as ray_start
 from scheduler.ray.address import check_reachable, find_address
-from scheduler.ray.folder import make_folder
 from tests.scheduler.parties import wait_for
 
 pytestmark = pytest.mark.ray
@@ -266,9 +265,9 @@ def test_auto_where_no_ray_answers_is_told_at_once(monkeypatch: pytest.MonkeyPat
 def test_folders_of_processes_that_are_gone_are_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_folder, "_LONGEST_FOLDER", 1000)
+    monkeypatch.setattr(ray_start, "_LONGEST_FOLDER", 1000)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    mine = make_folder()
+    mine = ray_start._make_folder()
     owner = (mine / "owner").read_text()
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -279,7 +278,7 @@ def test_folders_of_processes_that_are_gone_are_swept(
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "owner").write_text(whose)
-    second = make_folder()
+    second = ray_start._make_folder()
     assert {path.name for path in tmp_path.iterdir()} == {mine.name, second.name, "het-other"}
     assert (second / "owner").read_text() == owner
 

@@ -294,24 +294,24 @@ def test_a_ray_that_is_not_there_is_told_at_once(
 
 
 def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scheduler.ray import folder as ray_folder
+    from scheduler.ray import start as ray_start
 
-    monkeypatch.setattr(ray_folder.tempfile, "gettempdir", lambda: "/nowhere")
+    monkeypatch.setattr(ray_start.tempfile, "gettempdir", lambda: "/nowhere")
     with pytest.raises(errors.ClusterError, match="TMPDIR"):
-        ray_folder.make_folder()
+        ray_start._make_folder()
 
 
 def test_a_working_directory_that_was_removed_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from scheduler.ray import folder as ray_folder
+    from scheduler.ray import start as ray_start
 
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(errors.ClusterError, match="needs a working directory"):
-        ray_folder.make_folder()
+        ray_start._make_folder()
 
 
 def test_ctrl_c_ends_the_wait_and_the_run_and_the_model_goes_on(

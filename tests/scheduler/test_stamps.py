@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from devices.errors import BlobError, ClusterError
-from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.direct_address import Endpoint
+from scheduler.channels.sockets import ControlSockets
 from scheduler.channels.stamps import _HEAD, Stamp, StampReader, _sum
 from tests.scheduler.parties import Party, wait_for
 
