@@ -7,9 +7,12 @@ values, cached ones included), D (head size).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from math import sqrt
+from operator import and_
+from typing import Any
 
-from devices.kernels.element_types import Array, Xp, element_type, is_on_host
+from devices.kernels.element_types import Array, Xp, element_type, in_float32, is_on_host
 from devices.kernels.precision import wide
 from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
@@ -24,7 +27,17 @@ def split_heads(x: Array, heads: int | None, name: str) -> Array:
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
-def grouped_product(xp: Xp, q: Array, k: Array) -> Array:
+def joined_heads(x: Array) -> Array:
+    """Return (B, H, S, D) as (B, S, H * D)."""
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
+
+
+def appended(xp: Xp, past: Array | None, new: Array) -> Array:
+    """Return keys or values behind those that are cached."""
+    return new if past is None else xp.concatenate((past, new), axis=2)
+
+
+def _grouped_product(xp: Xp, q: Array, k: Array) -> Array:
     """Return q (B, H, S, D) times k (B, G, D, T): H / G query heads share a head of k."""
     b, h, s, d = q.shape
     g = k.shape[1]
@@ -33,36 +46,34 @@ def grouped_product(xp: Xp, q: Array, k: Array) -> Array:
     return xp.matmul(q.reshape(b, g, h // g * s, d), k).reshape(b, h, s, k.shape[3])
 
 
-def _allowed(
-    xp: Xp, s: int, t: int, past: int, lengths: Array | None, is_causal: int, left: int, right: int
-) -> Array | None:
-    """Return which keys a query may see, (S, T) or (B, 1, S, T); None if all.
+def _scores(xp: Xp, q: Array, k: Array, scale: float | None) -> Array:
+    factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
+    return _grouped_product(xp, q * factor, k.swapaxes(2, 3))
 
-    Query i is at position ``i + offset``: after the cached keys, or with the last of `lengths`.
+
+def allowed_keys(
+    xp: Xp, query: Array, t: int, ends: Array | None = None, *,
+    is_causal: int = 0, left: int = -1, right: int = -1,
+) -> Array | None:  # fmt: skip
+    """Return which of t keys the queries at positions (..., S, 1) may see; None if all.
+
+    Keys are before `ends`, at most `left` before and `right` behind the query (-1: any), and not
+    behind it where `is_causal`.
     """
     if left < -1 or right < -1:
         raise ValueError(f"window sizes {left} and {right} must be -1 or more")
     key = xp.arange(t)
-    query = xp.arange(s)[:, None] + past
-    allowed = None
-    if lengths is not None:
-        lengths = lengths.reshape(-1, 1, 1, 1)
-        allowed = key < lengths
-        query = xp.arange(s)[:, None] + (lengths - s)
-    upper = 0 if is_causal else right if right >= 0 else None
-    if is_causal and right >= 0:
-        upper = min(0, right)
-    for bound in (
-        None if upper is None else key <= query + upper,
-        None if left < 0 else key >= query - left,
-    ):
-        if bound is not None:
-            allowed = bound if allowed is None else allowed & bound
-    return allowed
+    bounds = [] if ends is None else [key < ends]
+    if is_causal or right >= 0:
+        bounds.append(key <= query + (0 if is_causal else right))
+    if left >= 0:
+        bounds.append(key >= query - left)
+    return reduce(and_, bounds) if bounds else None
 
 
-def _bias(xp: Xp, mask: Array | None, allowed: Array | None, t: int, dtype: object) -> Array | None:
+def key_bias(xp: Xp, mask: Array | None, allowed: Array | None, t: int) -> Array | None:
     """Return what is added to the scores: 0 or the float mask, -inf where a key is not seen."""
+    (mask,) = wide(xp, mask)
     if mask is not None:
         missing = t - mask.shape[-1]
         if missing < 0:
@@ -75,13 +86,48 @@ def _bias(xp: Xp, mask: Array | None, allowed: Array | None, t: int, dtype: obje
             allowed = mask if allowed is None else mask & allowed
             mask = None
     if allowed is None:
-        return None if mask is None else mask.astype(dtype, copy=False)
-    minus_infinity = xp.asarray(-float("inf"), dtype=dtype)
-    seen = xp.asarray(0, dtype=dtype) if mask is None else mask.astype(dtype, copy=False)
-    return xp.where(allowed, seen, minus_infinity)
+        return mask
+    seen = xp.asarray(0, dtype=xp.float32) if mask is None else mask
+    return xp.where(allowed, seen, xp.asarray(-float("inf"), dtype=seen.dtype))
 
 
-def exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Array]:
+def attend(
+    xp: Xp, q: Array, k: Array, v: Array, *,
+    scale: float | None = None, softcap: float = 0.0, bias: Array | None = None,
+    sink: Array | None = None, precise: Any = None, shown: int | None = None,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Return ``softmax(q k' scale + bias) v``, (B, H, S, D), and the scores after one step.
+
+    `shown` is that step's number in `qk_matmul_output_mode`: 0 the product, 1 the cap, 2 the bias,
+    3 the softmax, which is computed in the type `precise`, if that is wider. `sink` (H) takes part
+    in it as one more score.
+    """
+    dtype, t = q.dtype, k.shape[2]
+    q, k, v, bias, sink = wide(xp, q, k, v, bias, sink)
+    scores = _scores(xp, q, k, scale)
+    captured = scores.copy() if shown == 0 else None
+    if softcap > 0:
+        scores /= scores.dtype.type(softcap)
+        xp.tanh(scores, out=scores)
+        scores *= scores.dtype.type(softcap)
+    captured = scores.copy() if shown == 1 else captured
+    if bias is not None:
+        scores += bias
+    captured = scores.copy() if shown == 2 else captured
+    if sink is not None:
+        column = xp.broadcast_to(sink.reshape(1, -1, 1, 1), (*scores.shape[:3], 1))
+        scores = xp.concatenate((scores, column), axis=3)
+    if precise is not None and precise.itemsize > scores.dtype.itemsize:
+        scores = scores.astype(precise)
+    weights, total = _exponentials(xp, scores, bias)
+    weights = weights[..., :t]
+    captured = weights / total if shown == 3 else captured
+    y = _grouped_product(xp, weights.astype(v.dtype, copy=False), v)
+    y /= total.astype(v.dtype, copy=False)
+    return y.astype(dtype, copy=False), None if captured is None else captured.astype(dtype)
+
+
+def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Array]:
     """Return exp of the scores less their maximum, in their memory, and the sums of rows.
 
     A row with no key to see becomes zeros with sum 1.
@@ -114,7 +160,7 @@ def attention_23(
     q_num_heads: int | None = None, qk_matmul_output_mode: int = 0, right_window_size: int = -1,
     scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
     n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:  # fmt: skip
     """Return ``softmax(q k' scale + mask) v``, the caches with k and v added, and the scores.
 
     `nonpad_kv_seqlen` says how many keys of an outside cache are valid; the windows limit how far
@@ -126,51 +172,26 @@ def attention_23(
         raise ValueError("past_key and past_value go together")
     if nonpad_kv_seqlen is not None and past_key is not None:
         raise ValueError("nonpad_kv_seqlen cannot be combined with past_key and past_value")
-    flat, dtype = q.ndim == 3, q.dtype
+    flat = q.ndim == 3
     q, k, v = (
         split_heads(q, q_num_heads, "Q"),
         split_heads(k, kv_num_heads, "K"),
         split_heads(v, kv_num_heads, "V"),
     )  # fmt: skip
-    past = 0 if past_key is None else past_key.shape[2]
-    if past_key is not None:
-        k, v = xp.concatenate((past_key, k), axis=2), xp.concatenate((past_value, v), axis=2)
-    present = (k, v)
-    q, k, v, mask = wide(xp, q, k, v, attn_mask)
+    cached = 0 if past_key is None else past_key.shape[2]
+    k, v = appended(xp, past_key, k), appended(xp, past_value, v)
     s, t = q.shape[2], k.shape[2]
-    factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
-    scores = grouped_product(xp, q * factor, k.swapaxes(2, 3))
-    captured = scores
-    wants_capture = n_outputs > 3
-    if wants_capture and qk_matmul_output_mode == 0:
-        captured = scores.copy()
-    if softcap > 0:
-        scores /= scores.dtype.type(softcap)
-        xp.tanh(scores, out=scores)
-        scores *= scores.dtype.type(softcap)
-    if wants_capture and qk_matmul_output_mode == 1:
-        captured = scores.copy()
-    allowed = _allowed(
-        xp, s, t, past, nonpad_kv_seqlen, is_causal, left_window_size, right_window_size
+    ends = None if nonpad_kv_seqlen is None else nonpad_kv_seqlen.reshape(-1, 1, 1, 1)
+    query = xp.arange(s)[:, None] + (cached if ends is None else ends - s)
+    allowed = allowed_keys(
+        xp, query, t, ends, is_causal=is_causal, left=left_window_size, right=right_window_size
     )
-    bias = _bias(xp, mask, allowed, t, scores.dtype)
-    if bias is not None:
-        scores += bias
-    if wants_capture and qk_matmul_output_mode == 2:
-        captured = scores.copy()
-    if softmax_precision is not None:
-        precise = element_type(softmax_precision)
-        if precise.itemsize > scores.dtype.itemsize:
-            scores = scores.astype(precise)
-    weights, total = exponentials(xp, scores, bias)
-    if wants_capture and qk_matmul_output_mode == 3:
-        captured = weights / total
-    y = grouped_product(xp, weights.astype(v.dtype, copy=False), v)
-    y /= total.astype(v.dtype, copy=False)
-    if flat:
-        y = y.transpose(0, 2, 1, 3).reshape(y.shape[0], s, y.shape[1] * y.shape[3])
-    results = (y.astype(dtype, copy=False), *present, captured.astype(dtype, copy=False))
-    return results[:n_outputs]
+    y, shown = attend(
+        xp, q, k, v, scale=scale, softcap=softcap, bias=key_bias(xp, attn_mask, allowed, t),
+        precise=None if softmax_precision is None else element_type(softmax_precision),
+        shown=qk_matmul_output_mode if n_outputs > 3 else None,
+    )  # fmt: skip
+    return (joined_heads(y) if flat else y, k, v, shown)[:n_outputs]
 
 
 @op("FlexAttention", since=1, domain="ai.onnx.preview")
@@ -186,19 +207,19 @@ def flex_attention_1(
         softmax_precision = 11 if dtype.itemsize == 8 else 1
     precise = element_type(softmax_precision)
     q, k, v = wide(xp, q, k, v)
-    factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
-    scores = grouped_product(xp, q * factor, k.swapaxes(2, 3)).astype(precise, copy=False)
+    scores = _scores(xp, q, k, scale).astype(precise, copy=False)
     if score_mod is not None:
         (scores,) = score_mod(scores)
     (wider,) = wide(xp, scores)
-    weights, total = exponentials(xp, wider.copy(), None)
+    weights, total = _exponentials(xp, wider.copy(), None)
     weights = (weights / total).astype(precise, copy=False)
     if prob_mod is not None:
         (weights,) = prob_mod(weights)
-    return grouped_product(xp, weights.astype(v.dtype), v).astype(dtype, copy=False)
+    return _grouped_product(xp, weights.astype(v.dtype), v).astype(dtype, copy=False)
 
 
 @op("RotaryEmbedding", since=23)
+@in_float32
 def rotary_embedding_23(
     xp: Xp, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array | None = None, *,
     interleaved: int = 0, num_heads: int | None = None, rotary_embedding_dim: int = 0,
@@ -207,13 +228,13 @@ def rotary_embedding_23(
 
     A pair is an element of the first and of the second half, or with `interleaved` two neighbours.
     """
-    flat, shape, dtype = x.ndim == 3, x.shape, x.dtype
+    flat, shape = x.ndim == 3, x.shape
     # (B, S, heads, D)
     x = x.reshape(*shape[:2], num_heads or 1, -1) if flat else x.transpose(0, 2, 1, 3)
     if flat and not num_heads:
         raise ValueError(f"num_heads is needed for an input of shape {shape}")
     rotated = rotary_embedding_dim or x.shape[3]
-    x, cos, sin = wide(xp, x, cos_cache, sin_cache)
+    cos, sin = cos_cache, sin_cache
     if position_ids is not None:
         if (
             is_on_host(position_ids)
@@ -236,5 +257,4 @@ def rotary_embedding_23(
     y = x.copy()
     y[..., first] = a * cos - b * sin
     y[..., second] = a * sin + b * cos
-    y = y.reshape(shape) if flat else y.transpose(0, 2, 1, 3)
-    return y.astype(dtype, copy=False)
+    return y.reshape(shape) if flat else y.transpose(0, 2, 1, 3)

@@ -7,11 +7,13 @@ values, cached ones included), P (cached ones), D (head size).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 
 from devices.kernels.attention import (
-    exponentials,
-    grouped_product,
+    allowed_keys,
+    appended,
+    attend,
+    joined_heads,
+    key_bias,
     rotary_embedding_23,
     split_heads,
 )
@@ -22,26 +24,7 @@ from devices.kernels.precision import wide
 from devices.kernels.registry import op
 
 
-def _attend(
-    xp: Xp, q: Array, k: Array, v: Array, scale: float, bias: Array | None
-) -> tuple[Array, Array]:
-    """Return ``softmax(q k' scale + bias) v`` as (B, S, H * D), and the scores less the softmax."""
-    dtype = q.dtype
-    q, k, v, bias = wide(xp, q, k, v, bias)
-    scores = grouped_product(xp, q * q.dtype.type(scale or 1 / sqrt(q.shape[3])), k.swapaxes(2, 3))
-    if bias is not None:
-        scores += bias
-    captured = scores.copy()
-    weights, total = exponentials(xp, scores, bias)
-    return _joined(grouped_product(xp, weights / total, v)).astype(dtype, copy=False), captured
-
-
-def _joined(x: Array) -> Array:
-    """Return (B, H, S, D) as (B, S, H * D)."""
-    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
-
-
-def _key_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Array:
+def _mask_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Array:
     """Return what is added to scores, (B, 1, S or 1, T), from any of the forms of a mask.
 
     (B) are numbers of keys; (2 B) their ends, then their begins; (3 B + 2) lengths and offsets;
@@ -57,24 +40,24 @@ def _key_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Arr
     return xp.where(mask[:, :, -s:] > 0, xp.float32(0), xp.float32(hidden))
 
 
-def _bias(
-    xp: Xp, q: Array, t: int, mask: Array | None, attention_bias: Array | None,
-    unidirectional: int, hidden: float, past: int,
-) -> Array | None:  # fmt: skip
-    b, _, s, _ = q.shape
-    bias = None if mask is None else _key_bias(xp, mask, b, s, t, hidden)
+def _attention(
+    xp: Xp, q: Array, k: Array, v: Array, mask: Array | None, attention_bias: Array | None, *,
+    mask_filter_value: float, scale: float, unidirectional: int, cached: int, wants_scores: bool,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Return attention as (B, S, H * D), and the scores less the softmax."""
+    (b, _, s, _), t = q.shape, k.shape[2]
+    bias = None if mask is None else _mask_bias(xp, mask, b, s, t, mask_filter_value)
     if unidirectional:
-        later = xp.arange(t) > xp.arange(s)[:, None] + past
+        earlier = allowed_keys(xp, xp.arange(s)[:, None] + cached, t, is_causal=1)
         lowest = xp.float32(xp.finfo(xp.float32).min)
-        bias = xp.where(later, lowest, xp.float32(0) if bias is None else bias)
+        bias = xp.where(earlier, xp.float32(0) if bias is None else bias, lowest)
     if attention_bias is not None:
         (attention_bias,) = wide(xp, attention_bias)
         bias = attention_bias if bias is None else bias + attention_bias
-    return bias
-
-
-def _appended(xp: Xp, past: Array | None, new: Array) -> Array:
-    return new if past is None else xp.concatenate((past, new), axis=2)
+    y, scores = attend(
+        xp, q, k, v, scale=scale or None, bias=bias, shown=2 if wants_scores else None
+    )
+    return joined_heads(y), scores
 
 
 @op("MultiHeadAttention", since=1, domain=MICROSOFT)
@@ -84,7 +67,7 @@ def multi_head_attention(
     past_key: Array | None = None, past_value: Array | None = None, *,
     mask_filter_value: float = -10000.0, num_heads: int, scale: float = 0.0,
     unidirectional: int = 0, n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:  # fmt: skip
     """Return attention of (B, S, H * D), the keys and values with those cached, and the scores."""
     if query.ndim != 3:
         raise ValueError(f"query has shape {query.shape}; (batch, length, hidden) wanted")
@@ -94,13 +77,12 @@ def multi_head_attention(
         key = key + bias[width:inner] if key.ndim == 3 else key
         value = value + bias[inner:] if value.ndim == 3 else value
     q, k, v = (split_heads(x, num_heads, "input") for x in (query, key, value))
-    k, v = _appended(xp, past_key, k), _appended(xp, past_value, v)
-    past = k.shape[2] - q.shape[2] if past_key is None else past_key.shape[2]
-    past = 0 if past_key is None else past
-    added = _bias(
-        xp, q, k.shape[2], key_padding_mask, attention_bias, unidirectional, mask_filter_value, past
-    )
-    y, scores = _attend(xp, q, k, v, scale, added)
+    k, v = appended(xp, past_key, k), appended(xp, past_value, v)
+    y, scores = _attention(
+        xp, q, k, v, key_padding_mask, attention_bias, mask_filter_value=mask_filter_value,
+        scale=scale, unidirectional=unidirectional,
+        cached=0 if past_key is None else past_key.shape[2], wants_scores=n_outputs > 3,
+    )  # fmt: skip
     return (y, k, v, scores)[:n_outputs]
 
 
@@ -123,12 +105,11 @@ def attention(
     at = (0, sizes[0], sizes[0] + sizes[1], sum(sizes))
     q, k, v = (split_heads(joint[..., at[i] : at[i + 1]], num_heads, "weights") for i in range(3))
     if past is not None:
-        k, v = _appended(xp, past[0], k), _appended(xp, past[1], v)
-    cached = k.shape[2] - q.shape[2]
-    added = _bias(
-        xp, q, k.shape[2], mask_index, attention_bias, unidirectional, mask_filter_value, cached
-    )
-    y, _ = _attend(xp, q, k, v, scale, added)
+        k, v = appended(xp, past[0], k), appended(xp, past[1], v)
+    y, _ = _attention(
+        xp, q, k, v, mask_index, attention_bias, mask_filter_value=mask_filter_value, scale=scale,
+        unidirectional=unidirectional, cached=k.shape[2] - q.shape[2], wants_scores=False,
+    )  # fmt: skip
     return y if n_outputs == 1 else (y, xp.stack((k, v)))
 
 
@@ -172,14 +153,13 @@ def group_query_attention(
     qk_norm_epsilon: float = 1e-6, qk_output: int = 0, rotary_interleaved: int = 0,
     scale: float = 0.0, sliding_window_cache: int = 0, smooth_softmax: int = 0,
     softcap: float = 0.0, v_quant_type: str = "NONE", n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:  # fmt: skip
     """Return causal attention of grouped heads, and the buffers of keys and values.
 
     `seqlens_k` + 1 is how many tokens of each sequence there are, cached ones included: new ones
     are put into the buffers behind those. In a prompt none are cached. `head_sink`, or 0 with
     `smooth_softmax`, takes part in the softmax as one more score.
     """
-    dtype = query.dtype
     if key is None or value is None:  # packed
         width = query.shape[2] // (num_heads + 2 * kv_num_heads)
         at = (num_heads * width, (num_heads + kv_num_heads) * width)
@@ -206,31 +186,23 @@ def group_query_attention(
         )  # fmt: skip
     room = max(total, 0 if past_key is None else past_key.shape[2])
     k, v = _put(xp, past_key, k, begins, room), _put(xp, past_value, v, begins, room)
-    present = k, v
-    q, k, v, attention_bias, head_sink = wide(
-        xp, q, k[:, :, :total], v[:, :, :total], attention_bias, head_sink
-    )
-    scores = grouped_product(xp, q * q.dtype.type(scale or 1 / sqrt(q.shape[3])), k.swapaxes(2, 3))
-    if softcap > 0:
-        scores = xp.tanh(scores / scores.dtype.type(softcap)) * scores.dtype.type(softcap)
-    if attention_bias is not None:
-        scores += attention_bias[..., :total]
     place = (first + xp.arange(s))[:, None, :, None]
-    ahead = xp.arange(total) > (place if causal else xp.asarray(ends).reshape(b, 1, 1, 1) - 1)
-    if local_window_size > 0:
-        ahead = ahead | (xp.arange(total) <= place - local_window_size)
-    scores = xp.where(ahead, scores.dtype.type(-xp.inf), scores)
-    captured = xp.where(ahead, scores.dtype.type(0), scores)
-    if head_sink is not None or smooth_softmax:
-        sink = xp.zeros(num_heads, q.dtype) if head_sink is None else head_sink
-        column = xp.broadcast_to(sink.reshape(1, -1, 1, 1), (b, num_heads, s, 1))
-        scores = xp.concatenate((scores, column), axis=3)
-    weights, sums = exponentials(xp, scores, None)
-    weights = (weights / sums)[..., :total]
-    y = _joined(grouped_product(xp, weights, v))
-    shown = weights if qk_output == 2 else captured
-    results = (y.astype(dtype, copy=False), *present, shown.astype(dtype, copy=False))
-    return results[:n_outputs]
+    allowed = allowed_keys(
+        xp, place, total, None if causal else xp.asarray(ends).reshape(b, 1, 1, 1),
+        is_causal=causal, left=local_window_size - 1 if local_window_size > 0 else -1,
+    )  # fmt: skip
+    if attention_bias is not None:
+        attention_bias = attention_bias[..., :total]
+    if head_sink is None and smooth_softmax:
+        head_sink = xp.zeros(num_heads, q.dtype)
+    y, shown = attend(
+        xp, q, k[:, :, :total], v[:, :, :total], scale=scale or None, softcap=softcap,
+        bias=key_bias(xp, attention_bias, allowed, total), sink=head_sink,
+        shown=None if n_outputs < 4 else 3 if qk_output == 2 else 2,
+    )  # fmt: skip
+    if shown is not None and qk_output != 2:
+        shown = xp.where(allowed, shown, shown.dtype.type(0))
+    return (joined_heads(y), k, v, shown)[:n_outputs]
 
 
 def _put(xp: Xp, past: Array | None, new: Array, begins: Sequence[int], room: int) -> Array:
