@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 import onnx
 
-from devices.cpu.passes import HOST_PASSES
-from devices.cpu.program import HOST, CPUProgram
-from devices.cpu.threads import blas_name
+from devices.cpu.fast.conv import FAST
+from devices.cpu.fast.weights import prepare_convolutions
+from devices.cpu.threads import blas_name, use_threads
 from devices.interpreter.backend import ArrayBackend
 from devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
+from devices.interpreter.program import InterpretedProgram
 from devices.model.extension import allowed_extensions
 from devices.model.model import Model
-from devices.plugin.program import Payload, Program
+from devices.plugin.program import Payload, Program, RunContext, Value
 from devices.plugin.properties import (
     COMMON_PROPERTIES,
     OPTIONAL_PROPERTIES,
@@ -24,7 +26,36 @@ from devices.plugin.properties import (
     Property,
     PropertyTable,
 )
-from devices.transforms import PASSES, transform
+from devices.transforms import FIRST, PASSES, THEN, Pass, transform
+from devices.transforms.identities import remove_dead_nodes
+from devices.transforms.single_precision import compute_in_single
+
+#: The host's arrays, and kernels that suit only a CPU beside the shared ones.
+HOST: Final = ArrayBackend("numpy", np, FAST)
+#: What those kernels want, among the transformations of every device.
+_HOST_PASSES: Final = (
+    *FIRST,
+    Pass(compute_in_single),
+    *THEN,
+    Pass(prepare_convolutions, oldest_opset=0),
+    Pass(remove_dead_nodes, oldest_opset=0),
+)
+
+
+class CPUProgram(InterpretedProgram):
+    """A transformed model, interpreted.
+
+    `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
+    """
+
+    def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = HOST) -> None:
+        super().__init__(model, backend)
+        self._threads = threads
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Compute the outputs; KernelError where a node's inputs break its specification."""
+        use_threads(self._threads)
+        return super().run(inputs, context)
 
 
 class CPUPlugin(InterpreterPlugin):
@@ -60,7 +91,7 @@ class CPUPlugin(InterpreterPlugin):
         if config["DISABLE_TRANSFORMATIONS"]:
             return model
         accurate = config["EXECUTION_MODE_HINT"] == "ACCURACY"
-        return transform(model, PASSES if accurate else HOST_PASSES)
+        return transform(model, PASSES if accurate else _HOST_PASSES)
 
     def compile(self, model: Model, config: Config) -> Program:
         """Return the interpreter's program."""

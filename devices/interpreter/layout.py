@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-#: Bytes that a place starts at a multiple of: a line of the cache, and the widest vector.
-_ALIGNMENT: Final = 64
+from devices.interpreter.calls import ALIGNMENT
+
 #: Tasks whose buffers are looked through together.
 _ROW: Final = 16
 
@@ -30,7 +30,7 @@ def lay_out(spans: Mapping[int, Span]) -> tuple[dict[int, int], int]:
     #: Some tasks in a row -> (offset, end, first and last task) of what is placed for any of them.
     placed: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     for buffer, (first, last, nbytes) in sorted(spans.items(), key=lambda item: -item[1].nbytes):
-        size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         rows = range(first // _ROW, last // _ROW + 1)
         offset = 0
         for start, end, begin, until in sorted({place for row in rows for place in placed[row]}):

@@ -11,8 +11,7 @@ from numpy._core import umath
 from numpy.lib.array_utils import byte_bounds
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from devices.interpreter.calls import Call
-from devices.interpreter.copies import copy_call
+from devices.interpreter.calls import Call, copy_call
 from devices.interpreter.tape import Place, Recording, Step, copying, layouts_of, recording_of
 
 #: Steps beyond which a call of the kernel costs no more than they do.

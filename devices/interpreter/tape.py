@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from devices.interpreter.calls import Call, Scratch
-from devices.interpreter.copies import copy_call
+from devices.interpreter.calls import Call, Scratch, copy_call
 from devices.interpreter.layout import Span, lay_out
 
 

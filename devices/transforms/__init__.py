@@ -8,12 +8,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.model.model import Model
-from devices.transforms.constant_folding import fold_constants
+from devices.transforms.constant_folding import fold_constants, literals_to_constants
 from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
-from devices.transforms.dead_nodes import remove_dead_nodes
-from devices.transforms.identities import eliminate_identities
+from devices.transforms.identities import eliminate_identities, remove_dead_nodes
 from devices.transforms.inline_functions import inline_functions
-from devices.transforms.literals import literals_to_constants
 from devices.transforms.quantized import fuse_fake_quantize
 
 

@@ -1,4 +1,4 @@
-"""Pass: what depends on constants alone is computed once, at compilation."""
+"""Passes: `Constant` nodes become constants; what depends on those alone is computed once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from devices.interpreter.implementations import (
     Scope,
     find_implementation,
 )
+from devices.model.literals import literal_value
 from devices.model.model import Model, Node
 from devices.plugin.program import RunContext
 from devices.plugin.support import Refusal
@@ -21,6 +22,16 @@ from devices.transforms.rewriting import Rewrite
 
 #: A result larger than this, and than what it was made from, is not kept.
 MOST_NBYTES: Final = 1 << 29
+
+
+def literals_to_constants(model: Model) -> Model:
+    """Return the model without `Constant` nodes."""
+    rewrite = Rewrite(model)
+    for i, node in enumerate(model.nodes):
+        if node.is_constant:
+            rewrite.remove(i)
+            rewrite.set_constant(node.outputs[0], literal_value(node))
+    return rewrite.apply()
 
 
 def fold_constants(model: Model) -> Model:

@@ -1,4 +1,6 @@
-"""Pass: nodes that only hand on their input go.
+"""Passes: nodes that no output depends on go, and so do those that only hand on their input.
+
+The latter are:
 
 1. `Identity` of a tensor.
 2. `Dropout` at inference whose mask nobody reads.
@@ -34,3 +36,17 @@ def _is_inference(node: Node, model: Model) -> bool:
         return True
     training = model.constants.get(node.inputs[2])
     return training is not None and not training.array.any()
+
+
+def remove_dead_nodes(model: Model) -> Model:
+    """Return the model with only what its outputs need."""
+    needed = {port.name for port in model.outputs}
+    nodes = []
+    for node in reversed(model.nodes):
+        if any(value in needed for value in node.writes):
+            needed.update(node.reads)
+            nodes.append(node)
+    constants = {name: c for name, c in model.constants.items() if name in needed}
+    if len(nodes) == len(model.nodes) and len(constants) == len(model.constants):
+        return model
+    return model.replace(nodes=nodes[::-1], constants=constants, specs=model.specs)

@@ -12,8 +12,7 @@ from functools import partial
 import numpy as np
 
 from devices.cpu.fast.bands import BandScratch
-from devices.interpreter.calls import Call
-from devices.interpreter.copies import copy_call
+from devices.interpreter.calls import Call, copy_call
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048

@@ -20,8 +20,7 @@ from devices.cpu.fast.channels_last import (
     row_calls,
     windows,
 )
-from devices.interpreter.calls import CALL_MAKERS, Call, Scratch
-from devices.interpreter.copies import copy_call
+from devices.interpreter.calls import CALL_MAKERS, Call, Scratch, copy_call
 from devices.kernels import KernelRegistry
 from devices.kernels.element_types import Xp
 from devices.kernels.registry import op, taking

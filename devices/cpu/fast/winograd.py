@@ -16,8 +16,7 @@ import numpy as np
 
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.channels_last import windows
-from devices.interpreter.calls import Call
-from devices.interpreter.copies import copy_call
+from devices.interpreter.calls import Call, copy_call
 
 #: Outputs along an axis of a tile -> the points, beside infinity.
 _POINTS = {

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from devices.cpu.plugin import CPUPlugin
-from devices.cpu.program import CPUProgram
+from devices.cpu.plugin import CPUPlugin, CPUProgram
 from devices.errors import BlobError, KernelError, ModelError, RequestCancelledError
 from devices.model.reader import read_model
 from devices.plugin.program import Payload, RunContext

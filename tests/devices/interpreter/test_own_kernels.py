@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from devices.cpu.fast import FAST
+from devices.cpu.fast.conv import FAST
 from devices.cpu.plugin import CPUPlugin
 from devices.interpreter.backend import ArrayBackend
 from devices.interpreter.implementations import FUSED
