@@ -12,7 +12,8 @@ from math import sqrt
 from operator import and_
 from typing import Any
 
-from devices.kernels.element_types import Array, Xp, element_type, in_float32, is_on_host
+from devices.kernels.axes import are_within
+from devices.kernels.element_types import Array, Xp, element_type, in_float32
 from devices.kernels.precision import wide
 from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
@@ -236,11 +237,7 @@ def rotary_embedding_23(
     rotated = rotary_embedding_dim or x.shape[3]
     cos, sin = cos_cache, sin_cache
     if position_ids is not None:
-        if (
-            is_on_host(position_ids)
-            and position_ids.size
-            and not 0 <= int(position_ids.min()) <= int(position_ids.max()) < len(cos)
-        ):
+        if not are_within(position_ids, 0, len(cos)):
             raise IndexError(f"a position id is outside the caches' {len(cos)} rows")
         cos, sin = cos[position_ids], sin[position_ids]
     if cos.shape != (*x.shape[:2], rotated // 2) or sin.shape != cos.shape or rotated % 2:

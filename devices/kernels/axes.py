@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from devices.kernels.element_types import Array, is_on_host
+
+
+def are_within(values: Array, first: int, end: int) -> bool:
+    """Tell whether all values are in first..end-1, or the host cannot look without waiting."""
+    if not is_on_host(values) or not values.size:
+        return True
+    return bool(first <= values.min() and values.max() < end)
+
 
 def axis_of(axis: int, rank: int) -> int:
     """Return the axis in 0..rank-1 that `axis` in -rank..rank-1 names."""

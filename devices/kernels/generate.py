@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from devices.kernels.element_types import Array, Xp, element_type, is_narrow_float, same_type
 from devices.kernels.registry import ALL, op
@@ -43,32 +42,20 @@ def range_11(xp: Xp, start: Array, limit: Array, delta: Array, *, stash_type: in
     return (numbers + start.astype(stash).reshape(())).astype(start.dtype)
 
 
-@op("HannWindow", since=17, host=(0,))
-def hann_window(xp: Xp, size: Array, *, output_datatype: int = 1, periodic: int = 1) -> Array:
-    """Return ``0.5 - 0.5 cos(t)``, t over a period of `size` (or ``size - 1``) samples."""
-    return _window(xp, size, output_datatype, periodic, (0.5, 0.5))
+def _window(op_type: str, *terms: float) -> None:
+    """Register a window that is the alternating sum of cosines with these coefficients."""
+
+    @op(op_type, since=17, host=(0,))
+    def window(xp: Xp, size: Array, *, output_datatype: int = 1, periodic: int = 1) -> Array:
+        samples = int(size.item())
+        if samples < 0:
+            raise ValueError(f"a window of {samples} samples")
+        period = samples if periodic else samples - 1
+        angle = xp.arange(samples, dtype=xp.float64) * (2 * math.pi / period if period else 0.0)
+        total = sum((-1) ** k * a * xp.cos(k * angle) for k, a in enumerate(terms))
+        return total.astype(element_type(output_datatype))
 
 
-@op("HammingWindow", since=17, host=(0,))
-def hamming_window(xp: Xp, size: Array, *, output_datatype: int = 1, periodic: int = 1) -> Array:
-    """Return ``25/46 - 21/46 cos(t)``, t over a period of `size` (or ``size - 1``) samples."""
-    return _window(xp, size, output_datatype, periodic, (25 / 46, 21 / 46))
-
-
-@op("BlackmanWindow", since=17, host=(0,))
-def blackman_window(xp: Xp, size: Array, *, output_datatype: int = 1, periodic: int = 1) -> Array:
-    """Return ``0.42 - 0.5 cos(t) + 0.08 cos(2t)``, t over `size` (or ``size - 1``) samples."""
-    return _window(xp, size, output_datatype, periodic, (0.42, 0.5, 0.08))
-
-
-def _window(
-    xp: Xp, size: Array, output_datatype: int, periodic: int, terms: Sequence[float]
-) -> Array:
-    """Return the alternating cosine sum with these coefficients."""
-    samples = int(size.item())
-    if samples < 0:
-        raise ValueError(f"a window of {samples} samples")
-    period = samples if periodic else samples - 1
-    angle = xp.arange(samples, dtype=xp.float64) * (2 * math.pi / period if period else 0.0)
-    window = sum((-1) ** k * a * xp.cos(k * angle) for k, a in enumerate(terms))
-    return window.astype(element_type(output_datatype))
+_window("HannWindow", 0.5, 0.5)
+_window("HammingWindow", 25 / 46, 21 / 46)
+_window("BlackmanWindow", 0.42, 0.5, 0.08)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 from devices.kernels.element_types import Array, Xp, in_float32, zeros
 from devices.kernels.precision import to_integers
 from devices.kernels.registry import op, taking
+from devices.kernels.resize import cubic_filter, linear_filter
 
 _PADDINGS = ("zeros", "border", "reflection")
 
@@ -28,7 +28,6 @@ def grid_sample_20(
 
     A point's coordinates run from -1 to 1, the last axis first.
     """
-    taps = {"nearest": _nearest, "linear": _linear, "cubic": _cubic}
     rank = x.ndim - 2
     if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
         raise ValueError(f"a grid of shape {grid.shape} does not fit images of shape {x.shape}")
@@ -40,9 +39,7 @@ def grid_sample_20(
         raise TypeError(f"{x.dtype} has no values between two pixels; mode 'nearest' reads it")
     points = grid.reshape(n, -1, rank).astype(x.dtype if x.dtype.kind == "f" else xp.float64)
     axes = [
-        _axis_taps(
-            xp, points[..., rank - 1 - i], size, taps[mode], padding_mode, bool(align_corners)
-        )
+        _axis_taps(xp, points[..., rank - 1 - i], size, mode, padding_mode, bool(align_corners))
         for i, size in enumerate(dims)
     ]
     # Pixels as rows of channels, so that one take reads all channels of a point.
@@ -85,27 +82,22 @@ Taps = list[tuple[Array, Array]]
 
 
 def _axis_taps(
-    xp: Xp,
-    point: Array,
-    size: int,
-    taps: Callable[[Xp, Array], Taps],
-    padding_mode: str,
-    align_corners: bool,
+    xp: Xp, point: Array, size: int, mode: str, padding_mode: str, align_corners: bool
 ) -> Taps:
     """Return the pixels on one axis that each point reads (-1: none), with their weights."""
     place = (point + 1) / 2 * (size - 1) if align_corners else ((point + 1) * size - 1) / 2
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
-    if taps is _nearest:
+    if mode == "nearest":
         place = xp.rint(place)
     # Cubic's four pixels are clamped one by one, as the frameworks that export it do.
-    if padding_mode == "border" and taps is not _cubic:
+    if padding_mode == "border" and mode != "cubic":
         place = xp.where((place < low) | (place > high), xp.clip(place, 0, size - 1), place)
     elif padding_mode == "reflection":
         place = _reflect(xp, place, low, high)
     # A point that is not a number, or far away, still needs some index; its weight stays NaN or 0.
     place = xp.clip(place, -4, size + 4)
     result = []
-    for position, weight in taps(xp, place):
+    for position, weight in _taps(xp, place, mode):
         within = (position >= 0) & (position <= size - 1)
         if padding_mode == "reflection":
             position = _reflect(xp, position, low, high)
@@ -125,26 +117,11 @@ def _reflect(xp: Xp, place: Array, low: float, high: float) -> Array:
     return low + extent - xp.abs((place - low) % (2 * extent) - extent)
 
 
-def _nearest(xp: Xp, place: Array) -> Taps:
-    return [(xp.rint(place), xp.ones_like(place))]
-
-
-def _linear(xp: Xp, place: Array) -> Taps:
+def _taps(xp: Xp, place: Array, mode: str) -> Taps:
+    """Return the positions next to each place, and their weights."""
+    if mode == "nearest":
+        return [(xp.rint(place), xp.ones_like(place))]
     first = xp.floor(place)
-    fraction = place - first
-    return [(first, 1 - fraction), (first + 1, fraction)]
-
-
-def _cubic(xp: Xp, place: Array) -> Taps:
-    """Weigh four pixels by Keys' cubic convolution with a = -0.75."""
-    a = -0.75
-    first = xp.floor(place)
-    result = []
-    for offset in (-1, 0, 1, 2):
-        t = xp.abs(place - first - offset)
-        if offset in (0, 1):
-            weight = ((a + 2) * t - (a + 3)) * t * t + 1
-        else:
-            weight = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-        result.append((first + offset, weight))
-    return result
+    if mode == "linear":
+        return [(first + i, linear_filter(xp, place - first - i)) for i in (0, 1)]
+    return [(first + i, cubic_filter(xp, place - first - i)) for i in (-1, 0, 1, 2)]

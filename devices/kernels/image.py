@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from devices.kernels.axes import axes_of
+from devices.kernels.axes import are_within, axes_of
 from devices.kernels.convolve import add_windows
-from devices.kernels.element_types import Array, Xp, in_float32, is_on_host, is_string
+from devices.kernels.element_types import Array, Xp, in_float32, is_string
 from devices.kernels.registry import op, taking
 from devices.kernels.slicing import pad
 from devices.kernels.window import sliding_window
@@ -105,7 +105,7 @@ def roi_align_16(
             f"rois of shape {rois.shape} and batch_indices of shape {batch_indices.shape} are not "
             f"(R, 4) and (R,)"
         )
-    check_batch(batch_indices, x.shape[0])
+    _check_batch(batch_indices, x.shape[0])
     c, *dims = x.shape[1:]
     corners = rois * xp.asarray(spatial_scale, dtype=rois.dtype) - (0.5 if half_pixel else 0)
     # y first, as the image's axes are.
@@ -176,9 +176,9 @@ def _roi_samples(
     return xp.concatenate([low, high], axis=-1), weights
 
 
-def check_batch(entries: Array, size: int) -> None:
+def _check_batch(entries: Array, size: int) -> None:
     """Raise IndexError unless each batch index is in 0..size-1."""
-    if is_on_host(entries) and entries.size and not (entries.min() >= 0 and entries.max() < size):
+    if not are_within(entries, 0, size):
         raise IndexError(f"a batch index is out of range for a batch of {size}")
 
 
@@ -194,7 +194,7 @@ def max_roi_pool(
     """
     if rois.ndim != 2 or rois.shape[1] != 5:
         raise ValueError(f"rois of shape {rois.shape} are not (R, 5)")
-    check_batch(rois[:, 0], x.shape[0])
+    _check_batch(rois[:, 0], x.shape[0])
     y = xp.zeros((len(rois), x.shape[1], *pooled_shape), dtype=x.dtype)
     for region, (entry, *corner) in enumerate(rois.tolist()):
         rows, columns = (

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from devices.kernels.axes import axis_of
+from devices.kernels.axes import are_within, axis_of
 from devices.kernels.element_types import Array, Xp, element_type, is_on_host, is_string, zeros
 from devices.kernels.registry import op
 
 
 def check_indices(indices: Array, size: int, what: str = "index") -> None:
     """Raise IndexError unless every index is in -size..size-1, where the host can look."""
-    if (
-        is_on_host(indices)
-        and indices.size
-        and not (-size <= indices.min() and indices.max() < size)
-    ):
+    if not are_within(indices, -size, size):
         bad = indices.max() if indices.max() >= size else indices.min()
         raise IndexError(f"{what} {int(bad)} is out of range for a dimension of {size}")
 
@@ -152,11 +148,7 @@ def reverse_sequence(
     steps, batch = x.shape[time_axis], x.shape[batch_axis]
     if sequence_lens.shape != (batch,):
         raise ValueError(f"sequence_lens of shape {sequence_lens.shape} is not ({batch},)")
-    if (
-        is_on_host(sequence_lens)
-        and batch
-        and not (sequence_lens.min() >= 0 and sequence_lens.max() <= steps)
-    ):
+    if not are_within(sequence_lens, 0, steps + 1):
         raise ValueError(f"sequence_lens must be from 0 to the {steps} time steps")
     time = xp.arange(steps)[:, None]
     source = xp.where(time < sequence_lens, sequence_lens - 1 - time, time)

@@ -18,31 +18,22 @@ def _negative_log_likelihood(
     if weight is not None and weight.shape != (classes,):
         raise ValueError(f"weight has shape {weight.shape}; {(classes,)} wanted")
     known = (target >= 0) & (target < classes)
-    counted = None if ignore_index is None else target != ignore_index
-    wrong = ~known if counted is None else ~known & counted
-    if is_on_host(wrong) and bool(wrong.any()):
+    counted = xp.full(target.shape, True) if ignore_index is None else target != ignore_index
+    if is_on_host(target) and not bool((known | ~counted).all()):
         raise IndexError(
             f"a target is outside [0, {classes})"
             + ("" if ignore_index is None else f" and is not ignore_index {ignore_index}")
         )
     label = xp.where(known, target, 0)
     loss = -xp.take_along_axis(log_prob, xp.expand_dims(label, 1), axis=1)[:, 0]
-    factor = None
-    if weight is not None:
-        factor = weight[label]
-        if counted is not None:
-            factor = xp.where(counted, factor, factor.dtype.type(0))
-    elif counted is not None:
-        factor = counted.astype(log_prob.dtype)
-    if factor is not None:
-        loss = loss * factor
-        if counted is not None:
-            loss = xp.where(counted, loss, loss.dtype.type(0))
+    one = log_prob.dtype.type(1)
+    factor = xp.where(counted, one if weight is None else weight[label], one * 0)
+    loss = xp.where(counted, loss * factor, loss.dtype.type(0))
     if reduction == "none":
         return loss
     total = xp.sum(loss)
     if reduction == "mean":
-        total = total / (loss.size if factor is None else xp.sum(factor))
+        total = total / xp.sum(factor)
     return xp.asarray(total, dtype=log_prob.dtype)
 
 

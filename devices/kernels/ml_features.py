@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.kernels.element_types import Array, Xp, is_on_host, is_string
+from devices.kernels.axes import are_within
+from devices.kernels.element_types import Array, Xp, is_string
 from devices.kernels.ml_scores import ML, Floats, Ints, Strings, rows_of
 from devices.kernels.registry import ALL, op
 
@@ -74,7 +75,7 @@ def imputer(
 def array_feature_extractor(xp: Xp, x: Array, indices: Array) -> Array:
     """Return some positions of the last axis; of a vector, as one row."""
     places = indices.reshape(-1)
-    if is_on_host(places) and bool(((places < 0) | (places >= x.shape[-1])).any()):
+    if not are_within(places, 0, x.shape[-1]):
         raise IndexError(f"indices must be from 0 to {x.shape[-1] - 1}")
     y = xp.take(x, places, axis=-1)
     return y.reshape(1, -1) if x.ndim == 1 else y

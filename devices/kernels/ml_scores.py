@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from math import pi
 from typing import Any
 
+from devices.kernels.activation import sigmoid
 from devices.kernels.element_types import Array, Xp
+from devices.kernels.softmax import softmax
 
 #: The domain of classical models, and its lists of numbers and names.
 ML = "ai.onnx.ml"
@@ -32,17 +34,6 @@ def labels_of(xp: Xp, ints: Sequence[int] | None, strings: Sequence[str] | None)
     return xp.asarray(ints, dtype=xp.int64)
 
 
-def _logistic(xp: Xp, x: Array) -> Array:
-    """Return 1 / (1 + exp(-x)), written so that exp cannot overflow."""
-    e = xp.exp(-xp.absolute(x))
-    return xp.where(x < 0, e, 1) / (1 + e)
-
-
-def _softmax(xp: Xp, x: Array) -> Array:
-    e = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
-    return e / xp.sum(e, axis=-1, keepdims=True)
-
-
 def _softmax_zero(xp: Xp, x: Array) -> Array:
     """Return the softmax of what is not zero; zeros stay."""
     counts = xp.absolute(x) > 1e-7
@@ -63,8 +54,8 @@ def _probit(xp: Xp, x: Array) -> Array:
 
 _TRANSFORMS = {
     "NONE": lambda xp, x: x,
-    "LOGISTIC": _logistic,
-    "SOFTMAX": _softmax,
+    "LOGISTIC": sigmoid,
+    "SOFTMAX": lambda xp, x: softmax(xp, x, 1),
     "SOFTMAX_ZERO": _softmax_zero,
     "PROBIT": _probit,
 }

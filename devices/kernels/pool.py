@@ -12,7 +12,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from devices.kernels.element_types import Array, Xp, in_float32, is_on_host
+from devices.kernels.axes import are_within
+from devices.kernels.element_types import Array, Xp, in_float32
 from devices.kernels.registry import op, taking
 from devices.kernels.window import Window, per_axis, sliding_window
 
@@ -174,11 +175,7 @@ def max_unpool_9(
     ]
     shape = (*x.shape[:2], *spatial)
     places = indices.reshape(-1)
-    if (
-        is_on_host(places)
-        and places.size
-        and (int(places.min()) < 0 or int(places.max()) >= prod(shape))
-    ):
+    if not are_within(places, 0, prod(shape)):
         raise IndexError(f"an index is outside the {prod(shape)} elements of output {shape}")
     y = xp.zeros(prod(shape), x.dtype)
     y[places] = x.reshape(-1)

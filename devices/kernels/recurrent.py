@@ -9,9 +9,9 @@ Sizes are written T (time), B (batch), H (hidden), I (input), D (directions).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
+from devices.kernels.axes import are_within
 from devices.kernels.element_types import Array, Xp, is_on_host
 from devices.kernels.precision import wide
 from devices.kernels.registry import op, taking
@@ -19,16 +19,6 @@ from devices.kernels.registry import op, taking
 Floats = Sequence[float]
 Strings = Sequence[str]
 Activation = Callable[[Array], Array]
-
-#: Default alpha and beta of the activations that have them.
-_PARAMETERS = {
-    "affine": (1.0, 0.0),
-    "leakyrelu": (0.01,),
-    "thresholdedrelu": (1.0,),
-    "scaledtanh": (1.0, 1.0),
-    "hardsigmoid": (0.2, 0.5),
-    "elu": (1.0,),
-}
 
 
 def _sigmoid(xp: Xp, x: Array) -> Array:
@@ -39,22 +29,28 @@ def _sigmoid(xp: Xp, x: Array) -> Array:
     return y
 
 
-def named_activation(xp: Xp, name: str, alpha: float, beta: float) -> Activation:
-    """Return the activation function of that name (any case), with its parameters bound."""
-    functions: dict[str, Activation] = {
-        "tanh": xp.tanh,
-        "sigmoid": partial(_sigmoid, xp),
-        "relu": lambda x: xp.maximum(x, 0),
-        "affine": lambda x: alpha * x + beta,
-        "leakyrelu": lambda x: xp.where(x < 0, alpha * x, x),
-        "thresholdedrelu": lambda x: xp.where(x > alpha, x, x.dtype.type(0)),
-        "scaledtanh": lambda x: alpha * xp.tanh(beta * x),
-        "hardsigmoid": lambda x: xp.clip(alpha * x + beta, 0, 1),
-        "elu": lambda x: xp.where(x < 0, alpha * xp.expm1(x), x),
-        "softsign": lambda x: x / (1 + abs(x)),
-        "softplus": lambda x: xp.logaddexp(x, x.dtype.type(0)),
-    }
-    return functions[name.lower()]
+#: Activation -> the defaults of alpha and of beta, of those that it has, and its function of them.
+_ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Array]]] = {
+    "Affine": ((1.0, 0.0), lambda xp, x, alpha, beta: alpha * x + beta),
+    "Elu": ((1.0,), lambda xp, x, alpha: xp.where(x < 0, alpha * xp.expm1(x), x)),
+    "HardSigmoid": ((0.2, 0.5), lambda xp, x, alpha, beta: xp.clip(alpha * x + beta, 0, 1)),
+    "LeakyRelu": ((0.01,), lambda xp, x, alpha: xp.where(x < 0, alpha * x, x)),
+    "Relu": ((), lambda xp, x: xp.maximum(x, 0)),
+    "ScaledTanh": ((1.0, 1.0), lambda xp, x, alpha, beta: alpha * xp.tanh(beta * x)),
+    "Sigmoid": ((), _sigmoid),
+    "Softplus": ((), lambda xp, x: xp.logaddexp(x, x.dtype.type(0))),
+    "Softsign": ((), lambda xp, x: x / (1 + abs(x))),
+    "Tanh": ((), lambda xp, x: xp.tanh(x)),
+    "ThresholdedRelu": ((1.0,), lambda xp, x, alpha: xp.where(x > alpha, x, x.dtype.type(0))),
+}
+#: ONNX Runtime, and so we, take the names in any case.
+_NAMES = {name.lower(): name for name in _ACTIVATIONS}
+
+
+def named_activation(xp: Xp, name: str, *parameters: float) -> Activation:
+    """Return the activation function of that name, with as many parameters bound as it has."""
+    defaults, function = _ACTIVATIONS[_NAMES[name.lower()]]
+    return lambda x: function(xp, x, *parameters[: len(defaults)])
 
 
 def _activations(
@@ -63,17 +59,12 @@ def _activations(
     """Return `count` activations; alphas and betas are consumed by those that take them."""
     if len(names) < count:
         raise ValueError(f"activations {tuple(names)}: {count} wanted")
-    alpha_values, beta_values = list(alphas or ()), list(betas or ())
+    given = (iter(alphas or ()), iter(betas or ()))
     chosen = []
     for name in names[:count]:
-        defaults = _PARAMETERS.get(name.lower(), ())
-        alpha = defaults[0] if defaults else 0.0
-        beta = defaults[1] if len(defaults) > 1 else 0.0
-        if defaults and alpha_values:
-            alpha = alpha_values.pop(0)
-        if len(defaults) > 1 and beta_values:
-            beta = beta_values.pop(0)
-        chosen.append(named_activation(xp, name, alpha, beta))
+        defaults, _ = _ACTIVATIONS[_NAMES[name.lower()]]
+        parameters = (next(v, d) for v, d in zip(given, defaults, strict=False))
+        chosen.append(named_activation(xp, name, *parameters))
     return chosen
 
 
@@ -133,12 +124,9 @@ def _layer(
         b = xp.zeros((directions, 2 * gates * hidden), x.dtype)
     if lengths is not None:
         lengths = xp.asarray(lengths)
-        looking = is_on_host(lengths)
-        if lengths.shape != (batch,) or (
-            looking and bool(((lengths < 0) | (lengths > steps)).any())
-        ):
+        if lengths.shape != (batch,) or not are_within(lengths, 0, steps + 1):
             raise ValueError(f"sequence_lens must be {batch} numbers from 0 to {steps}")
-        if looking and bool((lengths == steps).all()):
+        if is_on_host(lengths) and bool((lengths == steps).all()):
             lengths = None
     usual = _USUAL[gates] * directions
     names = activations or usual
@@ -211,13 +199,8 @@ def _scan(
     )
 
 
-_ACTIVATIONS = (
-    "Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus",
-    "Softsign", "Tanh", "ThresholdedRelu",
-)  # fmt: skip
 _CHOICES = {
     "direction": ("forward", "reverse", "bidirectional"),
-    # ONNX Runtime and the kernels below take them in any case.
     "activations": tuple(s for name in _ACTIVATIONS for s in (name, name.lower(), name.upper())),
 }
 

@@ -88,7 +88,7 @@ def reduce_prod(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: boo
 def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the greatest element; the least value of the type if there are none."""
     if not data.size:
-        return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[0], data.dtype)
+        return xp.full_like(reduce_sum(xp, data, axes, keepdims), _extremes(xp, data)[0])
     return xp.max(data, axis=axes, keepdims=keepdims)
 
 
@@ -96,16 +96,8 @@ def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
 def reduce_min(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the least element; the greatest value of the type if there are none."""
     if not data.size:
-        return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[1], data.dtype)
+        return xp.full_like(reduce_sum(xp, data, axes, keepdims), _extremes(xp, data)[1])
     return xp.min(data, axis=axes, keepdims=keepdims)
-
-
-def _reduced(data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of the reduced array."""
-    axes = tuple(range(data.ndim)) if axes is None else axes
-    if keepdims:
-        return tuple(1 if axis in axes else n for axis, n in enumerate(data.shape))
-    return tuple(n for axis, n in enumerate(data.shape) if axis not in axes)
 
 
 def _extremes(xp: Xp, data: Array) -> tuple[Any, Any]:

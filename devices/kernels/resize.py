@@ -84,16 +84,17 @@ def _nearest(xp: Xp, x: Array, mode: str, scale: float) -> Array:
     return xp.floor(x)
 
 
-def _linear_filter(xp: Xp, x: Array) -> Array:
+def linear_filter(xp: Xp, x: Array) -> Array:
+    """Return the weight of a neighbour at distance x."""
     return xp.maximum(1 - abs(x), 0)
 
 
-def _cubic_filter(xp: Xp, x: Array, a: float) -> Array:
-    """Keys' cubic convolution kernel with parameter a (IEEE TASSP 29(6), 1981, equation 4)."""
+def cubic_filter(xp: Xp, x: Array, a: float = -0.75) -> Array:
+    """Return likewise Keys' cubic convolution kernel (IEEE TASSP 29(6), 1981, equation 4)."""
     x = abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return xp.where(x <= 1, near, xp.where(x < 2, far, x.dtype.type(0)))
+    return xp.where(x <= 1, near, xp.where(x >= 2, x.dtype.type(0), far))
 
 
 def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
@@ -107,9 +108,9 @@ def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
     offsets = xp.arange(first, 2 - first, dtype=xp.float32)[:, None]
     distance = (offsets - (source - base)) * xp.float32(shrink)
     if rules.mode == "linear":
-        weights = _linear_filter(xp, distance)
+        weights = linear_filter(xp, distance)
     else:
-        weights = _cubic_filter(xp, distance, rules.cubic_a)
+        weights = cubic_filter(xp, distance, rules.cubic_a)
     index = (base + offsets).astype(xp.int64)
     if rules.exclude_outside:
         weights = xp.where((index >= 0) & (index < a.size), weights, weights.dtype.type(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from devices.kernels.axes import axis_of
+from devices.kernels.axes import are_within, axis_of
 from devices.kernels.element_types import Array, Xp, is_narrow_float, is_on_host, same_type
 from devices.kernels.index import element_numbers, row_numbers
 from devices.kernels.registry import op
@@ -115,7 +115,7 @@ def tensor_scatter(
     step = start[:, None] + xp.arange(update.shape[axis])
     if mode == "circular":
         step = step % length
-    elif is_on_host(step) and step.size and not (step.min() >= 0 and step.max() < length):
+    elif not are_within(step, 0, length):
         raise IndexError(f"steps {int(step.min())} to {int(step.max())} exceed the {length} cached")
     present = past_cache.copy()
     # A view with (batch, step) first, so that one assignment writes every entry's steps.

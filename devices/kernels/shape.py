@@ -67,21 +67,18 @@ def transpose(xp: Xp, data: Array, *, perm: Sequence[int] | None = None) -> Arra
 def squeeze_1(xp: Xp, data: Array, *, axes: Sequence[int] | None = None) -> Array:
     """Remove the dimensions of size 1, or those that `axes` names."""
     if axes is None:
-        return data.reshape([size for size in data.shape if size != 1])
-    removed = set(axes_of(axes, data.ndim))
+        return xp.squeeze(data)
+    removed = axes_of(axes, data.ndim)
     for axis in removed:
         if data.shape[axis] != 1:
             raise ValueError(f"axis {axis} of shape {data.shape} is not of size 1")
-    return data.reshape([size for i, size in enumerate(data.shape) if i not in removed])
+    return xp.squeeze(data, removed)
 
 
 @op("Unsqueeze", since=1)
 def unsqueeze_1(xp: Xp, data: Array, *, axes: Sequence[int]) -> Array:
     """Insert dimensions of size 1 so that the output has them at `axes`."""
-    rank = data.ndim + len(axes)
-    inserted = set(axes_of(axes, rank))
-    sizes = iter(data.shape)
-    return data.reshape([1 if i in inserted else next(sizes) for i in range(rank)])
+    return xp.expand_dims(data, axes_of(axes, data.ndim + len(axes)))
 
 
 op("Squeeze", since=13, host=(1,))(as_inputs(squeeze_1, "axes"))

@@ -26,15 +26,20 @@ def _parts(xp: Xp, z: Array, dtype: object) -> Array:
     return xp.stack((z.real, z.imag), axis=-1).astype(dtype, copy=False)
 
 
-def _dft(xp: Xp, x: Array, length: Array | None, axis: int, inverse: int, onesided: int) -> Array:
+@op("DFT", since=17, host=(1,))
+def dft_17(
+    xp: Xp, x: Array, dft_length: Array | None = None, *,
+    axis: int = 1, inverse: int = 0, onesided: int = 0,
+) -> Array:  # fmt: skip
+    """Return the discrete Fourier transform along `axis`, cut or zero-padded to `dft_length`."""
     if not (-x.ndim <= axis <= -2 or 0 <= axis <= x.ndim - 2):
         raise ValueError(f"axis {axis} is out of range for rank {x.ndim} (the last axis is parts)")
     axis %= x.ndim
     dtype = x.dtype
     (x,) = wide(xp, x)
     z = _complex(x)
-    if length is not None:
-        n = int(length.reshape(()))
+    if dft_length is not None:
+        n = int(dft_length.reshape(()))
     else:
         n = 2 * (z.shape[axis] - 1) if inverse and onesided else z.shape[axis]
     if n < 1:
@@ -49,15 +54,6 @@ def _dft(xp: Xp, x: Array, length: Array | None, axis: int, inverse: int, onesid
     return _parts(xp, transform(z, n=n, axis=axis), dtype)
 
 
-@op("DFT", since=17, host=(1,))
-def dft_17(
-    xp: Xp, x: Array, dft_length: Array | None = None, *,
-    axis: int = 1, inverse: int = 0, onesided: int = 0,
-) -> Array:  # fmt: skip
-    """Return the discrete Fourier transform along `axis`, cut or zero-padded to `dft_length`."""
-    return _dft(xp, x, dft_length, axis, inverse, onesided)
-
-
 @op("DFT", since=20, host=(1, 2))
 def dft_20(
     xp: Xp, x: Array, dft_length: Array | None = None, axis: Array | None = None, *,
@@ -65,7 +61,7 @@ def dft_20(
 ) -> Array:  # fmt: skip
     """Return the discrete Fourier transform along `axis` (default -2)."""
     where = -2 if axis is None else int(axis.reshape(()))
-    return _dft(xp, x, dft_length, where, inverse, onesided)
+    return dft_17(xp, x, dft_length, axis=where, inverse=inverse, onesided=onesided)
 
 
 @op("STFT", since=17, host=(1, 3))

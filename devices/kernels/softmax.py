@@ -10,7 +10,8 @@ from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
 
 
-def _softmax(xp: Xp, x: Array, axis: int) -> Array:
+def softmax(xp: Xp, x: Array, axis: int) -> Array:
+    """Return exponentials as shares of their sum along an axis."""
     # Shifted by the greatest element, so that no exponential overflows.
     y = xp.subtract(x, reduce_max(xp, x, (axis,), True))
     xp.exp(y, out=y)
@@ -46,6 +47,6 @@ def _register(op_type: str, function: Kernel) -> None:
     op(op_type, since=13)(in_float32(along))
 
 
-_register("Softmax", _softmax)
+_register("Softmax", softmax)
 _register("LogSoftmax", _log_softmax)
 _register("Hardmax", _hardmax)
