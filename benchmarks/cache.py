@@ -8,9 +8,7 @@ two processes run one blob. Models: light:densenet121, and a transformer of 200 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +22,7 @@ import numpy as np
 
 import hetero
 from benchmarks.networks import bert
-from benchmarks.processes import Child
+from benchmarks.processes import Child, in_fresh
 from benchmarks.tables import print_rows
 from devices.model.light import light_model_path
 from devices.model.reader import read_model
@@ -79,14 +77,6 @@ def hold(blob: str) -> None:
         sys.stdin.readline()
 
 
-def in_process(*arguments: str) -> dict[str, float]:
-    """Call this module in a process of its own; return what it measured."""
-    command = [sys.executable, "-m", "benchmarks.cache", *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
-
-
 def resident_nbytes(blob: str, count: int = 2) -> dict[str, int]:
     """Return the proportional set size of `count` processes that hold a blob, together, by kind."""
     total = {"Pss_File:": 0, "Pss_Anon:": 0}
@@ -131,7 +121,7 @@ def row(name: str, model: str, folder: Path, repeats: int) -> dict[str, Any]:
         subgraphs = len(compiled.subgraphs)
     # In turn, so that other work on the machine troubles all alike.
     runs = [
-        {kind: in_process("--measure", kind, name, model, blob, cache) for kind in KINDS}
+        {kind: in_fresh(measure, kind, name, model, blob, cache) for kind in KINDS}
         for _ in range(repeats)
     ]
     found: dict[str, Any] = {"model": name, "weight_nbytes": source.weight_nbytes}
@@ -156,12 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--hold", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.measure:
-        print(json.dumps(measure(*options.measure)))
-        return
     if options.hold is not None:
         hold(options.hold)
         return

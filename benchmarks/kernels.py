@@ -1,11 +1,9 @@
 """Benchmark: the CPU device against ONNX Runtime and onnx's ReferenceEvaluator, one thread each.
 
-``python -m benchmarks.kernels [--json] [--models a,b] [--rounds N] [--no-reference]
-[--keep-coretype]``. The three run by turns in one process, so that a change of the machine's speed
-meets all of them; each row gives the median of its rounds (the evaluator, far slower, runs once).
+``python -m benchmarks.kernels [--json] [--models a,b] [--rounds N] [--no-reference]``. The three
+run by turns in one process, so that a change of the machine's speed meets all of them; each row
+gives the median of its rounds (the evaluator, far slower, runs once).
 """
-
-# ruff: noqa: E402 - the environment must be set before numpy is loaded
 
 from __future__ import annotations
 
@@ -21,11 +19,9 @@ from typing import Any
 
 # Before numpy is loaded: its BLAS reads these once. A core type that somebody forced would have
 # numpy's products use half of the vector units that ONNX Runtime uses.
-FORCED_CORE = os.environ.get("OPENBLAS_CORETYPE", "")
 if __name__ == "__main__":  # who only imports this keeps the environment of its own processes
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    if "--keep-coretype" not in sys.argv:
-        os.environ.pop("OPENBLAS_CORETYPE", None)
+    os.environ.pop("OPENBLAS_CORETYPE", None)
 
 import numpy as np
 import onnx
@@ -202,9 +198,6 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(model_names()))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-reference", action="store_true")
-    parser.add_argument(
-        "--keep-coretype", action="store_true", help="honour OPENBLAS_CORETYPE, ignored otherwise"
-    )
     options = parser.parse_args()
     blas = [
         {key: library.get(key) for key in ("internal_api", "version", "architecture")}
@@ -220,8 +213,7 @@ def main() -> None:
     if not options.no_reference:
         faster = geometric_mean([r["reference_over_cpu"] for r in rows])
         summary["reference_over_cpu"] = faster
-    found = {"blas": blas, "OPENBLAS_CORETYPE": FORCED_CORE, "geometric_mean": summary}
-    print_rows(rows, options.json, **found)
+    print_rows(rows, options.json, blas=blas, geometric_mean=summary)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -20,7 +17,7 @@ import numpy as np
 import onnx
 
 import hetero
-from benchmarks.processes import device_processes, held
+from benchmarks.processes import device_processes, held, in_fresh
 from benchmarks.sessions import parsed
 from benchmarks.tables import print_rows
 
@@ -100,10 +97,7 @@ def measure(executor: Any, rounds: int) -> dict[str, Any]:
 
 def run(executor: str, rounds: int) -> dict[str, Any]:
     """Measure an executor in a process of its own."""
-    command = [sys.executable, "-m", __spec__.name, "--here", executor, "--rounds", str(rounds)]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    row: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return row
+    return in_fresh(measure, executor, rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,11 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=1000, help="compile, run, close so often")
     parser.add_argument("--executor", choices=EXECUTORS, help="one only")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--here", choices=EXECUTORS, help="measure in this process, print a row")
     options = parser.parse_args(arguments)
-    if options.here:
-        print(json.dumps(measure(options.here, options.rounds)))
-        return
     chosen = [options.executor] if options.executor else EXECUTORS
     print_rows([run(executor, options.rounds) for executor in chosen], options.json)
 

@@ -86,37 +86,46 @@ class Graph:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
 
 
-def bert(layers: int = 4, width: int = 512, length: int = 128) -> onnx.ModelProto:
-    """Return token ids (1, length) -> hidden states: embedding, then post-norm encoder layers."""
-    g = Graph(seed=1)
+def bert(
+    layers: int = 4, width: int = 512, length: int = 128, heads: int = 0, seed: int = 1
+) -> onnx.ModelProto:
+    """Return token ids (1, length) -> hidden states: embedding, then post-norm encoder layers.
+
+    `heads`: of 64 each by default.
+    """
+    g = Graph(seed)
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [1, length])
     x = g.add("Add", g.add("Gather", g.weight(2000, width), "ids"), g.weight(length, width))
     x = g.layer_norm(x, width)
     for _ in range(layers):
-        x = g.layer_norm(g.add("Add", x, g.attention(x, length, width, width // 64)), width)
+        x = g.layer_norm(
+            g.add("Add", x, g.attention(x, length, width, heads or width // 64)), width
+        )
         inner = g.gelu(g.linear(x, width, 4 * width))
         x = g.layer_norm(g.add("Add", x, g.linear(inner, 4 * width, width)), width)
     return g.model([ids], x)
 
 
-def vit(layers: int = 4, width: int = 384, image: int = 224, patch: int = 16) -> onnx.ModelProto:
+def vit(
+    layers: int = 4, width: int = 384, image: int = 224, patch: int = 16, heads: int = 0,
+    scores: int = 1000, seed: int = 2,
+) -> onnx.ModelProto:  # fmt: skip
     """Return image (1, 3, image, image) -> scores: patches, then pre-norm encoder layers."""
-    g = Graph(seed=2)
+    g = Graph(seed)
     pixels = helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [1, 3, image, image])
     length = (image // patch) ** 2 + 1
     kernel = g.constant(g.random.normal(0, 0.02, (width, 3, patch, patch)))
     patches = g.add("Conv", "pixels", kernel, g.weight(width), strides=[patch, patch])
     rows = g.add("Reshape", patches, g.constant([1, width, length - 1], np.int64))
-    tokens = g.add("Transpose", rows, perm=[0, 2, 1])
-    x = g.add("Concat", g.weight(1, 1, width), tokens, axis=1)
+    x = g.add("Concat", g.weight(1, 1, width), g.add("Transpose", rows, perm=[0, 2, 1]), axis=1)
     x = g.add("Add", x, g.weight(1, length, width))
     for _ in range(layers):
-        attended = g.attention(g.layer_norm(x, width), length, width, width // 64)
-        x = g.add("Add", x, attended)
+        y = g.layer_norm(x, width)
+        x = g.add("Add", x, g.attention(y, length, width, heads or width // 64))
         inner = g.gelu(g.linear(g.layer_norm(x, width), width, 4 * width))
         x = g.add("Add", x, g.linear(inner, 4 * width, width))
     first = g.add("Gather", g.layer_norm(x, width), g.constant(0, np.int64), axis=1)
-    return g.model([pixels], g.linear(first, width, 1000))
+    return g.model([pixels], g.linear(first, width, scores))
 
 
 def lstm(length: int = 50, width: int = 256, layers: int = 2) -> onnx.ModelProto:

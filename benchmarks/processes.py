@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+T = TypeVar("T")
 #: What Ray calls the process of an actor: its class, and what it does.
 _ACTOR = re.compile(r"ray::\w*Device\w*")
 
@@ -51,6 +54,12 @@ class Child:
     def __exit__(self, *_: object) -> None:
         with self._process:
             self._process.kill()
+
+
+def in_fresh(call: Callable[..., T], *arguments: Any) -> T:
+    """Return what a call gives in a new process, which ends with it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
 
 
 def descendants(root: int) -> set[int]:

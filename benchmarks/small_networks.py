@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,20 +22,13 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
+from benchmarks import networks
 from benchmarks.networks import Graph
 
-
-def bert(layers: int = 2, width: int = 64, length: int = 32) -> onnx.ModelProto:
-    """Return token ids (1, length) -> hidden states."""
-    g = Graph(seed=11)
-    ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [1, length])
-    x = g.add("Add", g.add("Gather", g.weight(2000, width), "ids"), g.weight(length, width))
-    x = g.layer_norm(x, width)
-    for _ in range(layers):
-        x = g.layer_norm(g.add("Add", x, g.attention(x, length, width, 4)), width)
-        inner = g.gelu(g.linear(x, width, 4 * width))
-        x = g.layer_norm(g.add("Add", x, g.linear(inner, 4 * width, width)), width)
-    return g.model([ids], x)
+bert = partial(networks.bert, layers=2, width=64, length=32, heads=4, seed=11)
+vit = partial(
+    networks.vit, layers=2, width=64, image=32, patch=8, heads=4, scores=100, seed=13
+)  # fmt: skip
 
 
 def gpt(layers: int = 2, width: int = 64, heads: int = 4) -> onnx.ModelProto:
@@ -82,24 +76,6 @@ def _gelu_tanh(g: Graph, x: str) -> str:
     inner = g.add("Mul", g.add("Add", x, cube), g.constant(0.7978845608))
     gate = g.add("Add", g.add("Tanh", inner), g.constant(1.0))
     return g.add("Mul", g.add("Mul", x, g.constant(0.5)), gate)
-
-
-def vit(layers: int = 2, width: int = 64, image: int = 32, patch: int = 8) -> onnx.ModelProto:
-    """Return image (1, 3, image, image) -> scores."""
-    g = Graph(seed=13)
-    pixels = helper.make_tensor_value_info("pixels", g.element_type, [1, 3, image, image])
-    length = (image // patch) ** 2 + 1
-    patches = g.add("Conv", "pixels", _filters(g, width, 3, patch), g.weight(width),
-                    strides=[patch, patch])  # fmt: skip
-    rows = g.add("Reshape", patches, g.constant([1, width, length - 1], np.int64))
-    x = g.add("Concat", g.weight(1, 1, width), g.add("Transpose", rows, perm=[0, 2, 1]), axis=1)
-    x = g.add("Add", x, g.weight(1, length, width))
-    for _ in range(layers):
-        x = g.add("Add", x, g.attention(g.layer_norm(x, width), length, width, 4))
-        inner = g.gelu(g.linear(g.layer_norm(x, width), width, 4 * width))
-        x = g.add("Add", x, g.linear(inner, 4 * width, width))
-    first = g.add("Gather", g.layer_norm(x, width), g.constant(0, np.int64), axis=1)
-    return g.model([pixels], g.linear(first, width, 100))
 
 
 def _filters(g: Graph, outputs: int, inputs: int, size: int) -> str:
@@ -167,8 +143,7 @@ def lstm(length: int = 20, width: int = 64, layers: int = 2) -> onnx.ModelProto:
     sequence = helper.make_tensor_value_info("sequence", g.element_type, [length, 1, width])
     x, inputs = "sequence", width
     batch = g.add("Gather", g.add("Shape", "sequence"), g.constant(1, np.int64), axis=0)
-    sizes = (g.constant([n], np.int64) for n in (2, width))
-    first, last = sizes
+    first, last = (g.constant([n], np.int64) for n in (2, width))
     axes = g.constant([0], np.int64)
     shape = g.add("Concat", first, g.add("Unsqueeze", batch, axes), last, axis=0)
     state = g.add("Expand", g.constant(0.0), shape)
@@ -201,24 +176,9 @@ def _quantised(quantise: Callable[[Path, Path], None], model: onnx.ModelProto) -
         return onnx.load(target)
 
 
-def bert_int8() -> onnx.ModelProto:
-    """Return `bert` with MatMulInteger, its activations quantised in the run."""
-    return _quantised(quantize_dynamic, bert())
-
-
-def bert_qdq() -> onnx.ModelProto:
-    """Return `bert` with QuantizeLinear and DequantizeLinear around its operators."""
-    ids = np.random.default_rng(0).integers(0, 2000, (1, 32))
-    return _with_pairs(bert(), {"ids": ids})
-
-
-def mobilenet_qdq() -> onnx.ModelProto:
-    """Return `mobilenet` with QuantizeLinear and DequantizeLinear around its operators."""
-    image = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
-    return _with_pairs(mobilenet(), {"pixels": image})
-
-
 def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProto:
+    """Return the model with QuantizeLinear and DequantizeLinear around its operators."""
+
     def quantise(source: Path, target: Path) -> None:
         # Signed activations, its default, ONNX Runtime computes in floats on most processors.
         quantize_static(
@@ -229,9 +189,15 @@ def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProt
     return _quantised(quantise, model)
 
 
-def mobilenet_float16() -> onnx.ModelProto:
-    """Return `mobilenet` in half precision."""
-    return mobilenet(dtype=np.float16)
+def bert_qdq() -> onnx.ModelProto:
+    """Return `bert`, quantised in pairs."""
+    return _with_pairs(bert(), {"ids": np.random.default_rng(0).integers(0, 2000, (1, 32))})
+
+
+def mobilenet_qdq() -> onnx.ModelProto:
+    """Return `mobilenet`, quantised in pairs."""
+    image = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
+    return _with_pairs(mobilenet(), {"pixels": image})
 
 
 #: Name -> function that makes the model.
@@ -242,8 +208,9 @@ SMALL_NETWORKS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
     "small-mobilenet": mobilenet,
     "small-unet": unet,
     "small-lstm": lstm,
-    "small-bert-int8": bert_int8,
+    # MatMulInteger, its activations quantised in the run.
+    "small-bert-int8": lambda: _quantised(quantize_dynamic, bert()),
     "small-bert-qdq": bert_qdq,
     "small-mobilenet-qdq": mobilenet_qdq,
-    "small-mobilenet-float16": mobilenet_float16,
+    "small-mobilenet-float16": partial(mobilenet, dtype=np.float16),
 }
