@@ -90,15 +90,13 @@ def _versions() -> Iterator[Check]:
     extras = set(metadata("hetero").get_all("Provides-Extra") or ()) - _OF_DEVELOPERS
     for text in requires("hetero") or ():
         wanted = Requirement(text)
-        extra = wanted.marker is not None
-        if extra and not any(
-            wanted.marker and wanted.marker.evaluate({"extra": name}) for name in extras
-        ):
+        marker = wanted.marker
+        if marker and not any(marker.evaluate({"extra": name}) for name in extras):
             continue
         try:
             here = version(wanted.name)
         except PackageNotFoundError:
-            if not extra:
+            if not marker:
                 yield Check(wanted.name, False, _NOT_INSTALLED, f"pip install '{wanted}'")
             continue
         fits = wanted.specifier.contains(here, prereleases=True)
@@ -126,16 +124,15 @@ def _absent(row: DeviceDescriptor) -> Check:
 
 def _runs(core: Core, row: DeviceDescriptor, model: onnx.ModelProto) -> Check:
     given = np.array([[-1, 0, 1], [2, -3, 4]], np.float32)
+    found = "a wrong answer"
     try:
         with core.compile_model(model, row.name) as compiled:
             answer = compiled(given)[0]
+        if row.plugin == "NULL" or np.array_equal(answer, np.maximum(given, 0)):
+            return Check(f"device {row.name}", True, f"{row.full_name}, version {row.version}")
     except HeteroError as error:
-        return Check(f"device {row.name}", False, str(error), f"hetero check-device {row.name}")
-    right = row.plugin == "NULL" or np.array_equal(answer, np.maximum(given, 0))
-    found = f"{row.full_name}, version {row.version}"
-    if right:
-        return Check(f"device {row.name}", True, found)
-    return Check(f"device {row.name}", False, "a wrong answer", f"hetero check-device {row.name}")
+        found = str(error)
+    return Check(f"device {row.name}", False, found, f"hetero check-device {row.name}")
 
 
 def _cluster(address: str | None) -> Iterator[Check]:
@@ -144,18 +141,15 @@ def _cluster(address: str | None) -> Iterator[Check]:
 
     known = address or os.environ.get("RAY_ADDRESS") or find_head()
     if known is None:
-        yield Check(
-            "cluster", True, "none; commands start Ray themselves", "optional: hetero pool up"
-        )
+        none = "none; commands start Ray themselves"
+        yield Check("cluster", True, none, "optional: hetero pool up")
     elif ":" in known:
         try:
             check_reachable(known, 2.0)
             yield Check("cluster", True, f"{known} answers")
         except HeteroError as error:
-            yield Check(
-                "cluster", False, str(error),
-                "is it up (ray status), is its port open, and is RAY_ADDRESS meant?",
-            )  # fmt: skip
+            advice = "is it up (ray status), is its port open, and is RAY_ADDRESS meant?"
+            yield Check("cluster", False, str(error), advice)
 
 
 def _limits() -> Iterator[Check]:

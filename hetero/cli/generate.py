@@ -65,8 +65,7 @@ def generate(
     words = None
     if prompt is not None or tokenizer is not None:
         words = Tokenizer(tokenizer or Path(job.model).parent)
-    if prompt is not None and words is not None:
-        ids = words.encode(prompt)
+        ids = ids if prompt is None else words.encode(prompt)
     pairs = dict(state.split("=", 1) for state in states if "=" in state)
     source = None if is_blob(job.model) else read_decoder(job.model, states=pairs or None)
     job.start()
@@ -85,8 +84,7 @@ def generate(
     seconds = time.perf_counter() - began
     count = len(generation.tokens)
     rate = (count - 1) / (seconds - first_s) if count > 1 else None
-    layers = layer_rows(compiled)
-    document = {
+    document: dict[str, Any] = {
         "model": compiled.name,
         "prompt": list(generation.prompt),
         "tokens": generation.tokens,
@@ -94,12 +92,12 @@ def generate(
         "finish_reason": generation.finish_reason,
         "first_token_s": first_s,
         "tokens_per_s": rate,
-        "layers": layers,
+        "layers": layer_rows(compiled),
     }
     columns: Columns = {
         "device": "device", "layers": "layers", "weights": ("weights_nbytes", nbytes_text),
     }  # fmt: skip
-    tell("generate", document, ["", table(layers, columns)])
+    tell("generate", document, ["", table(document["layers"], columns)])
     if not wants_json():
         after = f"the first after {first_s * 1e3:.1f} ms"
         then = f", then {rate:.1f} a second" if rate else ""
@@ -110,17 +108,15 @@ def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
     """Return which layers each subgraph has, in running order, and the bytes of its weights."""
     layers = find_layers(compiled.source)
     number = {name: i for i, names in enumerate(layers) for name in names}
-    rows = []
-    for subgraph in compiled.subgraphs:
-        found = sorted({number[name] for name in subgraph.node_names if name in number})
-        rows.append(
-            {
-                "device": subgraph.device,
-                "layers": _ranges(found, {len(layers) - 1: "head"} if len(layers) > 1 else {}),
-                "weights_nbytes": subgraph.model.weight_nbytes,
-            }
-        )
-    return rows
+    names = {len(layers) - 1: "head"} if len(layers) > 1 else {}
+    return [
+        {
+            "device": s.device,
+            "layers": _ranges(sorted({number[n] for n in s.node_names if n in number}), names),
+            "weights_nbytes": s.model.weight_nbytes,
+        }
+        for s in compiled.subgraphs
+    ]
 
 
 def _ranges(numbers: list[int], names: Mapping[int, str]) -> str:

@@ -100,17 +100,12 @@ def _exact(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
 
 def _unequal(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
     """Describe values of different types or shapes: every element differs."""
-    count = max(a.size, b.size, 1)
-    nan = float("nan")
-    return Difference(
-        name,
-        (str(a.dtype), str(b.dtype)),
-        (a.shape, b.shape),
-        count,
-        count,
-        nan,
-        nan,
-    )
+    count, nan = max(a.size, b.size, 1), float("nan")
+    return Difference(name, *_kinds(a, b), count, count, nan, nan)
+
+
+def _kinds(a: np.ndarray, b: np.ndarray) -> tuple[tuple[str, str], tuple[Any, Any]]:
+    return (str(a.dtype), str(b.dtype)), (a.shape, b.shape)
 
 
 def _difference(
@@ -122,14 +117,13 @@ def _difference(
     beyond: np.ndarray,
 ) -> Difference:
     """Describe values of one type and shape; they are compared where `beyond` is largest."""
-    kind = ((str(a.dtype), str(b.dtype)), (a.shape, b.shape))
     if not a.size:
-        return Difference(name, *kind, 0, 0, 0.0, 0.0)
+        return Difference(name, *_kinds(a, b), 0, 0, 0.0, 0.0)
     largest, relative = (float(gap.max()) for gap in gaps)
     position = tuple(int(i) for i in np.unravel_index(int(np.argmax(beyond)), a.shape))
     values = (_element(a, position), _element(b, position))
     count = int(np.count_nonzero(differs))
-    return Difference(name, *kind, count, a.size, largest, relative, position, values)
+    return Difference(name, *_kinds(a, b), count, a.size, largest, relative, position, values)
 
 
 def _element(array: np.ndarray, position: tuple[int, ...]) -> float | str:

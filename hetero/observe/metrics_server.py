@@ -32,12 +32,25 @@ class MetricsServer:
     def __init__(
         self, observers: list[Observer], load: Callable[[], Load], host: str, port: int
     ) -> None:
-        from scheduler.observe.metrics import Metrics  # its library takes long to load
+        # Their library takes long to load.
+        from hetero.observe.exposition import MetricsHTTPServer
+        from scheduler.observe.metrics import Metrics
 
         self._observers = observers
         self._metrics = Metrics(load)
-        self._host, self._port = host, port
-        self._server: MetricsHTTPServer | None = self._started()
+        self._host = host
+        try:
+            server = MetricsHTTPServer(host, port, self.text)
+        except (OSError, OverflowError) as error:
+            raise ArgumentError(
+                f"cannot serve metrics at {host}:{port}: {error}. Give another port; 0 takes one "
+                "that is free."
+            ) from error
+        self._server: MetricsHTTPServer | None = server
+        self._port = server.server_port
+        threading.Thread(
+            target=server.serve_forever, args=(0.05,), name="metrics", daemon=True
+        ).start()
         observers.append(self._metrics)
 
     def __repr__(self) -> str:
@@ -68,19 +81,3 @@ class MetricsServer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _started(self) -> MetricsHTTPServer:
-        from hetero.observe.exposition import MetricsHTTPServer
-
-        try:
-            server = MetricsHTTPServer(self._host, self._port, self.text)
-        except (OSError, OverflowError) as error:
-            raise ArgumentError(
-                f"cannot serve metrics at {self._host}:{self._port}: {error}. Give another port; "
-                "0 takes one that is free."
-            ) from error
-        self._port = server.server_port
-        threading.Thread(
-            target=server.serve_forever, args=(0.05,), name="metrics", daemon=True
-        ).start()
-        return server

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 #: A value alive over more than this share of a subgraph (a mask, say) does not hold blocks open.
@@ -56,31 +57,21 @@ def block_items(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> l
     signatures = [
         tuple((nodes[p]["op_type"], nodes[p]["device"]) for p in block) for block in blocks
     ]
-    items: list[Item] = []
-    alone: list[int] = []
-
-    def flush() -> None:
-        if alone:
-            items.append(Item(tuple(alone)))
-            alone.clear()
-
+    parts: list[Item] = []
     position = 0
     while position < len(blocks):
         period, repeats = _repetition(signatures, position)
-        if repeats > 1:
-            flush()
-            run = blocks[position : position + period * repeats]
-            items.append(Item(tuple(p for block in run for p in block), repeats))
-        else:
-            device = nodes[blocks[position][0]]["device"]
-            if len(blocks[position]) > 1 or (alone and nodes[alone[0]]["device"] != device):
-                flush()
-            alone.extend(blocks[position])
-            if len(blocks[position]) > 1:
-                flush()
+        run = blocks[position : position + period * repeats]
+        parts.append(Item(tuple(p for block in run for p in block), repeats))
         position += period * repeats
-    flush()
-    return items
+
+    def joined(item: Item) -> tuple[object, ...]:
+        """Return what single nodes of a device in a row have in common."""
+        single = len(item.nodes) == 1
+        return (nodes[item.nodes[0]]["device"],) if single else item.nodes
+
+    runs = [list(run) for _, run in groupby(parts, joined)]
+    return [Item(tuple(p for item in run for p in item.nodes), run[0].repeats) for run in runs]
 
 
 def _cut(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:

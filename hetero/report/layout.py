@@ -12,7 +12,7 @@ and 380 s; for 580 elkjs 0.12 (1.6 MB) 10 s, and Graphviz (1.2 MB as WebAssembly
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -91,20 +91,21 @@ def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     ports = {port["name"]: port for node in nodes for port in node["outputs"]}
     ports |= {port["name"]: port for port in document["model"]["inputs"]}
     graph = _Graph(document, groups, makers, ports, _links(document, groups, makers))
+
+    def split(items: Callable[[Sequence[int]], list[Item]]) -> dict[int, list[Item]]:
+        return {
+            group: [Item(tuple(members))] if group in bare else items(members)
+            for group, members in groups.items()
+        }
+
     views = []
     if 1 < len(groups) <= LARGEST:
         views.append({"name": "Subgraphs", **_view(graph, None, CLOSED)})
-    blocks = {
-        g: [Item(tuple(members))] if g in bare else block_items(members, nodes)
-        for g, members in groups.items()
-    }
+    blocks = split(lambda members: block_items(members, nodes))
     if sum(map(len, blocks.values())) < min(len(drawn), LARGEST):
         views.append({"name": "Blocks", **_view(graph, blocks, BLOCK)})
-    singles = {
-        g: [Item(tuple(members))] if g in bare else [Item((p,)) for p in members]
-        for g, members in groups.items()
-    }
     if len(everything) <= LARGEST:
+        singles = split(lambda members: [Item((p,)) for p in members])
         views.append({"name": "Nodes", **_view(graph, singles, NODE)})
     return views
 

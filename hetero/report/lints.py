@@ -20,7 +20,7 @@ not-cut                   the model cannot be cut
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -70,17 +70,11 @@ def strict_problems(document: _Document) -> list[dict[str, Any]]:
     return [lint for lint in document["lints"] if lint["code"] in STRICT]
 
 
-def _lint(
-    code: str,
-    message: str,
-    *,
-    nodes: Iterable[str] = (),
-    subgraphs: Iterable[int] = (),
-    devices: Iterable[str] = (),
-) -> dict[str, Any]:
+def _lint(code: str, message: str, **about: list[Any]) -> dict[str, Any]:
+    """`about`: the nodes, subgraphs and devices of which it is."""
     severity = "error" if code in _ERRORS else "info" if code in _REMARKS else "warning"
-    about = {"nodes": list(nodes), "subgraphs": list(subgraphs), "devices": list(devices)}
-    return {"code": code, "severity": severity, "message": message, **about}
+    nobody: dict[str, list[Any]] = {"nodes": [], "subgraphs": [], "devices": []}
+    return {"code": code, "severity": severity, "message": message, **nobody, **about}
 
 
 def _nodes(document: _Document) -> _Lints:

@@ -306,30 +306,6 @@ def test_input_files_that_cannot_be(shell: Shell, model: Path, tmp_path: Path, n
     assert "allow_pickle" not in refused.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--shape", "x=5,4"), "tensor(float)[N, 3]"),
-        (("--shape", "y=5,3"), "no input y; it has x"),
-        (("--shape", "5,3"), "NAME=1,3,224,224"),
-        (("--shape", "x=a"), "NAME=1,3,224,224"),
-        (("--shape", "x=-1,3"), "NAME=1,3,224,224"),
-        (("--input", "y=absent.npy"), "does not exist"),
-        (("--devices", "ORT=x"), "NAME=N"),
-        (("--config", "PERF_COUNT"), "KEY=VALUE"),
-        (("--config", "=1"), "KEY=VALUE"),
-        (("--executor", "threads"), "inprocess"),
-        (("--address", "127.0.0.1:1"), "leave out --executor"),
-        (("--output", "/"), "is a folder"),
-        (("--frobnicate",), "No such option"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(
-    shell: Shell, model: Path, arguments: tuple[str, ...], words: str
-) -> None:
-    check_refusal(shell("run", model, *arguments), None, words)
-
-
 # Properties.
 
 PROPERTIES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -12,12 +12,11 @@ import zipfile
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from prometheus_client.metrics_core import Metric
 
 from devices.errors import AffinityError, PlanError
 from hetero.affinity.file import load_affinity
-from hetero.cli import cli, inputs
+from hetero.cli import inputs
 from hetero.observe.exposition import read_text, write_text
 from hetero.planning.cost.cost_file import FORMAT, VERSION, read_costs
 
@@ -102,20 +101,17 @@ def outside(path):
         ("x.pb", outside, "external file 'secret'"),
     ],
 )
-def test_an_input_that_is_none(name, write, says, tmp_path, monkeypatch):
+def test_an_input_that_is_none(shell, name, write, says, tmp_path, monkeypatch):
     onnx.save_model(MODEL, tmp_path / "m.onnx")
     write(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inputs, "_UNPACKED_NBYTES", 2**20)
-    ran = CliRunner().invoke(
-        cli, ["run", "m.onnx", "-d", "CPU", "--executor", "inprocess", "-i", name]
-    )
-    assert ran.exit_code == 2, ran.output
-    assert says in ran.output
-    assert isinstance(ran.exception, SystemExit)
+    ran = shell("run m.onnx -d CPU", "-i", name)
+    assert ran.code == 2, ran.err
+    assert says in ran.err
 
 
-def test_a_server_whose_answer_does_not_end(monkeypatch):
+def test_a_server_whose_answer_does_not_end(shell, monkeypatch):
     class Endless(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -130,10 +126,10 @@ def test_a_server_whose_answer_does_not_end(monkeypatch):
     monkeypatch.setattr(sys.modules["hetero.cli.top"], "_ANSWER_NBYTES", 2**22)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        ran = CliRunner().invoke(cli, ["top", str(server.server_port), "--once"])
+        ran = shell(f"top {server.server_port} --once", ray=True)
         server.shutdown()
-    assert ran.exit_code == 1
-    assert "the answer does not end" in ran.output
+    assert ran.code == 1
+    assert "the answer does not end" in ran.err
 
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\rb", "a\x85b", "a\u2028b", "a\\", "a} 1"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import numpy_helper
 
 import hetero
 from devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
 from devices.errors import AffinityError, DeviceError, UnsupportedNodesError
-from hetero.cli import cli
 from hetero.compare.compare import _Search, compare
 from hetero.compare.difference import differences_of
+from tests.support.command_line import Shell
 from tests.support.custom_operators import squeak
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -255,48 +253,39 @@ def test_sequences_are_compared_element_by_element() -> None:
 
 # The command line.
 
-
-def command(path: Path, *arguments: str) -> Any:
-    plugin = ["--plugin", f"{__name__}:WrongPlugin", "--executor", "inprocess"]
-    return CliRunner().invoke(cli, ["compare", str(path), *arguments, *plugin])
+WRONG = ("--plugin", f"{__name__}:WrongPlugin")
 
 
-def test_the_command_exits_with_one_and_names_the_node(tmp_path: Path) -> None:
+def test_the_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
     np.save(tmp_path / "x.npy", X["x"])
-    given = ["-d", "CPU,WRONG", "-i", str(tmp_path / "x.npy")]
-    result = command(path, *given, "--json")
-    assert result.exit_code == 1, result.output
-    document = json.loads(result.stdout)
+    given = (path, *WRONG, "-d", "CPU,WRONG", "-i", tmp_path / "x.npy")
+    result = shell("compare --json", *given)
+    assert result.code == 1, result.err
+    document = result.document
     assert (document["agrees"], document["node"], document["op_type"]) == (False, "off", "Neg")
     assert document["values"][0]["max_abs"] == pytest.approx(0.5)
-    shown = command(path, *given)
-    assert shown.exit_code == 1
-    assert "first at node 'off' (Neg)" in " ".join(shown.stdout.split())
-    assert command(path, *given, "--atol", "2").exit_code == 0
+    shown = shell("compare", *given)
+    assert shown.code == 1
+    assert "first at node 'off' (Neg)" in " ".join(shown.out.split())
+    assert shell("compare --atol 2", *given).code == 0
 
 
-def test_the_command_wants_two_devices(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(graph("a: y = Tanh(x)"), str(path))
-    result = command(path, "-d", "CPU")
-    assert result.exit_code == 2
-    assert "wanted two devices" in result.stderr
+def test_the_command_wants_two_devices(shell: Shell, model: Path) -> None:
+    result = shell("compare -d CPU", model)
+    assert (result.code, "wanted two devices" in result.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "devices", [["-d", "CPU,HETERO:WRONG,CPU"], ["-d", "CPU", "-d", "HETERO:WRONG,CPU"]]
-)
-def test_the_command_compares_splits(tmp_path: Path, devices: list[str]) -> None:
+@pytest.mark.parametrize("devices", ["-d CPU,HETERO:WRONG,CPU", "-d CPU -d HETERO:WRONG,CPU"])
+def test_the_command_compares_splits(shell: Shell, tmp_path: Path, devices: str) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
-    result = command(path, *devices, "--json")
-    assert result.exit_code == 1, result.output
-    document = json.loads(result.stdout)
-    assert document["devices"] == ["CPU", "HETERO:WRONG,CPU"]
-    assert document["node"] == "off"
-    assert command(path, *devices, "-a", "off=CPU").exit_code == 0
+    result = shell(f"compare --json {devices}", path, *WRONG)
+    assert result.code == 1, result.err
+    assert result.document["devices"] == ["CPU", "HETERO:WRONG,CPU"]
+    assert result.document["node"] == "off"
+    assert shell(f"compare {devices} -a off=CPU", path, *WRONG).code == 0
 
 
 def test_it_is_part_of_the_public_surface() -> None:

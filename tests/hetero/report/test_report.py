@@ -13,7 +13,6 @@ from typing import Any
 import jsonschema
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto
 from rich.console import Console
 
@@ -21,7 +20,6 @@ from devices.model.reader import read_model
 from devices.plugin.support import Refusal
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import metadata_pins
-from hetero.cli import cli
 from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.report import (
@@ -32,6 +30,7 @@ from hetero.report import (
 )
 from hetero.report.matrix import causes
 from hetero.report.units import nbytes_text, seconds_text
+from tests.support.command_line import Shell
 from tests.support.models import branches, unknown_ops
 from tests.support.report_cases import (
     GOLDEN,
@@ -373,17 +372,14 @@ def test_texts_of_sizes_and_times() -> None:
 # The command line.
 
 
-def query(*arguments: object) -> Any:
-    options = ["--executor", "inprocess"]
-    return CliRunner().invoke(cli, ["query", *map(str, arguments), *options])
-
-
-def test_query_prints_the_document_and_writes_every_form(model: Path, tmp_path: Path) -> None:
+def test_query_prints_the_document_and_writes_every_form(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
     files = {"--html": "r.html", "--annotate": "a.onnx"}
     paths = [part for option, name in files.items() for part in (option, tmp_path / name)]
-    result = query(model, "-d", "HETERO:ORT,CPU", "-a", "neg=CPU", "--json", *paths)
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
+    result = shell("query -d HETERO:ORT,CPU -a neg=CPU --json", model, *paths)
+    assert result.code == 0, result.err
+    document = result.document
     validate(document)
     assert document["request"]["pins"] == {"neg": "CPU"}
     assert {n["name"]: n["device"] for n in document["nodes"]}["neg"] == "CPU"
@@ -392,21 +388,20 @@ def test_query_prints_the_document_and_writes_every_form(model: Path, tmp_path: 
     assert annotated.nodes[annotated.index_of["neg"]].metadata["hetero.device"] == "CPU"
 
 
-def test_strict_fails_with_the_lint_that_says_why(model: Path) -> None:
-    relaxed = query(model, "-d", "HETERO:CPU,ORT")
-    assert relaxed.exit_code == 0, relaxed.output
-    strict = query(model, "-d", "HETERO:CPU,ORT", "--strict")
-    assert strict.exit_code == 1
-    assert "strict: [unused-device] ORT was requested and is not used" in strict.stderr
-    assert query(model, "-d", "CPU", "--strict").exit_code == 0
+def test_strict_fails_with_the_lint_that_says_why(shell: Shell, model: Path) -> None:
+    assert shell("query -d HETERO:CPU,ORT", model).code == 0
+    strict = shell("query -d HETERO:CPU,ORT --strict", model)
+    assert strict.code == 1
+    assert "strict: [unused-device] ORT was requested and is not used" in strict.err
+    assert shell("query -d CPU --strict", model).code == 0
 
 
-def test_a_model_with_a_node_left_over_exits_with_one(tmp_path: Path) -> None:
+def test_a_model_with_a_node_left_over_exits_with_one(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "unknown.onnx"
     onnx.save(unknown_ops(), str(path))
-    result = query(path, "-d", "CPU", "--json")
-    assert result.exit_code == 1
-    document = json.loads(result.stdout)
+    result = shell("query -d CPU --json", path)
+    assert result.code == 1
+    document = result.document
     assert document["verdict"]["unsupported"] == 2
     assert [n["refusals"]["CPU"]["code"] for n in document["nodes"][1:]] == ["no_kernel"] * 2
 
