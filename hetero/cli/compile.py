@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hetero.cli.files import check_folder, output_file, refuse_weights, write_models
+from hetero.cli.files import check_folder, output_file, write_models
 from hetero.cli.inputs import shape_option
 from hetero.cli.job import Job, subgraph_parts, subgraph_rows
 from hetero.cli.options import model_options, with_core
@@ -40,7 +40,6 @@ def compile_command(
     if weightless and not output:
         raise click.UsageError("--weightless: name the file with -o.")
     source = job.read()
-    refuse_weights(output, source)
     job.config = planned_at(job.config, job.shapes)
     job.start()
     compiled = job.compile(source)

@@ -57,28 +57,22 @@ def refuse_overwriting(context: click.Context) -> None:
 
     Raises click.UsageError, naming both options.
     """
-    outputs: dict[str, Path] = {}
-    inputs: dict[str, Any] = {}
-    for parameter in context.command.params:
-        value = context.params.get(parameter.name or "")
-        label = parameter.get_error_hint(context)
-        if parameter.callback is check_file:
-            if value is not None:
-                outputs[label] = value
-        else:
-            inputs[label] = value
+    outputs = _outputs(context)
     for label, path in outputs.items():
-        for other, value in inputs.items():
-            for text in _texts(value):
+        for parameter in context.command.params:
+            if parameter.callback is check_file:
+                continue
+            for text in _texts(context.params.get(parameter.name or "")):
                 if _same(path, Path(text)):
+                    other = parameter.get_error_hint(context)
                     raise click.UsageError(f"{label}: {path} is {other}'s {text}; name another.")
         for other, twin in outputs.items():
             if other != label and (path.absolute() == twin.absolute() or _same(path, twin)):
                 raise click.UsageError(f"{label} and {other} are both {path}; name two files.")
 
 
-def refuse_weights(path: Path | None, model: Model) -> None:
-    """Refuse an output that is a file of the model's own weights.
+def refuse_weights(model: Model, *more: Path) -> None:
+    """Refuse outputs of the command, and `more`, that are files of the model's own weights.
 
     Raises click.UsageError, naming the file.
     """
@@ -87,10 +81,20 @@ def refuse_weights(path: Path | None, model: Model) -> None:
         for constant in model.constants.values()
         if isinstance(constant.array, np.memmap) and constant.array.filename
     }
-    for written in (path, path.with_name(path.name + ".data")) if path else ():
-        for file in weights:
-            if _same(written, file):
+    for path in (*_outputs(click.get_current_context()).values(), *more):
+        for written in (path, path.with_name(path.name + ".data")):
+            if any(_same(written, file) for file in weights):
                 raise click.UsageError(f"{written} holds weights of the model; name another file.")
+
+
+def _outputs(context: click.Context) -> dict[str, Path]:
+    """Return the files that the command is to write, by their options."""
+    found = (
+        (parameter.get_error_hint(context), context.params.get(parameter.name or ""))
+        for parameter in context.command.params
+        if parameter.callback is check_file
+    )
+    return {label: path for label, path in found if path is not None}
 
 
 def write_models(folder: Path, models: Mapping[str, Model]) -> list[Path]:

@@ -17,6 +17,7 @@ from devices.model.model import Model
 from devices.model.variables import variables_of
 from devices.plugin.registry import GROUP
 from devices.plugin.source import PluginSource
+from hetero.cli.files import refuse_weights
 from hetero.cli.inputs import model_inputs
 from hetero.cli.option_kinds import pairs, together
 from hetero.cli.planning import PROPERTIES, planned_for
@@ -76,7 +77,7 @@ class Job:
     def read(self) -> Model:
         """Read the model, with the preprocessing that was asked for.
 
-        Raises click.UsageError for a blob.
+        Raises click.UsageError for a blob, and for outputs that are the model's weights.
         """
         if is_blob(self.model):
             raise click.UsageError(
@@ -84,7 +85,9 @@ class Job:
                 "was made from. `hetero inspect` shows what is in it, `hetero run` and `hetero "
                 "bench` run it."
             )
-        return self.preprocessing.apply(self.core.read_model(self.model), self.inputs)
+        model = self.core.read_model(self.model)
+        refuse_weights(model)
+        return self.preprocessing.apply(model, self.inputs)
 
     def read_unless_blob(self) -> Model | None:
         """Read the model; return None for a blob, which has its own preprocessing."""

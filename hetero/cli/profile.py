@@ -47,7 +47,7 @@ def profile_command(
         raise click.UsageError("--affinity: a profile measures every device; pin when planning.")
     source = job.read()
     path = output or _default_path(job.model, source)
-    refuse_weights(path, source)
+    refuse_weights(source, path)
     values = job.values(source)
     job.start()
     with steps("profiling") as step:

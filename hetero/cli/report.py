@@ -10,13 +10,14 @@ from typing import Any, Final
 import click
 
 from devices.model.model import Model
-from hetero.cli.files import output_file, refuse_weights, write_models
+from hetero.cli.files import output_file, write_models
 from hetero.cli.inputs import shape_option
 from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
 from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import SHAPES, planned_at, planning_options
 from hetero.cli.terminal import json_text, progress, remark, show, steps, wants_json
+from hetero.query.survey import Survey
 from hetero.report import (
     annotated_model,
     build_report,
@@ -53,11 +54,8 @@ def query(job: Job, **forms: Any) -> None:
     source = job.read()
     if job.shapes:
         job.config = {**job.config, SHAPES: job.shapes}
-    job.start()
-    with progress("asking the devices"):
-        survey = job.survey(source)
-        document = build_report(survey, command=command_line())
-    _render(document, source, **forms)
+    survey = _survey(job, source)
+    _render(build_report(survey, command=command_line()), source, **forms)
 
 
 @click.command()
@@ -70,36 +68,34 @@ def plan(job: Job, **forms: Any) -> None:
     """Plan MODEL by cost over the devices of the list, without compiling it."""
     source = job.read()
     job.config = planned_at(job.config, job.shapes, plans=True)
-    job.start()
-    with progress("asking the devices"):
-        survey = job.survey(source)
+    survey = _survey(job, source)
     with steps("planning") as step:
         report = job.core.plan_model(
             source, job.device, job.config, affinity=job.pins or None, progress=step
         )
-        document = build_report(survey, report, command=command_line())
-    _render(document, source, **forms)
+    _render(build_report(survey, report, command=command_line()), source, **forms)
+
+
+def _survey(job: Job, source: Model) -> Survey:
+    job.start()
+    with progress("asking the devices"):
+        return job.survey(source)
 
 
 def _render(
     document: dict[str, Any],
     model: Model,
     *,
-    html: Path | None = None,
-    annotate: Path | None = None,
-    nodes: bool = False,
-    strict: bool = False,
+    html: Path | None,
+    annotate: Path | None,
+    nodes: bool,
+    strict: bool,
 ) -> None:
-    """Print a report and write its files.
+    """Print a report of a model and write its files.
 
-    `document`: as `hetero.report.build_report` makes it.
-    `model`: the model that it is about, for `annotate`.
-    `strict`: whether a fallback or an unused device is an error.
     Raises click.exceptions.Exit with 1 if a node has no device, or under `strict` if anything is
         not as requested.
     """
-    for path in (html, annotate):
-        refuse_weights(path, model)
     if html:
         publish(html, lambda file: file.write(report_html(document).encode()))
     if annotate:

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 
 from devices.model.light import PREFIX, TIED, light_model_outputs
 from devices.model.model import Model
-from hetero.cli.files import output_file, refuse_weights
+from hetero.cli.files import output_file
 from hetero.cli.inputs import input_options
 from hetero.cli.job import Job, blob_options, subgraph_parts, subgraph_rows
 from hetero.cli.options import model_options, watch_options, with_core
@@ -60,10 +60,7 @@ def run(
     # Bad input is reported before anything starts.
     job.config, costs = profiled(job.config, profile, html)
     source = job.read_unless_blob()
-    if source is not None:
-        refuse_weights(output, source)
-        refuse_weights(html, source)
-    elif html or costs:
+    if source is None and (html or costs):
         raise click.UsageError("--html and --costs are for models; a blob is placed already.")
     compiled, values = job.compile_with_inputs(source, with_states=False)
     idle = {d.name for d in job.core.device_descriptors if d.plugin == "NULL"}
