@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from hetero.report.units import nbytes_text, seconds_text
 from scheduler.formats.blob_file import BlobFile
 
 #: Multiples in sizes such as 500MB.
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @click.group()
@@ -29,7 +30,8 @@ def cache() -> None:
 
 _folder: Final = together(
     click.option(
-        "--dir", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
+        "--dir", "folder", required=True,
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
         help="The cache's folder.",
     ),
     json_option,
@@ -40,7 +42,7 @@ _folder: Final = together(
 @_folder
 def list_(folder: Path) -> None:
     """List the entries, the least recently used first."""
-    rows = [_row(entry) for entry in _open(folder).entries()]
+    rows = [_row(entry) for entry in Cache(folder).entries()]
     total = sum(row["nbytes"] for row in rows)
     columns: Columns = {
         "entry": lambda row: row["file"][:12] + "…", "what": "kind", "model": "model",
@@ -56,7 +58,7 @@ def list_(folder: Path) -> None:
 @_folder
 def verify(folder: Path) -> None:
     """Check every entry's checksums; exit code 1 if one is damaged."""
-    cache_ = _open(folder)
+    cache_ = Cache(folder)
     checks = {entry.path.name: cache_.check(entry) for entry in cache_.entries()}
     damaged = {name: reason for name, reason in checks.items() if reason is not None}
     document = {"folder": folder, "checked": len(checks), "damaged": damaged}
@@ -73,7 +75,7 @@ def prune(folder: Path, max_size: int | None, older_than_days: float | None) -> 
     """Remove the least recently used entries."""
     if max_size is None and older_than_days is None:
         raise click.UsageError("say what may stay: --max-size, --older-than-days, or both.")
-    gone = _open(folder).prune(
+    gone = Cache(folder).prune(
         max_size,
         older_than_s=None if older_than_days is None else older_than_days * 86400,
     )
@@ -84,36 +86,26 @@ def prune(folder: Path, max_size: int | None, older_than_days: float | None) -> 
 @_folder
 def clear(folder: Path) -> None:
     """Remove every entry."""
-    _report(_open(folder).clear(), folder)
-
-
-def _open(folder: Path) -> Cache:
-    if not folder.is_dir():
-        raise click.BadParameter(f"{folder} is not a folder", param_hint="--dir")
-    return Cache(folder)
+    _report(Cache(folder).clear(), folder)
 
 
 def _row(entry: Entry) -> dict[str, Any]:
     now = time.time()
-    row: dict[str, Any] = {
+    kind, model, devices = "costs", None, []
+    if not entry.path.name.endswith(COSTS_SUFFIX):
+        try:
+            document = describe(BlobFile(entry.path, of_cache=True))
+            kind, model, devices = document["kind"], document["name"], list(document["devices"])
+        except (BlobError, OSError):
+            kind = "damaged, or encrypted"
+    return {
         "file": entry.path.name,
-        "kind": "damaged, or encrypted",
-        "model": None,
-        "devices": [],
+        "kind": kind,
+        "model": model,
+        "devices": devices,
         "nbytes": entry.nbytes,
         "age_s": now - entry.created_s,
         "idle_s": now - entry.used_s,
-    }
-    if entry.path.name.endswith(COSTS_SUFFIX):
-        return row | {"kind": "costs"}
-    try:
-        document = describe(BlobFile(entry.path, of_cache=True))
-    except (BlobError, OSError):
-        return row
-    return row | {
-        "kind": document["kind"],
-        "model": document["name"],
-        "devices": list(document["devices"]),
     }
 
 
@@ -131,12 +123,7 @@ def _entries(number: int) -> str:
 def _nbytes(text: str | None) -> int | None:
     if text is None:
         return None
-    number = text.upper().rstrip("KMGTB ")
-    unit = text.upper()[len(number) :].strip()
-    try:
-        size = float(number) * _UNITS[unit]
-        if 0 <= size < float("inf"):
-            return int(size)
-    except (ValueError, KeyError):
-        pass
-    raise click.BadParameter(f"{text!r}: wanted a size as 500MB")
+    found = re.fullmatch(r"(\d+|\d*\.\d+) *([KMGT]?)B?", text.strip().upper())
+    if found is None:
+        raise click.BadParameter(f"{text!r}: wanted a size as 500MB")
+    return int(float(found[1]) * _UNITS[found[2]])

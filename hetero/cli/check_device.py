@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -38,9 +38,14 @@ def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -
     """
     if plugins:  # a module beside which the user stands, as `python -m` would find it
         sys.path.insert(0, str(Path.cwd()))
+    listed = parse_device(name).hetero
+    if listed and operators:
+        raise click.UsageError("--operators: ONNX's suite is run on one device, not on a list.")
     with progress(f"checking {name}"):
-        if parse_device(name).hetero:
-            subject, results = name, _results_of_list(name, plugins, operators)
+        if listed:
+            subject = name
+            with Core("inprocess", plugins=plugins) as core:
+                results = [*device_results(CoreSubject(core, name))]
         else:
             plugin = find_plugin(load_plugins(plugins), name)
             subject = f"{plugin.name} {plugin.version()}"
@@ -56,13 +61,6 @@ def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -
     tell("check-device", {"device": name, "checks": rows}, [*shown, kept])
     if failed:
         raise click.exceptions.Exit(1)
-
-
-def _results_of_list(name: str, plugins: tuple[str, ...], operators: bool) -> Sequence[CheckResult]:
-    if operators:
-        raise click.UsageError("--operators: ONNX's suite is run on one device, not on a list.")
-    with Core("inprocess", plugins=plugins) as core:
-        return tuple(device_results(CoreSubject(core, name)))
 
 
 def _results(plugin: Plugin, operators: bool) -> Iterator[CheckResult]:

@@ -4,16 +4,13 @@
 draw from the document alone.
 """
 
-from hetero.query.survey import Survey
 from hetero.report.annotated import annotated_model
-from hetero.report.contract import VERSION, build_report
+from hetero.report.contract import build_report
 from hetero.report.html import report_html
 from hetero.report.lints import strict_problems
 from hetero.report.table import report_table
 
 __all__ = [
-    "VERSION",
-    "Survey",
     "annotated_model",
     "build_report",
     "report_html",

@@ -121,6 +121,20 @@ def simulate(
 
     short = min(requests, _SHORT)
     serve = partial(run, report, batches=batches, seed=seed)
+
+    def knee_per_s() -> float:
+        """Return the greatest rate at which enough answers come in time."""
+        low, high = 0.0, capacity
+        for _ in range(_STEPS):
+            tell("the greatest rate in time")
+            rate = (low + high) / 2
+            come = serve(fleet, Arrivals("", rate), requests=short, slo_s=slo_s)
+            if come.goodput_per_s >= _IN_TIME * come.throughput_per_s and not come.failed:
+                low = rate
+            else:
+                high = rate
+        return low
+
     tell("capacity")
     full = serve(fleet, None, requests=short)
     capacity = full.throughput_per_s
@@ -160,7 +174,7 @@ def simulate(
         bottleneck=_sentence(full, fleet),
         added=tuple(sorted((c for c in found if c.name[0] == "+"), key=lambda c: -c.gain)),
         lost=tuple(sorted((c for c in found if c.name[0] == "-"), key=lambda c: c.gain)),
-        knee_per_s=_knee(serve, fleet, capacity, short, slo_s, tell) if slo_s < inf else None,
+        knee_per_s=knee_per_s() if slo_s < inf else None,
         curve=tuple(points),
     )
 
@@ -215,24 +229,3 @@ def _sentence(full: Outcome, fleet: Fleet) -> str:
     )
     count = f" ({len(rows)} of them)" if len(rows) > 1 else ""
     return f"{what}{count} is busy {busy(rows):.0%} of the time and limits the rest."
-
-
-def _knee(
-    serve: Callable[..., Outcome],
-    fleet: Fleet,
-    capacity: float,
-    short: int,
-    slo_s: float,
-    tell: Callable[[str], None],
-) -> float:
-    """Return the greatest rate at which enough answers come in time."""
-    low, high = 0.0, capacity
-    for _ in range(_STEPS):
-        tell("the greatest rate in time")
-        rate = (low + high) / 2
-        outcome = serve(fleet, Arrivals("", rate), requests=short, slo_s=slo_s)
-        if outcome.goodput_per_s >= _IN_TIME * outcome.throughput_per_s and not outcome.failed:
-            low = rate
-        else:
-            high = rate
-    return low

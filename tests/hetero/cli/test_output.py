@@ -165,6 +165,21 @@ def test_json_has_one_schema_and_one_unit(
 # What starts a cluster.
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the executors that are asked for; Ray does not start."""
+    kinds: list[str] = []
+
+    def create(kind: str, **options: Any) -> Any:
+        kinds.append(kind)
+        if kind == "ray":
+            raise KeyboardInterrupt
+        return create_executor(kind, **options)
+
+    monkeypatch.setattr(hetero.devices, "create_executor", create)
+    return kinds
+
+
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
@@ -184,23 +199,16 @@ def test_json_has_one_schema_and_one_unit(
     ],
 )
 def test_ray_starts_only_for_what_runs_or_measures(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, kind: str
-) -> None:
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str],
+    line: str, kind: str,
+) -> None:  # fmt: skip
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     costs = tmp_path / "costs.json"
     if "COSTS" in line:
         assert shell("profile -t 0.1 -d NULL", model, "-o", costs).code == 0
         # As if measured on Ray, whose nodes have names.
         costs.write_text(costs.read_text().replace('"local"', '"10.0.0.1"'))
-    asked: list[str] = []
-
-    def create(kind: str, **options: Any) -> Any:
-        asked.append(kind)
-        if kind == "ray":
-            raise KeyboardInterrupt
-        return create_executor(kind, **options)
-
-    monkeypatch.setattr(hetero.devices, "create_executor", create)
+        asked.clear()
     replaced = {"MODEL": model, "FILE": tmp_path / "file", "COSTS": costs}
     for word, path in replaced.items():
         line = line.replace(word, str(path))
@@ -211,16 +219,9 @@ def test_ray_starts_only_for_what_runs_or_measures(
 
 @pytest.mark.parametrize("line", ["devices", "query MODEL", "compile MODEL"])
 def test_a_named_cluster_is_asked(
-    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch, line: str
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], line: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    asked: list[str] = []
-
-    def create(kind: str, **options: Any) -> Any:
-        asked.append(kind)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(hetero.devices, "create_executor", create)
     shell(line.replace("MODEL", str(model)), ray=True)
     assert asked == ["ray"]
 

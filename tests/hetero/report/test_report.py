@@ -53,6 +53,11 @@ def validate(document: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(document)))
 
 
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return build_report(branches_survey())
+
+
 def found(document: dict[str, Any]) -> list[str]:
     return [lint["code"] for lint in document["lints"]]
 
@@ -71,8 +76,7 @@ def test_golden_documents_fit_the_schema(name: str) -> None:
     validate(json.loads((GOLDEN / name).read_text()))
 
 
-def test_the_schema_refuses_what_it_does_not_know() -> None:
-    document = build_report(branches_survey())
+def test_the_schema_refuses_what_it_does_not_know(document: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError, match="surprise"):
         validate(document | {"surprise": 1})
     with pytest.raises(jsonschema.ValidationError, match="verdict"):
@@ -82,8 +86,7 @@ def test_the_schema_refuses_what_it_does_not_know() -> None:
 # What it counts.
 
 
-def test_each_node_is_listed_once_and_in_one_subgraph() -> None:
-    document = build_report(branches_survey())
+def test_each_node_is_listed_once_and_in_one_subgraph(document: dict[str, Any]) -> None:
     names = [node["name"] for node in document["nodes"]]
     assert names == ["matmul", "relu", "tanh", "neg", "abs", "add"]
     listed = [name for subgraph in document["subgraphs"] for name in subgraph["nodes"]]
@@ -94,8 +97,7 @@ def test_each_node_is_listed_once_and_in_one_subgraph() -> None:
         assert node["device"] == subgraph["device"]
 
 
-def test_sizes_count_open_dimensions_as_one_and_say_so() -> None:
-    document = build_report(branches_survey())
+def test_sizes_count_open_dimensions_as_one_and_say_so(document: dict[str, Any]) -> None:
     # Between the parts: N x 4 float32, so that 16 bytes a row cross three times.
     assert [(w["tensor"], w["nbytes"], w["open_dims"]) for w in document["wires"]] == [
         ("positive", 16, True), ("negative", 16, True), ("left", 16, True),
@@ -106,8 +108,7 @@ def test_sizes_count_open_dimensions_as_one_and_say_so() -> None:
     assert "48 B per request and more for open dimensions" in document["verdict"]["sentence"]
 
 
-def test_the_matrix_counts_every_node_on_every_device() -> None:
-    document = build_report(branches_survey())
+def test_the_matrix_counts_every_node_on_every_device(document: dict[str, Any]) -> None:
     rows = {row["op_type"]: row for row in document["support_matrix"]}
     assert sum(row["total"] for row in rows.values()) == 6
     for device in document["devices"]:
@@ -156,15 +157,13 @@ def test_refusals_that_differ_in_names_are_of_one_cause() -> None:
     assert sorted(lint["nodes"]) == sorted(document["fallback"]["nodes"])
 
 
-def test_devices_are_asked_about_nodes_that_others_take() -> None:
-    document = build_report(branches_survey())
+def test_devices_are_asked_about_nodes_that_others_take(document: dict[str, Any]) -> None:
     relu = document["nodes"][1]
     assert (relu["device"], relu["supported_on"]) == ("ORT", ["ORT", "CPU"])
     assert list(relu["refusals"]) == ["NULL"]
 
 
-def test_the_verdict_says_requested_and_used() -> None:
-    document = build_report(branches_survey())
+def test_the_verdict_says_requested_and_used(document: dict[str, Any]) -> None:
     assert document["verdict"]["sentence"].startswith(
         "REQUESTED ORT,CPU,NULL | USED ORT (4 nodes) CPU (2 nodes) | FALLBACK 1 node, 1 reason | "
         "3 cuts, "
