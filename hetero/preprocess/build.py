@@ -15,7 +15,7 @@ from devices.model.attributes import bodies
 from devices.model.model import Model, Node
 from devices.model.opset import raised_opset
 from devices.model.tensor_spec import Dimension, TensorSpec
-from hetero.preprocess.colors import PLANES, ColorFormat, plane_shapes
+from hetero.preprocess.colors import ColorFormat, plane_shapes
 from hetero.preprocess.emit import Emitter, Flow
 from hetero.preprocess.layout import Layout, axis_of, permutation
 from hetero.preprocess.steps import Order, Step, check_order, convert_element_type, to_layout
@@ -125,15 +125,16 @@ def _start(port: Port, where: str) -> Flow:
     spec = port.spec
     shape = spec.shape if port.shape is None else port.shape
     kind = port.element_type or spec.element_type
+    start = Flow(where, (spec.name,), kind, shape, "", port.color)
     if shape is None:
-        return Flow(where, (spec.name,), kind, None, "", port.color)
+        return start
     orders = [step for step in port.steps if isinstance(step, Order)]
     model_layout = _ranked(port.model_layout, spec.shape, where)
     if port.shape is not None:
         layout = _ranked(port.tensor_layout, shape, where)
         if not layout and not orders and len(shape) == len(model_layout):
             layout = model_layout
-        return Flow(where, (spec.name,), kind, shape, layout, port.color)
+        return replace(start, layout=layout)
     # Layouts that are all named start from the model's; positions are followed back from it.
     named = orders and all(isinstance(step.wanted, Layout) for step in orders)
     tensor_layout = port.tensor_layout or (port.model_layout if named else None)
@@ -141,13 +142,10 @@ def _start(port: Port, where: str) -> Flow:
         layout = model_layout
         for step in reversed(orders):
             shape, layout = _before(step, shape, layout, where)
-        return Flow(where, (spec.name,), kind, shape, layout, port.color)
+        return replace(start, shape=shape, layout=layout)
     rank = len(tensor_layout.replace("...", ""))
     layout = tensor_layout.of_rank(len(shape) if "..." in tensor_layout else rank, where)
-    # What the layout is before each change of order, and after the last.
-    layouts = [layout]
-    for step in orders:
-        layouts.append(_after(step, layouts[-1], where))
+    layouts = _layouts(orders, layout, where)
     if model_layout:
         shape = _arranged(shape, model_layout, layouts[-1], where)
     elif len(layouts[-1]) != len(shape):
@@ -160,7 +158,7 @@ def _start(port: Port, where: str) -> Flow:
             shape = _arranged(shape, later, earlier, where)
         else:
             shape = _inverse(step.wanted, shape, where)
-    return Flow(where, (spec.name,), kind, shape, layout, port.color)
+    return replace(start, shape=shape, layout=layout)
 
 
 def _given(port: Port, start: Flow, emit: Emitter) -> list[TensorSpec]:
@@ -175,9 +173,8 @@ def _given(port: Port, start: Flow, emit: Emitter) -> list[TensorSpec]:
     shapes, names = [shape], [port.spec.name]
     if port.color is not ColorFormat.UNDEFINED:
         channels, height, width = (axis_of(letter, start.layout, where) for letter in "CHW")
-        axes_ = (channels, height, width)
-        if port.shape is None or port.color in PLANES:
-            shapes = [*plane_shapes(port.color, shape or (), axes_, where)]
+        if port.shape is None or port.planes:
+            shapes = [*plane_shapes(port.color, shape or (), (channels, height, width), where)]
     if port.planes:
         names = [emit.name(plane) for plane in port.planes]
     kind = f"tensor({start.element_type})"
@@ -191,21 +188,21 @@ def _wanted_layout(port: Port, start: str, where: str) -> str:
     """Return the layout in which the model takes it: what is said, or what the steps lead to."""
     if port.model_layout is not None:
         return _ranked(port.model_layout, port.spec.shape, where)
-    layout = start
-    for step in port.steps:
-        if isinstance(step, Order):
-            layout = _after(step, layout, where)
-    return layout
+    return _layouts([step for step in port.steps if isinstance(step, Order)], start, where)[-1]
 
 
-def _after(step: Order, layout: str, where: str) -> str:
-    """Return what a layout is after a change of order."""
-    if isinstance(step.wanted, Layout):
-        letters = len(step.wanted.replace("...", ""))
-        return step.wanted.of_rank(max(len(layout), letters), where)
-    if layout:
-        check_order(step.wanted, len(layout), where)
-    return "".join(layout[i] for i in step.wanted) if layout else ""
+def _layouts(orders: Sequence[Order], layout: str, where: str) -> list[str]:
+    """Return what a layout is before each change of order, and after the last."""
+    found = [layout]
+    for step in orders:
+        if isinstance(step.wanted, Layout):
+            letters = len(step.wanted.replace("...", ""))
+            layout = step.wanted.of_rank(max(len(layout), letters), where)
+        elif layout:
+            check_order(step.wanted, len(layout), where)
+            layout = "".join(layout[i] for i in step.wanted)
+        found.append(layout)
+    return found
 
 
 def _before(

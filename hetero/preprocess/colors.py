@@ -27,18 +27,15 @@ class ColorFormat(Enum):
     BGRX = 9
 
 
-#: Format -> its channels, in planes of the picture's own size.
-CHANNELS: Final = {
-    ColorFormat.RGB: 3, ColorFormat.BGR: 3, ColorFormat.GRAY: 1,
-    ColorFormat.RGBX: 4, ColorFormat.BGRX: 4,
-}  # fmt: skip
-#: Format -> the channels of each plane; those after the first have half the height and width.
+#: Format -> its planes: the channels of each, and its height and width in halves of the picture's.
 PLANES: Final = {
-    ColorFormat.NV12_TWO_PLANES: (1, 2),
-    ColorFormat.I420_THREE_PLANES: (1, 1, 1),
-}
-#: Formats whose planes stand one under the other, as one of one channel and 3/2 of the height.
-STACKED: Final = (ColorFormat.NV12_SINGLE_PLANE, ColorFormat.I420_SINGLE_PLANE)
+    ColorFormat.RGB: ((3, 2, 2),), ColorFormat.BGR: ((3, 2, 2),), ColorFormat.GRAY: ((1, 2, 2),),
+    ColorFormat.RGBX: ((4, 2, 2),), ColorFormat.BGRX: ((4, 2, 2),),
+    # Planes that stand one under the other are one of 3/2 of the height.
+    ColorFormat.NV12_SINGLE_PLANE: ((1, 3, 2),), ColorFormat.I420_SINGLE_PLANE: ((1, 3, 2),),
+    ColorFormat.NV12_TWO_PLANES: ((1, 2, 2), (2, 1, 1)),
+    ColorFormat.I420_THREE_PLANES: ((1, 2, 2), (1, 1, 1), (1, 1, 1)),
+}  # fmt: skip
 
 
 def plane_shapes(
@@ -49,31 +46,20 @@ def plane_shapes(
     `axes`: of channels, height and width. ArgumentError for a size that cannot be halved.
     """
     channels, height, width = axes
-
-    def plane(count: int, numerator: int = 1, denominator: int = 1) -> tuple[Dimension, ...]:
+    found = []
+    for count, *halves in PLANES[color]:
         sizes = list(shape)
         sizes[channels] = count
-        sizes[height] = _part(sizes[height], numerator, denominator)
-        if denominator == 2 and numerator == 1:
-            sizes[width] = _part(sizes[width], 1, 2)
-        return tuple(sizes)
-
-    halved = color in PLANES or color in STACKED
-    sizes = (shape[height], shape[width])
-    if halved and any(isinstance(size, int) and size % 2 for size in sizes):
+        for axis, part in zip((height, width), halves, strict=True):
+            size = shape[axis]
+            if part != 2:
+                sizes[axis] = size * part // 2 if isinstance(size, int) else None
+        found.append(tuple(sizes))
+    sizes = [shape[height], shape[width]]
+    is_even = not any(isinstance(size, int) and size % 2 for size in sizes)
+    if PLANES[color][-1][1:] != (2, 2) and not is_even:
         raise ArgumentError(
             f"{where}: {color.name} has one colour for 2 by 2 pixels, so height and width are "
             f"even; got {sizes[0]} by {sizes[1]}."
         )
-    if color in STACKED:
-        return [plane(1, 3, 2)]
-    if color in PLANES:
-        first, *rest = PLANES[color]
-        return [plane(first), *(plane(count, 1, 2) for count in rest)]
-    return [plane(CHANNELS[color])]
-
-
-def _part(size: Dimension, numerator: int, denominator: int) -> Dimension:
-    if numerator == denominator:
-        return size
-    return size * numerator // denominator if isinstance(size, int) else None
+    return found

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from devices.model.element_type import DTYPES
+from devices.model.element_type import DTYPES, TYPE_NUMBERS
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import Dimension
 from hetero.preprocess.colors import ColorFormat
@@ -45,7 +45,7 @@ class Flow:
     @property
     def dtype(self) -> np.dtype:
         """The elements' numpy dtype."""
-        return element_type_dtype(self.element_type)
+        return DTYPES[TYPE_NUMBERS[self.element_type]]
 
 
 class Emitter:
@@ -95,8 +95,7 @@ class Emitter:
 
     def cast(self, value: str, element_type: str) -> str:
         """Convert the elements."""
-        to = onnx.TensorProto.DataType.Value(element_type.upper())
-        return self.node("Cast", value, since=6, to=to)
+        return self.node("Cast", value, since=6, to=TYPE_NUMBERS[element_type])
 
     def transpose(self, value: str, order: Sequence[int]) -> str:
         """Put the dimensions into another order."""
@@ -115,12 +114,7 @@ class Emitter:
 
     def rounded(self, value: str, element_type: str) -> str:
         """Convert floats to integers: the nearest, half to even, saturated."""
-        limits = np.iinfo(element_type_dtype(element_type))
+        limits = np.iinfo(DTYPES[TYPE_NUMBERS[element_type]])
         bounds = (self.constant(limit, np.float32) for limit in (limits.min, limits.max))
         whole = self.node("Round", value, since=11)
         return self.cast(self.node("Clip", whole, *bounds, since=11), element_type)
-
-
-def element_type_dtype(element_type: str) -> np.dtype:
-    """Return the numpy dtype of an ONNX element type."""
-    return DTYPES[onnx.TensorProto.DataType.Value(element_type.upper())]

@@ -10,7 +10,7 @@ import numpy as np
 
 from devices.errors import ArgumentError
 from devices.model.tensor_spec import Dimension
-from hetero.preprocess.colors import CHANNELS, STACKED, ColorFormat
+from hetero.preprocess.colors import PLANES, ColorFormat
 from hetero.preprocess.emit import Emitter, Flow
 from hetero.preprocess.layout import axis_of
 from hetero.preprocess.steps import as_float, single, with_last
@@ -121,7 +121,7 @@ def convert_color(flow: Flow, emit: Emitter, color: ColorFormat) -> Flow:
         planes = _planes(flow, emit)
         made = planes[0] if gray else _of_planes(flow, planes, emit, color)
     elif gray:
-        weights = np.zeros((CHANNELS[flow.color], 1), np.float32)
+        weights = np.zeros((PLANES[flow.color][0][0], 1), np.float32)
         weights[list(_RGB[flow.color]), 0] = _GRAY
         made = _summed(flow, weights, emit)
     else:
@@ -180,7 +180,7 @@ def _planes(flow: Flow, emit: Emitter) -> list[Flow]:
     """
     height, width = (flow.layout.index(letter) for letter in "HW")
     shape = flow.shape or ()
-    if flow.color not in STACKED:
+    if len(flow.values) > 1:
         return [replace(flow, values=(value,)) for value in flow.values]
     rows, columns = shape[height], shape[width]
     if not (isinstance(rows, int) and isinstance(columns, int)):

@@ -184,11 +184,11 @@ class InputTensorInfo(OutputTensorInfo):
             ``uv``, or ``y``, ``u`` and ``v``, by default.
         """
         color = _member(ColorFormat, format)
-        planes = PLANES.get(color, ())
-        names = tuple(sub_names) or {0: (), 2: ("y", "uv"), 3: ("y", "u", "v")}[len(planes)]
-        if len(set(names)) != len(planes):
+        count = len(PLANES.get(color, (1,)))
+        names = tuple(sub_names) or {1: (), 2: ("y", "uv"), 3: ("y", "u", "v")}[count]
+        if len(set(names)) != (count if count > 1 else 0):
             raise ArgumentError(
-                f"input {self._port.spec.name!r}: {color.name} is in {len(planes) or 1} planes; "
+                f"input {self._port.spec.name!r}: {color.name} is in {count} planes; "
                 f"got the names {list(names)}. Give one for each, or none."
             )
         self._port.color, self._port.planes = color, names

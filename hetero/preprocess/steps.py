@@ -10,7 +10,7 @@ import numpy as np
 
 from devices.errors import ArgumentError
 from devices.model.tensor_spec import Dimension
-from hetero.preprocess.emit import Emitter, Flow, element_type_dtype
+from hetero.preprocess.emit import Emitter, Flow
 from hetero.preprocess.layout import Layout, axis_of, permutation
 
 Step = Callable[[Flow, Emitter], Flow]
@@ -189,8 +189,7 @@ def with_last(
 
 def as_float(flow: Flow, emit: Emitter, write: Callable[[Flow], Flow]) -> Flow:
     """Let `write` compute on floats; integers are rounded back to what they were."""
-    dtype = element_type_dtype(flow.element_type)
-    if dtype.kind not in "iu":
+    if flow.dtype.kind not in "iu":
         return write(flow)
     values = tuple(emit.cast(value, "float") for value in flow.values)
     made = write(replace(flow, values=values, element_type="float"))

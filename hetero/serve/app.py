@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from devices.errors import HeteroError
 from devices.request.answer import Answer
-from hetero.serve.access_log import trace_of, write_line
 from hetero.serve.completions import CHAT, COMPLETION, Completions
 from hetero.serve.errors import refused, told
-from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send
+from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send, trace_of
 from hetero.serve.inference import Inference
 from hetero.serve.metrics import metrics_text
 from hetero.serve.rest_messages import read_infer, read_json, unpacked, write_infer
@@ -77,7 +76,7 @@ class ServingApp:
         except Exception as error:
             await _answer_error(exchange, error)
         if self._access_log:
-            write_line(exchange, time.perf_counter() - began_s)
+            exchange.log(time.perf_counter() - began_s)
 
     def _table(self) -> list[Route]:
         texts = Completions(self._service)
@@ -230,7 +229,7 @@ class ServingApp:
         call = read_infer(body, headers.get(_JSON_NBYTES), self._service.regions)
         left_ms = headers.get(_TIMEOUT_MS, b"")
         left_s = int(left_ms) / 1000 or None if left_ms.isdigit() else None
-        trace = trace_of(headers, b"traceparent") if b"traceparent" in headers else ""
+        trace = trace_of(headers.get(b"traceparent", b"").decode("latin-1"))
         # The loop's own thread runs what takes less than to hand it on.
         quick = len(body) < _SMALL_NBYTES and inference.model.statistics.usual_s < _QUICK_S
         inference.asks(call, left_s, trace, waits=False, inline=quick)
@@ -238,10 +237,8 @@ class ServingApp:
 
     def _written(self, inference: Inference, answer: Answer) -> tuple[int | None, list[Raw]]:
         """Return an answer's body in parts, and its JSON's length where raw bytes follow."""
-        model, outputs = inference.model, inference.outputs(answer)
-        return write_infer(
-            model.name, model.version, inference.call, outputs, self._service.regions
-        )
+        model, outputs = inference.model, inference.outputs(answer, self._service.regions)
+        return write_infer(model.name, model.version, inference.call.id, outputs)
 
     def _turns_of(self, model: ServedModel) -> Turns:
         if (turns := self._turns.get(model)) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
@@ -143,10 +143,14 @@ class Output(NamedTuple):
 
 
 def placed(
-    call: InferCall, outputs: Sequence[tuple[str, np.ndarray]], regions: Regions
+    call: InferCall, names: Iterable[str], answered: Mapping[str, Any], regions: Regions
 ) -> Iterator[Output]:
-    """Yield outputs as a call wants them; those with a place in the client's memory go there."""
-    for name, array in outputs:
+    """Yield outputs as a call wants them; those with a place in the client's memory go there.
+
+    `names`: the model's, where the call names none.
+    """
+    for name in call.outputs or names:
+        array = np.asarray(answered[name])
         wanted = call.outputs.get(name, _NO_PARAMETERS)
         datatype = NAMES[array.dtype]
         if place := wanted.place:

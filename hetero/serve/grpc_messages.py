@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from hetero.serve.call import Document, InferCall, Input, placed, read_call
-from hetero.serve.datatypes import DATATYPES, NAMES
+from hetero.serve.call import Document, InferCall, Input, Output, read_call
+from hetero.serve.datatypes import DATATYPES
 from hetero.serve.errors import refused
 from hetero.serve.proto_file import proto_file
 from hetero.serve.regions import Regions
@@ -125,18 +125,12 @@ def read_call_of(message: Message, regions: Regions) -> InferCall:
     return call._replace(binary=bool(raws))
 
 
-def write_answer(
-    model: str,
-    version: str,
-    call: InferCall,
-    outputs: Sequence[tuple[str, np.ndarray]],
-    regions: Regions,
-) -> Message:
+def write_answer(model: str, version: str, call: InferCall, outputs: Sequence[Output]) -> Message:
     """Return the ModelInferResponse: of raw bytes if the request was, or a type has no other."""
     head = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=call.id)
     raws: list[Raw] = []
-    is_raw = call.binary or any(not DATATYPES[NAMES[array.dtype]].contents for _, array in outputs)
-    for name, datatype, array, _, parameters in placed(call, outputs, regions):
+    is_raw = call.binary or any(not DATATYPES[output.datatype].contents for output in outputs)
+    for name, datatype, array, _, parameters in outputs:
         entry = head.outputs.add(name=name, datatype=datatype, shape=array.shape)
         if parameters is not None:
             for key, value in parameters.items():

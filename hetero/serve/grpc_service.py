@@ -11,9 +11,9 @@ import grpc
 from google.protobuf.json_format import ParseDict
 
 from devices.errors import ArgumentError, HeteroError, RequestCancelledError
-from hetero.serve.access_log import trace_of
 from hetero.serve.errors import GRPC_CODES, told
 from hetero.serve.grpc_messages import Message, read_call_of, read_message, write_answer
+from hetero.serve.http_exchange import trace_of
 from hetero.serve.inference import Inference
 from hetero.serve.proto_file import proto_file
 from hetero.serve.service import CALLS, Service
@@ -112,8 +112,7 @@ class GrpcServer:
         return answer
 
     def _check_token(self, context: grpc.ServicerContext) -> None:
-        given = dict(context.invocation_metadata()).get("authorization", "")
-        self._service.check_token(given.encode())
+        self._service.check_token(_metadata(context, "authorization").encode())
 
     def _document(self, name: str, made: Any) -> Behaviour:
         def answer(request: Any, _: grpc.ServicerContext) -> Any:
@@ -144,14 +143,19 @@ class GrpcServer:
         model = self._service.repository.find(asked.model_name, asked.model_version)
         with Inference(model) as inference:
             call = read_call_of(message, regions)
-            trace = trace_of(dict(context.invocation_metadata()), "traceparent")
+            trace = trace_of(_metadata(context, "traceparent"))
             inference.asks(call, context.time_remaining(), trace, waits=True, inline=True)
             submission = model.submit(inference.values, inference.request)
             if not submission.future.done() and not context.add_callback(submission.cancel):
                 submission.cancel()
                 raise RequestCancelledError("the client has gone.")
-            outputs = inference.outputs(submission.future.result())
-            return write_answer(model.name, model.version, call, outputs, regions)
+            outputs = inference.outputs(submission.future.result(), regions)
+            return write_answer(model.name, model.version, call, outputs)
+
+
+def _metadata(context: grpc.ServicerContext, name: str) -> str:
+    """Return what a client says beside its request; empty where it does not."""
+    return next((f"{value}" for key, value in context.invocation_metadata() if key == name), "")
 
 
 def _status(error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
@@ -14,15 +16,22 @@ from hetero.serve.tensors import Raw
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
+T = TypeVar("T")
+_access: Final = logging.getLogger("hetero.serve.access")
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 #: Where `hetero.serve.http_protocol` leaves a whole body that it has read itself.
 BODY: Final = "hetero.body"
 #: Where it leaves what became of a request that `ServingApp.answer_now` has begun, or its error.
 BEGUN: Final = "hetero.begun"
 #: Seconds after which a request that is not answered yet listens for its client's end.
 _LISTEN_S: Final = 0.02
-T = TypeVar("T")
 #: Bytes of a body up to which it is written in one piece.
 _ONE_PIECE_NBYTES: Final = 65536
+
+
+def trace_of(header: str) -> str:
+    """Return a ``traceparent`` (W3C Trace Context) as it is; empty if it is none."""
+    return header if _TRACEPARENT.fullmatch(header) else ""
 
 
 class ClientGone(Exception):  # noqa: N818 - nothing is wrong: nobody waits any more
@@ -146,6 +155,21 @@ class Exchange:
         pieces = parts if nbytes > _ONE_PIECE_NBYTES else [b"".join(parts)]
         for left, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
             await self.write(piece, last=not left)
+
+    def log(self, took_s: float) -> None:
+        """Log the request, which has ended, as a line of JSON."""
+        line: dict[str, Any] = {
+            "client": (self.scope.get("client") or [None])[0],
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "took_s": round(took_s, 6),
+            "received_nbytes": self.received_nbytes,
+            "sent_nbytes": self.sent_nbytes,
+        }
+        if trace := trace_of(self.header(b"traceparent")):
+            _, line["trace_id"], line["parent_id"], _ = trace.split("-")
+        _access.info(dump_json(line).decode())
 
     async def answer_json(self, document: Any, status: int = 200, headers: Headers = ()) -> None:
         """Write a JSON document."""

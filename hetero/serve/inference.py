@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
-
-import numpy as np
 
 from devices.plugin.program import Value
 from devices.request.answer import Answer
 from devices.request.request import Request
-from hetero.serve.call import InferCall
+from hetero.serve.call import InferCall, Output, placed
+from hetero.serve.regions import Regions
 from hetero.serve.served_model import ServedModel
 from scheduler.executor import Submission
 
@@ -69,10 +68,10 @@ class Inference:
             self.model.statistics.num_in_flight += 1
         self._runs = True
 
-    def outputs(self, answer: Answer) -> Sequence[tuple[str, np.ndarray]]:
+    def outputs(self, answer: Answer, regions: Regions) -> list[Output]:
         """Return the outputs that the call wants, which are written next."""
         self._writes_s, self._answer = time.perf_counter(), answer
-        return self.model.outputs(self.call, answer.outputs)
+        return [*placed(self.call, self.model.output_names, answer.outputs, regions)]
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         ended_s, counts = time.perf_counter(), self.model.statistics

@@ -101,14 +101,10 @@ class Repository:
 
     def models(self) -> list[ServedModel]:
         """Return every model that is loaded, each version."""
-        with self._lock:
-            entries = [entry for held in self._entries.values() for entry in held.values()]
-        return [entry.model for entry in entries if entry.model is not None]
+        return [entry.model for entry in self._all() if entry.model is not None]
 
     def index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Return what is here, and in which state; with `ready`, only what is loaded."""
-        with self._lock:
-            entries = [entry for held in self._entries.values() for entry in held.values()]
         return [
             {
                 "name": entry.source.name,
@@ -116,9 +112,13 @@ class Repository:
                 "state": entry.state if entry.has_devices else "UNAVAILABLE",
                 "reason": entry.reason if entry.has_devices else "its devices are gone",
             }
-            for entry in entries
+            for entry in self._all()
             if entry.model is not None or not ready
         ]
+
+    def _all(self) -> list[_Entry]:
+        with self._lock:
+            return [entry for held in self._entries.values() for entry in held.values()]
 
     def load(self, name: str) -> None:
         """Load a model's versions, or those that have changed.

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from hetero.serve.call import Document, InferCall, Input, placed, read_call
+from hetero.serve.call import Document, InferCall, Input, Output, read_call
 from hetero.serve.errors import refused
 from hetero.serve.regions import Regions
 from hetero.serve.tensors import Raw, from_json, from_raw, to_json, to_raw
@@ -125,11 +125,7 @@ def read_infer(body: Raw, json_nbytes: bytes | None, regions: Regions) -> InferC
 
 
 def write_infer(
-    model: str,
-    version: str,
-    call: InferCall,
-    outputs: Sequence[tuple[str, np.ndarray]],
-    regions: Regions,
+    model: str, version: str, id_: str, outputs: Sequence[Output]
 ) -> tuple[int | None, list[Raw]]:
     """Return the JSON's length where raw bytes follow it, else None; and the body, in parts.
 
@@ -137,7 +133,7 @@ def write_infer(
     """
     entries: list[dict[str, Any]] = []
     raws: list[Raw] = []
-    for name, datatype, array, is_binary, parameters in placed(call, outputs, regions):
+    for name, datatype, array, is_binary, parameters in outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
         if parameters is not None:
             entry["parameters"] = parameters
@@ -148,7 +144,7 @@ def write_infer(
             entry["data"] = to_json(name, array)
         entries.append(entry)
     document: dict[str, Any] = {"model_name": model, "model_version": version}
-    if call.id:
-        document["id"] = call.id
+    if id_:
+        document["id"] = id_
     head = dump_json({**document, "outputs": entries})
     return (len(head) if raws else None), [head, *raws]

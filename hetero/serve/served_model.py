@@ -50,7 +50,7 @@ class ServedModel:
         self._outputs = tuple(compiled.outputs)
         self._optional = tuple(compiled.optional_inputs)
         self._datatypes = {p.name: datatype_of(p) for p in (*self._inputs, *self._optional)}
-        self._output_names = tuple(port.name for port in self._outputs if datatype_of(port))
+        self.output_names: Final = tuple(port.name for port in self._outputs if datatype_of(port))
         #: Requests that may wait for room.
         self.most_waiting: Final[int] = compiled.get_property("MAX_REQUESTS_WAITING")
 
@@ -76,10 +76,10 @@ class ServedModel:
             if NAMES[array.dtype] != wanted:
                 raise refused(f"input {name!r} is {wanted}, got {NAMES[array.dtype]}.")
         for name in call.outputs:
-            if name not in self._output_names:
+            if name not in self.output_names:
                 raise TensorNameError(
                     f"model {self.name!r} has no output {name!r}; its outputs are "
-                    f"{', '.join(map(repr, self._output_names))}.",
+                    f"{', '.join(map(repr, self.output_names))}.",
                     name=name,
                 )
         values: dict[str, Value] = {}
@@ -95,13 +95,6 @@ class ServedModel:
     def submit(self, values: Mapping[str, Value], request: Request) -> Submission:
         """Start a request; see `scheduler.executor.Deployment.submit`."""
         return self.compiled.target.submit(values, request)
-
-    def outputs(
-        self, call: InferCall, answered: Mapping[str, Value]
-    ) -> Sequence[tuple[str, np.ndarray]]:
-        """Return the outputs that a call wants, in its order."""
-        names = call.outputs or self._output_names
-        return [(name, np.asarray(answered[name])) for name in names]
 
     def rows(self, values: Mapping[str, Value]) -> int:
         """Return how many inferences a request is: its rows, where inputs have open first sizes."""
