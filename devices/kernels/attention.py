@@ -13,8 +13,7 @@ from operator import and_
 from typing import Any
 
 from devices.kernels.axes import are_within
-from devices.kernels.element_types import Array, Xp, element_type, in_float32
-from devices.kernels.precision import wide
+from devices.kernels.element_types import Array, Xp, element_type, in_float32, wide
 from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
 

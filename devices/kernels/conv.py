@@ -7,30 +7,34 @@ from math import prod
 from typing import Any
 
 from devices.kernels.convolve import add_windows, convolve
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.precision import wide
+from devices.kernels.element_types import Array, Xp, in_float32
 from devices.kernels.registry import op, taking
 from devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
 
 
+def _check_weights(x: Array, w: Array, kernel_shape: Ints | None) -> None:
+    if x.ndim < 3 or w.ndim != x.ndim:
+        raise ValueError(f"input has shape {x.shape}, weights {w.shape}: ranks must agree, above 2")
+    if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
+        raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of weights {w.shape}")
+
+
 def _conv_window(
     x: Array, w: Array, *, group: int = 1, kernel_shape: Ints | None = None, **sliding: Any
 ) -> Window:
-    if x.ndim < 3 or w.ndim != x.ndim:
-        raise ValueError(f"input has shape {x.shape}, weights {w.shape}: ranks must agree, above 2")
+    _check_weights(x, w, kernel_shape)
     if group < 1 or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
         raise ValueError(
             f"input has {x.shape[1]} channels, weights {w.shape} with group {group} want "
             f"{w.shape[1] * group}, and output channels divisible by group"
         )
-    if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
-        raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of weights {w.shape}")
     return sliding_window(x.shape[2:], w.shape[2:], **sliding)
 
 
 @op("Conv", since=1)
+@in_float32
 @taking(sliding_window)
 def conv_1(
     xp: Xp, x: Array, w: Array, b: Array | None = None, *,
@@ -77,6 +81,7 @@ def transposed_window(
 
 
 @op("ConvTranspose", since=1)
+@in_float32
 @taking(transposed_window)
 def conv_transpose_1(
     xp: Xp, x: Array, w: Array, b: Array | None = None, *,
@@ -86,15 +91,10 @@ def conv_transpose_1(
 
     Each input element adds its multiple of the kernel to the output, `strides` apart.
     """
-    if x.ndim < 3 or w.ndim != x.ndim:
-        raise ValueError(f"input has shape {x.shape}, weights {w.shape}: ranks must agree, above 2")
+    _check_weights(x, w, kernel_shape)
     if group < 1 or x.shape[1] != w.shape[0] or w.shape[0] % group:
         raise ValueError(f"input has {x.shape[1]} channels; weights {w.shape} with group {group}")
-    if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
-        raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of weights {w.shape}")
     window = transposed_window(x.shape[2:], w.shape[2:], **sliding)
-    dtype = x.dtype
-    x, w, b = wide(xp, x, w, b)
     n, c, m = x.shape[0], x.shape[1] // group, w.shape[1] * group
     weights = w.reshape(group, c, -1).swapaxes(1, 2)
     columns = xp.matmul(weights, x.reshape(n, group, c, prod(x.shape[2:])))
@@ -102,10 +102,11 @@ def conv_transpose_1(
     y = add_windows(xp, columns, window)
     if b is not None:
         y = y + b.reshape(m, *(1,) * len(window.input))
-    return xp.ascontiguousarray(y).astype(dtype, copy=False)
+    return xp.ascontiguousarray(y)
 
 
 @op("DeformConv", since=19)
+@in_float32
 def deform_conv_19(
     xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None,
     *,
@@ -124,8 +125,6 @@ def deform_conv_19(
         x, w, group=group, kernel_shape=kernel_shape, dilations=dilations, pads=pads,
         strides=strides,
     )  # fmt: skip
-    dtype = x.dtype
-    x, w, offset, b, mask = wide(xp, x, w, offset, b, mask)
     (n, c, height, width), (oh, ow), size = x.shape, window.output, prod(window.kernel)
     if offset.shape != (n, offset_group * size * 2, oh, ow) or c % offset_group:
         raise ValueError(
@@ -158,4 +157,4 @@ def deform_conv_19(
     ).reshape(n, w.shape[0], oh, ow)
     if b is not None:
         y += b.reshape(-1, 1, 1)
-    return y.astype(dtype, copy=False)
+    return y

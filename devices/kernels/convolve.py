@@ -8,7 +8,6 @@ from __future__ import annotations
 from math import prod
 
 from devices.kernels.element_types import Array, Xp
-from devices.kernels.precision import wide
 from devices.kernels.window import Window
 
 #: Bytes of columns to hold at once, so that large images take no memory many times their own.
@@ -23,8 +22,6 @@ def convolve(xp: Xp, x: Array, w: Array, b: Array | None, window: Window, group:
     x is (N, C, ...), w (M, C/group, ...) of its type, b (M).
     """
     n, m = x.shape[0], w.shape[0]
-    dtype = x.dtype
-    x, w, b = wide(xp, x, w, b)
     if b is not None and b.shape != (m,):
         raise ValueError(f"bias has shape {b.shape}; {(m,)} wanted")
     y = xp.empty((n, m, *window.output), x.dtype)
@@ -35,7 +32,7 @@ def convolve(xp: Xp, x: Array, w: Array, b: Array | None, window: Window, group:
         product(xp, x[image], weights, window, y[image])
     if b is not None:
         y += b.reshape(m, *(1,) * len(window.output))
-    return y.astype(dtype, copy=False)
+    return y
 
 
 def _pointwise(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:

@@ -1,8 +1,8 @@
 """Which element type an operator computes in, and what ONNX's type numbers mean.
 
 Half-width floats are rounded once per operator, not once per step: a kernel of several steps is
-decorated with `in_float32` and then sees float32. Types narrower than a byte, float8 and bfloat16
-arrive as numpy extension types, whose kind is ``"V"``.
+decorated with `in_float32`, or makes its arrays `wide`, and then sees float32. Types narrower than
+a byte, float8 and bfloat16 arrive as numpy extension types, whose kind is ``"V"``.
 """
 
 from __future__ import annotations
@@ -82,6 +82,27 @@ def in_float32(kernel: Kernel) -> Kernel:
         return result.astype(narrow) if result.dtype == xp.float32 else result
 
     return widened
+
+
+def wide(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
+    """Return the arrays, floats under 32 bits as float32; None stays None."""
+    return tuple(a if a is None or not is_narrow_float(a) else a.astype(xp.float32) for a in arrays)
+
+
+def stash(xp: Xp, array: Array, stash_type: int) -> Array:
+    """Return the array in the type that a normalisation computes in.
+
+    `stash_type` 1 is float32, 11 float64; 10 and 16 (16-bit floats) compute in float32.
+    """
+    return array.astype(xp.float64 if stash_type == 11 else xp.float32, copy=False)
+
+
+def to_integers(xp: Xp, x: Array, dtype: Any) -> Array:
+    """Return interpolated values as an integer type: rounded to even, kept within its range."""
+    if x.dtype == dtype:
+        return x
+    limits = xp.iinfo(dtype)
+    return xp.clip(xp.rint(x), limits.min, limits.max).astype(dtype)
 
 
 def same_type(*arrays: Array) -> None:

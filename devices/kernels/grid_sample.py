@@ -6,8 +6,7 @@ import math
 from itertools import product
 from typing import Any
 
-from devices.kernels.element_types import Array, Xp, in_float32, zeros
-from devices.kernels.precision import to_integers
+from devices.kernels.element_types import Array, Xp, in_float32, to_integers, zeros
 from devices.kernels.registry import op, taking
 from devices.kernels.resize import cubic_filter, linear_filter
 

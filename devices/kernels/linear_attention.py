@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.precision import wide
+from devices.kernels.element_types import Array, Xp, wide
 from devices.kernels.registry import op
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from devices.kernels.element_types import Array, Xp, is_on_host
-from devices.kernels.precision import wide
+from devices.kernels.element_types import Array, Xp, in_float32, is_on_host
 from devices.kernels.registry import op
 
 
@@ -38,26 +37,23 @@ def _negative_log_likelihood(
 
 
 @op("NegativeLogLikelihoodLoss", since=12, choices={"reduction": ("none", "sum", "mean")})
+@in_float32
 def negative_log_likelihood_loss_12(
     xp: Xp, x: Array, target: Array, weight: Array | None = None, *,
     ignore_index: int | None = None, reduction: str = "mean",
 ) -> Array:  # fmt: skip
     """Return the loss of log-probabilities x (N, C, ...) against class indices (N, ...)."""
-    dtype = x.dtype
-    x, weight = wide(xp, x, weight)
-    loss = _negative_log_likelihood(xp, x, target, weight, ignore_index, reduction)
-    return loss.astype(dtype, copy=False)
+    return _negative_log_likelihood(xp, x, target, weight, ignore_index, reduction)
 
 
 @op("SoftmaxCrossEntropyLoss", since=12, choices={"reduction": ("none", "sum", "mean")})
+@in_float32
 def softmax_cross_entropy_loss_12(
     xp: Xp, scores: Array, labels: Array, weights: Array | None = None, *,
     ignore_index: int | None = None, reduction: str = "mean",
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the loss of scores (N, C, ...) against class indices, and their log-softmax."""
-    dtype = scores.dtype
-    scores, weights = wide(xp, scores, weights)
     shifted = scores - xp.max(scores, axis=1, keepdims=True)
     log_prob = shifted - xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True))
     loss = _negative_log_likelihood(xp, log_prob, labels, weights, ignore_index, reduction)
-    return loss.astype(dtype, copy=False), log_prob.astype(dtype, copy=False)
+    return loss, log_prob

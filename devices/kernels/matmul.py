@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from devices.kernels.element_types import Array, Xp, in_float32, same_type
-from devices.kernels.precision import wide
+from devices.kernels.element_types import Array, Xp, in_float32, same_type, wide
 from devices.kernels.registry import op
 
 

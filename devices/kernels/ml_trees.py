@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
@@ -35,6 +34,9 @@ _TENSORS = ("base_values_as_tensor", "nodes_hitrates_as_tensor", "nodes_values_a
 
 #: Elements of one block of leaves' weights.
 _BLOCK = 1 << 20
+#: Ensembles that are kept, the oldest first, by the ids of the attributes beside them.
+_ENSEMBLES: dict[tuple[Any, ...], tuple[Any, Trees]] = {}
+_MOST_ENSEMBLES = 64
 
 
 class Trees(NamedTuple):
@@ -53,19 +55,6 @@ class Trees(NamedTuple):
     adds: Array
     #: Node -> the values that a BRANCH_MEMBER looks for.
     members: dict[int, Array]
-
-
-class _Same:
-    """An attribute as a key: attributes are the same objects in every run of a node."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
 
 
 def _leaves(xp: Xp, x: Array, trees: Trees) -> Array:
@@ -114,18 +103,17 @@ def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, 
     return scores, scored
 
 
-@lru_cache(maxsize=64)
-def _made(
-    build: Callable[..., Trees], xp: Xp, n_targets: int, *given: _Same, **named: _Same
-) -> Trees:
-    values = {name: attribute.value for name, attribute in named.items()}
-    return build(xp, n_targets, *(attribute.value for attribute in given), **values)
-
-
 def _kept(build: Callable[..., Trees], xp: Xp, n_targets: int, *given: Any, **named: Any) -> Trees:
-    """Return the ensemble that `build` makes of a node's attributes, each made once."""
-    same = {name: _Same(value) for name, value in named.items()}
-    return _made(build, xp, n_targets, *map(_Same, given), **same)
+    """Return the ensemble that `build` makes of a node's attributes, each made once.
+
+    Attributes are the same objects in every run of a node: they are kept so that their ids are.
+    """
+    key = (build, xp, n_targets, *map(id, given), *map(id, named.values()))
+    if key not in _ENSEMBLES:
+        if len(_ENSEMBLES) >= _MOST_ENSEMBLES:
+            _ENSEMBLES.pop(next(iter(_ENSEMBLES)), None)
+        _ENSEMBLES[key] = (given, named), build(xp, n_targets, *given, **named)
+    return _ENSEMBLES[key][1]
 
 
 def _numbered(

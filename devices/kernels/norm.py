@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.precision import stash, wide
+from devices.kernels.element_types import Array, Xp, in_float32, stash, wide
 from devices.kernels.reduction import reduce_mean
 from devices.kernels.registry import op
 
@@ -157,37 +156,24 @@ def rms_normalization_23(
     return _affine(xp, y, scale, None).astype(scale.dtype, copy=False)
 
 
-def _grouped(xp: Xp, x: Array, num_groups: int, epsilon: float) -> Array:
+@op("GroupNormalization", since=(18, 21), added={"stash_type": 21})
+def group_normalization(
+    xp: Xp, x: Array, scale: Array, bias: Array, *,
+    epsilon: float = 1e-5, num_groups: int, stash_type: int = 1, version: int,
+) -> Array:  # fmt: skip
+    """Normalise groups of channels; scale and bias are one per channel, before 21 per group."""
     if num_groups < 1 or x.shape[1] % num_groups:
         raise ValueError(f"{x.shape[1]} channels do not divide into num_groups {num_groups}")
-    y, _, variance = _centred(
-        xp, x.reshape(x.shape[0], num_groups, prod(x.shape[1:]) // num_groups)
-    )
+    size = x.shape[1] // num_groups
+    (wider,) = (stash(xp, x, stash_type),) if version >= 21 else wide(xp, x)
+    y, _, variance = _centred(xp, wider.reshape(x.shape[0], num_groups, -1))
     y /= xp.sqrt(variance + epsilon)
-    return y
-
-
-@op("GroupNormalization", since=18)
-@in_float32
-def group_normalization_18(
-    xp: Xp, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5, num_groups: int
-) -> Array:
-    """Normalise groups of channels; scale and bias are one per group."""
-    if scale.shape != (num_groups,) or bias.shape != scale.shape:
-        raise ValueError(f"scale {scale.shape} and bias {bias.shape}; {(num_groups,)} wanted")
-    y = _grouped(xp, x, num_groups, epsilon)
-    y = y * scale[:, None] + bias[:, None]
-    return y.reshape(x.shape)
-
-
-@op("GroupNormalization", since=21)
-def group_normalization_21(
-    xp: Xp, x: Array, scale: Array, bias: Array, *,
-    epsilon: float = 1e-5, num_groups: int, stash_type: int = 1,
-) -> Array:  # fmt: skip
-    """Normalise groups of channels; scale and bias are one per channel."""
-    y = _grouped(xp, stash(xp, x, stash_type), num_groups, epsilon).reshape(x.shape)
-    return _affine(xp, y.astype(x.dtype, copy=False), *_per_channel(x, scale, bias))
+    if version < 21:
+        if scale.shape != (num_groups,) or bias.shape != scale.shape:
+            raise ValueError(f"scale {scale.shape} and bias {bias.shape}; {(num_groups,)} wanted")
+        scale, bias = xp.repeat(scale, size), xp.repeat(bias, size)
+    y = y.reshape(x.shape).astype(x.dtype if version >= 21 else y.dtype, copy=False)
+    return _affine(xp, y, *_per_channel(x, scale, bias)).astype(x.dtype, copy=False)
 
 
 @op("LRN", since=1)

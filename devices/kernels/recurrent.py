@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from devices.kernels.axes import are_within
-from devices.kernels.element_types import Array, Xp, is_on_host
-from devices.kernels.precision import wide
+from devices.kernels.element_types import Array, Xp, is_on_host, wide
 from devices.kernels.registry import op, taking
 
 Floats = Sequence[float]

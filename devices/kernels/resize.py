@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from math import floor
 from typing import Any, NamedTuple
 
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.precision import to_integers, wide
+from devices.kernels.element_types import Array, Xp, to_integers, wide
 from devices.kernels.registry import as_inputs, op, taking
 
 Ints = Sequence[int]
@@ -162,9 +161,7 @@ def _resize(xp: Xp, x: Array, axes: list[Axis], rules: Rules) -> Array:
     return to_integers(xp, y, dtype) if dtype.kind in "iu" else y.astype(dtype, copy=False)
 
 
-def _by_scales(
-    xp: Xp, x: Array, scales: Sequence[float], axes: Ints, roi: Array | None = None
-) -> list[Axis]:
+def _by_scales(xp: Xp, x: Array, scales: Sequence[float], axes: Ints) -> list[Axis]:
     """Return the axes that `scales` resizes: output is floor(size * scale)."""
     _check_count("scales", len(scales), len(axes))
     result = []
@@ -172,16 +169,13 @@ def _by_scales(
         scale, size = xp.float32(scales[i]), x.shape[axis]
         if not scale > 0:
             raise ValueError(f"scale {float(scale)} of axis {axis} must be positive")
-        start, end = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
         # In the scales' own float32, for any region, as shape inference computes it.
         output = floor(xp.float32(size) * scale)
-        result.append(Axis(axis, size, output, float(scale), start, end))
+        result.append(Axis(axis, size, output, float(scale)))
     return result
 
 
-def _by_sizes(
-    x: Array, sizes: Array, axes: Ints, roi: Array | None = None, policy: str = "stretch"
-) -> list[Axis]:
+def _by_sizes(x: Array, sizes: Array, axes: Ints, policy: str = "stretch") -> list[Axis]:
     """Return the axes that `sizes` resizes, one scale for all if the policy keeps the aspect."""
     _check_count("sizes", len(sizes), len(axes))
     wanted = [int(n) for n in sizes]
@@ -195,11 +189,9 @@ def _by_sizes(
         scales = [scale] * len(axes)
         wanted = [floor(scale * x.shape[axis] + 0.5) for axis in axes]
     return [
-        Axis(axis, x.shape[axis], n, scale, *(
-            (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
-        ))
-        for i, (axis, n, scale) in enumerate(zip(axes, wanted, scales, strict=True))
-    ]  # fmt: skip
+        Axis(axis, x.shape[axis], n, scale)
+        for axis, n, scale in zip(axes, wanted, scales, strict=True)
+    ]
 
 
 def _check_count(name: str, count: int, axes: int) -> None:
@@ -251,16 +243,19 @@ def _rules_18(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
         extrapolation_value, antialias,
     )  # fmt: skip
-    if rules.coordinates != "tf_crop_and_resize":
-        roi = None
-    else:
-        _check_count("roi", 0 if roi is None else len(roi), 2 * len(chosen))
     by_scales = scales is not None and scales.size > 0
     if by_scales == (sizes is not None and sizes.size > 0) and chosen:
         raise ValueError("exactly one of scales and sizes must be given")
     if scales is not None and by_scales:
-        return _by_scales(xp, x, scales, chosen, roi), rules
-    return _by_sizes(x, sizes, chosen, roi, keep_aspect_ratio_policy), rules
+        resized = _by_scales(xp, x, scales, chosen)
+    else:
+        resized = _by_sizes(x, sizes, chosen, keep_aspect_ratio_policy)
+    if rules.coordinates == "tf_crop_and_resize":
+        region = [] if roi is None else roi.tolist()
+        _check_count("roi", len(region), 2 * len(chosen))
+        ends = zip(resized, region[: len(chosen)], region[len(chosen) :], strict=True)
+        resized = [a._replace(start=start, end=end) for a, start, end in ends]
+    return resized, rules
 
 
 @op(

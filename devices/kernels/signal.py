@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from math import log10
 
-from devices.kernels.element_types import Array, Xp, element_type
-from devices.kernels.precision import wide
+from devices.kernels.element_types import Array, Xp, element_type, wide
 from devices.kernels.registry import op
 
 

@@ -17,10 +17,9 @@ from devices.kernels.attention import (
     rotary_embedding_23,
     split_heads,
 )
-from devices.kernels.element_types import Array, Xp
+from devices.kernels.element_types import Array, Xp, wide
 from devices.kernels.microsoft import MICROSOFT
 from devices.kernels.norm import rms_normalization_23
-from devices.kernels.precision import wide
 from devices.kernels.registry import op
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from devices.kernels.activation import gelu, swish
 from devices.kernels.conv import conv_1
-from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.element_types import Array, Xp, in_float32, stash, wide
 from devices.kernels.matmul import gemm_7, matmul_1
 from devices.kernels.microsoft import MICROSOFT
 from devices.kernels.norm import layer_normalization_17, rms_normalization_23
-from devices.kernels.precision import stash, wide
 from devices.kernels.recurrent import named_activation
 from devices.kernels.registry import op, taking
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from devices.kernels.activation import leaky_relu, sigmoid
 from devices.kernels.cast import convert
-from devices.kernels.element_types import Array, Kernel, Xp
+from devices.kernels.element_types import Array, Kernel, Xp, wide
 from devices.kernels.microsoft import MICROSOFT
 from devices.kernels.microsoft.attention import attention
 from devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
-from devices.kernels.precision import wide
 from devices.kernels.quantize import (
     dequantize_10,
     dynamic_quantize,
