@@ -62,24 +62,29 @@ def _address_here() -> str:
     return str(found)
 
 
-def check_reachable(address: str, timeout_s: float, *, host_timeout_s: float | None = None) -> None:
+def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:
     """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute.
 
-    `host_timeout_s`: how long its host may take to let anybody in, `timeout_s` by default; a host
-        that is busy, or whose Ray is stopped, does so at once.
-    Raises ClusterError, caused by the OSError: a ConnectionError if nobody was let in, one that
-        `is_of_this_process` if it cannot ask.
+    `host_timeout_s`: how long its host may take to let anybody in; one that is busy, or whose Ray
+        is stopped, does so at once.
+    Raises OSError: a ConnectionError if nobody was let in, one that `is_of_this_process` if it
+        cannot ask.
     """
     host, _, port = address.rpartition(":")
+    with _connected(host.strip("[]"), int(port), host_timeout_s) as connection:
+        connection.settimeout(timeout_s)
+        if os.environ.get("RAY_USE_TLS", "0") == "0":
+            connection.sendall(_HTTP2_PREFACE)
+            if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
+                raise ConnectionError("what listens there is no Ray")
+
+
+def check_reachable(address: str, timeout_s: float) -> None:
+    """Raise ClusterError, caused by what `reach` raises, if nothing answers at an address."""
     try:
-        with _connected(host.strip("[]"), int(port), host_timeout_s or timeout_s) as connection:
-            connection.settimeout(timeout_s)
-            if os.environ.get("RAY_USE_TLS", "0") == "0":
-                connection.sendall(_HTTP2_PREFACE)
-                if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
-                    raise ConnectionError("what listens there is no Ray")
+        reach(address, timeout_s, timeout_s)
     except OSError as error:
-        if error.errno in _OURS:
+        if is_of_this_process(error):
             raise ClusterError(
                 f"this process cannot ask the Ray cluster at {address}: {error}. Close what it has "
                 "open, or raise its limit (`ulimit -n`).",
@@ -95,9 +100,9 @@ def check_reachable(address: str, timeout_s: float, *, host_timeout_s: float | N
         ) from error
 
 
-def is_of_this_process(error: ClusterError) -> bool:
-    """Return whether an error of `check_reachable` says nothing of the cluster."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OURS
+def is_of_this_process(error: OSError) -> bool:
+    """Return whether an error of `reach` says nothing of the cluster."""
+    return error.errno in _OURS
 
 
 def check_is_node(address: str) -> None:
@@ -132,6 +137,6 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
     try:
         return socket.create_connection((host, port), timeout_s)
     except OSError as error:
-        if isinstance(error, ConnectionError) or error.errno in _OURS:
+        if isinstance(error, ConnectionError) or is_of_this_process(error):
             raise
         raise ConnectionError(f"its host is not there: {error}") from error

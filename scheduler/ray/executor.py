@@ -140,6 +140,7 @@ class RayExecutor:
                 self._devices,
                 self._deployments,
                 self._loader,
+                self._clock.spawn,
                 self._do_without,
                 self._cluster_gone,
                 device_timeout_s=device_timeout_s,
@@ -266,10 +267,7 @@ class RayExecutor:
             deployment.tell(gone)
             return
         deployment.tell(DeviceLost(gone.now_s, gone.device, gone.node, gone.cause))
-        name = f"{deployment.key}-remake"
-        threading.Thread(
-            target=self._remake, args=(deployment, gone), name=name, daemon=True
-        ).start()
+        self._clock.spawn(partial(self._remake, deployment, gone), f"{deployment.key}-remake")
 
     def _remake(self, deployment: RayDeployment, gone: DeviceGone) -> None:
         """Place a deployment anew, or wait for a while till the device, or another, is there."""

@@ -45,6 +45,7 @@ class DeviceKeeper:
 
     `deployments`: those that are open.
     `loader`: loads stages again.
+    `spawn`: has what may wait done by a thread of its own, with a name.
     `do_without`: has a deployment do without a device that is gone for good.
     `cluster_gone`: told if the whole cluster is.
     `of_pool`: whether the devices are a pool's; `keeps`: whether they are ended and started here.
@@ -56,6 +57,7 @@ class DeviceKeeper:
         devices: RayDevices,
         deployments: Deployments[RayDeployment],
         loader: StageLoader,
+        spawn: Callable[[Callable[[], None], str], object],
         do_without: Callable[[RayDeployment, DeviceGone], None],
         cluster_gone: Callable[[ClusterError], None],
         *,
@@ -67,6 +69,7 @@ class DeviceKeeper:
         self._devices = devices
         self._deployments = deployments
         self._loader = loader
+        self._spawn = spawn
         self._do_without = do_without
         self._cluster_gone = cluster_gone
         self._liveness = see.Liveness(
@@ -77,7 +80,7 @@ class DeviceKeeper:
         #: How many times the devices that live have changed; those of a pool that are gone.
         self.num_changes = 0
         self._gone: set[str] = set()
-        self._channel: DirectChannel | None = None
+        self._channel: DirectChannel  # once it serves
         #: The present actors of the devices that deployments use, by address.
         self._actors: dict[str, ActorDevice] = {}
         self._lock = threading.Lock()
@@ -108,7 +111,6 @@ class DeviceKeeper:
 
     def watch(self, device: ActorDevice) -> None:
         """Keep a device that has its stages from now on; again is harmless."""
-        assert self._channel is not None
         with self._lock:
             if device.address in self._actors:
                 return
@@ -128,7 +130,6 @@ class DeviceKeeper:
 
     def is_lost(self, address: str) -> bool:
         """Whether a device's process is not heard, or was given up and is ended soon."""
-        assert self._channel is not None
         return address in self._liveness.given_up or self._channel.is_silent(address)
 
     # What is seen, in threads of the channel's and of Ray's, which must not be kept.
@@ -142,8 +143,7 @@ class DeviceKeeper:
             self._orders.put(partial(self._ask_why, device))
         if silent_s and device is not None and device.node_id not in self._asked:
             self._asked.add(device.node_id)
-            name = f"{device.descriptor.node}-reach"
-            threading.Thread(target=self._reach, args=(device,), name=name, daemon=True).start()
+            self._spawn(partial(self._reach, device), f"{device.descriptor.node}-reach")
 
     def heard(self, address: str) -> None:
         """Take in that an address is heard again."""
@@ -215,7 +215,6 @@ class DeviceKeeper:
 
     def _reach(self, of: ActorDevice) -> None:
         """While devices of a node are silent, say whether it is cut off; in a thread."""
-        assert self._channel is not None
         node_id = of.node_id
         try:
             while not (self._closed or self._session.is_left):
@@ -260,7 +259,7 @@ class DeviceKeeper:
             else:
                 self._orders.put(tell)
 
-        threading.Thread(target=reopen, name=f"{order.device}-open", daemon=True).start()
+        self._spawn(reopen, f"{order.device}-open")
 
     def _plan_around(self, away: see.StaysAway) -> None:
         """Have deployments that can be placed anew do without a device, until it has started."""
@@ -300,10 +299,7 @@ class DeviceKeeper:
         if self._keeps_pool:
             gone |= self._gone
         if (gone or self._is_news) and not self._is_looking.locked():
-            threading.Thread(
-                target=self._find, args=(gone,), name="keeper-look", daemon=True
-            ).start()
-        assert self._channel is not None
+            self._spawn(partial(self._find, gone), "keeper-look")
         for address, device in list(self._actors.items()):
             status = self._channel.status_of(address)
             overdue_s, ended = status.get("overdue_s", 0.0), status.get("leases_ended", 0.0)
@@ -319,13 +315,11 @@ class DeviceKeeper:
         table = self._devices.pool_table
         if table is None:
             return False
-        assert self._channel is not None
         version = self._channel.status_of(table.address).get("version", table.version)
         return version != table.version or self._channel.is_silent(table.address)
 
     def _read_table(self) -> None:
         """Read what the pool's keeper says, and see what it has started anew."""
-        assert self._channel is not None
         table = self._devices.ask_keeper("table", False)
         self._channel.watch(table.address)
         for device in self.live:
@@ -365,8 +359,7 @@ class DeviceKeeper:
                 self._restart_soon(see.Restart(name, "", "its node is back"))
 
     def _restart_soon(self, order: see.Restart) -> None:
-        name = f"{order.device}-start"
-        threading.Thread(target=self._restart, args=(order,), name=name, daemon=True).start()
+        self._spawn(partial(self._restart, order), f"{order.device}-start")
 
     def _restart(self, order: see.Restart) -> None:
         """End what is left of a device, start it again and load its stages; in a thread."""
@@ -395,7 +388,6 @@ class DeviceKeeper:
 
     def _give_up(self, device: ActorDevice) -> None:
         """End an actor, whatever it does; on a node that does not answer it is left."""
-        assert self._channel is not None
         self._channel.unwatch(device.address)
         self._devices.forget(device.actor_id)
         if not self._keeps:

@@ -21,7 +21,7 @@ from ray import exceptions
 from devices.errors import ClusterError
 from scheduler.device.probe import PluginSpec
 from scheduler.ray.actor import probe
-from scheduler.ray.address import check_reachable, is_of_this_process
+from scheduler.ray.address import is_of_this_process, reach
 from scheduler.ray.nodes import ClusterNode, DeviceNumbers, alive_nodes
 from scheduler.ray.start import LOOK_S, RaySession
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -256,12 +256,12 @@ class NodeSurvey:
         return rows
 
 
-def _why_unreached(node: ClusterNode) -> BaseException | None:
+def _why_unreached(node: ClusterNode) -> OSError | None:
     """Return why a node does not answer: a ConnectionError where nobody was let in."""
     try:
-        check_reachable(node.address, LOOK_S, host_timeout_s=_HOST_S)
-    except ClusterError as error:
-        return None if is_of_this_process(error) else error.__cause__
+        reach(node.address, LOOK_S, _HOST_S)
+    except OSError as error:
+        return None if is_of_this_process(error) else error
     return None
 
 

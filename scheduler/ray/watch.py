@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from devices.errors import ClusterError
-from scheduler.ray.address import check_reachable, is_of_this_process
+from scheduler.ray.address import check_reachable, is_of_this_process, reach
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +51,10 @@ class ClusterWatch:
         try:
             check_reachable(self.address, _ANSWER_S)
         except ClusterError as error:
-            if is_of_this_process(error):
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or is_of_this_process(cause):
                 raise
-            raise _gone(self.address, error) from error
+            raise _gone(self.address, cause) from cause
 
     def close(self) -> None:
         """Look no more."""
@@ -69,31 +70,30 @@ class ClusterWatch:
         while not self._ended.wait(_LOOK_S if silent_since_s is None else _AGAIN_S):
             begun_s = time.monotonic()
             try:
-                check_reachable(self.address, _ANSWER_S, host_timeout_s=_HOST_S)
+                reach(self.address, _ANSWER_S, _HOST_S)
                 silent_since_s = None
-            except ClusterError as error:
+            except OSError as error:
                 if is_of_this_process(error):
                     silent_since_s = None
                     continue
                 silent_since_s = silent_since_s or begun_s
-                if time.monotonic() - silent_since_s >= _patience_s(error.__cause__):
+                if time.monotonic() - silent_since_s >= _patience_s(error):
                     self.gone = _gone(self.address, error)
-                    _log.error("cluster=%s is gone: %s", self.address, error.__cause__)
+                    _log.error("cluster=%s is gone: %s", self.address, error)
                     self._tell(self.gone)
                     return
 
 
-def _patience_s(cause: BaseException | None) -> float:
+def _patience_s(cause: OSError) -> float:
     if isinstance(cause, ConnectionRefusedError):
         return _REFUSED_S
     return _UNREACHED_S if isinstance(cause, ConnectionError) else _SILENT_S
 
 
-def _gone(address: str, found: ClusterError) -> ClusterError:
-    cause = str(found.__cause__)
+def _gone(address: str, cause: OSError) -> ClusterError:
     return ClusterError(
         f"the Ray cluster at {address} is gone: {cause}. Start it again (`ray up cluster.yaml`, or "
         "`ray start`), and compile the model again in a new Core.",
         address=address,
-        cause=cause,
+        cause=str(cause),
     )

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 import hetero
-from devices.errors import ClusterError, DeviceLostError, UnknownDeviceError
+from devices.errors import DeviceLostError, UnknownDeviceError
 from scheduler.executor import Remade
 from scheduler.ray.nodes import alive_nodes
 from tests.scheduler.parties import wait_for
@@ -180,9 +180,9 @@ def test_a_device_whose_host_lets_nobody_in_while_it_starts_is_lost(
     device = devices.device("CPU.1")
 
     def refuse(address: str, timeout_s: float, host_timeout_s: float) -> None:
-        raise ClusterError("nothing answers") from ConnectionRefusedError()
+        raise ConnectionRefusedError
 
-    monkeypatch.setattr("scheduler.ray.survey.check_reachable", refuse)
+    monkeypatch.setattr("scheduler.ray.survey.reach", refuse)
     with pytest.raises(DeviceLostError, match="its node has left"):
         devices.fetch(device, device.actor.stay.remote())
     monkeypatch.undo()

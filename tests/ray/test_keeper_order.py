@@ -64,7 +64,7 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     deployments: Any = _Deployments([slow, other])
     nobody: Any = None
     keeper = DeviceKeeper(
-        session, devices, deployments, nobody, nobody, nobody, device_timeout_s=_WAIT_S
+        session, devices, deployments, nobody, nobody, nobody, nobody, device_timeout_s=_WAIT_S
     )
     keeper._restart_soon = lambda order: None  # type: ignore[method-assign]  # the test starts it
     channel: Any = SimpleNamespace(watch=lambda address: None, status_of=lambda address: {})
