@@ -154,14 +154,7 @@ class DirectChannel:
         """Send a message; never waits for the other party, and does not raise if it is gone.
 
         Messages may overtake each other. What a party sends itself is handed in at once, in this
-        thread.
-
-        Parameters
-        ----------
-        address : str
-            The other party's.
-        message : Message
-            Its tensors must not be written to afterwards.
+        thread. Tensors of a message must not be written to afterwards.
 
         Raises
         ------
@@ -198,8 +191,7 @@ class DirectChannel:
         Returns
         -------
         int
-            1 if a message was handed in; 0 if time was up, it was woken, or is closed, or if what
-            came was no message for this party: a double, or damaged.
+            1 if a message was handed in; 0 if none came in time, or a double, or a damaged one.
         """
         if self._closed or not self._turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return 0

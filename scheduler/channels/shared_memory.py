@@ -93,24 +93,18 @@ class _File:
 class SlotPool:
     """The slots that one process fills; from any thread.
 
-    Parameters
-    ----------
-    nbytes : int, optional
-        How large all files may get; by default a quarter of the file system. Half of that stays
-        free in any case.
-    folder : path
-        Where they are; a file system in memory.
+    `nbytes`: how large all files may get; by default a quarter of the file system, of which half
+        stays free in any case.
     """
 
-    def __init__(self, nbytes: int | None = None, folder: Path = FOLDER) -> None:
-        self._folder = folder
-        sweep(folder, _PREFIX)
-        status = os.statvfs(folder)
+    def __init__(self, nbytes: int | None = None) -> None:
+        sweep(FOLDER, _PREFIX)
+        status = os.statvfs(FOLDER)
         self._most_nbytes = int(status.f_blocks * status.f_frsize * _MOST)
         if nbytes is not None:
             self._most_nbytes = nbytes
         self._owner = owned_name(os.urandom(4).hex())
-        self._remove = remove_with(self, folder, f"{_PREFIX}{self._owner}.*")
+        self._remove = remove_with(self, FOLDER, f"{_PREFIX}{self._owner}.*")
         self._lock = threading.Lock()
         self._num_made = 0
         #: By the size of their slots.
@@ -164,7 +158,7 @@ class SlotPool:
 
     def sweep(self) -> None:
         """Remove files of processes that are gone."""
-        sweep(self._folder, _PREFIX)
+        sweep(FOLDER, _PREFIX)
 
     def close(self) -> None:
         """Remove the files; what readers have mapped stays theirs."""
@@ -190,17 +184,15 @@ class SlotPool:
             files.append(files.pop(0))  # where most are held, those are found last
         count = max(1, min(_MOST_SLOTS, _FILE_NBYTES // size))
         nbytes = _PAGE + count * size
-        if self.nbytes + nbytes > self._most_nbytes and not self._make_room(nbytes):
-            return None
-        status = os.statvfs(self._folder)
+        if self.nbytes + nbytes > self._most_nbytes:
+            self._remove_free(lambda file: True)
+            if self.nbytes + nbytes > self._most_nbytes:
+                return None
+        status = os.statvfs(FOLDER)
         if status.f_bavail * status.f_frsize - nbytes < status.f_blocks * status.f_frsize * _LEFT:
             return None
         made = self._make(size, count)
         return None if made is None else made.slots[0]
-
-    def _make_room(self, nbytes: int) -> bool:
-        self._remove_free(lambda file: True)
-        return self.nbytes + nbytes <= self._most_nbytes
 
     def give_back(self) -> None:
         """Remove what nobody has used since this was last called, unless somebody fills now."""
@@ -216,14 +208,14 @@ class SlotPool:
     def _remove_free(self, chosen: Callable[[_File], bool]) -> None:
         for size, files in list(self._files.items()):
             for file in [file for file in files if chosen(file) and file.is_free]:
-                self._path(file.number).unlink(missing_ok=True)
+                _path(file.owner, file.number).unlink(missing_ok=True)
                 files.remove(file)
             if not files:
                 del self._files[size]
 
     def _make(self, size: int, count: int) -> _File | None:
         self._num_made += 1
-        path, nbytes = self._path(self._num_made), _PAGE + count * size
+        path, nbytes = _path(self._owner, self._num_made), _PAGE + count * size
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
@@ -243,15 +235,11 @@ class SlotPool:
         self._files.setdefault(size, []).append(file)
         return file
 
-    def _path(self, number: int) -> Path:
-        return _path(self._folder, self._owner, number)
-
 
 class SlotReader:
     """The slots that others filled for this process; from any thread."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         #: (owner, file number) -> what is done with, contents.
         self._mapped: dict[tuple[str, int], tuple[memoryview, memoryview]] = {}
@@ -290,7 +278,7 @@ class SlotReader:
         """Unmap files that their owners have removed."""
         with self._lock:
             for key in list(self._mapped):
-                if not _path(self._folder, *key).exists():
+                if not _path(*key).exists():
                     del self._mapped[key]
 
     def close(self) -> None:
@@ -302,7 +290,7 @@ class SlotReader:
         self.tidy()
         with self._lock:
             try:
-                self._mapped[owner, number] = found = _mapped(_path(self._folder, owner, number))
+                self._mapped[owner, number] = found = _mapped(_path(owner, number))
             except (OSError, ValueError) as error:
                 raise BlobError(
                     f"a tensor in shared memory of {owner} cannot be read: {error}."
@@ -310,8 +298,8 @@ class SlotReader:
         return found
 
 
-def _path(folder: Path, owner: str, number: int) -> Path:
-    return folder / f"{_PREFIX}{owner}.{number}"
+def _path(owner: str, number: int) -> Path:
+    return FOLDER / f"{_PREFIX}{owner}.{number}"
 
 
 def _slot_nbytes(nbytes: int) -> int:

@@ -48,7 +48,7 @@ def find_head() -> str | None:
     return address
 
 
-def start_head(timeout_s: float = _START_S) -> str:
+def start_head() -> str:
     """Start a Ray that goes on by itself; return its address.
 
     Raises ClusterError: it does not start, or its folder is not the user's alone.
@@ -82,7 +82,7 @@ def start_head(timeout_s: float = _START_S) -> str:
             )
         session = f"{process.pid} {process_start(process.pid)}"
         (place / "session").write_text(session)
-        address = _address(process, place, timeout_s)
+        address = _address(process, place)
         (place / "head.json").write_text(json.dumps({"address": address}))
     except (OSError, ClusterError) as error:
         said = (place / "log").read_text()[-1000:] if (place / "log").exists() else ""
@@ -96,15 +96,15 @@ def start_head(timeout_s: float = _START_S) -> str:
     return address
 
 
-def _address(process: subprocess.Popen[bytes], place: Path, timeout_s: float) -> str:
+def _address(process: subprocess.Popen[bytes], place: Path) -> str:
     """Return the address of a Ray that starts, once it answers there."""
-    until_s = time.monotonic() + timeout_s
+    until_s = time.monotonic() + _START_S
     file = place / "ray" / "ray_current_cluster"
     while not file.exists():
         if process.poll() is not None:
             raise ClusterError(f"it ended with exit code {process.returncode}")
         if time.monotonic() > until_s:
-            raise ClusterError(f"it was not up within {timeout_s:.0f} s")
+            raise ClusterError(f"it was not up within {_START_S:.0f} s")
         time.sleep(0.05)
     address = file.read_text().strip()
     check_reachable(address, _ANSWER_S)
