@@ -200,17 +200,16 @@ class DeviceKeeper:
                 used = deployment.devices.get(order.device)
                 if used is None:
                     continue
-                if isinstance(order, DeviceReturned) and used.address not in self._actors:
-                    continue  # another process, which does not have its stages yet
                 if isinstance(order, DeviceReturned):
-                    self._welcome(deployment, used, order)
-                    continue
-                if isinstance(order, DeviceGone):
+                    # Another process does not have its stages yet.
+                    if used.address in self._actors:
+                        self._welcome(deployment, used, order)
+                elif isinstance(order, DeviceGone):
                     self._do_without(deployment, order)
-                    continue
-                deployment.tell(order)
-                if isinstance(order, DeviceLost) and not order.on_the_way and deployment.stateful:
-                    self._stand_in(deployment, order)
+                else:
+                    deployment.tell(order)
+                    if isinstance(order, DeviceLost) and not order.on_the_way:
+                        self._stand_in(deployment, order)
             self._deployments.told(order)
 
     def _reach(self, of: ActorDevice) -> None:
@@ -271,8 +270,8 @@ class DeviceKeeper:
                 self._do_without(deployment, gone)
 
     def _stand_in(self, deployment: RayDeployment, lost: DeviceLost) -> None:
-        """Have a deployment do without a device that may return, unless it has another route."""
-        if deployment.remake is not None and deployment.is_stranded:
+        """Have a stateful deployment without another route do without a device that may return."""
+        if deployment.stateful and deployment.remake is not None and deployment.is_stranded:
             deployment.gone |= deployment.away - {lost.device}
             gone = DeviceGone(lost.now_s, lost.device, lost.node, lost.cause)
             self._do_without(deployment, gone)

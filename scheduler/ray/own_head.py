@@ -84,15 +84,14 @@ def start_head() -> str:
         (place / "session").write_text(session)
         address = _address(process, place)
         (place / "head.json").write_text(json.dumps({"address": address}))
-    except (OSError, ClusterError) as error:
+    except BaseException as error:
         said = (place / "log").read_text()[-1000:] if (place / "log").exists() else ""
         stop_head()
+        if not isinstance(error, OSError | ClusterError):  # Ctrl-C
+            raise
         raise ClusterError(
             f"Ray cannot start on this machine: {error}\n{said}", cause=str(error)
         ) from error
-    except BaseException:  # Ctrl-C
-        stop_head()
-        raise
     return address
 
 

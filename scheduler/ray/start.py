@@ -249,17 +249,17 @@ def _start(options: dict[str, Any]) -> RaySession:
                 _temp_dir=str(folder),
                 **options,
             )
-    except Exception as error:
-        _give_up(session)
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # it may have started in part, or not at all
+            session.end()
+        if not isinstance(error, Exception):  # Ctrl-C
+            raise
         raise ClusterError(
             f"Ray cannot start on this machine: {type(error).__name__}: {error}. Check free "
             f"memory, /dev/shm and the permissions of {folder.parent}; without Ray everything "
             "runs in process: --executor inprocess, Core(executor='inprocess').",
             cause=str(error),
         ) from error
-    except BaseException:
-        _give_up(session)
-        raise
     # Ray's own exit handler stops its processes first: handlers run last in, first out.
     atexit.register(session.end)
     return session.watch()
@@ -357,11 +357,6 @@ os.register_at_fork(after_in_child=_leave_fork)
 def _token() -> str:
     """Return this process's token: Ray reads it once and keeps it for as long as it lives."""
     return secrets.token_hex(32)
-
-
-def _give_up(session: RaySession) -> None:
-    with contextlib.suppress(Exception):  # it may have started in part, or not at all
-        session.end()
 
 
 def _mute() -> None:
