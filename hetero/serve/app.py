@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from devices.errors import HeteroError
 from devices.request.answer import Answer
-from hetero.serve.completions import CHAT, COMPLETION, Completions
+from hetero.serve.completions import Completions
 from hetero.serve.errors import refused, told
 from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send, trace_of
 from hetero.serve.inference import Inference
@@ -56,7 +57,8 @@ class ServingApp:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._access_log = service.options.access_log
-        self._turns: dict[ServedModel, Turns] = {}
+        #: Of each model, as long as somebody holds it.
+        self._turns: WeakKeyDictionary[ServedModel, Turns] = WeakKeyDictionary()
         self._routes = Routes(self._table())
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -101,8 +103,8 @@ class ServingApp:
                 self._document("RepositoryModelUnload"),
             ),
             Route("GET", "/v1/models", texts.models),
-            Route("POST", "/v1/completions", partial(texts.openai, COMPLETION)),
-            Route("POST", "/v1/chat/completions", partial(texts.openai, CHAT)),
+            Route("POST", "/v1/completions", partial(texts.openai, False)),
+            Route("POST", "/v1/chat/completions", partial(texts.openai, True)),
             Route("GET", "/openapi.json", self._openapi),
             Route("GET", "/metrics", self._metrics),
         ]  # fmt: skip
@@ -182,8 +184,7 @@ class ServingApp:
             if submission is not None and submission.future.done():
                 answer = submission.future.result()
             else:
-                run = self._turns_of(inference.model).end(inference)
-                answer = await exchange.unless_gone(run)
+                answer = await exchange.unless_gone(self._turns_of(inference.model).end(inference))
             length, parts = self._written(inference, answer)
         if length is None:
             await exchange.answer(200, parts, may_pack=True)
@@ -242,9 +243,7 @@ class ServingApp:
 
     def _turns_of(self, model: ServedModel) -> Turns:
         if (turns := self._turns.get(model)) is None:
-            loaded = {*self._service.repository.models(), model}
-            self._turns = {m: t for m, t in self._turns.items() if m in loaded}
-            turns = self._turns[model] = Turns(model)
+            turns = self._turns[model] = Turns(model.name, model.most_waiting)
         return turns
 
 

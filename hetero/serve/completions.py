@@ -6,50 +6,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from hetero.serve.errors import refused
 from hetero.serve.generation import Generations, Piece, prompt_ids, read_generation
 from hetero.serve.http_exchange import Exchange
 from hetero.serve.rest_messages import dump_json, read_json
-from hetero.serve.served_model import ServedModel
 from hetero.serve.service import Service
 
 #: A piece, and how many tokens there were where that is told, to a part of the answer.
 Shape = Callable[[Piece | None, Mapping[str, int] | None], dict[str, Any]]
-
-
-def _text(piece: Piece, _: bool) -> dict[str, Any]:
-    return {"text": piece.text, "token_ids": piece.tokens}
-
-
-def _message(piece: Piece, stream: bool) -> dict[str, Any]:
-    return {"delta" if stream else "message": {"role": "assistant", "content": piece.text}}
-
-
-def _chat_ids(model: ServedModel, messages: Any) -> list[int]:
-    if not isinstance(messages, list):
-        raise refused("messages is a list of {role, content}.")
-    return model.texts.ids(model.texts.prompt(messages))
-
-
-class Form(NamedTuple):
-    """One of OpenAI's forms: its field of the prompt, and what its answers have."""
-
-    prompt: str
-    max_tokens: int
-    ids: Callable[[ServedModel, Any], list[int]]
-    prefix: str
-    kinds: tuple[str, str]
-    choice: Callable[[Piece, bool], dict[str, Any]]
-
-
-COMPLETION: Final = Form(
-    "prompt", 16, prompt_ids, "cmpl", ("text_completion", "text_completion"), _text
-)
-CHAT: Final = Form(
-    "messages", 256, _chat_ids, "chatcmpl", ("chat.completion", "chat.completion.chunk"), _message
-)
 
 
 class Completions:
@@ -83,26 +49,33 @@ class Completions:
         else:
             await exchange.answer_json(shape(await _whole(exchange, pieces), None))
 
-    async def openai(self, form: Form, exchange: Exchange, _: object) -> None:
-        """Answer as OpenAI does to a prompt or a chat."""
+    async def openai(self, is_chat: bool, exchange: Exchange, _: object) -> None:
+        """Answer as OpenAI does to a prompt, or to a chat's messages."""
         document = read_json(await exchange.body())
-        asked = read_generation(document, form.prompt, temperature=1.0, max_tokens=form.max_tokens)
+        field, most = ("messages", 256) if is_chat else ("prompt", 16)
+        asked = read_generation(document, field, temperature=1.0, max_tokens=most)
         if not isinstance(name := document.get("model"), str):
             raise refused("model is the name of one.")
         model = self._service.repository.find(name)
-        ids = form.ids(model, asked.prompt)
+        if is_chat and not isinstance(asked.prompt, list):
+            raise refused("messages is a list of {role, content}.")
+        ids = prompt_ids(model, model.texts.prompt(asked.prompt) if is_chat else asked.prompt)
+        chunk = ".chunk" if asked.stream else ""
         head = {
-            "id": f"{form.prefix}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model.name,
-            "object": form.kinds[asked.stream],
+            "object": f"chat.completion{chunk}" if is_chat else "text_completion",
         }
 
         def shape(piece: Piece | None, usage: Mapping[str, int] | None) -> dict[str, Any]:
             choices = []
             if piece is not None:
+                message = {"role": "assistant", "content": piece.text}
+                of_chat = {"delta" if asked.stream else "message": message}
+                said = of_chat if is_chat else {"text": piece.text, "token_ids": piece.tokens}
                 ends = {"logprobs": None, "finish_reason": piece.finish_reason}
-                choices = [{"index": 0, **form.choice(piece, asked.stream), **ends}]
+                choices = [{"index": 0, **said, **ends}]
             return {**head, "choices": choices, **({"usage": usage} if usage else {})}
 
         pieces = self._generations.pieces(model, ids, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -35,23 +36,19 @@ class Routes:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
-        self._parts = [(tuple(route.path.split("/")), route) for route in routes]
+        self._paths: dict[re.Pattern[str], dict[str, Route]] = {}
+        for route in routes:
+            pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))
+            self._paths.setdefault(re.compile(pattern), {})[route.method] = route
         #: Paths of clients are any: a few are kept.
         self.at = lru_cache(256)(self._at)
 
     def _at(self, path: str) -> tuple[dict[str, Route], Names]:
-        """Return the routes at a path by method, and the names in it."""
-        parts = path.rstrip("/").split("/")
-        found: dict[str, Route] = {}
-        names: Names = {}
-        for wanted, route in self._parts:
-            if len(wanted) == len(parts):
-                pairs = [*zip(wanted, parts, strict=True)]
-                if all(want == part or (part and want[:1] == "{") for want, part in pairs):
-                    given = {want[1:-1]: part for want, part in pairs if want[:1] == "{"}
-                    if not found or route.path == next(iter(found.values())).path:
-                        found[route.method], names = route, given
-        return found, names
+        """Return the routes at a path by method, and the names in it; the first path that fits."""
+        for pattern, routes in self._paths.items():
+            if found := pattern.fullmatch(path.rstrip("/")):
+                return routes, found.groupdict()
+        return {}, {}
 
 
 _TEXT = {"type": "string"}

@@ -12,7 +12,6 @@ from typing import Final
 from devices.errors import DeadlineError, OverloadedError
 from devices.request.answer import Answer
 from hetero.serve.inference import Inference
-from hetero.serve.served_model import ServedModel
 from scheduler.executor import Submission
 
 #: Seconds after which a request that waits looks again, where others' requests take the room.
@@ -20,10 +19,14 @@ _LOOK_S: Final = 0.02
 
 
 class Turns:
-    """Runs the requests of one model on one event loop."""
+    """Runs the requests of one model on one event loop.
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    `name`: the model's.
+    `most`: requests that may wait for room.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most = name, most
         self._waiting: list[tuple[int, int, asyncio.Event]] = []
         self._numbers = itertools.count()
 
@@ -58,9 +61,9 @@ class Turns:
 
     async def _wait_for_turn(self, inference: Inference) -> Submission:
         began_s, request = time.monotonic(), inference.request
-        if len(self._waiting) >= self._model.most_waiting:
+        if len(self._waiting) >= self._most:
             raise OverloadedError(
-                f"model {self._model.name!r}: {len(self._waiting)} requests wait for room already. "
+                f"model {self._name!r}: {len(self._waiting)} requests wait for room already. "
                 "Send fewer at once, or raise MAX_REQUESTS_WAITING."
             )
         turn = asyncio.Event()
@@ -73,7 +76,7 @@ class Turns:
                     left_s = min(left_s, began_s + request.timeout_s - time.monotonic())
                     if left_s <= 0:
                         raise DeadlineError(
-                            f"model {self._model.name!r}: no room within {request.timeout_s} s.",
+                            f"model {self._name!r}: no room within {request.timeout_s} s.",
                             timeout_s=request.timeout_s,
                         )
                 with suppress(TimeoutError):
