@@ -202,15 +202,14 @@ class _Tracks:
     """Which process and thread each stage's run is shown on."""
 
     def __init__(self, runs: Iterable[StageRun], nodes: Mapping[str, str]) -> None:
-        by_device: dict[str, list[StageRun]] = {}
+        by_device: defaultdict[str, list[StageRun]] = defaultdict(list)
         for run in runs:
-            by_device.setdefault(run.device, []).append(run)
+            by_device[run.device].append(run)
         #: A run's identity -> (process, thread).
         self.of: dict[int, Place] = {}
         self._processes: dict[str, int] = {}
-        self._threads: list[tuple[int, int, str]] = []
-        for device in sorted(by_device):
-            mine = by_device[device]
+        self._threads: dict[Place, str] = {}
+        for device, mine in sorted(by_device.items()):
             node = nodes.get(device, "unknown")
             pid = self._processes.setdefault(node, _CLIENT + 1 + len(self._processes))
             first = len(self._threads) + 1
@@ -218,14 +217,15 @@ class _Tracks:
             for run, lane in zip(mine, lanes, strict=True):
                 self.of[id(run)] = (pid, first + lane)
             for lane in range(max(lanes) + 1):
-                name = f"{device}, stream {lane + 1}" if lane else device
-                self._threads.append((pid, first + lane, name))
+                self._threads[pid, first + lane] = (
+                    f"{device}, stream {lane + 1}" if lane else device
+                )
 
     def names(self) -> Iterator[Event]:
         for node, pid in self._processes.items():
             yield _named("process", (pid, 0), f"node {node}")
-        for pid, tid, name in self._threads:
-            yield _named("thread", (pid, tid), name)
+        for at, name in self._threads.items():
+            yield _named("thread", at, name)
 
 
 def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:

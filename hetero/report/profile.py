@@ -6,13 +6,17 @@ All figures are medians over the requests, and only what was measured is among t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from devices.request.answer import RequestTimes, StageRun
 from hetero.affinity.requests import request_positions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.observe.stage_times import StageTimes, median_of
 from hetero.planning.report import PlanReport
+
+#: Times of a request, and of a stage's run, of which the medians are told.
+_OF_REQUESTS: Final = ("preprocess_s", "admission_s", "in_flight_s", "postprocess_s")
+_OF_RUNS: Final = ("queued_s", "upload_s", "infer_s", "download_s")
 
 
 class TimedRequest(NamedTuple):
@@ -55,11 +59,8 @@ def build_profile(
         "requests": len(requests),
         "request": {
             "latency_s": median_of(r.latency_s for r in requests),
-            "preprocess_s": median_of(r.times.preprocess_s for r in requests),
-            "admission_s": median_of(r.times.admission_s for r in requests),
-            "in_flight_s": median_of(r.times.in_flight_s for r in requests),
             "infer_s": median_of(sum(run.infer_s for run in r.times.stages) for r in requests),
-            "postprocess_s": median_of(r.times.postprocess_s for r in requests),
+            **{name: median_of(getattr(r.times, name) for r in requests) for name in _OF_REQUESTS},
         },
         "stages": _stages(compiled, times, runs, nodes, plan),
         "nodes": nodes,
@@ -87,10 +88,7 @@ def _stages(
                 "nodes": list(subgraph.node_names),
                 "runs": len(mine),
                 "arrives_s": median_of(times.on_way_s[subgraph.index]),
-                "queued_s": median_of(run.queued_s for run in mine),
-                "upload_s": median_of(run.upload_s for run in mine),
-                "infer_s": median_of(run.infer_s for run in mine),
-                "download_s": median_of(run.download_s for run in mine),
+                **{name: median_of(getattr(run, name) for run in mine) for name in _OF_RUNS},
                 "nodes_s": sum(timed) if timed else None,
                 "output_nbytes": max((run.output_nbytes for run in mine), default=None),
                 "predicted_s": expected.get(subgraph.index),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil, inf, lcm
 from random import Random
 from typing import Any
@@ -82,16 +82,15 @@ class _Planned(Work):
         self._batches = batches
         self._program = fleet.program
         self._random = random
-        self._cores = {device.name: device.cores for device in fleet.devices}
+        self._devices = {device.name: device for device in fleet.devices}
         self._answer_s = fleet.client_s / 2 * fleet.program.one_process
         self._ends: set[str] = set()
         #: Whether the device of the run that begins had nothing to do.
         self.is_idle = False
-        self._factor = {device.name: device.factor for device in fleet.devices}
         seconds = {(s.variant, s.index): _stage_s(s, fleet) for s in report.stages}
         self._of: dict[tuple[str, ...], float] = {}
         self._nbytes: dict[str, int] = {}
-        self._values: dict[tuple[str, int], np.ndarray] = {}
+        self.value = cache(self._value)
         for number, variant in enumerate(report.variants):
             model = variant.partition.source
             self._ends.update(variant.partition.plan.output_names)
@@ -100,23 +99,19 @@ class _Planned(Work):
                 for name in (*s.inputs, *s.outputs):
                     self._nbytes[name] = int(value_nbytes(model.spec(name)))
 
-    def value(self, name: str, rows: int = 1) -> np.ndarray:
+    def _value(self, name: str, rows: int = 1) -> np.ndarray:
         """Return something as large as so many rows of a value are; the same each time."""
-        found = self._values.get((name, rows))
-        if found is None:
-            found = np.broadcast_to(np.uint8(0), (rows, self._nbytes.get(name, 0)))
-            self._values[name, rows] = found
-        return found
+        return np.broadcast_to(np.uint8(0), (rows, self._nbytes.get(name, 0)))
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
-        factor = self._factor[device] * self._batches.factor(_rows(inputs))
+        factor = self._devices[device].factor * self._batches.factor(_rows(inputs))
         spread = self._program.run
         if self.is_idle:
             spread = self._program.idle or spread
         return self._of[stage.node_names] * factor * drawn(spread, self._random, 1.0)
 
     def num_cores(self, device: str) -> float:
-        return self._cores[device]
+        return self._devices[device].cores
 
     def leave_s(self, stage: Stage) -> float:
         own_s = self._program.leave_s or 0.0
@@ -168,11 +163,11 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
 
 def _shared_cores(world: World, fleet: Fleet) -> dict[str, Cores]:
     """Return the cores of the nodes where more may compute at once than each has for itself."""
-    wanted: dict[str, float] = {}
+    wanted = defaultdict[str, float](float)
     for device in fleet.devices:
-        wanted[device.node] = wanted.get(device.node, 0.0) + device.cores
+        wanted[device.node] += device.cores
     if fleet.client_s:
-        wanted[fleet.client_node] = wanted.get(fleet.client_node, 0.0) + fleet.clients
+        wanted[fleet.client_node] += fleet.clients
     found: dict[str, Cores] = {}
     for name, width in wanted.items():
         node = fleet.node(name)
@@ -276,24 +271,20 @@ class _Serving:
 
     def used(self, elapsed_s: float) -> tuple[Used, ...]:
         """Return how much each part was used."""
-        count = max(1, len(self.ended))
-        rows = [
-            Used(d.name, "device", d.process.busy_s / elapsed_s, self._queued_s[d.name] / count)
-            for d in self._cluster.all
-        ]
-        rows += [
-            Used(f"{one} > {other}", "link", link.busy_s / elapsed_s, link.queued_s / count)
-            for (one, other), link in self._network.links.items()
-            if link.nbytes_per_s
-        ]
-        rows += [
-            Used(c.process.name, "client", c.process.busy_s / elapsed_s, c.process.queued_s / count)
-            for c in self.clients
-        ]
-        rows += [
-            Used(node, "cores", cores.busy_s / elapsed_s / cores.count, 0.0)
-            for node, cores in self._cores.items()
-        ]
+        rows: list[Used] = []
+
+        def add(name: str, kind: str, busy_s: float, queued_s: float = 0.0) -> None:
+            rows.append(Used(name, kind, busy_s / elapsed_s, queued_s / max(1, len(self.ended))))
+
+        for d in self._cluster.all:
+            add(d.name, "device", d.process.busy_s, self._queued_s[d.name])
+        for (one, other), link in self._network.links.items():
+            if link.nbytes_per_s:
+                add(f"{one} > {other}", "link", link.busy_s, link.queued_s)
+        for client in self.clients:
+            add(client.process.name, "client", client.process.busy_s, client.process.queued_s)
+        for node, cores in self._cores.items():
+            add(node, "cores", cores.busy_s / cores.count)
         return tuple(sorted(rows, key=lambda row: -row.busy))
 
 
