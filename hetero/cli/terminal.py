@@ -100,5 +100,5 @@ def json_text(document: Mapping[str, Any]) -> str:
             return value.item()
         return str(value) if isinstance(value, Path | BaseException) else repr(value)
 
-    plain = msgspec.json.decode(msgspec.json.encode(document, enc_hook=written))
-    return json.dumps(plain, indent=2)
+    text = json.dumps(msgspec.to_builtins(document, str_keys=True, enc_hook=written))
+    return json.dumps(json.loads(text, parse_constant=lambda number: None), indent=2)

@@ -162,6 +162,11 @@ def test_json_has_one_schema_and_one_unit(
     assert wrong == []
 
 
+def test_json_has_files_whose_names_are_no_text(shell: Shell, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m\udcff.hetero"
+    assert shell("compile --json -d CPU", model, "-o", file).document["files"] == [str(file)]
+
+
 # What starts a cluster.
 
 
