@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import zmq
 
+from benchmarks import zmq_relay
 from benchmarks.processes import Child
 from benchmarks.tables import names, numbers, print_rows
 from devices.request.request import Request
@@ -68,12 +69,10 @@ class Bare:
             push = self._pushes[address] = self._context.socket(zmq.PUSH)
             push.set_hwm(0)
             push.connect(address)
-        push.send(b"01234567", zmq.SNDMORE)
-        push.send(array.data, copy=array.nbytes < zmq.COPY_THRESHOLD)
+        zmq_relay.send(push, b"01234567", array)
 
     def receive(self) -> np.ndarray:
-        self._pull.recv()
-        return np.frombuffer(self._pull.recv(copy=False).buffer, np.float32)
+        return zmq_relay.receive(self._pull)[1]
 
 
 class Direct:

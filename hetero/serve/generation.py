@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from devices.errors import OverloadedError
-from hetero.generate.generation import Generation
 from hetero.serve.errors import refused
 from hetero.serve.served_model import ServedModel
 
@@ -109,38 +108,32 @@ class Generations:
         generation = model.compiled.generate(ids, request.max_tokens, **request.sampling)
         self._num_running += 1
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-        try:
-            async for piece in self._read(model, generation, stops):
-                yield piece
-        finally:
-            self._num_running -= 1
-            generation.cancel()
-
-    async def _read(
-        self, model: ServedModel, generation: Generation, stops: tuple[str, ...]
-    ) -> AsyncIterator[Piece]:
         loop = asyncio.get_running_loop()
         sent = 0
         held: list[int] = []
-        while True:
-            token = await loop.run_in_executor(self._threads, next, generation, None)
-            if token is None:
-                break
-            held.append(token)
-            ended = generation.finish_reason
-            # The token that ends a text is no part of it.
-            said = generation.tokens[:-1] if ended == "stop" else generation.tokens
-            text = model.texts.text(said)
-            found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-            if found:
-                yield Piece(text[sent : min(found)], held, "stop")
-                return
-            if ended is None and (text.endswith(_INCOMPLETE) or _begins(text, stops)):
-                continue  # it may become another character, or a text to stop at
-            yield Piece(text[sent:], held, ended)
-            sent, held = len(text), []
-            if ended is not None:
-                return
+        try:
+            while True:
+                token = await loop.run_in_executor(self._threads, next, generation, None)
+                if token is None:
+                    return
+                held.append(token)
+                ended = generation.finish_reason
+                # The token that ends a text is no part of it.
+                said = generation.tokens[:-1] if ended == "stop" else generation.tokens
+                text = model.texts.text(said)
+                found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+                if found:
+                    yield Piece(text[sent : min(found)], held, "stop")
+                    return
+                if ended is None and (text.endswith(_INCOMPLETE) or _begins(text, stops)):
+                    continue  # it may become another character, or a text to stop at
+                yield Piece(text[sent:], held, ended)
+                sent, held = len(text), []
+                if ended is not None:
+                    return
+        finally:
+            self._num_running -= 1
+            generation.cancel()
 
 
 def _begins(text: str, stops: tuple[str, ...]) -> bool:
