@@ -222,7 +222,9 @@ class _Search:
                 nodes=(),
                 constraint="contiguous",
             )
-        self.add("packing", pack(problem))
+        packed, late = pack(problem, max(self.deadline - time.monotonic(), 0.0))
+        self.cut_short |= late
+        self.add("packing", packed)
         if self.plans:
             return
         heavy = sorted(range(problem.node_count), key=lambda v: (-problem.weights[v], v))[:6]
