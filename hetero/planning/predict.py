@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from devices.model.model import Model
 from hetero.partition.partition import Partition
+from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.work import value_nbytes
-from hetero.planning.problem import Task, end_line, node_seconds, wire_latency
+from hetero.planning.problem import Task, node_seconds, way
 from hetero.planning.report import StagePrediction, WirePrediction
 from hetero.planning.solver.evaluate import Wait, finish_times
 
@@ -22,6 +23,15 @@ def predict(
     `company`: whether other devices work at the same time.
     """
     costs = task.costs.devices
+
+    def busy(sender: str, receiver: str, nbytes: int) -> float:
+        """Seconds that a device is busy with a tensor."""
+        return way(task.costs, sender, receiver, "THROUGHPUT")(nbytes)
+
+    def takes(sender: str, receiver: str, nbytes: int) -> float:
+        """Seconds that a tensor is on its way."""
+        return way(task.costs, sender, receiver, "LATENCY")(nbytes)
+
     device_of = [s.device for s in parts.subgraphs]
     made_by = {v: s.index for s in parts.subgraphs for v in s.outputs}
     goes_to: dict[str, set[str]] = {}
@@ -44,24 +54,22 @@ def predict(
         # What goes between the client and a stage goes in one message.
         given = [value_nbytes(model.spec(v)) for v in s.inputs if v not in made_by]
         if given:
-            there = end_line(task, s.device, "LATENCY", outgoing=False)
-            mine.append((None, there(sum(given))))
+            mine.append((None, takes(CLIENT, s.device, sum(given))))
         for value in s.inputs:
             nbytes = value_nbytes(model.spec(value))
             source = made_by.get(value)
-            sender = None if source is None else device_of[source]
+            sender = CLIENT if source is None else device_of[source]
             if sender != s.device and (value, s.device) not in received:
                 received.add((value, s.device))
-                transfer += _busy(task, sender, s.device, nbytes)
+                transfer += busy(sender, s.device, nbytes)
             if source is not None:
-                on_way = wire_latency(task.costs, device_of[source], s.device, nbytes)
-                mine.append((source, on_way))
+                mine.append((source, takes(sender, s.device, nbytes)))
         for value in s.outputs:
             nbytes = value_nbytes(model.spec(value))
             if receivers := goes_to.get(value):
-                transfer += max(_busy(task, s.device, d, nbytes) for d in receivers)
+                transfer += max(busy(s.device, d, nbytes) for d in receivers)
             if value in ends:
-                transfer += _busy(task, s.device, None, nbytes)
+                transfer += busy(s.device, CLIENT, nbytes)
         stages.append(
             StagePrediction(
                 index=s.index,
@@ -77,20 +85,14 @@ def predict(
         seconds.append(own_s * (cost.share.seconds if company else 1.0))
         waits.append(mine)
         taken = [value_nbytes(model.spec(v)) for v in s.outputs if v in ends]
-        back = end_line(task, s.device, "LATENCY", outgoing=True)(sum(taken)) if taken else 0.0
-        backs.append(back)
+        backs.append(takes(s.device, CLIENT, sum(taken)) if taken else 0.0)
     wires = [
         WirePrediction(
             w.tensor,
             w.producer,
             w.consumer,
             model.spec(w.tensor).nbytes,
-            wire_latency(
-                task.costs,
-                device_of[w.producer],
-                device_of[w.consumer],
-                value_nbytes(model.spec(w.tensor)),
-            ),
+            takes(device_of[w.producer], device_of[w.consumer], value_nbytes(model.spec(w.tensor))),
             variant,
         )
         for w in parts.wires
@@ -98,13 +100,3 @@ def predict(
     finish = finish_times(device_of, seconds, waits)
     answered = max((f + back for f, back in zip(finish, backs, strict=True)), default=0.0)
     return stages, wires, answered
-
-
-def _busy(task: Task, sender: str | None, receiver: str | None, nbytes: int) -> float:
-    """Seconds that a device is busy with a tensor; None stands for the client."""
-    if sender is not None and receiver is not None:
-        transfer = task.costs.transfers.get((sender, receiver))
-        return transfer.busy(nbytes) if transfer is not None else 0.0
-    device = sender if receiver is None else receiver
-    assert device is not None  # a tensor from client to client belongs to no stage
-    return end_line(task, device, "THROUGHPUT", outgoing=receiver is None)(nbytes)

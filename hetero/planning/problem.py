@@ -154,15 +154,9 @@ def build(task: Task, hint: Hint) -> Planned:
     return Planned(whole, floor, model, positions, task.supports, pins)
 
 
-def wire_latency(costs: Costs, sender: str, receiver: str, nbytes: int) -> float:
-    """Seconds that a tensor is on its way between two devices."""
+def way(costs: Costs, sender: str, receiver: str, hint: Hint) -> Line:
+    """Return what a tensor takes from one to the other; `CLIENT` is one of them at the ends."""
     transfer = costs.transfers.get((sender, receiver))
-    return transfer.latency(nbytes) if transfer is not None else 0.0
-
-
-def end_line(task: Task, device: str, hint: Hint, *, outgoing: bool) -> Line:
-    """Return what a device pays for an output, or an input, of the whole model."""
-    transfer = task.costs.transfers.get((device, CLIENT) if outgoing else (CLIENT, device))
     if transfer is None:
         return _NOTHING
     return transfer.busy if hint == "THROUGHPUT" else transfer.latency
@@ -212,8 +206,8 @@ def _tensors(
 
 def _ends(task: Task, model: Model, place: Mapping[int, int], hint: Hint) -> np.ndarray:
     """Return what inputs and outputs of the model cost their first reader and their maker."""
-    receive = [end_line(task, d, hint, outgoing=False) for d in task.devices]
-    send = [end_line(task, d, hint, outgoing=True) for d in task.devices]
+    receive = [way(task.costs, CLIENT, d, hint) for d in task.devices]
+    send = [way(task.costs, d, CLIENT, hint) for d in task.devices]
     times = np.zeros((len(place), len(task.devices)))
     for port in model.inputs:
         readers = [place[r] for r in model.consumers.get(port.name, ()) if r in place]
