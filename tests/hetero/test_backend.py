@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx.backend.base
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import hetero.backend
 from devices import errors
@@ -85,10 +85,11 @@ def test_too_many_inputs_are_refused() -> None:
 
 
 def test_outputs_come_in_the_models_order_and_as_often_as_it_says() -> None:
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xyz"]
-    nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
-    graph = helper.make_graph(nodes, "twice", ports[:1], [ports[2], ports[1], ports[2], ports[0]])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        twice (float[2, 3] x) => (float[2, 3] z, float[2, 3] y, float[2, 3] z, float[2, 3] x)
+        { y = Neg(x) z = Abs(x) }"""
+    )
     got = hetero.backend.run_model(model, [X], "HETERO:ORT,CPU", affinity={"op:Abs": "CPU"})
     for one, want in zip(got, [np.abs(X), -X, np.abs(X), X], strict=True):
         np.testing.assert_array_equal(one, want)

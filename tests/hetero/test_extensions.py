@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import hetero
 from devices.errors import ArgumentError, BlobError, KernelError, ModelError, UnsupportedNodesError
@@ -21,25 +20,24 @@ X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
 DOMAIN = "org.example"
 
 
-def graph(
-    *nodes: onnx.NodeProto, outputs: dict[str, Any], functions: Any = (), rows: Any = 4
-) -> onnx.ModelProto:
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 3])
-    made = [helper.make_tensor_value_info(n, t, None) for n, t in outputs.items()]
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
-    return helper.make_model(
-        helper.make_graph(nodes, "custom", [given], made),
-        opset_imports=opsets, functions=functions, ir_version=9,
-    )  # fmt: skip
+def custom(graph: str, *, functions: str = "") -> onnx.ModelProto:
+    """Return the model of a graph's text."""
+    domains = f'"": 18, "{DOMAIN}": 1'
+    text = f"<ir_version: 9, opset_import: [{domains}]> custom {graph} {functions}"
+    return onnx.parser.parse_model(text)
+
+
+def one_node(node: str, kind: str = "float") -> onnx.ModelProto:
+    """Return a model of one operator of the domain, called ``node``."""
+    return custom(f"(float[4, 3] x) => ({kind}[] y) {{ [node] y = {DOMAIN}.{node} }}")
 
 
 def squeaking() -> onnx.ModelProto:
     """Return relu -> Squeak -> abs."""
-    return graph(
-        helper.make_node("Relu", ["x"], ["a"], "relu"),
-        helper.make_node("Squeak", ["a"], ["b"], "squeak", domain=DOMAIN, loud=2.0),
-        helper.make_node("Abs", ["b"], ["y"], "abs"),
-        outputs={"y": TensorProto.FLOAT},
+    return custom(
+        f"""(float[4, 3] x) => (float[] y) {{
+            [relu] a = Relu(x) [squeak] b = {DOMAIN}.Squeak <loud = 2.0> (a) [abs] y = Abs(b)
+        }}"""
     )
 
 
@@ -71,15 +69,12 @@ def test_a_function_of_arrays_is_an_operator_of_the_cpu(core: hetero.Core, given
 
 def test_the_rule_types_what_follows(core: hetero.Core) -> None:
     core.add_extension(halve)
-    model = core.read_model(
-        graph(
-            helper.make_node("Halve", ["x"], ["a", "b"], "one", domain=DOMAIN),
-            helper.make_node("Tanh", ["a"], ["c"], "tanh"),
-            helper.make_node("Halve", ["c"], ["d", ""], "two", domain=DOMAIN),
-            helper.make_node("Neg", ["b"], ["e"], "neg"),
-            outputs={"d": TensorProto.FLOAT, "e": TensorProto.DOUBLE},
-        )
-    )
+    text = f"""(float[4, 3] x) => (float[] d, double[] e) {{
+        a, b = {DOMAIN}.Halve(x) c = Tanh(a) d, left_out = {DOMAIN}.Halve(c) e = Neg(b)
+    }}"""
+    proto = custom(text)
+    proto.graph.node[2].output[1] = ""
+    model = core.read_model(proto)
     assert {n: str(model.spec(n)) for n in "abcde"} == {
         "a": "tensor(float)[2, 3]",
         "b": "tensor(double)[2, 3]",
@@ -95,23 +90,15 @@ def test_the_rule_types_what_follows(core: hetero.Core) -> None:
 
 def test_one_in_the_body_of_a_loop_or_function_runs_too(core: hetero.Core) -> None:
     core.add_extension(squeak)
-    body = helper.make_graph(
-        [helper.make_node("Squeak", ["x"], ["t"], domain=DOMAIN)], "then", [],
-        [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)],
-    )  # fmt: skip
-    function = helper.make_function(
-        DOMAIN, "Twice", ["p"], ["q"],
-        [helper.make_node("Squeak", ["p"], ["o"], domain=DOMAIN),
-         helper.make_node("Squeak", ["o"], ["q"], domain=DOMAIN)],
-        [helper.make_opsetid(DOMAIN, 1)],
-    )  # fmt: skip
-    yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("v", 9, [], [True]))
-    model = graph(
-        yes,
-        helper.make_node("If", ["yes"], ["a"], then_branch=body, else_branch=body),
-        helper.make_node("Twice", ["a"], ["y"], domain=DOMAIN),
-        outputs={"y": TensorProto.FLOAT},
-        functions=[function],
+    branch = f"s () => (float[] t) {{ t = {DOMAIN}.Squeak(x) }}"
+    model = custom(
+        f"""(float[4, 3] x) => (float[] y) {{
+            yes = Constant <value = bool {{1}}> ()
+            a = If (yes) <then_branch = {branch}, else_branch = {branch}>
+            y = {DOMAIN}.Twice(a)
+        }}""",
+        functions=f"""<domain: "{DOMAIN}", opset_import: ["{DOMAIN}": 1]> Twice (p) => (q)
+        {{ o = {DOMAIN}.Squeak(p) q = {DOMAIN}.Squeak(o) }}""",
     )
     got = core.compile_model(model, "CPU")(X)[0]
     np.testing.assert_allclose(got, np.sin(np.sin(np.sin(X))), rtol=1e-6)
@@ -119,15 +106,9 @@ def test_one_in_the_body_of_a_loop_or_function_runs_too(core: hetero.Core) -> No
 
 def onnx_function() -> onnx.FunctionProto:
     """Return Squeak as ONNX nodes."""
-    loud = helper.make_node("Constant", [], ["loud"])
-    loud.attribute.add(name="value_float", ref_attr_name="loud", type=onnx.AttributeProto.FLOAT)
-    nodes = [
-        loud,
-        helper.make_node("Sin", ["x"], ["s"]),
-        helper.make_node("Mul", ["s", "loud"], ["y"]),
-    ]
-    return helper.make_function(
-        DOMAIN, "Squeak", ["x"], ["y"], nodes, [helper.make_opsetid("", 18)], ["loud"]
+    return onnx.parser.parse_function(
+        f"""<domain: "{DOMAIN}", opset_import: ["": 18]> Squeak <loud> (x) => (y)
+        {{ loud = Constant <value_float: float = @loud> () s = Sin(x) y = Mul(s, loud) }}"""
     )
 
 
@@ -198,11 +179,7 @@ def test_another_extension_is_another_entry_of_the_cache(
 
 def test_a_rule_that_lies_about_its_output_is_told(core: hetero.Core) -> None:
     core.add_extension(lie)
-    model = graph(
-        helper.make_node("Lie", ["x"], ["a"], "liar", domain=DOMAIN),
-        helper.make_node("Relu", ["a"], ["y"]),
-        outputs={"y": TensorProto.FLOAT},
-    )
+    model = custom(f"(float[4, 3] x) => (float[] y) {{ [liar] a = {DOMAIN}.Lie(x) y = Relu(a) }}")
     compiled = core.compile_model(model, "CPU")
     with pytest.raises(KernelError, match=r"'liar'.*output 0 .*tensor\(double\)\[1, 3\].*rule"):
         compiled(X)
@@ -210,23 +187,20 @@ def test_a_rule_that_lies_about_its_output_is_told(core: hetero.Core) -> None:
 
 def test_a_rule_that_contradicts_the_model_is_told(core: hetero.Core) -> None:
     core.add_extension(squeak)
-    node = helper.make_node("Squeak", ["x"], ["y"], "squeak", domain=DOMAIN)
-    with pytest.raises(ModelError, match=r"'squeak'.*float\)\[4, 3\].*declares tensor\(double\)"):
-        core.read_model(graph(node, outputs={"y": TensorProto.DOUBLE}))
+    with pytest.raises(ModelError, match=r"'node'.*float\)\[4, 3\].*declares tensor\(double\)"):
+        core.read_model(one_node("Squeak(x)", "double"))
 
 
 def test_a_rule_that_fails_names_the_node(core: hetero.Core) -> None:
     core.add_extension(custom_operators.broken)
-    node = helper.make_node("Broken", ["x"], ["y"], "broken node", domain=DOMAIN)
-    with pytest.raises(ModelError, match=r"'broken node'.*rule.*AttributeError"):
-        core.read_model(graph(node, outputs={"y": TensorProto.FLOAT}))
+    with pytest.raises(ModelError, match=r"'node'.*rule.*AttributeError"):
+        core.read_model(one_node("Broken(x)"))
 
 
 def test_an_attribute_that_the_function_lacks_is_refused(core: hetero.Core) -> None:
     core.add_extension(squeak)
-    node = helper.make_node("Squeak", ["x"], ["y"], "squeak", domain=DOMAIN, quiet=1.0)
-    support = core.query_model(graph(node, outputs={"y": TensorProto.FLOAT}), "CPU")
-    refusal = support.unsupported["squeak"]["CPU"]
+    support = core.query_model(one_node("Squeak <quiet = 1.0> (x)"), "CPU")
+    refusal = support.unsupported["node"]["CPU"]
     assert (refusal.code, "known: loud" in refusal.message) == ("attribute", True)
 
 
@@ -261,9 +235,8 @@ def test_an_operator_has_a_domain_of_its_own(name: str) -> None:
 
 def test_an_older_version_of_the_domain_is_told(core: hetero.Core) -> None:
     core.add_extension(custom_operators.late)
-    node = helper.make_node("Late", ["x"], ["y"], domain=DOMAIN)
     with pytest.raises(ArgumentError, match="from 3 on"):
-        core.read_model(graph(node, outputs={"y": TensorProto.FLOAT}))
+        core.read_model(one_node("Late(x)"))
 
 
 @pytest.mark.ray
@@ -287,15 +260,11 @@ def library() -> Path:
 
 def inverting() -> onnx.ModelProto:
     """Return neg -> Inverse, of ONNX Runtime's extensions -> Relu."""
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 2]) for n in "xyb"]
-    nodes = [
-        helper.make_node("Neg", ["x"], ["a"], "neg"),
-        helper.make_node("Inverse", ["a"], ["b"], "inverse", domain="ai.onnx.contrib"),
-        helper.make_node("Relu", ["b"], ["y"], "relu"),
-    ]
-    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:2], value_info=ports[2:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "ai.onnx.contrib": 1]>
+        g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] b>
+        { [neg] a = Neg(x) [inverse] b = ai.onnx.contrib.Inverse(a) [relu] y = Relu(b) }"""
+    )
 
 
 def test_a_library_of_onnx_runtime_gives_operators_to_its_device(core: hetero.Core) -> None:

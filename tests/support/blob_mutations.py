@@ -21,7 +21,6 @@ import msgpack
 import numpy as np
 import onnx
 import xxhash
-from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from devices.errors import BlobError
@@ -39,18 +38,15 @@ MOST_SECONDS = 1.0
 def model() -> onnx.ModelProto:
     """Return two layers with a weight of 64 kB each, one of them in the source and the export."""
     random_ = np.random.default_rng(3)
-    weights = [
-        numpy_helper.from_array(random_.normal(size=(128, 128)).astype(np.float32), f"w{i}")
-        for i in range(2)
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["x", "w0"], ["a"], "first"),
-        helper.make_node("Relu", ["a"], ["b"], "relu"),
-        helper.make_node("MatMul", ["b", "w1"], ["y"], "second"),
-    ]
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 128]) for n in ("x", "y")]
-    graph = helper.make_graph(nodes, "two", ports[:1], ports[1:], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        two (float[N, 128] x) => (float[N, 128] y)
+        { [first] a = MatMul(x, w0) [relu] b = Relu(a) [second] y = MatMul(b, w1) }"""
+    )
+    for name in ("w0", "w1"):
+        weight = random_.normal(size=(128, 128)).astype(np.float32)
+        made.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    return made
 
 
 def sealed(first: bytes, header: bytes, rest: bytes) -> bytes:

@@ -4,58 +4,58 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
+from onnx.parser import parse_model
+
+WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def _parsed(text: str) -> onnx.ModelProto:
+    model = parse_model(text)
+    for node in model.graph.node:
+        if not node.domain:
+            node.ClearField("domain")  # the parser sets the default: that is another content hash
+    return model
 
 
 def branches(opset: int = 17) -> onnx.ModelProto:
     """Return x -> relu -> (tanh | neg -> abs) -> add -> y over a dynamic batch, with weights."""
-    weight = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["product"], "matmul"),
-        helper.make_node("Relu", ["product"], ["positive"], "relu"),
-        helper.make_node("Tanh", ["positive"], ["left"], "tanh"),
-        helper.make_node("Neg", ["positive"], ["negative"], "neg"),
-        helper.make_node("Abs", ["negative"], ["right"], "abs"),
-        helper.make_node("Add", ["left", "right"], ["y"], "add"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "branches",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
-        [numpy_helper.from_array(weight, "w")],
+    model = _parsed(
+        f"""<ir_version: 8, opset_import: ["": {opset}]>
+        branches (float[N, 3] x) => (float[N, 4] y) {{
+            [matmul] product = MatMul(x, w)
+            [relu] positive = Relu(product)
+            [tanh] left = Tanh(positive)
+            [neg] negative = Neg(positive)
+            [abs] right = Abs(negative)
+            [add] y = Add(left, right)
+        }}"""
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    return model
 
 
 def branches_output(x: np.ndarray) -> np.ndarray:
     """Return what `branches` computes, in plain numpy."""
-    weight = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-    positive = np.maximum(x @ weight, 0)
+    positive = np.maximum(x @ WEIGHT, 0)
     return np.tanh(positive) + positive
 
 
 def unknown_ops() -> onnx.ModelProto:
     """Return a model with two nodes that no device can know."""
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"], "relu"),
-        helper.make_node("Frobnicate", ["a"], ["b"], "first", domain="org.example"),
-        helper.make_node("Defenestrate", ["b"], ["y"], "second", domain="org.example"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "unknown",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+    return _parsed(
+        """<ir_version: 8, opset_import: ["": 17, "org.example": 1]>
+        unknown (float[2] x) => (float[2] y) {
+            [relu] a = Relu(x)
+            [first] b = org.example.Frobnicate(a)
+            [second] y = org.example.Defenestrate(b)
+        }"""
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("org.example", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def dense() -> onnx.ModelProto:
     """Return x + x over two by three, for devices with few operators."""
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "x"], ["y"], "add")], "dense", ports[:1], ports[1:]
+    return _parsed(
+        """<ir_version: 8, opset_import: ["": 17]>
+        dense (float[2, 3] x) => (float[2, 3] y) { [add] y = Add(x, x) }"""
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

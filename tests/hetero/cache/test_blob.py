@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx.parser import parse_model
 
 import hetero
 from devices import errors
@@ -46,24 +47,16 @@ def blob(core: hetero.Core) -> bytes:
 
 def odd() -> onnx.ModelProto:
     """Return a model with a pass-through, a constant and a repeated output, and odd types."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["b"], "cast", to=TensorProto.BFLOAT16),
-        helper.make_node("Add", ["b", "w"], ["s"], "add"),
-        helper.make_node("Cast", ["s"], ["y"], "back", to=TensorProto.FLOAT),
-        helper.make_node("StringConcat", ["t", "suffix"], ["u"], "concat"),
-    ]
-    info = helper.make_tensor_value_info
-    outputs = [info("y", TensorProto.FLOAT, [3]), info("u", TensorProto.STRING, [2])]
-    outputs += [info("x", TensorProto.FLOAT, [3]), info("suffix", TensorProto.STRING, [2])]
-    weight = helper.make_tensor("w", TensorProto.BFLOAT16, [3], [1.0, 2.0, 3.0])
-    graph = helper.make_graph(
-        nodes,
-        "odd",
-        [info("x", TensorProto.FLOAT, [3]), info("t", TensorProto.STRING, [2])],
-        outputs,
-        [weight, numpy_helper.from_array(np.array(["!", "ü"], object), "suffix")],
+    model = parse_model(
+        """<ir_version: 9, opset_import: ["": 20]>
+        odd (float[3] x, string[2] t) => (float[3] y, string[2] u, float[3] x, string[2] suffix)
+        <string[2] suffix = {"!", "ü"}> {
+            b = Cast <to = 16> (x) s = Add(b, w) y = Cast <to = 1> (s) u = StringConcat(t, suffix)
+        }"""
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    weight = helper.make_tensor("w", TensorProto.BFLOAT16, [3], [1.0, 2.0, 3.0])
+    model.graph.initializer.append(weight)
+    return model
 
 
 @pytest.mark.parametrize("kind", ["bytes", "stream", "path", "memoryview"])
@@ -131,12 +124,10 @@ def test_strings_bfloat16_and_outputs_that_no_stage_makes(core: hetero.Core) -> 
 
 
 def test_models_without_nodes(core: hetero.Core) -> None:
-    info = helper.make_tensor_value_info
-    ports = [info("x", TensorProto.FLOAT, [3])]
-    weight = numpy_helper.from_array(np.arange(4, dtype=np.int64), "w")
-    outputs = [*ports, info("w", TensorProto.INT64, [4])]
-    graph = helper.make_graph([], "empty", ports, outputs, [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        empty (float[3] x) => (float[3] x, int64[4] w) <int64[4] w = {0, 1, 2, 3}> { }"""
+    )
     with core.compile_model(model, "HETERO:ORT,CPU") as compiled:
         blob = compiled.export_model()
     with core.import_model(blob) as again:

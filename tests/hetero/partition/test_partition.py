@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from devices.errors import AffinityError, ModelError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from hetero.partition.partition import Partition, Subgraph, partition
 from scheduler.vocabulary.plan import Wire
-from tests.support.graphs import build, evaluate, feeds, initializer, proto, value
+from tests.support.graphs import build, evaluate, feeds
 from tests.support.merge import merge
 from tests.support.partitions import bits, check_merge, check_rules, run_split
 
@@ -255,17 +253,18 @@ def test_a_subgraph_that_nobody_needs_still_has_an_output() -> None:
     check_merge(model, part)
 
 
-def optional_model() -> Model:
-    """Return x -> Optional -> OptionalGetElement -> y: what crosses is an optional."""
-    nodes = [
-        helper.make_node("Optional", ["x"], ["o"], name="wrap"),
-        helper.make_node("OptionalGetElement", ["o"], ["y"], name="take"),
-    ]
-    return read_model(proto(nodes, [value("x")], [value("y")]))
+def parsed(graph: str, *, functions: str = "") -> Model:
+    """Return the model of a graph's text, whose vectors have three elements."""
+    domains = '"": 21, "acme": 1, "ai.onnx.ml": 3'
+    text = f"<ir_version: 10, opset_import: [{domains}]> {graph} {functions}"
+    return read_model(onnx.parser.parse_model(text))
 
 
 def test_an_optional_crosses() -> None:
-    model = optional_model()
+    model = parsed(
+        """g (float[3] x) => (float[3] y)
+        { [wrap] o = Optional(x) [take] y = OptionalGetElement(o) }"""
+    )
     part = partition(model, {"wrap": "CPU", "take": "ORT"})
     assert part.subgraphs[1].model.inputs[0].type == "optional(tensor(float))"
     for s in part.subgraphs:
@@ -274,35 +273,17 @@ def test_an_optional_crosses() -> None:
 
 def loop_model(grows: bool) -> Model:
     """Return a loop over a vector that keeps its size, or doubles it."""
-    inner = [
-        helper.make_node("Concat", ["s", "s"], ["t"], axis=0)
-        if grows
-        else helper.make_node("Add", ["s", "x"], ["t"]),
-        helper.make_node("Identity", ["go"], ["done"]),
-        helper.make_node("ReduceSum", ["t"], ["sum"], keepdims=0),
-    ]
-    body = helper.make_graph(
-        inner,
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, ()),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, ()),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("done", TensorProto.BOOL, ()),
-            helper.make_tensor_value_info("t", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("sum", TensorProto.FLOAT, None),
-        ],
+    step = "Concat <axis = 0> (s, s)" if grows else "Add(s, x)"
+    return parsed(
+        f"""g (float[3] x) => (float[n] y, float[n] z) <int64 trips = {{2}}>
+        {{
+            [loop] last, sums = Loop(trips, , x) <body = body
+                (int64 i, bool go, float[] s) => (bool done, float[] t, float[] sum)
+                {{ t = {step} done = Identity(go) sum = ReduceSum <keepdims = 0> (t) }}>
+            [abs] y = Abs(last)
+            [neg] z = Neg(sums)
+        }}"""
     )
-    trips = onnx.numpy_helper.from_array(np.array(2), "trips")
-    nodes = [
-        helper.make_node("Loop", ["trips", "", "x"], ["last", "sums"], body=body, name="loop"),
-        helper.make_node("Abs", ["last"], ["y"], name="abs"),
-        helper.make_node("Neg", ["sums"], ["z"], name="neg"),
-    ]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "yz"]
-    return read_model(proto(nodes, [value("x")], ends, [trips]))
 
 
 @pytest.mark.parametrize(("grows", "shape"), [(False, (3,)), (True, (None,))])
@@ -319,20 +300,14 @@ def test_what_a_loop_carries_crosses_with_a_shape(
 
 
 def test_a_crossing_tensor_of_unknown_type_is_named() -> None:
-    nodes = [
-        helper.make_node("Magic", ["x"], ["m"], domain="acme", name="magic"),
-        helper.make_node("Abs", ["m"], ["y"], name="abs"),
-    ]
-    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")])
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)]
-    whole = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    nodes = "{ [magic] m = acme.Magic(x) [abs] y = Abs(m) }"
+    whole = parsed(f"g (float[3] x) => (float[3] y) {nodes}")
     with pytest.raises(AffinityError, match=r"'m'.*'magic' \(Magic\)") as caught:
-        partition(read_model(whole), {"magic": "CPU", "abs": "ORT"})
+        partition(whole, {"magic": "CPU", "abs": "ORT"})
     assert caught.value.data["tensors"] == ("m",)
-    assert len(partition(read_model(whole), {"magic": "CPU", "abs": "CPU"}).subgraphs) == 1
-    graph.value_info.append(value("m"))
-    typed = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    assert len(partition(read_model(typed), {"magic": "CPU", "abs": "ORT"}).subgraphs) == 2
+    assert len(partition(whole, {"magic": "CPU", "abs": "CPU"}).subgraphs) == 1
+    typed = parsed(f"g (float[3] x) => (float[3] y) <float[3] m> {nodes}")
+    assert len(partition(typed, {"magic": "CPU", "abs": "ORT"}).subgraphs) == 2
 
 
 def test_every_node_needs_an_affinity_and_nothing_else_has_one() -> None:
@@ -365,30 +340,17 @@ def test_merging_refuses_models_that_are_not_the_subgraphs() -> None:
 
 
 def test_weights_are_shared_between_subgraphs_not_copied() -> None:
-    weight = initializer("w", 0)
-    nodes = [
-        helper.make_node("Add", ["x", "w"], ["a"], name="n1"),
-        helper.make_node("Add", ["a", "w"], ["y"], name="n2"),
-    ]
-    model = read_model(proto(nodes, [value("x")], [value("y")], [weight]))
+    model = build("n1: a = Add(x, w)\n n2: y = Add(a, w)", outputs="y", constants="w")
     part = partition(model, {"n1": "CPU", "n2": "ORT"})
     arrays = [s.model.constants["w"].array for s in part.subgraphs]
     assert arrays[0] is arrays[1] is model.constants["w"].array
 
 
 def test_functions_of_the_model_go_with_the_subgraphs() -> None:
-    twice = helper.make_function(
-        "acme", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])],
-        [helper.make_opsetid("", 21)],
-    )  # fmt: skip
-    nodes = [
-        helper.make_node("Twice", ["x"], ["m"], domain="acme", name="first"),
-        helper.make_node("Twice", ["m"], ["y"], domain="acme", name="second"),
-    ]
-    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")])
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)]
-    model = read_model(
-        helper.make_model(graph, opset_imports=imports, ir_version=10, functions=[twice])
+    model = parsed(
+        """g (float[3] x) => (float[3] y)
+        { [first] m = acme.Twice(x) [second] y = acme.Twice(m) }""",
+        functions='<domain: "acme", opset_import: ["": 21]> Twice (a) => (b) { b = Add(a, a) }',
     )
     affinity = {"first": "CPU", "second": "ORT"}
     part = partition(model, affinity)
@@ -398,26 +360,12 @@ def test_functions_of_the_model_go_with_the_subgraphs() -> None:
 
 
 def test_a_sequence_of_maps_crosses() -> None:
-    nodes = [
-        helper.make_node(
-            "ZipMap", ["x"], ["z"], domain="ai.onnx.ml", name="zip", classlabels_int64s=[1, 2, 3]
-        ),
-        helper.make_node("Identity", ["z"], ["y"], name="same"),
-    ]
-    kind = helper.make_sequence_type_proto(
-        helper.make_map_type_proto(
-            TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, ())
-        )
+    kind = "seq(map(int64, float))"
+    model = parsed(
+        f"""g (float[1, 3] x) => ({kind} y) <{kind} z>
+        {{ [zip] z = ai.onnx.ml.ZipMap <classlabels_int64s = [1, 2, 3]> (x)
+           [same] y = Identity(z) }}"""
     )
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3))],
-        [helper.make_value_info("y", kind)],
-        value_info=[helper.make_value_info("z", kind)],
-    )
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
-    model = read_model(helper.make_model(graph, opset_imports=imports, ir_version=10))
     part = partition(model, {"zip": "CPU", "same": "ORT"})
     assert part.subgraphs[1].model.inputs[0].type == "seq(map(int64,tensor(float)))"
     for s in part.subgraphs:
