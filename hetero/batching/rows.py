@@ -7,7 +7,7 @@ known what becomes of rows in it: a sum over the batch would mix requests, witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from math import prod
@@ -170,8 +170,12 @@ class _Rows:
 
 
 def _elementwise(rows: _Rows, node: Node) -> None:
-    rank = max(len(rows.shape(value)) for value in node.reads)
-    for value in node.reads:
+    _broadcast(rows, node.reads, max(len(rows.shape(value)) for value in node.reads))
+
+
+def _broadcast(rows: _Rows, values: Iterable[str], rank: int) -> None:
+    """Check that values are broadcast to a rank without rows being repeated or added."""
+    for value in values:
         if rows.has_rows(value):
             _require(len(rows.shape(value)) == rank, f"broadcasts {value!r} over axis 0")
         else:
@@ -282,14 +286,10 @@ def _matmul(rows: _Rows, node: Node) -> None:
         _require(is_factor or not rows.has_rows(value), f"takes rows as its parameter {value!r}")
     rank = max(len(rows.shape(value)) for value in factors)
     if rank > 2:
-        for value in factors:
-            if rows.has_rows(value):
-                _require(len(rows.shape(value)) == rank, f"broadcasts {value!r} over axis 0")
-            else:
-                _require(rows.is_single(value, rank), f"takes {value!r}, which has its own rows")
-        return
-    _require(len(rows.shape(factors[0])) == 2, "multiplies over axis 0")
-    _require(not rows.has_rows(factors[1]), "multiplies rows with each other")
+        _broadcast(rows, factors, rank)
+    else:
+        _require(len(rows.shape(factors[0])) == 2, "multiplies over axis 0")
+        _require(not rows.has_rows(factors[1]), "multiplies rows with each other")
 
 
 def _gemm(rows: _Rows, node: Node) -> None:

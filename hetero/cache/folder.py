@@ -131,8 +131,11 @@ class Cache:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            published = self._publish(name, write)
+            publish(self.folder / name, lambda file: self._write(file, write))
             self._evict()
+        except _OverLimitError as error:
+            _log.info("cache entry %s: not kept: %s", name, error)
+            return False
         except (OSError, BlobError) as error:
             self._failed = True
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -143,7 +146,7 @@ class Cache:
         except Exception as error:  # what a plugin exports may be of any type
             _log.warning("cache entry %s: not kept: %s: %s", name, type(error).__name__, error)
             return False
-        return published
+        return True
 
     def drop(self, name: str, reason: str) -> None:
         """Remove an entry that cannot be used, and say why."""
@@ -295,27 +298,15 @@ class Cache:
                 f"CACHE_ENCRYPTION_CALLBACKS: {what}: {type(error).__name__}: {error}."
             ) from error
 
-    def _publish(self, name: str, write: Callable[[BinaryIO], int]) -> bool:
-        limit = self._size_limit_nbytes
-
-        def checked(file: BinaryIO) -> None:
-            nbytes = self._write(file, write)
-            if limit and nbytes > limit:
-                raise _OverLimitError(f"{nbytes} bytes")
-
-        try:
-            publish(self.folder / name, checked)
-        except _OverLimitError as error:
-            _log.info("cache entry %s: %s, over the limit %d; not kept.", name, error, limit)
-            return False
-        return True
-
-    def _write(self, file: BinaryIO, write: Callable[[BinaryIO], int]) -> int:
+    def _write(self, file: BinaryIO, write: Callable[[BinaryIO], int]) -> None:
         if self._callbacks is None:
-            return write(file)
-        plain = io.BytesIO()
-        write(plain)
-        return file.write(_ENCRYPTED + self._call(0, plain.getvalue()))
+            nbytes = write(file)
+        else:
+            plain = io.BytesIO()
+            write(plain)
+            nbytes = file.write(_ENCRYPTED + self._call(0, plain.getvalue()))
+        if 0 < self._size_limit_nbytes < nbytes:
+            raise _OverLimitError(f"{nbytes} bytes, over the limit {self._size_limit_nbytes}.")
 
     def _evict(self) -> None:
         if self._size_limit_nbytes:

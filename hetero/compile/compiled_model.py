@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,13 +18,12 @@ from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import variables_of
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Value
-from devices.plugin.properties import unknown_property
+from devices.plugin.properties import Config, unknown_property
 from devices.plugin.remote import RemoteContext
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.request import Request
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import export_payloads, write_model
-from hetero.compile.admission import optimal_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.generate.generation import BatchGeneration, Generation, Prompt, generate
 from hetero.generate.ports import Decoder
@@ -442,3 +442,23 @@ class CompiledModel(BaseCompiledModel):
         """Give back what the devices hold for the model; its requests fail from then on."""
         self.release_memory()
         self.target.close()
+
+
+def optimal_requests(cuts: Sequence[Cut], configs: Mapping[str, Config]) -> int:
+    """Return how many requests reach the throughput that the slowest device allows.
+
+    That takes as many as pass through in the time of one, and for stages that come back to a
+    device one a level, times the streams that a device runs at once; one more for each plan hides
+    the hand-over.
+
+    `cuts`: the ways of the requests.
+    `configs`: the options of each device.
+    Source: the asymptotic bounds of closed queueing networks.
+    """
+    enough = sum(1 + max(cut.plan.levels, default=0) for cut in cuts)
+    report = cuts[0].report
+    if report is not None and report.bottleneck_s > 0:
+        enough = max(enough, math.ceil(report.latency_s / report.bottleneck_s))
+    used = {device for cut in cuts for device in cut.plan.devices}
+    streams = max((configs[device].get("NUM_STREAMS", 1) for device in used), default=1)
+    return int(enough * max(1, streams)) + len(cuts)

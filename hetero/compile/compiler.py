@@ -14,13 +14,11 @@ from hetero.batching.open_axis import with_open_batch
 from hetero.batching.rows import require_joinable
 from hetero.cache.folder import Cache
 from hetero.cache.kept_model import KeptModel
-from hetero.compile.admission import optimal_requests
-from hetero.compile.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel, optimal_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.compile.stage_replicas import moved, stand_ins, ways, without_stand_ins
 from hetero.partition.cut import Cut
-from hetero.partition.partition import partition
-from hetero.partition.sources import constant_outputs, stage_sources
+from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.request import CompileRequest
 from hetero.query.answers import Answers
@@ -239,7 +237,7 @@ def _deployable(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Remade:
     placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts], cuts)
     numbers = (number for route in placement.routes for number in route.stages)
     source_of = dict(zip(numbers, sources, strict=True))
-    constants = {n: v for cut in cuts for n, v in constant_outputs(cut.partition).items()}
+    constants = {n: v for cut in cuts for n, v in cut.partition.constant_outputs.items()}
     return Remade(placement, [source_of[s.index] for s in placement.stages], constants)
 
 

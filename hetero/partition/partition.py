@@ -11,6 +11,9 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from devices.errors import AffinityError
 from devices.model.drawing import draws
@@ -19,6 +22,7 @@ from hetero.affinity.affinity import follows
 from hetero.affinity.requests import weight_positions
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
+from scheduler.formats.stage_source import StageSource
 from scheduler.vocabulary.plan import Plan, Stage, Wire
 
 
@@ -82,6 +86,12 @@ class Partition:
             if value in producers
         )
 
+    @property
+    def constant_outputs(self) -> dict[str, np.ndarray]:
+        """The outputs of the model that are weights."""
+        # An imported model is not read unless it has to be.
+        return {n: self.source.constants[n].array for n in self.plan.constant_outputs}
+
     @cached_property
     def subgraph_of(self) -> Mapping[str, int]:
         """Node name -> index of the subgraph that lists it."""
@@ -127,6 +137,20 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
         for index, positions in enumerate(members)
     )
     return Partition(model, subgraphs, any(draws(node.proto) for node in model.nodes))
+
+
+def stage_sources(
+    partitions: Iterable[Partition], configs: Mapping[str, Mapping[str, Any]]
+) -> list[StageSource]:
+    """Return what each stage's device compiles, numbered through the partitions.
+
+    `configs`: device name -> its options.
+    """
+    return [
+        StageSource(s.model, None, dict(configs.get(s.device, {})))
+        for partition in partitions
+        for s in partition.subgraphs
+    ]
 
 
 def assign_clusters(

@@ -267,11 +267,6 @@ def cache_folder(split: SplitConfig, given: Config) -> str:
     return next((folder for folder in folders if folder), "")
 
 
-def parse_own(config: Config) -> dict[str, Any]:
-    """Return HETERO's own options checked and typed."""
-    return Configuration(HETERO_PROPERTIES, HETERO).parse(config)
-
-
 def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
     """Sort options that several may read by who does; each takes what it knows.
 
@@ -289,7 +284,9 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
         if name not in known:
             raise unknown_property(name, " or ".join((HETERO, *tables)), known.mutable)
     return SplitConfig(
-        parse_own({n: v for n, v in config.items() if n in HETERO_PROPERTIES}),
+        Configuration(HETERO_PROPERTIES, HETERO).parse(
+            {n: v for n, v in config.items() if n in HETERO_PROPERTIES}
+        ),
         {
             name: Configuration(table, name).parse(
                 {n: v for n, v in config.items() if n in table and n in passed}

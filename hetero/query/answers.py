@@ -46,29 +46,20 @@ class Answers:
                 kept = self._kept.setdefault(model, {})
                 waits = key in kept
                 answer = kept.setdefault(key, Future())
-            if not waits:
-                return self._asked(kept, key, answer, model, config)
-            with contextlib.suppress(CancelledError):  # who asked was interrupted
-                return answer.result()
-
-    def _asked(
-        self,
-        kept: dict[tuple[str, str], Answer],
-        key: tuple[str, str],
-        answer: Answer,
-        model: Model,
-        config: Mapping[str, Any],
-    ) -> tuple[Support, float]:
-        began = time.perf_counter()
-        try:
-            found = self._ask(key[0], model, config), time.perf_counter() - began
-        except BaseException as error:
-            with self._lock:
-                del kept[key]
-            if isinstance(error, Exception):
-                answer.set_exception(error)
-            else:
-                answer.cancel()
-            raise
-        answer.set_result(found)
-        return found
+            if waits:
+                with contextlib.suppress(CancelledError):  # who asked was interrupted
+                    return answer.result()
+                continue
+            began = time.perf_counter()
+            try:
+                found = self._ask(device, model, config), time.perf_counter() - began
+            except BaseException as error:
+                with self._lock:
+                    del kept[key]
+                if isinstance(error, Exception):
+                    answer.set_exception(error)
+                else:
+                    answer.cancel()
+                raise
+            answer.set_result(found)
+            return found

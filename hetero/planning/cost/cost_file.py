@@ -12,7 +12,7 @@ The rest is `Costs` field by field. Older versions have other fields: a model is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,14 +26,6 @@ from scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
 VERSION: Final = 6
-#: What an identity's fields are called in messages.
-_LABELS: Final = {
-    "plugin": "plugin",
-    "version": "plugin version",
-    "fingerprint": "fingerprint",
-    "node": "node",
-    "num_threads": "threads",
-}
 
 
 def write_costs(costs: Costs, path: str | Path) -> None:
@@ -146,14 +138,22 @@ def check_costs(
 
 def _differences(found: DeviceIdentity, wanted: DeviceIdentity) -> Iterator[str]:
     """Yield what was measured and what is wanted, a sentence each."""
-    for key in (field.name for field in fields(DeviceIdentity) if field.name != "config"):
-        one, other = getattr(found, key), getattr(wanted, key)
-        if one != other:
-            yield f"measured with {_LABELS[key]} {one}, wanted {other}"
-    one, other = dict(found.config), dict(wanted.config)
-    for key in sorted(one.keys() | other.keys()):
+    one, other = _settings(found), _settings(wanted)
+    for key in dict.fromkeys([*one, *other]):
         if one.get(key) != other.get(key):
             yield (
                 f"measured with {key} {one.get(key, 'at its default')}, wanted "
                 f"{other.get(key, 'its default')}"
             )
+
+
+def _settings(device: DeviceIdentity) -> dict[str, Any]:
+    """Return what a device is and how it is set, by the words of messages."""
+    return {
+        "plugin": device.plugin,
+        "plugin version": device.version,
+        "fingerprint": device.fingerprint,
+        "node": device.node,
+        "threads": device.num_threads,
+        **dict(device.config),
+    }

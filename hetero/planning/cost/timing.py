@@ -17,8 +17,7 @@ from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer, StageRun
 from devices.request.request import Request
 from hetero.observe.in_flight import keep_in_flight
-from hetero.partition.partition import partition
-from hetero.partition.sources import constant_outputs, stage_sources
+from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost.calibration import LOW, Look, low, settled, spoiled
 from scheduler.executor import Deployment, Executor
 from scheduler.vocabulary.limits import Limits
@@ -62,7 +61,7 @@ def deployed(
     deployment = executor.deploy(
         cut.plan,
         stage_sources([cut], configs),
-        constant_outputs(cut),
+        cut.constant_outputs,
         limits=_LIMITS,
         company=company,
     )
