@@ -11,11 +11,7 @@ def warn_if_dropped(call: str) -> None:
     """Warn if whoever called the calling function drops what it returns.
 
     The bytecode tells: the value is popped next. Models never change in place, where OpenVINO's do.
-
-    Parameters
-    ----------
-    call : str
-        As the user is to write it: ``model = model.reshape(...)``.
+    `call`: as the user is to write it, ``model = model.reshape(...)``.
     """
     frame = sys._getframe(2)
     following = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti)

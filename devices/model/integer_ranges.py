@@ -74,14 +74,7 @@ def value_ranges(
 ) -> Mapping[str, Range]:
     """Return the range of each value of an integer type.
 
-    Parameters
-    ----------
-    model : Model
-        The model; types and shapes by its `specs`.
-    longest : int
-        The length that an open axis has at most.
-    given : mapping, optional
-        What is known of inputs besides.
+    `longest`: the length that an open axis has at most; `given`: what is known of inputs besides.
     """
     known = _known_of_whole(model) | dict(given or {})
     forward = _forward(model, known, longest)

@@ -406,8 +406,8 @@ class Model(HasPorts):
         graph = proto.graph
         graph.name = self.name
         graph.node.extend(node.proto for node in self.nodes)
-        graph.input.extend(_declared(spec) for spec in self.inputs)
-        graph.output.extend(_declared(spec) for spec in self.outputs)
+        graph.input.extend(spec.to_proto() for spec in self.inputs)
+        graph.output.extend(spec.to_proto() for spec in self.outputs)
         named = {spec.name for spec in self.outputs}
         graph.value_info.extend(info for info in self.value_info if info.name not in named)
         for constant in self.constants.values():
@@ -424,7 +424,7 @@ class Model(HasPorts):
     def _file(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """Return the model with its optional inputs listed, which only slow runtimes down."""
         optional = (spec for spec in self.optional_inputs if spec.name in self.constants)
-        proto.graph.input.extend(_declared(spec) for spec in optional)
+        proto.graph.input.extend(spec.to_proto() for spec in optional)
         return proto
 
     def save(self, path: str | Path) -> None:
@@ -485,9 +485,3 @@ def _restored(arguments: dict[str, Any]) -> Model:
 def _port_bytes(spec: TensorSpec) -> bytes:
     layout = (spec.layout,) if spec.layout else ()
     return repr((spec.name, spec.type, spec.shape, *layout)).encode()
-
-
-def _declared(spec: TensorSpec) -> onnx.ValueInfoProto:
-    if not spec.type:
-        return onnx.ValueInfoProto(name=spec.name)
-    return spec.to_proto()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import Any, Final, SupportsIndex, overload
 
 import numpy as np
@@ -15,7 +16,7 @@ from devices.model.getters import getter
 #: What a dimension may be given as.
 DimensionLike = Any
 
-#: The largest length of an open dimension, as OpenVINO writes it.
+#: The largest length of an open dimension, as OpenVINO writes it; `inf` to count with.
 _OPEN: Final = -1
 _NUMBERS: Final = itertools.count()
 #: ``1..10``, ``1..``, ``..10``.
@@ -79,7 +80,8 @@ class Dimension:
 
     def __init__(self, minimum: DimensionLike = None, maximum: int | None = None) -> None:
         self.symbol: str | None = None
-        self._low, self._high = 0, _OPEN
+        self._low: int = 0
+        self._high: float = inf
         if isinstance(minimum, Dimension):
             self.symbol, self._low, self._high = minimum.symbol, minimum._low, minimum._high
         elif isinstance(minimum, str):
@@ -90,10 +92,11 @@ class Dimension:
                 "or -1 for any."
             )
         elif maximum is not None:
-            self._low, self._high = max(int(minimum or 0), 0), int(maximum)
+            self._low = max(int(minimum or 0), 0)
+            self._high = inf if maximum == _OPEN else int(maximum)
         elif minimum is not None and minimum != _OPEN:
             self._low = self._high = int(minimum)
-        if self._low < 0 or self._high < _OPEN or _OPEN < self._high < self._low:
+        if not 0 <= self._low <= self._high:
             raise ArgumentError(
                 f"dimension {minimum!r}{'' if maximum is None else f' to {maximum}'}: wanted 0 or "
                 "more, and a maximum that is not less than the minimum, or -1 for any."
@@ -103,7 +106,7 @@ class Dimension:
         interval = _INTERVAL.fullmatch(text)
         if interval and text != "..":
             self._low = int(interval[1] or 0)
-            self._high = int(interval[2]) if interval[2] else _OPEN
+            self._high = int(interval[2]) if interval[2] else inf
         elif text.isdigit():
             self._low = self._high = int(text)
         elif ".." in text:
@@ -129,7 +132,7 @@ class Dimension:
     @property
     def max_length(self) -> int:
         """The greatest length; -1 for any."""
-        return self._high
+        return _OPEN if self._high == inf else int(self._high)
 
     get_min_length = getter(min_length)
     get_max_length = getter(max_length)
@@ -160,19 +163,18 @@ class Dimension:
     def same_scheme(self, dim: DimensionLike) -> bool:
         """Return whether both are the same number, or both are open."""
         given = _dimension(dim)
-        if self.is_dynamic or given.is_dynamic:
-            return self.is_dynamic and given.is_dynamic
-        return self._low == given._low
+        same = self._low == given._low or self.is_dynamic
+        return self.is_static == given.is_static and same
 
     def compatible(self, dim: DimensionLike) -> bool:
         """Return whether a length may be both."""
         given = _dimension(dim)
-        return given._least(self) <= given._most(self)
+        return max(self._low, given._low) <= min(self._high, given._high)
 
     def relaxes(self, dim: DimensionLike) -> bool:
         """Return whether every length of the other is one of this."""
         given = _dimension(dim)
-        return self._low <= given._low and given.top <= self.top
+        return self._low <= given._low and given._high <= self._high
 
     def refines(self, dim: DimensionLike) -> bool:
         """Return whether every length of this is one of the other."""
@@ -182,52 +184,39 @@ class Dimension:
         """Return the dimension as text: ``3``, ``?``, ``1..10``."""
         return str(self)
 
-    @property
-    def top(self) -> float:
-        """The greatest length, infinite for any."""
-        return float("inf") if self._high == _OPEN else self._high
-
-    def _least(self, other: Dimension) -> int:
-        return max(self._low, other._low)
-
-    def _most(self, other: Dimension) -> float:
-        return min(self.top, other.top)
+    @staticmethod
+    def _between(low: float, high: float) -> Dimension:
+        return Dimension(int(low), _OPEN if high == inf else int(high))
 
     def __add__(self, other: DimensionLike) -> Dimension:
         given = _dimension(other)
-        high = _OPEN if _OPEN in (self._high, given._high) else self._high + given._high
-        return Dimension(self._low + given._low, high)
+        return self._between(self._low + given._low, self._high + given._high)
 
     __radd__ = __add__
 
     def __sub__(self, other: DimensionLike) -> Dimension:
         given = _dimension(other)
-        low = 0 if given._high == _OPEN else max(0, self._low - given._high)
-        return Dimension(low, _OPEN if self._high == _OPEN else max(0, self._high - given._low))
+        least, most = max(0, self._low - given._high), max(0, self._high - given._low)
+        return self._between(least, most)
 
     def __mul__(self, other: DimensionLike) -> Dimension:
         given = _dimension(other)
-        high = _OPEN if _OPEN in (self._high, given._high) else self._high * given._high
-        return Dimension(self._low * given._low, high)
+        most = inf if inf in (self._high, given._high) else self._high * given._high
+        return self._between(self._low * given._low, most)
 
     __rmul__ = __mul__
 
     def __and__(self, other: DimensionLike) -> Dimension:
         given = _dimension(other)
-        most = self._most(given)
-        return Dimension(self._least(given), _OPEN if most == float("inf") else int(most))
+        return self._between(max(self._low, given._low), min(self._high, given._high))
 
     def __len__(self) -> int:
         return self.get_length()
 
+    __index__ = __int__ = __len__
+
     def __bool__(self) -> bool:
         return self != 0
-
-    def __index__(self) -> int:
-        return self.get_length()
-
-    def __int__(self) -> int:
-        return self.get_length()
 
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, int | np.integer | str):
@@ -246,9 +235,9 @@ class Dimension:
             return str(self._low)
         if self.symbol is not None:
             return self.symbol
-        if self._low == 0 and self._high == _OPEN:
+        if self._low == 0 and self._high == inf:
             return "?"
-        return f"{self._low or ''}..{'' if self._high == _OPEN else self._high}"
+        return f"{self._low or ''}..{'' if self._high == inf else self._high}"
 
     def __repr__(self) -> str:
         return f"<Dimension: {self}>"
@@ -344,7 +333,7 @@ class PartialShape:
     def get_max_shape(self) -> Shape:
         """Return the greatest lengths, of 64 bits where any; none where the rank is open."""
         most = np.iinfo(np.int64).max
-        return Shape(int(min(d.top, most)) for d in self._dimensions or ())
+        return Shape(int(min(d._high, most)) for d in self._dimensions or ())
 
     def get_min_shape(self) -> Shape:
         """Return the least lengths; none where the rank is open."""

@@ -39,14 +39,9 @@ class Ended:
 class WorkerProcess:
     """The other process.
 
-    Parameters
-    ----------
-    function : str
-        ``module:name`` of a function that takes a request and returns its answer, both bytes.
-    paths : sequence of str
-        Where the process looks for modules after Python's own.
-    isolated : bool
-        Whether it has the standard library and `paths` alone, which starts it sooner.
+    `function`: ``module:name`` of one that takes a request and returns its answer, both bytes.
+    `paths`: where the process looks for modules after Python's own; `isolated`: it has the standard
+    library and these alone, which starts it sooner.
     """
 
     def __init__(self, function: str, paths: Sequence[str], *, isolated: bool = False) -> None:
@@ -62,12 +57,7 @@ class WorkerProcess:
     def ask(self, request: bytes, *, memory_nbytes: int, time_s: float) -> bytes | Ended:
         """Return the answer, or how the process ended.
 
-        Parameters
-        ----------
-        request : bytes
-            What the function is called with.
-        memory_nbytes, time_s : int, float
-            The memory that it may take beyond what it has, and the processor time.
+        It may take `memory_nbytes` beyond what it has, and so much processor time.
         """
         with self._lock:
             process = self._process = self._process or self._started()

@@ -157,16 +157,10 @@ def check_operator(
     outputs: tuple[str | None, ...],
     attributes: tuple[tuple[str, int], ...],
 ) -> Refusal | None:
-    """Return how a node breaks its operator's definition.
+    """Return how a node breaks its operator's definition, if ONNX defines it.
 
-    Parameters
-    ----------
-    domain, op_type, opset : str, str and int
-        The operator, as the model imports it; one that ONNX does not define is not judged.
-    inputs, outputs : tuple of (str or None)
-        Types as ONNX writes them, empty where not known; None for an absent one.
-    attributes : tuple of (str, int)
-        Names and kinds (`AttributeProto.type`).
+    `inputs`, `outputs`: types as ONNX writes them, empty where not known; None for an absent one.
+    `attributes`: names and kinds (`AttributeProto.type`).
     """
     if not onnx.defs.has(op_type, opset, domain):
         return None
