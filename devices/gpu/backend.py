@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.gpu.kernels import GPU_KERNELS
 from devices.interpreter.backend import ArrayBackend
-from devices.kernels import ALL, Kernel
+from devices.kernels import ALL, Kernel, KernelRegistry, op
+from devices.kernels.scatter import scatter_elements_11, scatter_nd_11
 from devices.model.model import Node
 from devices.plugin.program import Value
 
@@ -24,10 +24,19 @@ _SHAPE_ARITHMETIC: Final = frozenset(
      "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "ReduceMax", "ReduceMin",
      "ReduceProd", "ReduceSum", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Unsqueeze", "Where"]
 )  # fmt: skip
-
-
 #: Constants of more elements are data, not sizes or axes.
 _MOST_SIZES: Final = 64
+#: What it computes otherwise than the shared kernels do.
+GPU_KERNELS: Final = KernelRegistry()
+# CuPy's `multiply` has no `at`, so products of updates at one place are another device's.
+for _op, _kernel in (("ScatterElements", scatter_elements_11), ("ScatterND", scatter_nd_11)):
+    op(
+        _op,
+        since=11,
+        added={"reduction": 16},
+        choices={"reduction": ("none", "add", "max", "min")},
+        registry=GPU_KERNELS,
+    )(_kernel)
 
 
 class DeviceBackend(ArrayBackend):

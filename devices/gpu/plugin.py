@@ -11,8 +11,7 @@ import onnx
 from devices.errors import DeviceMemoryError, PluginLoadError
 from devices.gpu.backend import DeviceBackend
 from devices.gpu.element_types import untyped
-from devices.gpu.memory import GPUContext
-from devices.gpu.program import GPUProgram
+from devices.gpu.program import GPUContext, GPUProgram
 from devices.interpreter.implementations import Scope, find_implementation
 from devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from devices.kernels import ALL, Kernel
@@ -41,23 +40,16 @@ class GPUPlugin(InterpreterPlugin):
         EXTENSIONS,
         Property("DEVICE_TYPE", str, "DISCRETE", False, "INTEGRATED or DISCRETE."),
         Property(
-            "OPTIMIZATION_CAPABILITIES",
-            tuple,
-            ("FP32", "FP16", "INT8", "EXPORT_IMPORT"),
-            False,
+            "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "INT8", "EXPORT_IMPORT"), False,
             "Element types and abilities.",
         ),
         Property(
-            "GPU_MEMORY_LIMIT",
-            int,
-            0,
-            True,
-            "Bytes of the device's memory that this process may take; 0: all of it.",
-            minimum=0,
+            "GPU_MEMORY_LIMIT", int, 0, True,
+            "Bytes of the device's memory that this process may take; 0: all of it.", minimum=0,
         ),
         Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Bytes of the device's memory."),
         Property("GPU_MEMORY_USED", int, 0, False, "Bytes of it that this process's arrays take."),
-    )
+    )  # fmt: skip
     backend: DeviceBackend
 
     def __init__(self) -> None:

@@ -11,11 +11,11 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
-from devices.errors import InferenceError, TensorShapeError
+from devices.errors import InferenceError
 from devices.model.model import Model, Node
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.plugin import Plugin
@@ -44,11 +44,7 @@ class NullTensor(RemoteTensor):
 
     def copy_from(self, array: np.ndarray) -> None:
         """Take over an array's contents; TensorShapeError if its shape is another one."""
-        if array.shape != self.shape:
-            raise TensorShapeError(
-                f"a tensor of {self.device} has shape {list(self.shape)}, got {list(array.shape)}; "
-                "create one that fits."
-            )
+        self.check_shape(array)
         self._contents[...] = array
 
 
@@ -57,10 +53,6 @@ class NullContext(RemoteContext):
 
     def __init__(self, device: str) -> None:
         self.device = device
-
-    def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> NullTensor:
-        """Allocate a tensor."""
-        return NullTensor(self.device, np.empty(shape, dtype))
 
     def from_host(self, array: np.ndarray) -> NullTensor:
         """Copy an array to the device."""
@@ -88,11 +80,9 @@ class NullProgram(Program):
         self._constants = dict(constants)
         self._seconds = dict(seconds)
         self._total_s = sum(self._seconds.values())
-        self._dimension = int(config["NULL_OUTPUT_DIMENSION"])
-        self._shapes: dict[str, list[int]] = dict(config["NULL_OUTPUT_SHAPES"])
+        self._shapes: dict[str, list[int]] = config["NULL_OUTPUT_SHAPES"]
         self._held = bytearray(int(config["NULL_MEMORY_NBYTES"]))
         self._runs = itertools.count(1)
-        self._is_busy = bool(config["NULL_BUSY"])
         #: What goes wrong, and in which run.
         self._kind, _, number = config["NULL_FAULT"].partition("@")
         self._faulty_run = int(number) if self._kind else None
@@ -104,7 +94,7 @@ class NullProgram(Program):
         number = next(self._runs)
         if number == self._faulty_run:
             self._fault(context)
-        if self._is_busy:
+        if self._config["NULL_BUSY"]:
             _spin(self._total_s, context)
         elif self._total_s:
             context.sleep(self._total_s)
@@ -154,9 +144,9 @@ class NullProgram(Program):
             return [] if port.type.startswith("seq(") else None
         shape = self._shapes.get(port.name)
         if shape is None:
+            length = self._config["NULL_OUTPUT_DIMENSION"]
             shape = [
-                d if isinstance(d, int) else sizes.get(d or "", self._dimension)
-                for d in port.shape or ()
+                d if isinstance(d, int) else sizes.get(d or "", length) for d in port.shape or ()
             ]
         return np.full(shape, "", object) if port.dtype.kind == "O" else np.zeros(shape, port.dtype)
 
@@ -213,10 +203,6 @@ class NullPlugin(Plugin):
             "NULL_MEMORY_NBYTES", int, 0, True, "Bytes that a compiled model holds.", minimum=0,
         ),
         Property(
-            "NULL_COMPILE_TIME_US", float, 0.0, True, "Microseconds that compiling takes.",
-            minimum=0,
-        ),
-        Property(
             "NULL_FAULT", str, "", True,
             "KIND@N: the N-th run of a compiled model fails (fail), ends its process (die) or "
             "never answers (hang).",
@@ -240,8 +226,7 @@ class NullPlugin(Plugin):
         return None
 
     def compile(self, model: Model, config: Config) -> Program:
-        """Wait as long as the script says."""
-        time.sleep(config["NULL_COMPILE_TIME_US"] / 1e6)
+        """Note how long each node is to take."""
         rows = [
             ExecutedNode(node.name, node.op_type, i, "null", node.covers)
             for i, node in enumerate(model.nodes)

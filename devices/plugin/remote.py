@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from devices.errors import UnsupportedOperationError
+from devices.errors import TensorShapeError, UnsupportedOperationError
 from devices.model.getters import getter
 from devices.model.partial_shape import Shape
 
@@ -70,6 +70,14 @@ class RemoteTensor(_OnDevice):
         """Copy the elements to another tensor of the same type."""
         target_tensor.copy_from(self.to_host())
 
+    def check_shape(self, array: np.ndarray | RemoteTensor) -> None:
+        """Raise TensorShapeError if an array to be copied from has another shape."""
+        if array.shape != self.shape:
+            raise TensorShapeError(
+                f"a tensor of {self.device} has shape {list(self.shape)}, got {list(array.shape)}; "
+                "create one that fits."
+            )
+
     def _unreadable(self) -> UnsupportedOperationError:
         return UnsupportedOperationError(
             f"a tensor of {self.device} has no host data; copy it with to_host()."
@@ -127,9 +135,9 @@ class RemoteContext(_OnDevice):
         The device's name.
     """
 
-    @abstractmethod
     def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> RemoteTensor:
         """Allocate a tensor on the device; contents are not defined."""
+        return self.from_host(np.empty(shape, dtype))
 
     @abstractmethod
     def from_host(self, array: np.ndarray) -> RemoteTensor:

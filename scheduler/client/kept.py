@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from devices.errors import (
     TensorError,
     TensorLostError,
-    TensorShapeError,
     TensorTypeError,
     UnsupportedOperationError,
 )
@@ -178,11 +177,7 @@ class DeviceTensor(RemoteTensor):
         array = source_tensor
         if not isinstance(array, RemoteTensor):
             array = np.asarray(array)
-        if array.shape != self.shape:
-            raise TensorShapeError(
-                f"a tensor on {bundle.device} has shape {list(self.shape)}, got "
-                f"{list(array.shape)}; create one that fits."
-            )
+        self.check_shape(array)
         if array.dtype != self.dtype:
             raise TensorTypeError(
                 f"a tensor on {bundle.device} has dtype {self.dtype}, got {array.dtype}; give "
