@@ -18,21 +18,14 @@ _IN_MEMORY_NBYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A model as OpenVINO reads it.
+    """A model as OpenVINO reads it."""
 
-    Attributes
-    ----------
-    model : openvino.Model
-        Its model.
-    inputs : list of str
-        The inputs that it has, in its order: it may leave some out.
-    same : dict of str to str
-        Outputs that are other values under a new name, and are taken off: OpenVINO does not fill
-        the tensor that it is given for them. They map to an input, or to an output that stays.
-    """
-
+    #: Its model.
     model: openvino.Model
+    #: The inputs that it has, in its order: it may leave some out.
     inputs: list[str]
+    #: Outputs that are other values under a new name, and are taken off: OpenVINO does not fill the
+    #: tensor that it is given for them. They map to an input, or to an output that stays.
     same: dict[str, str]
 
 

@@ -21,17 +21,11 @@ _MAGNITUDES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the inputs of a request keep to.
+    """What the inputs of a request keep to."""
 
-    Attributes
-    ----------
-    longest : int, optional
-        The longest axis of those that the model leaves open; None for any.
-    magnitudes : mapping of str to int
-        Input -> its greatest magnitude, of those that are not proven to fit.
-    """
-
+    #: The longest axis of those that the model leaves open; None for any.
     longest: int | None = LONGEST_OPEN_AXIS
+    #: Input -> its greatest magnitude, of those that are not proven to fit.
     magnitudes: Mapping[str, int] = field(default_factory=dict)
 
     def ranges(self, model: Model) -> Mapping[str, Range]:

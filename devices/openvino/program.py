@@ -24,28 +24,19 @@ _BLOB: Final = "#blob"
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What goes into OpenVINO and what comes out, by the model's names.
+    """What goes into OpenVINO and what comes out, by the model's names."""
 
-    Attributes
-    ----------
-    inputs, outputs : sequence of str
-        The model's.
-    fed, made : sequence of str
-        Those that OpenVINO takes and gives, in its order.
-    same : mapping of str to str
-        Outputs that are an input, or one of `made`, under another name.
-    constants : mapping of str to numpy.ndarray
-        Constants that are outputs.
-    limits : Limits
-        Of the inputs for which integers are proven to fit what they are computed in.
-    """
-
+    #: The model's.
     inputs: Sequence[str]
     outputs: Sequence[str]
+    #: Those that OpenVINO takes and gives, in its order.
     fed: Sequence[str]
     made: Sequence[str]
+    #: Outputs that are an input, or one of `made`, under another name.
     same: Mapping[str, str]
+    #: Constants that are outputs.
     constants: Mapping[str, np.ndarray]
+    #: Of the inputs for which integers are proven to fit what they are computed in.
     limits: Limits
 
 

@@ -16,20 +16,13 @@ _CPU: Final = "CPUExecutionProvider"
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What a session runs on; nodes that it does not take go to ONNX Runtime's own CPU provider.
+    """What a session runs on; nodes that it does not take go to ONNX Runtime's own CPU provider."""
 
-    Attributes
-    ----------
-    name : str
-        ONNX Runtime's name of it.
-    options : tuple of (str, str)
-        Its own options.
-    libraries : tuple of str
-        Files of custom operators that its sessions have.
-    """
-
+    #: ONNX Runtime's name of it.
     name: str = _CPU
+    #: Its own options.
     options: tuple[tuple[str, str], ...] = ()
+    #: Files of custom operators that its sessions have.
     libraries: tuple[str, ...] = ()
 
     @classmethod

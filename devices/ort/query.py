@@ -17,8 +17,15 @@ from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
 from devices.plugin.failures import reason_of
 from devices.plugin.faults import Fault, FaultTable, Use
-from devices.plugin.questions import NUMPY_TYPES, Question, Questions, Verdict, Verdicts, packed
-from devices.plugin.single_node import single_node_model
+from devices.plugin.questions import (
+    NUMPY_TYPES,
+    Question,
+    Questions,
+    Verdict,
+    Verdicts,
+    packed,
+    single_node_model,
+)
 from devices.plugin.support import Refusal, RefusalCode
 
 #: The lowest operator set that ONNX Runtime promises to run right.
@@ -34,17 +41,11 @@ _LOST_NBYTES: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class OrtQuestion(Question):
-    """A node to ask about.
+    """A node to ask about."""
 
-    Attributes
-    ----------
-    domain : str
-        Its operator's.
-    reads, writes : list of str
-        The types of what it reads and makes.
-    """
-
+    #: Its operator's.
     domain: str
+    #: The types of what it reads and makes.
     reads: list[str]
     writes: list[str]
 

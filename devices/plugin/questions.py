@@ -10,9 +10,12 @@ from dataclasses import astuple, dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import msgpack
+import onnx
 import xxhash
 
+from devices.model.attributes import with_bodies
 from devices.model.model import Constant, Model, Node
+from devices.model.tensor_spec import TensorSpec
 from devices.model.worker_process import Ended, WorkerProcess
 from devices.plugin.support import Refusal
 
@@ -40,34 +43,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A node to ask about; a runtime's own adds fields that msgpack knows.
+    """A node to ask about; a runtime's own adds fields that msgpack knows."""
 
-    Attributes
-    ----------
-    op_type : str
-        Its operator.
-    data : bytes
-        A model of it alone; equal nodes have equal ones.
-    nbytes : int
-        The size of constants that it speaks of and does not hold.
-    """
-
+    #: Its operator.
     op_type: str
+    #: A model of it alone; equal nodes have equal ones.
     data: bytes
+    #: The size of constants that it speaks of and does not hold.
     nbytes: int
 
 
 class Questions:
-    """A runtime that is asked in a process of its own.
+    """A runtime that is asked in a process of its own; `vendor` is its name, for people.
 
-    Parameters
-    ----------
-    vendor : str
-        Its name, for people.
-    verdicts : callable
-        What is called there about nodes: it takes the fields of questions and a target, and returns
-        what `packed` makes of each verdict. Like every function that is called there it is a
-        module's, and takes and returns values that msgpack knows.
+    `verdicts` is called there about nodes: it takes the fields of questions and a target, and
+    returns what `packed` makes of each verdict. Like every function that is called there it is a
+    module's, and takes and returns values that msgpack knows.
     """
 
     def __init__(self, vendor: str, verdicts: Callable[..., list[Any]]) -> None:
@@ -176,6 +167,53 @@ class Verdicts(Generic[T]):
             if constant is not None and self._is_shown(constant, node):
                 state.update(constant.digest)
         return state.digest()
+
+
+def single_node_model(
+    node: Node,
+    model: Model,
+    is_shown: Callable[[Constant], bool],
+    port: Callable[[TensorSpec], TensorSpec],
+) -> onnx.ModelProto:
+    """Return a model of one node, its values renamed so that equal nodes give equal bytes.
+
+    `is_shown`: whether a constant that the node reads is in the new model; the others are inputs of
+    it. `port`: what is shown of an input's type and shape.
+    """
+    proto = onnx.ModelProto(ir_version=model.header.ir_version)
+    proto.opset_import.extend(model.header.opset_import)
+    functions = {(f.domain, f.name) for f in model.header.functions}
+    if functions and any((n.domain, n.op_type) in functions for n in with_bodies(node.proto)):
+        proto.functions.extend(model.header.functions)
+    graph = proto.graph
+    graph.name = "node"
+    only = graph.node.add()
+    only.CopyFrom(node.proto)
+    only.name = "node"
+    only.doc_string = ""
+    del only.metadata_props[:]
+    # Bodies read captured values by name, so a node with captures keeps its names.
+    names = {value: value for value in (*node.reads, *node.writes)}
+    if not node.captures:
+        names = {value: f"v{i}" for i, value in enumerate(names)}
+        del only.input[:], only.output[:]
+        only.input.extend(names.get(value, "") for value in node.inputs)
+        only.output.extend(names.get(value, "") for value in node.outputs)
+    for value in node.reads:
+        constant = model.constants.get(value)
+        if constant is not None and is_shown(constant):
+            tensor = constant.to_proto()
+            tensor.name = names[value]
+            graph.initializer.append(tensor)
+        else:
+            shown = port(model.spec(value))
+            graph.input.append(TensorSpec(names[value], shown.type, shown.shape).to_proto())
+    graph.output.extend(
+        TensorSpec(names[value], model.spec(value).type).to_proto()
+        for value in node.writes
+        if model.spec(value).type
+    )
+    return proto
 
 
 def packed(verdict: Verdict) -> Any:

@@ -6,20 +6,13 @@ from typing import NamedTuple
 
 
 class PluginSource(NamedTuple):
-    """Where a plugin is found.
+    """Where a plugin is found."""
 
-    Attributes
-    ----------
-    name : str
-        What its devices are called; empty for its own name.
-    target : str
-        ``module:attr``, or the name of an installed plugin.
-    python : str
-        The interpreter that has it, of an environment of its own; empty for this one.
-    """
-
+    #: What its devices are called; empty for its own name.
     name: str
+    #: ``module:attr``, or the name of an installed plugin.
     target: str
+    #: The interpreter that has it, of an environment of its own; empty for this one.
     python: str
 
     @classmethod

@@ -438,7 +438,7 @@ def test_a_strided_inputs_copy_lives_until_the_run_has_ended(plugin, monkeypatch
 
 def test_what_stands_for_weights_in_a_question_outlives_other_arrays(plugin):
     """OpenVINO reads the constant when it is asked: memory freed before that ends the process."""
-    from devices.openvino.question import _put_weights
+    from devices.openvino.query import _put_weights
     from devices.openvino.runtime import core
 
     model = parsed("(float[5000, 8] v0, int64[3] v1) => (float[3, 8] y) {y = Gather(v0, v1)}")
