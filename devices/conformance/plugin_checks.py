@@ -76,21 +76,6 @@ def check_query_names_the_device(plugin: Plugin) -> None:
             expect(got <= {want}, f"{sample.name}: asked {want}, answered for {got}")
 
 
-def check_outputs_share_no_memory(plugin: Plugin) -> None:
-    """Writing into an output changes no input, weight or other output."""
-    for sample in supported_samples(PluginSubject(plugin)):
-        compiled = plugin.compile_model(sample.model)
-        inputs = {name: array.copy() for name, array in sample.inputs.items()}
-        values = [inputs[port.name] for port in compiled.inputs]
-        outputs = compiled.run(values)
-        weights = [constant.array for constant in sample.model.constants.values()]
-        for i, output in enumerate(outputs):
-            others = [*values, *weights, *outputs[:i], *outputs[i + 1 :]]
-            shared = any(np.shares_memory(output, other) for other in others)
-            expect(not shared, f"{sample.name}: output {compiled.outputs[i].name} shares memory")
-        compiled.close()
-
-
 def check_foreign_payloads_are_refused(plugin: Plugin) -> None:
     """Empty, foreign and damaged payloads: a typed error."""
     sample = supported_samples(PluginSubject(plugin))[0]

@@ -18,6 +18,7 @@ from devices.errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from devices.request.infer_request import InferRequest
 
 
 def check_answers_are_right(subject: Subject) -> None:
@@ -76,14 +77,12 @@ def check_strided_inputs(subject: Subject) -> None:
 
 def check_wrong_inputs_are_refused(subject: Subject) -> None:
     """Missing, misnamed, wrongly typed or shaped inputs: typed errors, and the request lives on."""
-    for sample in supported_samples(subject):
+    for sample, compiled in compiled_samples(subject):
         if sample.inputs and sample.model.inputs[0].element_type == "float":
-            _expect_refusals(subject, sample)
+            _expect_refusals(subject, sample, compiled.create_infer_request())
 
 
-def _expect_refusals(subject: Subject, sample: Sample) -> None:
-    compiled = subject.compile_model(sample.model)
-    request = compiled.create_infer_request()
+def _expect_refusals(subject: Subject, sample: Sample, request: InferRequest) -> None:
     good, name = dict(sample.inputs), sample.model.inputs[0].name
     wrong: dict[str, tuple[type[Exception], object]] = {
         "nothing": (TensorTypeError, None),
@@ -97,7 +96,6 @@ def _expect_refusals(subject: Subject, sample: Sample) -> None:
     expect(name in str(missing), "the error does not name the missing input")
     expect_raises(TensorNameError, partial(request.infer, good | {"nope": 1}), "an extra input")
     expect_outputs(subject, sample, request.infer(good))
-    compiled.close()
 
 
 def check_two_requests_do_not_mix(subject: Subject) -> None:
