@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -51,16 +50,8 @@ class Task:
     opset: int
     slots: Slots
     #: A kernel as a function of the node's inputs, and its attributes; None for what needs more.
-    call: Callable[..., Any] | None
-    attributes: Mapping[str, Any]
-
-
-class _Work(NamedTuple):
-    """How a task runs: its step, and the `call` and `attributes` of a `Task`."""
-
-    step: Step
     call: Callable[..., Any] | None = None
-    attributes: Mapping[str, Any] = MappingProxyType({})
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Block:
@@ -241,10 +232,10 @@ def build_block(
             tuple(slot_of(name) if name else None for name in _trimmed(node.outputs)),
             tuple(dict.fromkeys(map(slot_of, dying))),
         )
-        work = _work(node, implementation, slots, slot_of, held, scope, on_host)
-        opset = scope.opset(node.domain)
-        tasks.append(Task(node, implementation, opset, slots, work.call, work.attributes))
-        steps.append(work.step)
+        task = Task(node, implementation, scope.opset(node.domain), slots)
+        step, task = _work(task, slot_of, held, scope, on_host)
+        tasks.append(task)
+        steps.append(step)
     host_inputs = frozenset(i for i, name in enumerate(inputs) if name not in on_device)
     return Block(tasks, steps, template, input_slots, output_slots, host_inputs, backend.finish)
 
@@ -258,22 +249,20 @@ def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _work(
-    node: Node,
-    implementation: Implementation,
-    slots: Slots,
+    task: Task,
     slot_of: Callable[[str], int],
     held: Mapping[str, np.ndarray],
     scope: Scope,
     on_host: bool,
-) -> _Work:
-    """Return how a task runs; `on_host`: there, though the device's memory is elsewhere."""
-    opset = scope.opset(node.domain)
-    if implementation.kind == "delegate":
-        call = scope.backend.function(delegate(node, opset), {}, on_host)
-        return _Work(_call_step(call, slots))
-    if implementation.kind == "function":
-        return _Work(_function_step(implementation.definition, node, slots, scope))
-    kernel: Kernel = implementation.definition
+) -> tuple[Step, Task]:
+    """Return how a task runs, and it; `on_host`: there, though the device's memory is elsewhere."""
+    node, slots = task.node, task.slots
+    if task.implementation.kind == "delegate":
+        call = scope.backend.function(delegate(node, task.opset), {}, on_host)
+        return _call_step(call, slots), task
+    if task.implementation.kind == "function":
+        return _function_step(task.implementation.definition, node, slots, scope), task
+    kernel: Kernel = task.implementation.definition
     bodies: dict[str, _Body] = {}
     attributes: dict[str, Any] = {}
     for attribute in node.proto.attribute:
@@ -281,12 +270,12 @@ def _work(
             bodies[attribute.name] = _body(attribute.g, scope, slot_of, held)
         else:
             attributes[attribute.name] = attribute_value(attribute)
-    reserved = {"n_outputs": len(slots.writes), "version": opset}
+    reserved = {"n_outputs": len(slots.writes), "version": task.opset}
     attributes |= {name: reserved[name] for name in kernel.wants}
     call = scope.backend.function(kernel, attributes, on_host)
     if bodies:
-        return _Work(_body_step(call, bodies, slots))
-    return _Work(_call_step(call, slots), call, attributes)
+        return _body_step(call, bodies, slots), task
+    return _call_step(call, slots), replace(task, call=call, attributes=attributes)
 
 
 def _body(

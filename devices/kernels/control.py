@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp, zeros
+from devices.kernels.element_types import Array, Xp
 from devices.kernels.registry import op
+from devices.kernels.slicing import pad
 
 
 class Body(Protocol):
@@ -110,13 +111,9 @@ def scan_8(
             directions or (0,) * num_scan_inputs,
         )
         final, outputs = results[:states], results[states:]
-        entries.append((*final, *(_fill_up(xp, y, steps) for y in outputs)))
+        filled = (pad(xp, y, (0, steps - length), axes=(0,)) for y in outputs)
+        entries.append((*final, *filled))
     return tuple(xp.stack(values) for values in zip(*entries, strict=True))
-
-
-def _fill_up(xp: Xp, y: Array, steps: int) -> Array:
-    missing = zeros(xp, (steps - y.shape[0], *y.shape[1:]), y.dtype)
-    return xp.concatenate([y, missing])
 
 
 @op("Scan", since=9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import accumulate, combinations, pairwise
 
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.ml_scores import (
@@ -126,8 +126,7 @@ def svm_classifier(
     vectors = xp.asarray(support_vectors, dtype=x.dtype).reshape(count, -1)
     weights = xp.asarray(coefficients, dtype=x.dtype).reshape(-1, count)
     kernels = _kernel(xp, x, vectors, kernel_type, kernel_params)
-    ends = [sum(vectors_per_class[: i + 1]) for i in range(len(vectors_per_class))]
-    of = [slice(end - n, end) for end, n in zip(ends, vectors_per_class, strict=True)]
+    of = [slice(*ends) for ends in pairwise(accumulate(vectors_per_class, initial=0))]
     pairs = list(combinations(range(len(vectors_per_class)), 2))
     scores = xp.stack(
         [

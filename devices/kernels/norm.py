@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from devices.kernels.axes import axis_of
 from devices.kernels.element_types import Array, Xp, in_float32, stash, wide
 from devices.kernels.reduction import reduce_mean
 from devices.kernels.registry import op
@@ -110,9 +111,7 @@ def instance_normalization_6(
 
 def _trailing(x: Array, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes (rows, normalised elements) and of statistics, for axes from `axis` on."""
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis {axis} is out of range for rank {x.ndim}")
-    axis %= x.ndim
+    axis = axis_of(axis, x.ndim)
     rows = x.shape[:axis]
     return (prod(rows), prod(x.shape[axis:])), (*rows, *(1,) * (x.ndim - axis))
 
@@ -208,8 +207,7 @@ def _power(xp: Xp, base: Array, exponent: float) -> Array:
 @in_float32
 def lp_normalization_1(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """Divide by the 1- or 2-norm along an axis; where the norm is zero the result is zero."""
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis {axis} is out of range for rank {x.ndim}")
+    axis = axis_of(axis, x.ndim)
     if p == 1:
         norm = xp.sum(abs(x), axis=axis, keepdims=True)
     else:

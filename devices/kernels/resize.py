@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import floor
 from typing import Any, NamedTuple
 
+from devices.kernels.axes import axis_of
 from devices.kernels.element_types import Array, Xp, to_integers, wide
 from devices.kernels.registry import as_inputs, op, taking
 
@@ -235,10 +236,7 @@ def _rules_18(
     nearest_mode: str = "round_prefer_floor",
 ) -> tuple[list[Axis], Rules]:  # fmt: skip
     """Return what Resize's inputs and attributes say of each axis, and of all."""
-    for axis in axes or ():
-        if not -x.ndim <= axis < x.ndim:
-            raise ValueError(f"axis {axis} is out of range for rank {x.ndim}")
-    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
     rules = Rules(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
         extrapolation_value, antialias,

@@ -118,14 +118,12 @@ class Rewrite:
     def _with_renamed(self, node: Node) -> Node:
         if not any(name in self._renamed for name in node.inputs):
             return node
-        proto = onnx.NodeProto()
-        proto.CopyFrom(node.proto)
-        proto.ClearField("input")
-        for name in node.inputs:
-            while name in self._renamed:
-                name = self._renamed[name]
-            proto.input.append(name)
-        return Node.from_proto(proto, covers=node.covers)
+        return with_inputs(node, [self._last_name(name) for name in node.inputs], node.outputs)
+
+    def _last_name(self, name: str) -> str:
+        while name in self._renamed:
+            name = self._renamed[name]
+        return name
 
 
 def fused_node(

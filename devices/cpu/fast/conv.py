@@ -88,20 +88,19 @@ def channels_last_conv(
     if x.ndim != 4 or x.shape[1] != read * group:
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
     y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
-    for call in _calls(Scratch(), y, x, w, window, group, winograd, b):
+    for call in _calls(Scratch(), y, x, w, b, window, group=group, winograd=winograd):
         call()
     return y
 
 
 def _make_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
-    group: int = 1, kernel_shape: Ints, winograd: int = 0, bias_row: int = 0, **sliding: Any,
+    kernel_shape: Ints, group: int = 1, winograd: int = 0, bias_row: int = 0, **sliding: Any,
 ) -> list[Call] | None:  # fmt: skip
     """Return the calls of the kernel above."""
-    if not is_last(y):
-        return None
     window = sliding_window(x.shape[2:], kernel_shape, **sliding)
-    return list(_calls(scratch, y, x, w, window, group, winograd, b))
+    calls = _calls(scratch, y, x, w, b, window, group=group, winograd=winograd)
+    return list(calls) if is_last(y) else None
 
 
 CALL_MAKERS[channels_last_conv] = _make_calls
@@ -112,15 +111,9 @@ def _is_by_channel(w: np.ndarray, window: Window, group: int, winograd: int) -> 
 
 
 def _calls(
-    scratch: Scratch,
-    y: np.ndarray,
-    x: np.ndarray,
-    w: np.ndarray,
-    window: Window,
-    group: int,
-    winograd: int,
-    b: np.ndarray | None,
-) -> Iterator[Call]:
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None,
+    window: Window, *, group: int, winograd: int,
+) -> Iterator[Call]:  # fmt: skip
     """Yield the calls that put the convolution into y, whose channels are last, band by band."""
     y = y.transpose(0, 2, 3, 1)
     pads, own = BandScratch(scratch), BandScratch(scratch)
