@@ -112,15 +112,6 @@ class Emitter:
         """Take positions along one axis, in that order."""
         return self.node("Gather", value, self.constant(positions), axis=axis)
 
-    def resize(
-        self, value: str, scales: str = "", sizes: str = "", *, since: int = 11, **how: Any
-    ) -> str:
-        """Resize: to sizes, or by scales."""
-        # Before opset 13 inputs that are left out are empty.
-        empty = self.constant([], np.float32) if self.opset < 13 else ""
-        inputs = (empty, scales or empty, *([sizes] if sizes else []))
-        return self.node("Resize", value, *inputs, since=since, **how)
-
     def rounded(self, value: str, element_type: str) -> str:
         """Convert floats to integers: the nearest, half to even, saturated."""
         limits = np.iinfo(DTYPES[TYPE_NUMBERS[element_type]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -57,13 +57,14 @@ def resize(
         wanted = list(found.shape or ())
         for letter, size in (("H", height), ("W", width)):
             wanted[found.layout.index(letter)] = size
+        # Before opset 13 these inputs are not optional.
+        empty = emit.constant([], np.float32) if emit.opset < 13 else ""
         mode, _, blurred = algorithm.value.partition(", ")
         # Pillow's cubics are Catmull and Rom's.
-        how: dict[str, Any] = {"cubic_coeff_a": -0.75}
-        if blurred:
-            how = {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
-        value = emit.resize(
-            found.value, sizes=_sizes(found, wanted, emit),
+        pillow = {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
+        how = pillow if blurred else {"cubic_coeff_a": -0.75}
+        value = emit.node(
+            "Resize", found.value, empty, empty, _sizes(found, wanted, emit),
             since=18 if blurred else 11, mode=mode, coordinate_transformation_mode="half_pixel",
             nearest_mode="round_prefer_floor", **how,
         )  # fmt: skip
@@ -138,10 +139,11 @@ def _of_planes(flow: Flow, planes: list[Flow], emit: Emitter, color: ColorFormat
 
     def write(whole: Flow) -> Flow:
         y, *rest = whole.values
+        empty = emit.constant([], np.float32) if emit.opset < 13 else ""
         # Four pixels share a colour.
         spread = [
-            emit.resize(
-                value, emit.constant(scales, np.float32),
+            emit.node(
+                "Resize", value, empty, emit.constant(scales, np.float32), since=11,
                 mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
             )
             for value in rest
