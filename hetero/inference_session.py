@@ -419,16 +419,3 @@ def _check_host(device_type: str) -> None:
             f"memory of {device_type!r} is not offered here; the host's is 'cpu'. What stays on "
             "devices is a RemoteTensor: see Core.create_context."
         )
-
-
-__all__ = [
-    "IOBinding",
-    "InferenceSession",
-    "ModelMetadata",
-    "OrtValue",
-    "RunOptions",
-    "SessionOptions",
-    "get_all_providers",
-    "get_available_providers",
-    "get_device",
-]

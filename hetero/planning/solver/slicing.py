@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetero.planning.solver.problem import Assignment, Floats, Ints, Problem, allowed
+from hetero.planning.solver.problem import Assignment, Floats, Problem, allowed
 
 #: Largest order that is sliced: a table of its intervals, float64, takes 8 * (n + 1)² bytes.
 MAX_NODES = 2500
@@ -26,29 +26,14 @@ def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Float
     """
     n = problem.node_count
     ordered = np.asarray(order, dtype=np.int64)
-    position = np.empty(n, dtype=np.int64)
-    position[ordered] = np.arange(n)
     times = problem.times[ordered, device]
     usable = allowed(problem)[ordered, device]
-    sent = np.zeros((n + 2, n + 2))
-    received = np.zeros((n + 2, n + 2))
-    corners_out, corners_in = _rectangles(problem, position, device)
-    for table, (rows0, rows1, cols0, cols1, cost) in (
-        (sent, corners_out),
-        (received, corners_in),
-    ):
-        np.add.at(table, (rows0, cols0), cost)
-        np.add.at(table, (rows1, cols0), -cost)
-        np.add.at(table, (rows0, cols1), -cost)
-        np.add.at(table, (rows1, cols1), cost)
-        np.cumsum(table, axis=0, out=table)
-        np.cumsum(table, axis=1, out=table)
     compute = np.concatenate([[0.0], np.cumsum(np.where(usable, times, 0.0))])
     bad = np.concatenate([[0], np.cumsum(~usable)])
     held = np.concatenate([[0.0], np.cumsum(problem.weights[ordered])])
     work = compute[None, :] - compute[:, None]
     size = n + 1
-    cost_of: Floats = work + sent[:size, :size] + received[:size, :size]
+    cost_of: Floats = work + _transfers(problem, order, device)[:size, :size]
     # Differences of running sums leave rounding below zero.
     np.maximum(cost_of, 0.0, out=cost_of)
     if problem.dispatch is not None:
@@ -61,37 +46,32 @@ def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Float
     return cost_of
 
 
-Corners = tuple[Ints, Ints, Ints, Ints, Floats]
-
-
-def _rectangles(problem: Problem, position: Ints, device: int) -> tuple[Corners, Corners]:
-    """Rectangles [rows0, rows1) x [cols0, cols1) of intervals that send, and that receive."""
+def _transfers(problem: Problem, order: Sequence[int], device: int) -> Floats:
+    """Seconds that ``device`` sends and receives for each interval, as rectangles of intervals."""
     n = problem.node_count
-    out_rows: list[tuple[int, int, int, int, float]] = []
-    in_rows: list[tuple[int, int, int, int, float]] = []
-    send = problem.send[:, device]
-    receive = problem.receive[:, device]
-    places = position.tolist()
+    place = {v: p for p, v in enumerate(order)}
+    table = np.zeros((n + 2, n + 2))
+
+    def add(starts: tuple[int, int], ends: tuple[int, int], cost: float) -> None:
+        """Add to all intervals that start and end there; the running sums fill the rectangle."""
+        for start, sign in zip(starts, (1, -1), strict=True):
+            table[start, ends[0]] += sign * cost
+            table[start, ends[1]] -= sign * cost
+
+    send, receive = problem.send[:, device].tolist(), problem.receive[:, device].tolist()
     for h, (tail, heads) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
-        at = places[tail]
-        uses = sorted(places[v] for v in heads)
+        at = place[tail]
+        uses = sorted(place[v] for v in heads)
         if send[h]:
             # The interval holds the tail, and the last use comes at or after its end.
-            out_rows.append((0, at + 1, at + 1, uses[-1] + 1, send[h]))
+            add((0, at + 1), (at + 1, uses[-1] + 1), send[h])
         if receive[h]:
             # The first use at or after the interval's start lies in it, the tail does not.
-            previous = -1
-            for use in uses:
-                first, last = previous + 1, use + 1
-                in_rows.append((max(first, at + 1), last, use + 1, n + 1, receive[h]))
-                previous = use
-    return _columns(out_rows), _columns(in_rows)
-
-
-def _columns(rows: list[tuple[int, int, int, int, float]]) -> Corners:
-    table = np.asarray(rows, dtype=np.float64).reshape(len(rows), 5)
-    whole = table[:, :4].astype(np.int64)
-    return whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3], table[:, 4]
+            for previous, use in itertools.pairwise([-1, *uses]):
+                add((max(previous, at) + 1, use + 1), (use + 1, n + 1), receive[h])
+    np.cumsum(table, axis=0, out=table)
+    np.cumsum(table, axis=1, out=table)
+    return table
 
 
 def slice_order(problem: Problem, order: Sequence[int]) -> tuple[float, Assignment] | None:
