@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.planning.solver.min_cut import two_way
-from hetero.planning.solver.order import depth_first, neighbours
+from hetero.planning.solver.order import depth_first, successors
 from hetero.planning.solver.problem import Problem, allowed, sums
 
 #: Steps of the ascent over device prices.
@@ -105,7 +105,7 @@ def critical_path(problem: Problem) -> Bound:
     """The longest chain of nodes, each on its best device: no request is answered sooner."""
     shortest = np.where(allowed(problem), problem.times, np.inf).min(axis=1, initial=np.inf)
     edges = problem.edges()
-    after, _ = neighbours(problem.node_count, edges)
+    after = successors(problem.node_count, edges)
     ready = [0.0] * problem.node_count
     longest = 0.0
     for u in depth_first(problem.node_count, edges):

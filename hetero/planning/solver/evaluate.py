@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from hetero.partition.clustering import cluster
-from hetero.planning.solver.order import neighbours
+from hetero.planning.solver.order import successors
 from hetero.planning.solver.problem import Assignment, Evaluation, Problem, sums
 
 #: An earlier subgraph, or None for the request's start, and seconds on the way from there.
@@ -23,8 +23,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     `assignment`: device of every node; support and memory are `is_feasible`'s to check.
     """
     edges = problem.edges()
-    after, _ = neighbours(problem.node_count, edges)
-    label = cluster(after, assignment)
+    label = cluster(successors(problem.node_count, edges), assignment)
     count = max(label, default=-1) + 1
     device = [0] * count
     for v, c in enumerate(label):

@@ -1,4 +1,4 @@
-"""A graph's neighbours, its strongly connected components, and a topological order."""
+"""A graph's successors, its strongly connected components, and a topological order."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ import numpy as np
 from devices.errors import PlanError
 
 
-def neighbours(
-    count: int, edges: Sequence[tuple[int, int]]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Successors and predecessors of each of ``count`` nodes, in the edges' order."""
+def successors(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Successors of each of ``count`` nodes, in the edges' order."""
     after: list[list[int]] = [[] for _ in range(count)]
-    before: list[list[int]] = [[] for _ in range(count)]
     for u, v in edges:
         after[u].append(v)
-        before[v].append(u)
-    return after, before
+    return after
 
 
 def components(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
@@ -41,8 +37,10 @@ def depth_first(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
     Raises PlanError: the edges have a cycle.
     """
-    after, before = neighbours(count, edges)
-    missing = [len(b) for b in before]
+    after = successors(count, edges)
+    missing = [0] * count
+    for _, v in edges:
+        missing[v] += 1
     ready = [v for v in reversed(range(count)) if not missing[v]]
     order: list[int] = []
     while ready:
