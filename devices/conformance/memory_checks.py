@@ -25,22 +25,14 @@ sum (float[3] x, float[3] before) => (float[3] y, float[3] after)
 _X: Final = np.array([1, 2, 3], np.float32)
 
 
-def check_a_state_is_no_port_and_goes_from_run_to_run(subject: Subject) -> None:
-    """What a model says is a state begins with zeros, and is what the last run made of it.
+def check_each_request_has_its_own_states(subject: Subject) -> None:
+    """A state is no port; it begins with zeros, and is what the request's last run made of it.
 
     A device alone knows no states: they are inputs and outputs like any other.
     """
-    for first, _ in _requests(subject):
-        for times in (1, 2, 3):
-            _expect_sum(subject, first, times)
-
-
-def check_each_request_has_its_own_states(subject: Subject) -> None:
-    """Runs of one request change nothing for another."""
     for first, second in _requests(subject):
-        _expect_sum(subject, first, 1)
-        _expect_sum(subject, first, 2)
-        _expect_sum(subject, second, 1)
+        for request, times in ((first, 1), (first, 2), (first, 3), (second, 1)):
+            _expect_sum(subject, request, times)
 
 
 def check_a_state_can_be_read_set_and_reset(subject: Subject) -> None:
