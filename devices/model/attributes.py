@@ -1,4 +1,4 @@
-"""ONNX attributes as Python values."""
+"""What ONNX's nodes hold: attributes as Python values, bodies, and what these read and draw."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ _FIELDS: Final = {
     AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
     AttributeProto.SPARSE_TENSOR: "sparse_tensor",
 }  # fmt: skip
+#: Operators that draw random numbers.
+_DRAWING: Final = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+     "RandomUniformLike"]
+)  # fmt: skip
 
 
 def attribute_value(attribute: AttributeProto) -> Any:
@@ -66,6 +71,14 @@ def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     for _, graph in bodies(node):
         for inner in graph.node:
             yield from with_bodies(inner)
+
+
+def draws(node: onnx.NodeProto) -> bool:
+    """Whether a node draws random numbers, itself or in a body."""
+    trains = node.op_type == "Dropout" and any(node.input[2:])
+    if not node.domain and (node.op_type in _DRAWING or trains):
+        return True
+    return any(draws(inner) for _, body in bodies(node) for inner in body.node)
 
 
 def captured_names(proto: onnx.NodeProto) -> tuple[str, ...]:

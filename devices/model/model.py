@@ -22,8 +22,7 @@ import xxhash
 from onnx import numpy_helper
 
 from devices.errors import ModelError
-from devices.model.attributes import attribute_value, captured_names
-from devices.model.drawing import draws
+from devices.model.attributes import attribute_value, captured_names, draws
 from devices.model.element_type import EXTENDED_DTYPES
 from devices.model.getters import getter
 from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges

@@ -125,7 +125,7 @@ class HasPorts(Ports):
         """The model's name, as OpenVINO's models have it."""
         return self.name
 
-    get_friendly_name = getter(friendly_name)
+    get_name = get_friendly_name = getter(friendly_name)
 
     def set_friendly_name(self, name: str) -> NoReturn:
         """Refused: a model never changes."""
@@ -218,10 +218,6 @@ class HasPorts(Ports):
         added = [self.spec(name) for name in dict.fromkeys(names) if name not in known]
         larger: Self = self.replace(outputs=[*self.outputs, *added])
         return larger
-
-    def get_name(self) -> str:
-        """Return the model's name."""
-        return self.name
 
     def clone(self) -> Self:
         """Return the model, which never changes."""

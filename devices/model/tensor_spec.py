@@ -96,13 +96,10 @@ class TensorSpec:
 
     @property
     def any_name(self) -> str:
-        """The name, as OpenVINO's ports have it."""
+        """The name, as OpenVINO's ports and nodes have it."""
         return self.name
 
-    @property
-    def friendly_name(self) -> str:
-        """The name, as OpenVINO's nodes have it."""
-        return self.name
+    friendly_name = any_name
 
     @property
     def names(self) -> set[str]:
@@ -111,13 +108,10 @@ class TensorSpec:
 
     @property
     def node(self) -> TensorSpec:
-        """What makes the value, as far as OpenVINO's scripts ask it: the port."""
+        """What makes the value, and its description, as OpenVINO's scripts ask: the port."""
         return self
 
-    @property
-    def tensor(self) -> TensorSpec:
-        """The value's description: the port."""
-        return self
+    tensor = node
 
     @property
     def index(self) -> int:
@@ -134,19 +128,13 @@ class TensorSpec:
         """How many elements there are; ArgumentError if that is open."""
         return math.prod(self.partial_shape.to_shape())
 
-    get_any_name = getter(any_name)
-    get_friendly_name = getter(friendly_name)
+    get_name = get_any_name = get_friendly_name = getter(any_name)
     get_names = getter(names)
-    get_node = getter(node)
-    get_tensor = getter(tensor)
+    get_node = get_tensor = getter(node)
     get_index = getter(index)
     get_element_type = getter(element_type)
     get_partial_shape = getter(partial_shape)
     get_size = getter(size)
-
-    def get_name(self) -> str:
-        """Return `name`."""
-        return self.name
 
     def get_shape(self) -> Shape | None:
         """Return `shape`."""

@@ -74,13 +74,9 @@ def quiet_options() -> onnxruntime.SessionOptions:
 
 
 def is_feedable(type_text: str) -> bool:
-    """Whether values of an ONNX type can be handed to and from ONNX Runtime."""
-    for wrapper in ("optional(", "seq("):
-        if type_text.startswith(wrapper):
-            return is_feedable(type_text[len(wrapper) : -1])
-    if type_text.startswith("map("):
-        return is_feedable(type_text[4:-1].partition(",")[2])
-    return type_text.startswith("tensor(") and type_text[7:-1] in FEEDABLE
+    """Whether values of an ONNX type, or those in it, can be handed to and from ONNX Runtime."""
+    tensor = re.search(r"\b(\w+)\((\w+)\)", type_text)
+    return tensor is not None and tensor[1] == "tensor" and tensor[2] in FEEDABLE
 
 
 def _known(node: Node, model: Model) -> Refusal | None:

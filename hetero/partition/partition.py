@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from devices.errors import AffinityError
-from devices.model.drawing import draws
+from devices.model.attributes import draws
 from devices.model.model import Model
 from hetero.affinity.affinity import follows
 from hetero.affinity.requests import weight_positions

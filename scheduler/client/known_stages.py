@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from devices.errors import InferenceError
-from devices.model.drawing import draws
+from devices.model.attributes import draws
 from devices.model.model import Constant, Model
 from devices.plugin.program import Value
 from scheduler.channels.memory import read_only
