@@ -162,9 +162,8 @@ def trilu(xp: Xp, x: Array, k: Array | None = None, *, upper: int = 1) -> Array:
     if x.ndim < 2:
         raise ValueError(f"a triangle needs a rank of at least 2, not {x.ndim}")
     diagonal = 0 if k is None else int(k.item())
-    rows, columns = xp.arange(x.shape[-2])[:, None], xp.arange(x.shape[-1])
-    distance = columns - rows
-    kept = distance >= diagonal if upper else distance <= diagonal
+    triangle = xp.triu if upper else xp.tril
+    kept = triangle(xp.ones(x.shape[-2:], xp.bool_), diagonal)
     return xp.where(kept, x, zeros(xp, 1, x.dtype))
 
 

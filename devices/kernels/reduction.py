@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, Final
 
 from devices.kernels.axes import axes_of, axis_of
-from devices.kernels.element_types import Array, Kernel, Xp, in_float32, is_float
+from devices.kernels.element_types import Array, Xp, in_float32, is_float
 from devices.kernels.registry import op
 
 #: Elements of a row up to which a product with ones sums it.
@@ -149,65 +149,48 @@ def _real(xp: Xp, data: Array) -> Array:
     return data if is_float(data) else data.astype(xp.float64)
 
 
-def _arg(xp: Xp, name: str, data: Array, axis: int, keepdims: int, last: int) -> Array:
-    axis = axis_of(axis, max(data.ndim, 1))
-    if data.ndim and data.shape[axis] == 0:
-        raise ValueError(f"axis {axis} of shape {data.shape} is empty, so no index exists")
-    find = getattr(xp, name)
-    if last and data.ndim:
-        index = data.shape[axis] - 1 - find(xp.flip(data, axis), axis=axis)
-    else:
-        index = find(data, axis=axis)
-    index = xp.asarray(index, dtype=xp.int64)
-    return xp.expand_dims(index, axis) if keepdims and data.ndim else index
+def _arg(op_type: str, name: str) -> None:
+    """Register what finds an extreme along the axis: the index of the first or last of equals."""
+
+    @op(op_type, since=1, added={"select_last_index": 12})
+    def arg(
+        xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+    ) -> Array:
+        find = getattr(xp, name)
+        axis = axis_of(axis, max(data.ndim, 1))
+        if data.ndim and data.shape[axis] == 0:
+            raise ValueError(f"axis {axis} of shape {data.shape} is empty, so no index exists")
+        if select_last_index and data.ndim:
+            index = data.shape[axis] - 1 - find(xp.flip(data, axis), axis=axis)
+        else:
+            index = find(data, axis=axis)
+        index = xp.asarray(index, dtype=xp.int64)
+        return xp.expand_dims(index, axis) if keepdims and data.ndim else index
 
 
-@op("ArgMax", since=1, added={"select_last_index": 12})
-def arg_max_1(
-    xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
-) -> Array:
-    """Return the index of the greatest element along the axis, the first or last of equal ones."""
-    return _arg(xp, "argmax", data, axis, keepdims, select_last_index)
+_arg("ArgMax", "argmax")
+_arg("ArgMin", "argmin")
 
 
-@op("ArgMin", since=1, added={"select_last_index": 12})
-def arg_min_1(
-    xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
-) -> Array:
-    """Return the index of the least element along the axis, the first or last of equal ones."""
-    return _arg(xp, "argmin", data, axis, keepdims, select_last_index)
+def _cumulative(op_type: str, since: int, name: str, start: int) -> None:
+    """Register a running reduction along the axis, which begins with `start`."""
+
+    @op(op_type, since=since, host=(1,))
+    @in_float32
+    def cumulative(xp: Xp, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
+        if axis.size != 1:
+            raise ValueError(f"axis has shape {axis.shape}, not a scalar's")
+        along = axis_of(int(axis.item()), x.ndim)
+        if reverse:
+            x = xp.flip(x, along)
+        y = getattr(xp, name)(x, axis=along, dtype=x.dtype)
+        if exclusive:
+            shifted = xp.full_like(y, start)
+            first = (slice(None),) * along
+            shifted[(*first, slice(1, None))] = y[(*first, slice(None, -1))]
+            y = shifted
+        return xp.flip(y, along) if reverse else y
 
 
-@op("CumSum", since=11, host=(1,))
-@in_float32
-def cumulative_sum(xp: Xp, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
-    """Return the running sums along the axis."""
-    return _cumulate(xp, xp.cumsum, 0, x, axis, exclusive, reverse)
-
-
-@op("CumProd", since=26, host=(1,))
-@in_float32
-def cumulative_product(
-    xp: Xp, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0
-) -> Array:
-    """Return the running products along the axis."""
-    return _cumulate(xp, xp.cumprod, 1, x, axis, exclusive, reverse)
-
-
-def _cumulate(
-    xp: Xp, running: Kernel, start: int, x: Array, axis: Array, exclusive: int, reverse: int
-) -> Array:
-    if axis.size != 1:
-        raise ValueError(f"axis has shape {axis.shape}, not a scalar's")
-    along = axis_of(int(axis.item()), x.ndim)
-    if reverse:
-        x = xp.flip(x, along)
-    y = running(x, axis=along, dtype=x.dtype)
-    if exclusive:
-        shifted = xp.full_like(y, start)
-        before: list[Any] = [slice(None)] * x.ndim
-        after = list(before)
-        before[along], after[along] = slice(1, None), slice(None, -1)
-        shifted[tuple(before)] = y[tuple(after)]
-        y = shifted
-    return xp.flip(y, along) if reverse else y
+_cumulative("CumSum", 11, "cumsum", 0)
+_cumulative("CumProd", 26, "cumprod", 1)
