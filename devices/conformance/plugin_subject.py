@@ -61,6 +61,10 @@ class _Submission:
         self.context.cancel()
         self.future.cancel()
 
+    def to_come(self) -> dict[str, Value]:
+        """Return nothing: no outputs stay on the device."""
+        return {}
+
 
 class _DeviceModel(BaseCompiledModel):
     """A device's compiled model, and the target of its requests."""

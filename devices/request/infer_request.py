@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import ArgumentError, ArgumentTypeError
+from devices.errors import ArgumentError, ArgumentTypeError, TensorTypeError
 from devices.model.getters import getter
 from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import RequestTimes
@@ -102,6 +102,47 @@ class InferRequest:
             As for `infer`.
         """
         self._machine.start(inputs, userdata, share_inputs, timeout_s, call_back=True)
+
+    @property
+    def feedback(self) -> Mapping[str, str]:
+        """Input -> output that it is of the run before, in runs that `start_next` starts."""
+        return self._machine.feedback
+
+    @feedback.setter
+    def feedback(self, value: Mapping[str, str]) -> None:
+        tensors = self._tensors
+        pairs = [(tensors.input_port(i), tensors.output_port(o)) for i, o in value.items()]
+        for taken, given in pairs:
+            if taken.type != given.type:
+                raise TensorTypeError(
+                    f"feedback: input {taken.name!r} is {taken}, output {given.name!r} {given}; "
+                    "both have to be of one type.",
+                    port=taken.name,
+                )
+        with self._machine.idle("feedback"):
+            self._machine.feedback = {taken.name: given.name for taken, given in pairs}
+
+    def start_next(self, inputs: Mapping[str, Any]) -> bool:
+        """Start the run that comes after the one in flight, on devices' word that it has ended.
+
+        It reads the states that the run in flight makes, and its outputs by `feedback`, from device
+        to device, without waiting for this process. The next `infer` or `start_async` is that run,
+        whose own inputs then count for nothing; where it reads what did not come to be, as the run
+        before failed, was tried again, or states were set since, it is cancelled, and that call
+        starts its run itself.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            All others, by name; do not write to them before that run has ended.
+
+        Returns
+        -------
+        bool
+            Whether it was started: there has to be a run in flight, started with `start_async`, of
+            a model with states, and room for one more.
+        """
+        return self._machine.start_next(inputs)
 
     def wait(self) -> None:
         """Wait until the run, its callback and what the callback started have ended.

@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from devices.errors import (
     ArgumentTypeError,
     DeadlineError,
+    HeteroError,
     RequestBusyError,
     RequestCancelledError,
     RequestNotStartedError,
     TensorTypeError,
 )
+from devices.plugin.program import Value
 from devices.request.answer import Answer
 from devices.request.promise import Promised
 from devices.request.request import Request
 from devices.request.results import Results
 from devices.request.run import Run, node_times_s
 from devices.request.states import RequestStates
-from devices.request.target import RequestTarget
+from devices.request.target import RequestTarget, Submission
 from devices.request.tensors import RequestTensors
 
 #: Seconds that a run may take to stop once its time is up, before it is given up.
@@ -48,6 +50,13 @@ class State(Enum):
     BUSY = "busy"
     #: Asked to stop while busy; idle once the run has stopped or finished after all.
     CANCELLED = "cancelled"
+
+
+class _Next(NamedTuple):
+    """A run that was started before its turn, and the states of the run before that it reads."""
+
+    submission: Submission
+    states: Mapping[str, Value]
 
 
 class RequestMachine:
@@ -78,6 +87,9 @@ class RequestMachine:
         self.restore_s = inf
         #: Called after each run and its callback.
         self.when_ended: Callable[[], object] | None = None
+        #: Input -> output of the run before that a run reads which `start_next` starts.
+        self.feedback: Mapping[str, str] = {}
+        self._next: _Next | None = None
         self._callback: Callback | None = None
         self._lock = threading.RLock()
 
@@ -167,25 +179,21 @@ class RequestMachine:
         with self._lock:
             self._require_idle("infer" if inline else "start_async")
             run = Run(userdata, timeout_s)
-            values = self.tensors.collect(inputs, copy=not share)
+            begun = self._fit_next()
+            values = {} if begun else self.tensors.collect(inputs, copy=not share)
             run.preprocess_s = time.perf_counter() - run.started
             before, self.run, self.state = self.run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
-            inline = inline and timeout_s is None
-            keep, restore_s = self.tensors.kept, 0.0
-            if self.states.variables:
-                values |= self.states.given(values)
-                keep += self.states.outputs
-                restore_s = self.restore_s
-            request = Request(
-                run.timeout_s,
-                inline=inline,
-                priority=self.priority,
-                restore_s=restore_s,
-                keep=keep,
-            )
-            submission = self._target.submit(values, request)
+            if begun:
+                submission = begun
+            else:
+                if self.states.variables:
+                    values |= self.states.given(values)
+                request = self._request()._replace(
+                    timeout_s=run.timeout_s, inline=inline and timeout_s is None
+                )
+                submission = self._target.submit(values, request)
         except BaseException:
             with self._lock:
                 self.run, self.state = before, State.IDLE
@@ -204,8 +212,66 @@ class RequestMachine:
         made.add_done_callback(lambda made: self._answered(run, made, callback))
         return run
 
+    def _request(self) -> Request:
+        """Return what travels with a run, but for how long it may take."""
+        keep, restore_s = self.tensors.kept, 0.0
+        if self.states.variables:
+            keep, restore_s = keep + self.states.outputs, self.restore_s
+        return Request(
+            priority=self.priority,
+            restore_s=restore_s,
+            keep=keep,
+            keep_copies=tuple(self.feedback.values()),
+        )
+
+    def start_next(self, inputs: Mapping[str, Any]) -> bool:
+        """Start the run after the one that runs, if that may be: whether it was started."""
+        with self._lock:
+            running = None if self.run is None else self.run.submission
+            is_free = self._next is None and self.state is State.BUSY
+            if running is None or not is_free or not self.states.variables:
+                return False
+            request = self._request()._replace(waits=False)
+        try:
+            made = running.to_come()
+            states = {v.input.name: made[v.output.name] for v in self.states.variables}
+            fed = {name: made[output] for name, output in self.feedback.items()}
+        except (KeyError, HeteroError):  # not all of it stays on devices, or it has just ended
+            return False
+        left = tuple(port for port in self._target.inputs if port.name not in fed)
+        values = RequestTensors(left, ()).collect(inputs, copy=False)
+        try:
+            submission = self._target.submit({**values, **states, **fed}, request)
+        except HeteroError:  # no room: it is started in its turn
+            return False
+        self._next = _Next(submission, states)
+        if self.state is State.IDLE:
+            self._drop_next()
+        return True
+
+    def _fit_next(self) -> Submission | None:
+        """Return the run that was started before its turn, if it reads what states are now."""
+        begun, self._next = self._next, None
+        if begun is None:
+            return None
+        future = begun.submission.future
+        if self.states.hold(begun.states) and not (future.done() and future.exception()):
+            return begun.submission
+        begun.submission.cancel()
+        return None
+
+    def _drop_next(self, *, also_fit: bool = False) -> None:
+        """Cancel the run that was started before its turn, where it waits for what never comes."""
+        with self._lock:
+            begun = self._next
+            if begun is None or (not also_fit and self.states.hold(begun.states)):
+                return
+            self._next = None
+        begun.submission.cancel()
+
     def cancel(self) -> None:
         """Ask a running request to stop; nothing happens where none runs."""
+        self._drop_next(also_fit=True)
         with self._lock:
             if self.state is not State.BUSY:
                 return
@@ -228,6 +294,8 @@ class RequestMachine:
         except BaseException as error:  # the caller's, whatever it is: `wait` raises it
             run.error = error
         run.submission = None  # it holds the answer, and with it memory of the device's
+        if self._next is not None:
+            self._drop_next()
         run.answered = True
         self.latency_s = run.latency_s = time.perf_counter() - run.started
         if callback is not None:

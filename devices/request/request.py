@@ -31,6 +31,8 @@ class Request(NamedTuple):
         with them: devices keep for that what they send to others. 0: nothing is kept.
     keep : tuple of str
         Outputs that stay in the process of the device that makes them.
+    keep_copies : tuple of str
+        Those that stay there and are answered as well.
     """
 
     timeout_s: float | None = None
@@ -45,12 +47,19 @@ class Request(NamedTuple):
     trace: str = ""
     restore_s: float = 0.0
     keep: tuple[str, ...] = ()
+    keep_copies: tuple[str, ...] = ()
+
+    @property
+    def keeps_something(self) -> bool:
+        """Whether devices keep something of it once it has run."""
+        return bool(self.keep or self.keep_copies or self.restore_s)
 
     def admitted(self, deployment: str, number: int, attempt: int, route: int) -> Request:
         """Return it as what an attempt sends; quicker than `_replace`."""
         return Request(
             self.timeout_s, self.profile, self.waits, self.inline,
             deployment, number, attempt, route, self.priority, "", self.restore_s, self.keep,
+            self.keep_copies,
         )  # fmt: skip
 
 

@@ -57,6 +57,11 @@ class RequestStates:
         """Take over what a run that was answered gave."""
         self._take_over({v.input.name: outputs[v.output.name] for v in self.variables})
 
+    def hold(self, values: Mapping[str, Value]) -> bool:
+        """Whether values that are kept are those that the next run reads."""
+        own = self._values
+        return all(type(own.get(name)) is Kept and own[name] == v for name, v in values.items())
+
     def join(
         self,
         parts: Sequence[tuple[RequestStates, Sequence[int]]],

@@ -36,6 +36,12 @@ class Submission(Protocol):
     def cancel(self) -> object:
         """Ask the run to stop."""
 
+    def to_come(self) -> Mapping[str, Value]:
+        """Return what stands for outputs that devices will keep, by name, while it runs.
+
+        None where nothing stands for them.
+        """
+
 
 class RequestTarget(Protocol):
     """What requests run on: a device's compiled model, or a model deployed over many."""

@@ -42,9 +42,8 @@ class Told(Protocol):
     def said(self) -> list[int]:
         """Its prompt, and what has come of it."""
 
-    @property
-    def drawn(self) -> float:
-        """A number from [0, 1) for the next token."""
+    def drawn(self, after: int = 0) -> float:
+        """Return a number from [0, 1) for the next token, or for one so many after it."""
 
 
 class Steps:
@@ -98,31 +97,62 @@ class Steps:
 
     def feeds(self) -> dict[str, np.ndarray]:
         """Return the next run's inputs by name; they are views, to be read before the next call."""
-        decoder, past = self._decoder, self._past
-        left = self._count - past
-        self._size = min(left, self._pace.size(begins=not past)) if left > 1 else left
+        left = self._count - self._past
+        self._size = min(left, self._pace.size(begins=not self._past)) if left > 1 else left
         if left - self._size == 1:  # see `pace.SMALLEST`
             self._size = left
-        upto = past + self._size
-        is_one = self._is_one
-        lengths = upto if is_one else self._lengths
-        new = self._ids[:, past:upto] if is_one else self._ids[self._rows, lengths - 1][:, None]
-        given = self._sources | {
-            decoder.ids: new,
-            decoder.sampling: self._sampling,
-            decoder.seen: self._seen[:, : self._count] if self._penalizes else self._seen[:, :1],
-        }
+        upto = self._past + self._size
+        lengths = upto if self._is_one else self._lengths
+        if self._is_one:
+            new = self._ids[:, self._past : upto]
+        else:
+            new = self._ids[self._rows, lengths - 1][:, None]
+        seen = self._seen[:, : self._count] if self._penalizes else self._seen[:, :1]
+        told = {self._decoder.sampling: self._sampling, self._decoder.seen: seen}
+        return self._given(self._past, lengths, new, self._mask[:, :upto]) | told
+
+    def feeds_after(self) -> dict[str, np.ndarray] | None:
+        """Return the inputs of the run after that, but for the ids that come of it.
+
+        None where they depend on those, or it does not see all there is.
+        """
+        upto = self._past + self._size
+        if self._penalizes or upto != self._count:
+            return None
+        if self._count == self._room:
+            self._make_room(2 * self._count)
+        lengths = upto + 1 if self._is_one else self._lengths + 1
+        mask = self._mask[:, : upto + 1]
+        if not self._at_end:  # where shorter rows are is read now
+            mask = mask.copy()
+            mask[self._rows, self._lengths] = 1
+        sampling = self._sampling.copy()
+        sampling[:, -1] = [text.drawn(1) for text in self._texts]
+        told = {self._decoder.sampling: sampling, self._decoder.seen: self._seen[:, :1]}
+        given = self._given(upto, lengths, self._ids[:, :1], mask) | told
+        del given[self._decoder.ids]
+        return given
+
+    def _given(
+        self, past: int, lengths: Any, new: np.ndarray, mask: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return what a run is given that sees the ids `new` behind `past`, up to `lengths`."""
+        decoder, is_one = self._decoder, self._is_one
+        given = self._sources | {decoder.ids: new}
         if decoder.mask:
-            given[decoder.mask] = self._mask[:, :upto]
+            given[decoder.mask] = mask
         if decoder.positions:
             port = self._types[decoder.positions]
             if len(port.shape or (0, 0)) == 1:
-                given[decoder.positions] = self._places[past:upto]
+                given[decoder.positions] = self._places[past:lengths]
             elif is_one:
-                given[decoder.positions] = self._places[None, past:upto]
+                given[decoder.positions] = self._places[None, past:lengths]
             else:
                 given[decoder.positions] = self._places[lengths - 1][:, None]
-        counts = (decoder.past_length, lengths - self._size), (decoder.total_length, lengths)
+        counts = (
+            (decoder.past_length, lengths - new.shape[1]),
+            (decoder.total_length, lengths),
+        )
         for name, count in counts:
             if name:
                 port = self._types[name]
@@ -161,7 +191,7 @@ class Steps:
 
     def _draw(self) -> None:
         """Take over what texts have drawn for the next token."""
-        self._sampling[:, -1] = [text.drawn for text in self._texts]
+        self._sampling[:, -1] = [text.drawn() for text in self._texts]
 
     def _make_room(self, room: int) -> None:
         """Have arrays that hold `room` tokens."""

@@ -39,8 +39,8 @@ class Text:
         self.is_complete = False
         self._reason: FinishReason = "length"
         self._draws: Final = np.random.Generator(np.random.Philox(options.seed))
-        #: Drawn for the next token, however often that is tried.
-        self.drawn = self._draw()
+        #: Drawn for the next token, however often that is tried, and for those after it.
+        self._drawn: Final[deque[float]] = deque()
         #: With whom it steps, and where its caches are: a run and a row of it.
         self.group = Group([self])
         self.place: tuple[Run, int] | None = None
@@ -63,8 +63,8 @@ class Text:
         if token in self.options.ends or count >= self.options.most:
             self._reason = "stop" if token in self.options.ends else "length"
             self.is_complete, self.place = True, None
-        else:
-            self.drawn = self._draw()
+        elif self._drawn:
+            self._drawn.popleft()
 
     def read(self) -> int | None:
         """Return the next token that was computed; None after the last."""
@@ -82,8 +82,16 @@ class Text:
         self.is_complete, self.place = True, None
         self.ahead.clear()
 
-    def _draw(self) -> float:
-        return self._draws.random(dtype=np.float32)
+    def drawn(self, after: int = 0) -> float:
+        """Return a number from [0, 1) for the next token, or for one so many after it."""
+        while len(self._drawn) <= after:
+            self._drawn.append(self._draws.random(dtype=np.float32))
+        return self._drawn[after]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next token is the last there may be."""
+        return len(self.tokens) + len(self.ahead) + 1 >= self.options.most
 
 
 class Run:
@@ -93,6 +101,8 @@ class Run:
         self.request: Final = request
         self.steps: Final = steps
         self.texts: Final = texts
+        #: Whether its step, and the one after that, was started before its turn.
+        self.is_early = self.is_next_early = False
 
 
 class Group:

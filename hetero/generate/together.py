@@ -67,8 +67,7 @@ class Together:
                 continue
             try:
                 run = turn.run or self._prepared(turn)
-                results = run.request.infer(self._feeds(run), share_inputs=True)
-                self._answered(turn, run, results)
+                self._answered(turn, run, self._infer(turn, run))
             except BaseException as error:
                 if self._why(turn, error) is not None:
                     raise
@@ -125,15 +124,15 @@ class Together:
     def end(self, texts: Sequence[Text]) -> None:
         """Have nothing more come of texts: what runs for them alone is cancelled."""
         with self._lock:
-            groups = {text.group for text in texts if not text.is_complete}
+            is_new = not all(text.is_complete for text in texts)
+            runs = {text.place[0] for text in texts if text.place is not None}
             for text in texts:
                 text.end()
                 _tell(text)
-            ended = [g for g in groups if all(text.is_complete for text in g.texts)]
-            runs = [group.run for group in ended if group.run is not None]
-        for run in runs:
+            ended = [run for run in runs if all(text.is_complete for text in run.texts)]
+        for run in ended:
             run.request.cancel()
-        if groups:
+        if is_new:
             self._pace.ended()
 
     # Whose turn it is.
@@ -236,7 +235,33 @@ class Together:
         """Return a run's inputs; whether lost caches are had back, the request is told before."""
         prompts_s = self._pace.prompt_s(sum(len(text.said) for text in run.texts))
         run.request.restore_s = max(_EXACTLY_S, _EXACTLY_PROMPTS * prompts_s)
+        run.is_early, run.is_next_early = run.is_next_early, False
         return run.steps.feeds()
+
+    def _infer(self, group: Group, run: Run) -> Results:
+        """Return what comes of a step, in the calling thread where the next does not start too."""
+        if not self._goes_on(group, run):
+            return run.request.infer(self._feeds(run), share_inputs=True)
+        try:
+            self._begin(group, run)
+            run.request.wait()
+        except KeyboardInterrupt:
+            run.request.cancel()  # its caller has gone
+            raise
+        return run.request.results
+
+    def _begin(self, group: Group, run: Run) -> None:
+        """Start a step; with it the next where texts go on, for which devices need no word then."""
+        run.request.start_async(self._feeds(run), share_inputs=True)
+        if self._goes_on(group, run) and (after := run.steps.feeds_after()) is not None:
+            run.is_next_early = run.request.start_next(after)
+
+    def _goes_on(self, group: Group, run: Run) -> bool:
+        """Whether a run's texts will go on together, as none is at its end and no others step."""
+        with self._lock:
+            is_alone = not self._waiting and self._stepping <= {group}
+        is_last = any(text.is_last for text in run.texts)
+        return bool(run.request.feedback) and is_alone and not is_last
 
     def _form(self, group: Group) -> None:
         """Have a run whose rows are a group's texts."""
@@ -263,6 +288,9 @@ class Together:
                 if isinstance(error, DeviceMemoryError):  # else each step would try it again
                     self._meets = False
                 raise TensorLostError(f"texts cannot go on together: {error}") from error
+        ids = next(port for port in request.model_inputs if port.name == self.decoder.ids)
+        if ids.type == "tensor(int64)":  # as the token is
+            request.feedback = {self.decoder.ids: self.decoder.token}
         steps = Steps(self.decoder, request.model_inputs, texts, at_end, past, self._pace)
         run = Run(request, steps, texts)
         with self._lock:
@@ -285,13 +313,21 @@ class Together:
                 if any(text.is_complete for text in run.texts):
                     self._pace.ended()
             self._release(group)
+            is_over = all(text.is_complete for text in run.texts)
+        if is_over:
+            run.request.cancel()  # the step after the last, if it was started
 
     def _why(self, group: Group, error: BaseException) -> BaseException | None:
         """Take in that a step failed; return why, unless it is to be tried again."""
         with self._lock:
             texts = [text for text in group.texts if not text.is_complete]
-            is_lost = isinstance(error, TensorLostError)
-            if is_lost or not isinstance(error, HeteroError):  # it is begun anew, each by itself
+            run, is_ours = group.run, isinstance(error, HeteroError)
+            # It was begun on what may not have come to be: it is begun again on what there is.
+            is_early = bool(texts) and is_ours and run is not None and run.is_early
+            is_lost = isinstance(error, TensorLostError) and not is_early
+            if run is not None:
+                run.is_early = run.is_next_early = False
+            if is_lost or not is_ours:  # it is begun anew, each by itself
                 for text in texts:
                     text.place, text.losses = None, text.losses + 1
                     Group([text])
@@ -300,7 +336,8 @@ class Together:
             for text in texts:
                 _tell(text)
         is_cancelled = isinstance(error, RequestCancelledError) and not texts
-        if is_cancelled or (is_lost and all(text.losses <= _MOST_LOSSES for text in texts)):
+        is_recent = is_lost and all(text.losses <= _MOST_LOSSES for text in texts)
+        if is_early or is_cancelled or is_recent:
             error.with_traceback(None)  # it leads to the request, and so would hold its caches
             return None
         return error
@@ -309,7 +346,7 @@ class Together:
         """Have a busy group step, and call `end` then, with the error if it failed."""
         try:
             run = group.run or self._prepared(group)
-            run.request.start_async(self._feeds(run), share_inputs=True)
+            self._begin(group, run)
             run.request.future().add_done_callback(partial(self._ended, group, run, end))
         except BaseException as error:
             end(self._why(group, error))

@@ -39,7 +39,7 @@ from scheduler.vocabulary.messages import (
 )
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 5
+VERSION: Final = 6
 #: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
 #: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
 INLINE_NBYTES: Final = 16 * 1024
@@ -187,11 +187,14 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
             task, client, key, tensors = rest
             return Keep(_task(task), _text(client), _text(key), _values(tensors, contents))
         if kind == _GIVE:
-            task, client, address, wanted, free = rest
+            task, client, address, wanted, free, awaits = rest
             _texts(wanted)
             for named in wanted.values():
                 _texts([*named, *named.values()])
-            return Give(_task(task), _text(client), _text(address), wanted, _texts(free))
+            to = _text(client), _text(address)
+            if type(awaits) is not bool:
+                raise ValueError("whether it awaits is not said")
+            return Give(_task(task), *to, wanted, _texts(free), awaits)
         if kind == _JOIN:
             task, client, key, made = rest
             rows = {_text(name): _rows(*told) for name, told in made.items()}
@@ -322,7 +325,7 @@ def _task(entry: Any) -> Task:
     if type(entry) is not list or tuple(map(type, entry)) not in _TASK:
         raise BlobError("message with a damaged task.")
     stage = entry.pop()
-    entry[-1] = _texts(entry[-1])
+    entry[-2:] = map(_texts, entry[-2:])
     return tuple.__new__(Task, (tuple.__new__(Request, entry), stage))
 
 

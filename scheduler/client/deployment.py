@@ -367,6 +367,19 @@ class Deployment(ABC):
         outputs = {name: made[name].array for name in stage.outputs if name in names}
         self._part_arrived(request, outputs, (run,))
 
+    def to_come(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what stands for the outputs of an attempt that devices will keep."""
+        found: dict[str, Value] = {}
+        nbytes = past_nbytes(inputs) if request.restore_s else None
+        kept = {*request.keep, *request.keep_copies}
+        for number in self.placement.routes[request.route].stages:
+            stage = self.placement.stages[number]
+            if names := kept.intersection(stage.outputs):
+                task, address = Task(request, number), self._addresses[stage.device]
+                memory = self._deployments.memory
+                found |= memory.to_come(stage.device, address, task, names, nbytes)
+        return found
+
     def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""
         for device in self.placement.routes[request.route].plan.devices:
@@ -410,21 +423,17 @@ class Deployment(ABC):
                 self._restorer.received(message, device, self._addresses[device])
             case Outputs(task, tensors, runs, kept):
                 try:
-                    if kept:
-                        tensors = {**tensors, **self._kept(task, kept)}
+                    if kept:  # of which some are answered too
+                        device = self.placement.stages[task.stage].device
+                        address, memory = self._addresses[device], self._deployments.memory
+                        stay = memory.outputs(device, address, task, kept, tensors)
+                        tensors = {**stay, **tensors}
                 except Exception as error:  # the request hears of it, whoever receives goes on
                     self._failed(task.request, error)
                 else:
                     self._part_arrived(task.request, tensors, runs)
             case Failure(task, error):
                 self._failed(task.request, error)
-
-    def _kept(
-        self, task: Task, specs: Mapping[str, tuple[str, tuple[int, ...]]]
-    ) -> Mapping[str, Value]:
-        """Return what stands for a stage's outputs that its device keeps."""
-        device = self.placement.stages[task.stage].device
-        return self._deployments.memory.outputs(device, self._addresses[device], task, specs)
 
     def _part_arrived(
         self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageRun]

@@ -86,6 +86,11 @@ class DeviceBundle(Bundle):
         self.specs = specs
         #: What made it, if it can be made again.
         self.past: Past | None = None
+        #: Whether its device has still to make it; about how large its past will be, if it has one.
+        self.is_awaited = False
+        self.past_nbytes: int | None = None
+        #: Those of them that were answered as well.
+        self.copies: Mapping[str, Value] = {}
 
     def __del__(self) -> None:
         self.memory.let_go(self.address, self.key)

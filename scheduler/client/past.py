@@ -127,12 +127,17 @@ def copied(value: Value) -> Value:
 def past_nbytes(inputs: Mapping[str, Value]) -> int | None:
     """Return how much is kept for the states among inputs; None if one cannot be made again."""
     pasts: set[Past] = set()
+    nbytes_to_come = 0
     for value in inputs.values():
         if type(value) is Kept:
-            if value.bundle.past is None:
+            bundle: DeviceBundle = value.bundle
+            if bundle.past is not None:
+                pasts.add(bundle.past)
+            elif bundle.past_nbytes is not None:
+                nbytes_to_come = max(nbytes_to_come, bundle.past_nbytes)
+            else:
                 return None
-            pasts.add(value.bundle.past)
-    return sum(past.nbytes for past in pasts)
+    return nbytes_to_come + sum(past.nbytes for past in pasts)
 
 
 def steps(

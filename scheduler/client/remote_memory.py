@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from devices.request.request import Request
 from devices.request.tensor import Tensor, empty_tensor
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.kept import DeviceBundle, DeviceTensor, Joining, Past, lost_tensor
-from scheduler.client.past import PastJoin
+from scheduler.client.past import PastJoin, copied
 from scheduler.clock import Clock, Timer
 from scheduler.processes.home_process import HomeProcess
 from scheduler.vocabulary.messages import (
@@ -49,6 +50,7 @@ from scheduler.vocabulary.messages import (
     sent_key,
 )
 
+T = TypeVar("T")
 #: Seconds that a device may take to take in a tensor, or to give one; for each byte so much more.
 _TIMEOUT_S: Final = 60.0
 _TIMEOUT_S_PER_BYTE: Final = 1e-7
@@ -56,6 +58,8 @@ _TIMEOUT_S_PER_BYTE: Final = 1e-7
 _TENSOR: Final = "tensor"
 #: Makes a `Kept` without a call of Python's: there is one for each state and run.
 _new_kept: Final = partial(tuple.__new__, Kept)
+#: How often what is lost is made again for one answer.
+_TRIES: Final = 3
 #: Seconds after which devices free what nobody holds, where nothing is asked of them before.
 _FREE_S: Final = 0.05
 #: Seconds after which it is tried again with a device that was not heard, and after which one that
@@ -93,6 +97,8 @@ class RemoteMemory:
         #: Whether devices keep, or kept, something.
         self.is_used = False
         self._numbers = itertools.count(1)
+        #: Bundles that tasks have made, or are to make, by key.
+        self._made: WeakValueDictionary[str, DeviceBundle] = WeakValueDictionary()
         #: Answers that are awaited, by number.
         self.awaited: dict[int, Promise[Mapping[str, Value]]] = {}
         self._lock = threading.Lock()
@@ -113,11 +119,33 @@ class RemoteMemory:
         address: str,
         task: Task,
         specs: Mapping[str, tuple[str, tuple[int, ...]]],
+        answered: Mapping[str, Value] = {},
     ) -> dict[str, Value]:
-        """Return what stands for the outputs of a task that its device keeps."""
-        self._connected()  # what is no longer held is freed by way of it
-        bundle = DeviceBundle(self, device, address, bundle_key(*task), specs)
+        """Return what stands for what a task's device keeps; `answered`: outputs that came here."""
+        bundle = self._made_by(device, address, task)
+        bundle.specs, bundle.is_awaited = specs, False
+        if answered:
+            bundle.copies = {n: copied(value) for n, value in answered.items() if n in specs}
         return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
+
+    def to_come(
+        self, device: str, address: str, task: Task, names: Iterable[str], past_nbytes: int | None
+    ) -> dict[str, Value]:
+        """Return what stands for outputs that a task's device will keep, of so large a past."""
+        bundle = self._made_by(device, address, task)
+        bundle.past_nbytes = past_nbytes
+        return {name: Kept(bundle, name) for name in names}
+
+    def _made_by(self, device: str, address: str, task: Task) -> DeviceBundle:
+        """Return the one object that stands for what a task has its device keep."""
+        self._connected()  # what is no longer held is freed by way of it
+        key = bundle_key(*task)
+        with self._lock:
+            bundle = self._made.get(key)
+            if bundle is None:
+                bundle = self._made[key] = DeviceBundle(self, device, address, key, {})
+                bundle.is_awaited = True
+        return bundle
 
     def sent(self, device: str, address: str, task: Task) -> DeviceBundle:
         """Return what stands for what a task sent to others, which its device keeps."""
@@ -141,13 +169,14 @@ class RemoteMemory:
 
         Raises DeviceLostError: its device is gone; TensorError: the device has not got it.
         """
-        self._have_back([kept.bundle])
         own, (bundle, name) = self._connected().address, kept
-        wanted = {bundle.key: {_TENSOR: name}}
-        message = partial(Give, client=own, address=own, wanted=wanted)
         nbytes = bundle.tensor(name).nbytes
-        came = self._ask(bundle.device, bundle.address, nbytes, message)
-        return np.array(came[_TENSOR])
+
+        def ask() -> Mapping[str, Value]:  # where it is by then
+            message = partial(Give, client=own, address=own, wanted={bundle.key: {_TENSOR: name}})
+            return self._ask(bundle.device, bundle.address, nbytes, message)
+
+        return np.array(self._had_back([bundle], ask)[_TENSOR])
 
     def join(self, made: Joining) -> dict[str, Value]:
         """Return tensors made of rows of others, by name, on the device that keeps them.
@@ -156,13 +185,16 @@ class RemoteMemory:
         Raises DeviceLostError, TensorLostError: a device is gone; DeviceMemoryError: it has no
             room; TensorError: it has not got one.
         """
+        olds = [self._kept(name, t) for name, (parts, _) in made.items() for t, _ in parts]
+        return self._had_back([old.bundle for old in olds], partial(self._join, made))
+
+    def _join(self, made: Joining) -> dict[str, Value]:
         own = self._connected().address
         found: dict[str, Value] = {}
         asked: dict[str, tuple[DeviceBundle, dict[str, RowsOf]]] = {}
         joined: dict[str, Any] = {}
         for name, (parts, layout) in made.items():
             olds = [(self._kept(name, tensor), tuple(rows)) for tensor, rows in parts]
-            self._have_back([old.bundle for old, _ in olds])
             for old, _ in olds:
                 self._check(name, old.bundle)
             first = olds[0][0].bundle
@@ -219,14 +251,25 @@ class RemoteMemory:
             )
         return tensor.kept
 
-    def _have_back(self, bundles: Sequence[DeviceBundle]) -> None:
-        """Have bundles made again that are lost, as far as it is known how."""
+    def _had_back(
+        self, bundles: Sequence[DeviceBundle], ask: Callable[[], T], tries: int = _TRIES
+    ) -> T:
+        """Return what devices answer about bundles, once those are made again that are lost.
+
+        It is known how of those that have a past; one may be lost as it is asked about.
+        """
         lost: dict[Past, dict[DeviceBundle, None]] = {}
         for bundle in bundles:
             if bundle.past is not None and self.is_lost(bundle.address):
                 lost.setdefault(bundle.past, {})[bundle] = None
         for past, made in lost.items():
             past.restore(list(made))
+        try:
+            return ask()
+        except DeviceLostError:
+            if tries == 1 or all(bundle.past is None for bundle in bundles):
+                raise
+        return self._had_back(bundles, ask, tries - 1)
 
     def _check(self, port: str, bundle: DeviceBundle, *, may_be_lost: bool = False) -> None:
         """Raise TensorError if an input is of another Core, or of a device that is gone."""
@@ -264,10 +307,12 @@ class RemoteMemory:
         holders: dict[str, dict[str, dict[str, str]]] = {}
         for bundle, named in wanted.items():
             holders.setdefault(bundle.address, {})[bundle.key] = named
+        awaited = {bundle.key for bundle in wanted if bundle.is_awaited}
         unheld = self._take_unheld()
         for holder, keys in holders.items():
             free = tuple(unheld.pop(holder, ()))
-            channel.send(holder, Give(task, channel.address, address, keys, free))
+            awaits = not awaited.isdisjoint(keys)
+            channel.send(holder, Give(task, channel.address, address, keys, free, awaits))
         self._free(unheld)
         return others or None
 

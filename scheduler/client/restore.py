@@ -104,11 +104,19 @@ class Restorer:
                 task = Task(request, route.stages[number])
                 bundles[number] = self._memory.sent(device, addresses[device], task)
             sent[name] = Kept(bundles[number], name)
-        given = {
-            name: Origin(value.bundle.past, value.name) if type(value) is Kept else copied(value)
-            for name, value in inputs.items()
-        }
         own = {value.bundle for value in made.values() if type(value) is Kept}
+        given: dict[str, Value | Origin] = {}
+        for name, value in inputs.items():
+            if type(value) is not Kept:
+                given[name] = copied(value)
+            elif value.name in value.bundle.copies:
+                given[name] = value.bundle.copies[value.name]
+            elif value.bundle.past is not None:
+                given[name] = Origin(value.bundle.past, value.name)
+            else:  # it was still to be made as this run began, and has no past now
+                for bundle in own:
+                    bundle.past_nbytes = None
+                return
         nbytes = sum(run.output_nbytes for run in runs) - sum(map(_size, made.values()))
         restore = partial(self.restore_idle, request.restore_s)
         past = PastRun(given, sent, max(0, nbytes), route, runs, restore)

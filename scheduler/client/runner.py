@@ -47,6 +47,9 @@ class Submission:
         Seconds until it was admitted.
     story : callable
         Returns what happened to it so far.
+    to_come : callable
+        Returns what stands for the outputs that devices will keep, by name, while its first attempt
+        runs; else nothing.
     """
 
     request_id: int
@@ -54,6 +57,7 @@ class Submission:
     cancel: Callable[[], bool] = field(repr=False)
     waited_s: float = 0.0
     story: Callable[[], list[StoryLine]] = field(default=list, repr=False)
+    to_come: Callable[[], dict[str, Value]] = field(default=dict, repr=False)
 
 
 class Attempts(Protocol):
@@ -68,6 +72,9 @@ class Attempts(Protocol):
     def drop(self, request: Request) -> None:
         """Stop an attempt where it runs, forget it where it waits."""
 
+    def to_come(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what stands for the outputs of an attempt that devices will keep."""
+
     def answer(
         self,
         request: Request,
@@ -81,7 +88,9 @@ class Attempts(Protocol):
 class _Call:
     """A request's caller: what it brought, and what it waits on."""
 
-    __slots__ = ("attempt", "first", "future", "gate", "inputs", "is_granted", "request")
+    __slots__ = (
+        "attempt", "first", "future", "gate", "inputs", "is_granted", "request", "to_come",
+    )  # fmt: skip
 
     def __init__(self, inputs: Mapping[str, Value], request: Request) -> None:
         self.inputs = inputs
@@ -94,6 +103,8 @@ class _Call:
         self.attempt: Request | None = None
         #: Set once the request is admitted or ended, where its caller waits for that.
         self.gate: threading.Event | None = None
+        #: What stands for outputs to come; nobody may have them freed before it ends.
+        self.to_come: dict[str, Value] = {}
 
     def grant(self) -> None:
         """Have the caller go on, as its request was admitted."""
@@ -193,7 +204,15 @@ class RequestRunner:
             partial(self.cancel, request_id),
             waited_s,
             partial(self.story, request_id),
+            partial(self._to_come, call),
         )
+
+    def _to_come(self, call: _Call) -> dict[str, Value]:
+        attempt = call.attempt
+        if attempt is None or attempt.attempt > 1:
+            return {}
+        call.to_come = self._attempts.to_come(attempt, call.inputs)
+        return call.to_come
 
     def _wait_for_admission(self, call: _Call, deadline_s: float) -> None:
         gate = self._clock.event()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from scheduler.vocabulary.messages import (
 )
 from scheduler.vocabulary.rows import DeviceDescriptor
 
+#: Messages that wait for bundles to come; what came first is forgotten: so has its client by then.
+_MOST_AWAITED: Final = 1024
 #: An element type's name, looked up once.
 _kind_of = cache(element_type_name)
 
@@ -61,6 +63,8 @@ class KeptTensors:
         self._held: dict[str, _Bundle] = {}
         #: Keys of bundles that give way where there is no room, the oldest first.
         self._spare: dict[str, None] = {}
+        #: What is to be sent once a bundle is kept, with its key.
+        self._awaited: list[tuple[str, Give]] = []
         self._lock = threading.Lock()
         self.nbytes = 0
 
@@ -96,7 +100,9 @@ class KeptTensors:
 
         Raises DeviceMemoryError: there is no room.
         """
-        kept = {name: outputs[name] for name in task.request.keep if name in outputs}
+        request = task.request
+        names = (*request.keep, *request.keep_copies)
+        kept = {name: outputs[name] for name in names if name in outputs}
         if kept:
             self.keep(client, bundle_key(*task), kept)
         return {name: (_kind_of(value.dtype), value.shape) for name, value in kept.items()}
@@ -115,6 +121,8 @@ class KeptTensors:
         try:
             if isinstance(message, Give):  # most by far
                 self.free(message.free, message.client)
+                if message.awaits and self._put_off(message):
+                    return
                 tensors = {
                     name: held[wanted]
                     for key, named in message.wanted.items()
@@ -140,6 +148,29 @@ class KeptTensors:
             )
             send(message.client, Failure(message.task, failed))
 
+    def take_awaited(self, task: Task) -> list[Give]:
+        """Return what waited for the outputs of a task, which are kept now."""
+        if not self._awaited:
+            return []
+        key = bundle_key(*task)
+        with self._lock:
+            due = [message for missing, message in self._awaited if missing == key]
+            self._forget(lambda missing, _: missing == key)
+        return due
+
+    def _put_off(self, message: Give) -> bool:
+        """Whether a bundle that a message wants is still to come: it waits for that then."""
+        with self._lock:
+            missing = next((key for key in message.wanted if key not in self._held), None)
+            if missing is not None:
+                self._awaited.append((missing, message._replace(free=())))
+                del self._awaited[:-_MOST_AWAITED]
+        return missing is not None
+
+    def _forget(self, is_over: Callable[[str, Give], bool]) -> None:
+        """Have nothing wait any more of which that is said; the lock is held."""
+        self._awaited = [entry for entry in self._awaited if not is_over(*entry)]
+
     def free(self, keys: Iterable[str], client: str | None = None) -> None:
         """Let go of bundles, of a client's if it is said; those that are not there are none."""
         with self._lock:
@@ -149,17 +180,24 @@ class KeptTensors:
                     self._let_go(key)
 
     def free_attempt(self, request: Request) -> None:
-        """Let go of the outputs of an attempt that nobody waits for."""
-        if request.keep or request.restore_s:
+        """Let go of the outputs of an attempt that nobody waits for, and of what waits for it."""
+        if request.keeps_something:
             of_attempt = bundle_key(request, "")
             with self._lock:
                 keys = [key for key in self._held if key.startswith(of_attempt)]
+                self._forget(
+                    lambda missing, message: (
+                        missing.startswith(of_attempt)
+                        or bundle_key(message.task.request, "") == of_attempt
+                    )
+                )
             self.free(keys)
 
     def free_all_of(self, client: str) -> None:
         """Let go of what a client had here."""
         with self._lock:
             keys = [key for key, held in self._held.items() if held.client == client]
+            self._forget(lambda _, message: message.client == client)
         self.free(keys)
 
     def _let_go(self, key: str) -> None:

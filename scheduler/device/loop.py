@@ -284,9 +284,12 @@ class DeviceLoop:
                 tensors = {name: outputs[name] for name in opened.outputs}
             kept: Mapping[str, tuple[str, tuple[int, ...]]] = {}
             if request.keep and (kept := self._kept.keep_outputs(opened.client, task, outputs)):
-                tensors = {name: value for name, value in tensors.items() if name not in kept}
+                stay = kept.keys() - request.keep_copies
+                tensors = {name: value for name, value in tensors.items() if name not in stay}
+                for message in self._kept.take_awaited(task):  # first: that is work for devices
+                    self._kept.answer(message, self._send)
             self._channel.send(opened.client, _new(Outputs, (task, tensors, runs, kept)))
-        if (request.keep or request.restore_s) and self._machine.is_dropped(request):
+        if request.keeps_something and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was in the meantime
 
     def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:

@@ -72,7 +72,8 @@ class Give(NamedTuple):
     """To a device: send what it keeps as `Values` of a task to an address.
 
     `wanted`: of bundles, by key, which of its tensors each input is. Where it has not got them, the
-    client is told of a `Failure`. It lets go of the bundles in `free` besides.
+    client is told of a `Failure`; with `awaits`, they are sent once it has them. It lets go of the
+    bundles in `free` besides.
     """
 
     task: Task
@@ -80,6 +81,7 @@ class Give(NamedTuple):
     address: str
     wanted: Mapping[str, Mapping[str, str]]
     free: tuple[str, ...] = ()
+    awaits: bool = False
 
 
 #: How rows lie, and which they are: of a bundle's key, a tensor's name and positions.

@@ -6,10 +6,20 @@ import os
 import signal
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hetero
 from hetero.errors import TensorError
+from tests.support.feedback_model import (
+    AFFINITY,
+    FED_BACK,
+    GAIN,
+    NOWHERE,
+    X,
+    wanted,
+)
+from tests.support.feedback_model import STATES as FED_STATES
 from tests.support.stateful_models import STATES, decoder, expected, generated
 
 pytestmark = pytest.mark.ray
@@ -36,3 +46,23 @@ def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lo
             request.infer({"ids": [[1]]})
         request.reset_state()
         assert generated(request) == want
+
+
+def test_the_next_run_reads_what_actors_made() -> None:
+    with (
+        hetero.Core(devices={"CPU": 2}) as core,
+        core.compile_model(
+            FED_BACK, "HETERO:CPU.0,CPU.1", affinity=AFFINITY, states=FED_STATES
+        ) as compiled,
+    ):
+        request = compiled.create_infer_request()
+        request.feedback = {"x": "y"}
+        x = X
+        found = []
+        for _ in range(20):
+            request.start_async({"x": x, "gain": GAIN})
+            is_early = request.start_next({"gain": GAIN})  # unless the run has ended already
+            request.wait()
+            found.append(request.results["y"])
+            x = NOWHERE if is_early else found[-1]
+        np.testing.assert_array_equal(found, wanted(20))

@@ -74,6 +74,33 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
     assert failure.error.data["port"] == "x"
 
 
+def test_what_awaits_a_bundle_is_sent_once_it_is_kept_and_forgotten_with_either_attempt() -> None:
+    kept, told = KeptTensors(TOY, lambda value: value), Told()
+    made = Task(Request(deployment="m", id=1, attempt=1, keep=("t",)), 2)
+    reader = Task(Request(deployment="m", id=2, attempt=1, keep=("t",)), 2)
+    give = Give(reader, "a", "other", {bundle_key(*made): {"x": "t"}}, awaits=True)
+
+    def come() -> list[Give]:
+        kept.keep_outputs("a", made, {"t": X[:2]})
+        due = kept.take_awaited(made)
+        kept.free([bundle_key(*made)])
+        return due
+
+    kept.answer(give, told.send)
+    assert not told.sent
+    assert [come(), come()] == [[give], []]
+    for over in (reader.request, made.request):
+        kept.answer(give, told.send)
+        kept.free_attempt(over)
+        assert not come()
+    kept.answer(give, told.send)
+    kept.free_all_of("a")
+    assert not come()
+    kept.keep_outputs("a", made, {"t": X[:2]})
+    kept.answer(give, told.send)  # it is there: no reason to wait
+    assert told.sent[-1][0] == "other"
+
+
 def test_rows_of_kept_tensors_are_joined_where_they_are() -> None:
     kept, told = KeptTensors(replace(TOY, memory_nbytes=300), lambda value: value), Told()
     a, b = np.arange(12.0).reshape(2, 3, 2), np.arange(100.0, 102).reshape(1, 1, 2)

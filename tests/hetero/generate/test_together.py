@@ -218,6 +218,7 @@ def test_errors_reach_those_who_ask(
     meeting.of([])
     with monkeypatch.context() as patch:
         patch.setattr(InferRequest, "infer", _refuse)
+        patch.setattr(InferRequest, "start_async", _refuse)
         for generation in made:
             while generation._texts[0].ahead:
                 next(generation)
