@@ -9,6 +9,7 @@ Sizes are written T (time), B (batch), H (hidden), I (input), D (directions).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from devices.kernels.axes import are_within
@@ -28,19 +29,22 @@ def _sigmoid(xp: Xp, x: Array) -> Array:
     return y
 
 
-#: Activation -> the defaults of alpha and of beta, of those that it has, and its function of them.
-_ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Array]]] = {
-    "Affine": ((1.0, 0.0), lambda xp, x, alpha, beta: alpha * x + beta),
-    "Elu": ((1.0,), lambda xp, x, alpha: xp.where(x < 0, alpha * xp.expm1(x), x)),
-    "HardSigmoid": ((0.2, 0.5), lambda xp, x, alpha, beta: xp.clip(alpha * x + beta, 0, 1)),
-    "LeakyRelu": ((0.01,), lambda xp, x, alpha: xp.where(x < 0, alpha * x, x)),
-    "Relu": ((), lambda xp, x: xp.maximum(x, 0)),
-    "ScaledTanh": ((1.0, 1.0), lambda xp, x, alpha, beta: alpha * xp.tanh(beta * x)),
-    "Sigmoid": ((), _sigmoid),
-    "Softplus": ((), lambda xp, x: xp.logaddexp(x, x.dtype.type(0))),
-    "Softsign": ((), lambda xp, x: x / (1 + abs(x))),
-    "Tanh": ((), lambda xp, x: xp.tanh(x)),
-    "ThresholdedRelu": ((1.0,), lambda xp, x, alpha: xp.where(x > alpha, x, x.dtype.type(0))),
+#: Activation -> the defaults of alpha and of beta, of those that it has, and what makes it of them.
+_ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Activation]]] = {
+    "Affine": ((1.0, 0.0), lambda xp, alpha, beta: lambda x: alpha * x + beta),
+    "Elu": ((1.0,), lambda xp, alpha: lambda x: xp.where(x < 0, alpha * xp.expm1(x), x)),
+    "HardSigmoid": ((0.2, 0.5), lambda xp, alpha, beta: lambda x: xp.clip(alpha * x + beta, 0, 1)),
+    "LeakyRelu": ((0.01,), lambda xp, alpha: lambda x: xp.where(x < 0, alpha * x, x)),
+    "Relu": ((), lambda xp: lambda x: xp.maximum(x, 0)),
+    "ScaledTanh": ((1.0, 1.0), lambda xp, alpha, beta: lambda x: alpha * xp.tanh(beta * x)),
+    "Sigmoid": ((), lambda xp: partial(_sigmoid, xp)),
+    "Softplus": ((), lambda xp: lambda x: xp.logaddexp(x, x.dtype.type(0))),
+    "Softsign": ((), lambda xp: lambda x: x / (1 + abs(x))),
+    "Tanh": ((), lambda xp: xp.tanh),
+    "ThresholdedRelu": (
+        (1.0,),
+        lambda xp, alpha: lambda x: xp.where(x > alpha, x, x.dtype.type(0)),
+    ),
 }
 #: ONNX Runtime, and so we, take the names in any case.
 _NAMES = {name.lower(): name for name in _ACTIVATIONS}
@@ -48,8 +52,8 @@ _NAMES = {name.lower(): name for name in _ACTIVATIONS}
 
 def named_activation(xp: Xp, name: str, *parameters: float) -> Activation:
     """Return the activation function of that name, with as many parameters bound as it has."""
-    defaults, function = _ACTIVATIONS[_NAMES[name.lower()]]
-    return lambda x: function(xp, x, *parameters[: len(defaults)])
+    defaults, make = _ACTIVATIONS[_NAMES[name.lower()]]
+    return make(xp, *parameters[: len(defaults)])
 
 
 def _activations(
