@@ -221,7 +221,7 @@ class RequestMachine:
             priority=self.priority,
             restore_s=restore_s,
             keep=keep,
-            keep_copies=tuple(self.feedback.values()),
+            keep_copies=tuple(name for name in self.feedback.values() if name not in keep),
         )
 
     def start_next(self, inputs: Mapping[str, Any]) -> bool:

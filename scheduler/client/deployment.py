@@ -423,11 +423,11 @@ class Deployment(ABC):
                 self._restorer.received(message, device, self._addresses[device])
             case Outputs(task, tensors, runs, kept):
                 try:
-                    if kept:  # of which some are answered too
+                    if kept:
+                        memory = self._deployments.memory
                         device = self.placement.stages[task.stage].device
-                        address, memory = self._addresses[device], self._deployments.memory
-                        stay = memory.outputs(device, address, task, kept, tensors)
-                        tensors = {**stay, **tensors}
+                        stay = memory.outputs(device, self._addresses[device], task, kept, tensors)
+                        tensors = {**tensors, **stay}  # copied or not: what nobody holds is freed
                 except Exception as error:  # the request hears of it, whoever receives goes on
                     self._failed(task.request, error)
                 else:
@@ -468,7 +468,9 @@ class Deployment(ABC):
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in made:
-                outputs[name] = made[name]
+                value = made[name]
+                is_copied = type(value) is Kept and name in value.bundle.copies
+                outputs[name] = value.bundle.copies[name] if is_copied else value
             elif name in self._constants:
                 outputs[name] = self._constants[name]
             elif type(inputs[name]) is Kept:

@@ -29,7 +29,7 @@ from scheduler.vocabulary.messages import (
 )
 from scheduler.vocabulary.rows import DeviceDescriptor
 
-#: Messages that wait for bundles to come; what came first is forgotten: so has its client by then.
+#: So many messages may wait for bundles to come.
 _MOST_AWAITED: Final = 1024
 #: An element type's name, looked up once.
 _kind_of = cache(element_type_name)
@@ -162,10 +162,10 @@ class KeptTensors:
         """Whether a bundle that a message wants is still to come: it waits for that then."""
         with self._lock:
             missing = next((key for key in message.wanted if key not in self._held), None)
-            if missing is not None:
-                self._awaited.append((missing, message._replace(free=())))
-                del self._awaited[:-_MOST_AWAITED]
-        return missing is not None
+            if missing is None or len(self._awaited) >= _MOST_AWAITED:
+                return False
+            self._awaited.append((missing, message._replace(free=())))
+        return True
 
     def _forget(self, is_over: Callable[[str, Give], bool]) -> None:
         """Have nothing wait any more of which that is said; the lock is held."""
