@@ -222,9 +222,7 @@ class _Search:
                 nodes=(),
                 constraint="contiguous",
             )
-        packed, late = pack(problem, max(self.deadline - time.monotonic(), 0.0))
-        self.cut_short |= late
-        self.add("packing", packed)
+        self.add("packing", pack(problem))
         if self.plans:
             return
         heavy = sorted(range(problem.node_count), key=lambda v: (-problem.weights[v], v))[:6]
