@@ -469,8 +469,9 @@ class Deployment(ABC):
         for name in self.plan.output_names:
             if name in made:
                 value = made[name]
-                is_copied = type(value) is Kept and name in value.bundle.copies
-                outputs[name] = value.bundle.copies[name] if is_copied else value
+                outputs[name] = (
+                    value.bundle.copies.get(name, value) if type(value) is Kept else value
+                )
             elif name in self._constants:
                 outputs[name] = self._constants[name]
             elif type(inputs[name]) is Kept:
