@@ -21,7 +21,7 @@ from devices.request.answer import Answer, StageRun
 from devices.request.request import AGAIN, PLAIN, Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployments import Deployments
-from scheduler.client.kept import DeviceBundle, lost_tensor
+from scheduler.client.kept import DeviceBundle, as_answered, lost_tensor
 from scheduler.client.known_stages import KnownStages
 from scheduler.client.past import MOST_NBYTES, copied, past_nbytes
 from scheduler.client.restore import Restorer, Way
@@ -468,10 +468,7 @@ class Deployment(ABC):
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in made:
-                value = made[name]
-                outputs[name] = (
-                    value.bundle.copies.get(name, value) if type(value) is Kept else value
-                )
+                outputs[name] = as_answered(name, made[name])
             elif name in self._constants:
                 outputs[name] = self._constants[name]
             elif type(inputs[name]) is Kept:

@@ -205,6 +205,11 @@ def dtype_of(kind: str) -> np.dtype:
     return Type(kind).to_dtype()
 
 
+def as_answered(name: str, value: Value) -> Value:
+    """Return an output of stages as its caller has it: as the copy that came, if one did."""
+    return value.bundle.copies.get(name, value) if type(value) is Kept else value
+
+
 def lost_tensor(port: str, bundle: DeviceBundle) -> TensorLostError:
     """Return the error of a request that cannot have an input, as who kept it is gone."""
     return TensorLostError(
