@@ -2,7 +2,8 @@
 
 Whoever asks for a token runs the step of its group, unless as many steps as devices are under way:
 then its group joins one of those as soon as that has ended. Others of the group find their tokens
-computed. A text alone steps in its reader's own thread, as it asks.
+computed. Where no others step, the next step starts with each: devices begin it with the token that
+the last one has chosen, while that goes to its reader.
 """
 
 from __future__ import annotations
