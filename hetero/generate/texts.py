@@ -123,6 +123,9 @@ class Group:
         self.is_busy = False
         self.run: Run | None = None
         self.goes_alone = False
+        #: Which turn it had last, of all, and whether it had the one before as well.
+        self.turn = 0
+        self.is_again = False
         for text in texts:
             text.group = self
 

@@ -59,6 +59,7 @@ class Together:
         #: Groups of which a step is under way, and those that wait until one of these has ended.
         self._stepping: set[Group] = set()
         self._waiting: list[Group] = []
+        self._num_turns = 0
 
     def step(self, texts: Sequence[Text]) -> list[int | None] | None:
         """Return the next token of each text, None of one that has ended; None once all have."""
@@ -152,14 +153,15 @@ class Together:
             idle = [text for text in lacking if not text.group.is_busy]
             begins = next((text for text in idle if not text.is_begun), None)
             if begins is not None:
-                begins.group.is_busy = True
+                self._begin_turn(begins.group)
                 return begins.group
             if idle:
                 group = idle[0].group
                 for text in idle:
                     self._join(group, text.group)
                 if group.goes_alone or not self._meets or len(self._stepping) < self._lanes:
-                    group.is_busy, group.goes_alone = True, False
+                    self._begin_turn(group)
+                    group.goes_alone = False
                     group.run = group.formed
                     self._stepping.add(group)
                     return group
@@ -169,6 +171,13 @@ class Together:
             for text in lacking:
                 text.waiters.append(wake or woken.set)
             return woken
+
+    def _begin_turn(self, group: Group) -> None:
+        """Have a group be busy, which knows then whether others had turns since its last."""
+        group.is_busy = True
+        self._num_turns += 1
+        group.is_again = group.turn == self._num_turns - 1
+        group.turn = self._num_turns
 
     def _join(self, group: Group, other: Group) -> bool:
         """Have another group's texts step with a group, where they may."""
@@ -260,7 +269,7 @@ class Together:
     def _goes_on(self, group: Group, run: Run) -> bool:
         """Whether a run's texts will go on together, as none is at its end and no others step."""
         with self._lock:
-            is_alone = not self._waiting and self._stepping <= {group}
+            is_alone = group.is_again and not self._waiting and self._stepping <= {group}
         is_last = any(text.is_last for text in run.texts)
         return bool(run.request.feedback) and is_alone and not is_last
 
