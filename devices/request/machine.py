@@ -190,9 +190,7 @@ class RequestMachine:
             else:
                 if self.states.variables:
                     values |= self.states.given(values)
-                request = self._request()._replace(
-                    timeout_s=run.timeout_s, inline=inline and timeout_s is None
-                )
+                request = self._request(run.timeout_s, inline=inline and timeout_s is None)
                 submission = self._target.submit(values, request)
         except BaseException:
             with self._lock:
@@ -212,12 +210,17 @@ class RequestMachine:
         made.add_done_callback(lambda made: self._answered(run, made, callback))
         return run
 
-    def _request(self) -> Request:
-        """Return what travels with a run, but for how long it may take."""
+    def _request(
+        self, timeout_s: float | None = None, *, inline: bool = False, waits: bool = True
+    ) -> Request:
+        """Return what travels with a run."""
         keep, restore_s = self.tensors.kept, 0.0
         if self.states.variables:
             keep, restore_s = keep + self.states.outputs, self.restore_s
         return Request(
+            timeout_s,
+            waits=waits,
+            inline=inline,
             priority=self.priority,
             restore_s=restore_s,
             keep=keep,
@@ -231,7 +234,7 @@ class RequestMachine:
             is_free = self._next is None and self.state is State.BUSY
             if running is None or not is_free or not self.states.variables:
                 return False
-            request = self._request()._replace(waits=False)
+            request = self._request(waits=False)
         try:
             made = running.to_come()
             states = {v.input.name: made[v.output.name] for v in self.states.variables}

@@ -91,10 +91,9 @@ class Generation(_Stream[int, list[int]]):
     ``for token in generation``, ``async for token in generation``, or ``await generation`` for the
     list of all. The next token is computed when it is asked for, the one after it begins then too,
     and a few come before where others step with this one; a reader that stops reading holds up
-    nobody. Caches are freed once the last was
-    given, or it is cancelled or dropped. A cache that is lost with a device is made again by its
-    stage, elsewhere, or by all of the tokens so far. Long prompts are computed in parts, between
-    which other texts go on.
+    nobody. Caches are freed once the last was given, or it is cancelled or dropped. A cache that is
+    lost with a device is made again by its stage, elsewhere, or by all of the tokens so far. Long
+    prompts are computed in parts, between which other texts go on.
 
     Attributes
     ----------

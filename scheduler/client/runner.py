@@ -204,12 +204,13 @@ class RequestRunner:
             partial(self.cancel, request_id),
             waited_s,
             partial(self.story, request_id),
-            partial(self._to_come, call),
+            partial(self._to_come, request_id),
         )
 
-    def _to_come(self, call: _Call) -> dict[str, Value]:
-        attempt = call.attempt
-        if attempt is None or attempt.attempt > 1:
+    def _to_come(self, request_id: int) -> dict[str, Value]:
+        call = self._calls.get(request_id)  # not held: a submission may outlive what it brought
+        attempt = None if call is None else call.attempt
+        if call is None or attempt is None or attempt.attempt > 1:
             return {}
         call.to_come = self._attempts.to_come(attempt, call.inputs)
         return call.to_come

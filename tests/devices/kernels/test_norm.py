@@ -139,5 +139,6 @@ def _expected_mvn(op_type, inputs, attributes, *rest):
     ],
 )
 def test_refuses(op_type, inputs, attributes, message):
-    with pytest.raises((IndexError, ValueError), match=message):
+    error = IndexError if message.startswith("axis ") else ValueError  # as numpy's own
+    with pytest.raises(error, match=message):
         run_kernel(op_type, inputs, attributes)

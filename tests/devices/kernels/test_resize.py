@@ -142,7 +142,8 @@ def test_nearest_of_other_types_copies(dtype):
     ],
 )
 def test_refuses(inputs, attributes, message):
-    with pytest.raises((IndexError, ValueError), match=message):
+    error = IndexError if message.startswith("axis ") else ValueError  # as numpy's own
+    with pytest.raises(error, match=message):
         run_kernel("Resize", [floats(1, 1, 2, 2), *inputs], attributes, 19)
 
 
