@@ -8,6 +8,7 @@ the last one has chosen, while that goes to its reader.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from hetero.generate.ports import Decoder
 from hetero.generate.rows import Rows
 from hetero.generate.steps import Steps
 from hetero.generate.texts import MOST_AHEAD, Group, Run, Text
+
+_log = logging.getLogger(__name__)
 
 #: So that no token is changed, lost caches are made again run by run, where that takes stages no
 #: longer than this: one that is not heard is waited for as long. Or so many times a prompt's.
@@ -339,6 +342,7 @@ class Together:
                 run.is_early = run.is_next_early = False
             if is_lost or not is_ours:  # it is begun anew, each by itself
                 for text in texts:
+                    _log.info("caches of %d tokens are made anew: %s", len(text.said), error)
                     text.place, text.losses = None, text.losses + 1
                     Group([text])
                 group.texts = []
