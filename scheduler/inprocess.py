@@ -263,7 +263,7 @@ class InProcessExecutor:
             devices={name: self._device(name) for name in placement.devices},
             workers=self._workers,
             count_streams=self._count_streams,
-            connect=partial(self._switchboard.connect, key),
+            connect=lambda receive: self._switchboard.connect(key, self._workers.receiver(receive)),
         )
         try:
             deployment.load(sources, plan_shares(placement, sources, self.devices(), company))

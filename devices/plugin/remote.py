@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -90,6 +91,14 @@ class RemoteTensor(_OnDevice):
     @abstractmethod
     def copy_from(self, array: np.ndarray) -> None:
         """Take over the contents of an array of the same shape and type."""
+
+
+def _is_remote(kind: type) -> bool:
+    return issubclass(kind, RemoteTensor)
+
+
+#: Whether values of a class are remote tensors; to ask an abstract class each time takes longer.
+is_remote: Final[Callable[[Any], bool]] = cache(_is_remote)
 
 
 class Bundle(ABC):

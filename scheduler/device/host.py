@@ -31,7 +31,7 @@ from devices.errors import (
 from devices.model.model import Model
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
-from devices.plugin.remote import RemoteTensor
+from devices.plugin.remote import is_remote
 from devices.plugin.support import Support
 from devices.request.answer import StageRun
 from devices.request.compiled_model import CompiledModel
@@ -336,8 +336,9 @@ class _Typed:
 
 def _given_nbytes(value: Value) -> int:
     """Return the bytes of what a run gave; a tensor on the device may have room behind it."""
-    if isinstance(value, RemoteTensor):
-        return math.prod(value.shape) * value.dtype.itemsize
+    if is_remote(type(value)):
+        itemsize: int = value.dtype.itemsize
+        return math.prod(value.shape) * itemsize
     return nbytes_of(value)
 
 

@@ -14,13 +14,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Final
 
-from scheduler.channels.channel import PumpedChannel
+from scheduler.channels.channel import PumpedChannel, Receiver
 from scheduler.clock import Clock
 from scheduler.device.loop import DeviceLoop
 from scheduler.vocabulary.events import Run
+from scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
 
@@ -164,6 +166,17 @@ class Workers(BaseWorkers):
             left, mine.job = mine.job, None
             if left is not None and left is not job:
                 self._put(left)
+
+    def receiver(self, receive: Receiver) -> Receiver:
+        """Return what takes in a client's messages: beside the task that a worker goes on with."""
+
+        def take(message: Message) -> None:
+            if self._next.anyone and self._next.job is not None:
+                self._clock.later(partial(receive, message))
+            else:
+                receive(message)
+
+        return take
 
     def _put(self, job: _Job) -> None:
         with self._state:

@@ -16,10 +16,11 @@ from devices.errors import InferenceError
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, create_executor, inprocess
 from scheduler.client import deployment as deployment_module
+from scheduler.client.deployment import Deployment
 from scheduler.device import loop, workers
 from scheduler.device.machine import OpenStage
 from scheduler.vocabulary.placement import share
-from tests.scheduler.models import chain
+from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
 
 X = np.arange(4, dtype=np.float32)
@@ -85,6 +86,26 @@ def test_a_request_goes_through_its_stages_in_one_thread(
     deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
     assert len(threads) == 3
     assert len(set(threads)) == 1
+
+
+def test_a_worker_that_goes_on_leaves_it_to_another_to_tell_the_client(
+    executor: InProcessExecutor, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[int, threading.Thread] = {}
+    receive = Deployment._receive
+
+    def noted(self: Deployment, message: Any) -> None:
+        told[message.task.stage] = threading.current_thread()
+        receive(self, message)
+
+    monkeypatch.setattr(Deployment, "_receive", noted)
+    model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
+    deployment = executor.deploy(*cut(model, ("TOY.0", ["a"]), ("TOY.1", ["b"])))
+    answer = deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    np.testing.assert_array_equal(answer.outputs["y"], -X)
+    np.testing.assert_array_equal(answer.outputs["z"], X)
+    assert told[0] not in threads  # which run the second stage
+    assert told[1] in threads
 
 
 def test_ctrl_c_in_a_callers_stage_ends_the_request_and_is_raised(
