@@ -120,6 +120,7 @@ class DeviceActor:
 
         The device is of no use afterwards.
         """
+        self._workers.keep(0)  # a closed channel is not waited for: they would spin
         self._channel.close()
 
     @ray.method(concurrency_group="control")
