@@ -238,7 +238,7 @@ class DeadlineError(HeteroError, TimeoutError):
 
 
 class OverloadedError(HeteroError, RuntimeError):
-    """A bounded queue is full."""
+    """A bounded queue is full, or the system has no more threads."""
 
 
 class ClusterError(HeteroError, RuntimeError):

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from math import inf
 
+from scheduler.processes.threads import start_thread
+
 _log = logging.getLogger(__name__)
 
 #: Seconds that the thread may take to end.
@@ -69,10 +71,11 @@ class Clock:
         return Timer(self, look)
 
     def spawn(self, work: Callable[[], None], name: str) -> threading.Thread | None:
-        """Have `work`, which may wait, done by a thread of its own; return that, if any."""
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        return thread
+        """Have `work`, which may wait, done by a thread of its own; return that, if any.
+
+        Raises OverloadedError: no thread can be started.
+        """
+        return start_thread(work, name)
 
     def event(self) -> threading.Event:
         """Return what a thread waits on for what another does."""

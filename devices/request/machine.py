@@ -22,6 +22,7 @@ from devices.errors import (
     ArgumentTypeError,
     DeadlineError,
     HeteroError,
+    InferenceError,
     RequestBusyError,
     RequestCancelledError,
     RequestNotStartedError,
@@ -305,8 +306,12 @@ class RequestMachine:
             try:
                 self._target.callback_executor.submit(self._call_back, run, callback)
                 return
-            except RuntimeError as error:  # the executor was shut down with the run in flight
-                run.callback_error = error
+            except RuntimeError as error:  # shut down with the run in flight, or no more threads
+                run.callback_error = InferenceError(
+                    f"the callback of a request of model {self._target.name!r} could not be "
+                    f"called: {error}.",
+                    cause=str(error),
+                )
         with self._lock:
             self.state = State.IDLE
         self._end(run)

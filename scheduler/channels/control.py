@@ -27,6 +27,7 @@ from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, MISSED, cont
 from scheduler.channels.sockets import ControlSockets
 from scheduler.channels.stamps import Stamp, StampReader
 from scheduler.processes.owned_files import Process
+from scheduler.processes.threads import start_thread
 from scheduler.vocabulary.messages import Dropped
 
 _log = logging.getLogger(__name__)
@@ -90,8 +91,7 @@ class Control:
         self._poller = zmq.Poller()
         sockets.register(self._poller)
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="hetero-control", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "hetero-control")
 
     def close(self) -> None:
         """Stop the thread."""
@@ -162,6 +162,8 @@ class Control:
             return
         if kind == LEAVE:
             counts = dict(zip(fields[0][::2], fields[0][1::2], strict=True))
+            if counts.keys().isdisjoint((peer.near.id, peer.far.id)):
+                return  # it does not know our links: another says it in its name
             for link in (peer.near.id, peer.far.id):
                 self._callbacks.on_undelivered(link, counts.get(link, 0) + 1, 2**64)
             self._lose(peer)
@@ -221,7 +223,7 @@ class Control:
 
     def _heard(self, peer: Peer, heard_s: float, now_s: float) -> bool:
         """Take in when a party was heard; return whether it is not silent."""
-        peer.heard_s = max(peer.heard_s, heard_s)
+        peer.heard_s = max(peer.heard_s, min(heard_s, now_s))  # a clock may be ahead of ours
         if now_s - peer.heard_s > self._silent_after_s:
             return False
         if peer.silent:

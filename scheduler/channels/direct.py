@@ -22,7 +22,7 @@ from scheduler.channels.memory import read_only
 from scheduler.channels.peers import SHARED_NBYTES, Held, Links, Peer, Peers
 from scheduler.channels.protocol import LEAVE
 from scheduler.channels.shared_memory import SlotPool, SlotReader
-from scheduler.channels.sockets import ControlSockets, Sockets, socket_path, tcp_url
+from scheduler.channels.sockets import ControlSockets, Sockets, check_room, socket_path, tcp_url
 from scheduler.channels.stamps import Stamp
 from scheduler.processes.owned_files import Process, process_start, remove_with, sweep
 from scheduler.vocabulary.messages import Dropped, Message, Values
@@ -78,7 +78,10 @@ class DirectChannel:
     Raises
     ------
     ClusterError
-        If it cannot listen: the folder is not private, the host is not this node's.
+        If it cannot listen: the folder is not private, the host is not this node's; or too few
+        files may be opened.
+    OverloadedError
+        If the system has no threads for it.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class DirectChannel:
         on_lost: Callable[[str], None] = lambda address: None,
         status: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        check_room()
         self._receive = receive
         self._identity = os.urandom(8)
         path = socket_path(folder, self._identity.hex()[:8])

@@ -425,7 +425,10 @@ class Peers:
 
 def _connected(path: str) -> socket.socket | None:
     """Return a socket that sends datagrams to a path; None if nobody receives them there."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    except OSError:  # for want of descriptors
+        return None
     try:
         made.connect(path)
     except OSError:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import socket
 import stat
 import tempfile
@@ -25,6 +26,7 @@ from devices.errors import ClusterError
 from scheduler.channels.direct_address import Endpoint
 from scheduler.channels.protocol import MOST_CONTROL_NBYTES
 from scheduler.processes.owned_files import owned_name, sweep
+from scheduler.processes.threads import start_thread
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,10 @@ _UNANSWERED_MS: Final = 4000
 _HANDSHAKE_MS: Final = 4000
 #: A frame that says it is larger ends its connection, before memory is taken for it.
 MOST_FRAME_NBYTES: Final = 2**32
+
+#: Descriptors and threads that a channel takes at first, with a few to spare.
+_DESCRIPTORS: Final = 24
+_THREADS: Final = 4
 
 #: Messages that wait for a party that does not read: beats are of no use once there are later ones.
 _MOST_WAITING: Final = 8
@@ -225,6 +231,29 @@ class ControlSockets:
             self._sockets.connect(self._out, endpoint.control_url, endpoint.key)
             self._connected.add(endpoint.identity)
         return self._out
+
+
+def check_room() -> None:
+    """See that there is room for a channel: where it is short, libzmq ends the whole process.
+
+    Raises ClusterError: too few descriptors are left; OverloadedError: too few threads.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        num_open = len(list(Path("/proc/self/fd").iterdir()))
+    except OSError:  # to look takes one as well
+        num_open = most
+    if most != resource.RLIM_INFINITY and most - num_open < _DESCRIPTORS:
+        raise ClusterError(
+            f"a direct channel needs {_DESCRIPTORS} files of the {most} that this process may "
+            f"have open, and {num_open} are. Raise the limit (ulimit -n), or close some."
+        )
+    is_seen = threading.Event()
+    try:
+        for number in range(_THREADS):
+            start_thread(is_seen.wait, f"hetero-room-{number}")
+    finally:
+        is_seen.set()
 
 
 def tcp_url(host: str) -> str:

@@ -18,9 +18,11 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from devices.errors import OverloadedError
 from scheduler.channels.channel import PumpedChannel, Receiver
 from scheduler.clock import Clock
 from scheduler.device.loop import DeviceLoop
+from scheduler.processes.threads import start_thread
 from scheduler.vocabulary.events import Run
 from scheduler.vocabulary.messages import Message
 
@@ -81,16 +83,24 @@ class BaseWorkers(ABC):
         """Have one of the threads end."""
 
     def keep(self, count: int) -> None:
-        """Have so many threads from now on."""
+        """Have so many threads from now on, or as many as the system has.
+
+        Raises OverloadedError: it has not one.
+        """
         with self._lock:
             self._keep(count)
 
     def _keep(self, count: int) -> None:
         while self._count < count:
             name = f"{self._name}-{self._count}"
-            thread = threading.Thread(target=self._live, name=name, daemon=True)
+            try:
+                thread = start_thread(self._live, name)
+            except OverloadedError as error:
+                if not self._count:
+                    raise
+                _log.warning("%d threads do the work of %d: %s", self._count, count, error)
+                return
             self._count += 1
-            thread.start()
             self._threads[thread.ident] = thread
         while self._count > count:
             self._count -= 1
@@ -299,13 +309,12 @@ class PumpingWorkers(BaseWorkers):
 
     def _run_all(self, most: int) -> int:
         """Run the tasks that are there, and up to `most` that come meanwhile; return how many."""
-        assert self._channel is not None
         num_run = 0
         while True:
             try:
                 job = self._jobs.popleft()
             except IndexError:
-                if num_run < most and self._channel.pump(0):
+                if num_run < most and self._pump(0):
                     continue
                 return num_run
             begun_s = time.monotonic()
@@ -322,18 +331,22 @@ class PumpingWorkers(BaseWorkers):
 
     def _receive(self) -> bool:
         """Wait until there is a task; False if this thread is to end."""
-        assert self._channel is not None
         with self._turn:
             while not self._jobs:
                 with self._lock:
                     if self._num_to_end:
                         self._num_to_end -= 1
                         return False
-                try:
-                    self._channel.pump(_LOOK_S)
-                except Exception:  # one message's trouble must not make the device deaf
-                    _log.exception("device=%s: a message could not be taken in", self._name)
+                self._pump(_LOOK_S)
         return True
+
+    def _pump(self, timeout_s: float) -> int:
+        assert self._channel is not None
+        try:
+            return self._channel.pump(timeout_s)
+        except Exception:  # one message's trouble must not make the device deaf
+            _log.exception("device=%s: a message could not be taken in", self._name)
+            return 0
 
 
 def _run(job: _Job) -> None:

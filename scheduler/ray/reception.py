@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from scheduler.channels.channel import PumpedChannel
+from scheduler.processes.threads import start_thread
 from scheduler.ray.signals import LateInterrupt
 
 _log = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ class Reception:
         self._is_due = threading.Event()
         self._is_parked = False
         self._closed = False
-        self._thread = threading.Thread(target=self._receive, name="receiver", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._receive, "receiver")
 
     def expect(self) -> None:
         """See that what is awaited is received; once it has been counted."""

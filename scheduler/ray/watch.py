@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from devices.errors import ClusterError
+from scheduler.processes.threads import start_thread
 from scheduler.ray.address import check_reachable, is_of_this_process, reach
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,7 @@ class ClusterWatch:
         self.gone: ClusterError | None = None
         self._tell = tell
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="cluster-watch", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._watch, "cluster-watch")
 
     def look(self) -> None:
         """Raise ClusterError if the head does not answer now."""

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import BlobError
-from scheduler.channels import envelope
+from scheduler.channels import direct_address, envelope
 from scheduler.channels.direct_address import to_endpoint
 from scheduler.channels.protocol import (
     BEAT,
@@ -30,7 +30,9 @@ from scheduler.channels.protocol import (
     control_message,
 )
 from scheduler.vocabulary.messages import Dropped, Message, Values
-from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values
+from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
+
+DROP = envelope.frames(Dropped(TASK.request))[0]
 
 
 class Foreign:
@@ -161,3 +163,64 @@ def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -
     sender.control.send(msgpack.packb((VERSION, identity, 2, "x")))
     assert one.lost.empty()
     sender.close()
+
+
+def test_who_leaves_in_anothers_name_ends_nothing(party: Callable[..., Party]) -> None:
+    one, two = party(), party()
+    one.channel.watch(two.address)
+    wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
+    sender = Foreign(one)
+    for counts in ([], [b"no link!", 3]):
+        left = (VERSION, sender.endpoint.identity, LEAVE, two.address, counts)
+        sender.control.send(msgpack.packb(left))
+    sender.control.send(
+        msgpack.packb((VERSION, sender.endpoint.identity, DROPPED, two.address, [DROP]))
+    )
+    assert one.came.get(timeout=LONG_S) == Dropped(TASK.request)  # after the others
+    assert not one.channel.is_silent(two.address)
+    two.channel.close()
+    assert one.silent.get(timeout=LONG_S) == (two.address, 0.0)
+    sender.close()
+
+
+def test_a_clock_that_is_ahead_does_not_make_its_party_heard_for_ever(
+    party: Callable[..., Party],
+) -> None:
+    one, two = party(beat_s=0.02, timeout_s=0.2), party(beat_s=0.02)
+    one.channel.watch(two.address)
+    wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
+    two.channel._control._stamp.write(1e12, 0, {"ahead": 1.0})
+    two.channel._control._stamp.write = lambda *said: None  # type: ignore[method-assign]
+    wait_for(lambda: one.channel.status_of(two.address).get("ahead"))
+    assert one.silent.get(timeout=LONG_S)[0] == two.address
+
+
+@pytest.mark.parametrize("curve", [True, False])
+def test_strangers_at_the_network_ports_change_nothing(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, curve: bool
+) -> None:
+    one, friend = (party(host="127.0.0.1", curve=curve, beat_s=0.05) for _ in range(2))
+    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    friend.channel.send(one.address, values(1))
+    check(one.next(), 1)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    endpoint = to_endpoint(one.address)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    rng = np.random.default_rng(1)
+    strangers = []
+    for port in (endpoint.data_port, endpoint.control_port):
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", greeting, rng.bytes(10_000)):
+            for more in (b"", b"\x02" + b"\xff" * 8, rng.bytes(1_000)):  # a frame of 2**64 bytes
+                stranger = socket.create_connection(("127.0.0.1", port))
+                stranger.sendall(said + more)
+                strangers.append(stranger)
+    friend.channel.send(one.address, values(2))
+    friend.channel.send(one.address, Dropped(TASK.request))
+    assert one.channel.pump(LONG_S)
+    came = [one.came.get(timeout=LONG_S) for _ in range(2)]
+    assert Dropped(TASK.request) in came
+    check(next(m for m in came if isinstance(m, Values)), 2)
+    for stranger in strangers:
+        stranger.close()
+    wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
+    assert one.lost.empty()

@@ -18,7 +18,7 @@ from scheduler.channels.direct import DirectChannel
 from scheduler.ray import reception, signals
 from scheduler.ray.reception import Reception
 from scheduler.vocabulary.messages import Message
-from tests.scheduler.parties import LONG_S, Party, number_of, values
+from tests.scheduler.parties import LONG_S, Party, number_of, values, wait_for
 
 
 class Client:
@@ -140,6 +140,30 @@ def test_after_a_caller_was_interrupted_its_answer_and_others_are_received(
     for number in (1, 2):
         device.channel.send(client.channel.address, values(number))
         assert client.next() == (number, client.reception._thread)
+
+
+def test_a_message_that_cannot_be_taken_in_leaves_the_others_received(
+    client: Client, party: Callable[..., Party], caplog: pytest.LogCaptureFixture
+) -> None:
+    device = party()
+
+    def receive(message: Message) -> None:
+        if number_of(message) % 2:
+            raise RuntimeError("of a message")
+        client.receive(message)
+
+    client.channel._receive = receive
+    client.ask(1, 2)
+    client.reception.expect()
+    for number in (1, 2):  # the thread's
+        device.channel.send(client.channel.address, values(number))
+    assert client.next() == (2, client.reception._thread)
+    client.awaited = {4}
+    for number in (3, 4):
+        device.channel.send(client.channel.address, values(number))
+    client.help(4)  # a caller's
+    assert client.next()[0] == 4
+    wait_for(lambda: caplog.text.count("RuntimeError: of a message") == 2)
 
 
 def test_ctrl_c_at_any_line_takes_nobodys_message(

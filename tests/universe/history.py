@@ -343,7 +343,7 @@ class History:
             return
         self.world.note("heals")
         self.is_healing = True
-        self._until_s = self.world.now + self.healed_s + self.is_long * LATE_S * len(self._open)
+        self._until_s = self.world.now + self.healed_s + LATE_S * len(self._open)
         self.threads.late_s = 0.0
 
     def _weather(self, sender: Process, receiver: Process, message: Message) -> Sequence[float]:
