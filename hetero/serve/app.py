@@ -169,7 +169,7 @@ class ServingApp:
         await exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _infer(self, exchange: Exchange, names: Names) -> None:
-        begun: Inference | Exception | None = exchange.scope.get(BEGUN)
+        begun: Inference | Exception | None = exchange.scope.pop(BEGUN, None)
         if isinstance(begun, Exception):
             raise begun
         with begun or Inference(self._service.repository.find(**names)) as inference:
@@ -266,6 +266,7 @@ async def _answer_error(exchange: Exchange, error: Exception) -> None:
     status, message = told(error)
     if not isinstance(error, HeteroError):
         _log.error("%s %s", exchange.method, exchange.path, exc_info=error)
+    error.with_traceback(None)  # it leads to those who hold the error, and to the tensors
     if exchange.status:  # the head of an answer is on its way
         return
     headers = _HEADERS.get(status, [])

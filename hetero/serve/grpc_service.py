@@ -162,5 +162,6 @@ def _status(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Return the code and message of an error."""
     if not isinstance(error, HeteroError):
         _log.error("a gRPC call failed", exc_info=error)
+    error.with_traceback(None)  # it leads to those who hold the error, and to the tensors
     status, message = told(error)
     return grpc.StatusCode[GRPC_CODES.get(status, "INTERNAL")], message

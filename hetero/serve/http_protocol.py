@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import httptools
 import numpy as np
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hetero.serve.http_exchange import BEGUN, BODY
 from hetero.serve.rest_messages import dump_json
@@ -23,10 +23,12 @@ _PATIENCE_S: Final = 30.0
 _PIECE_NBYTES: Final = 2**22
 #: Bytes of a body from which on the kernel writes it to where it stays.
 _LARGE_NBYTES: Final = 2**17
-#: Bytes of a body up to which its memory is kept for the connection's next one.
-_KEPT_NBYTES: Final = 2**26
+#: Bytes of bodies up to which their memory is kept for their connections' next ones, all together.
+_KEPT_NBYTES: Final = 2**28
 #: Addresses of tensors are multiples of that, as vectors of processors want.
 _ALIGNED: Final = 64
+#: Seconds that a client may take nothing of what it is sent.
+_UNREAD_S: Final = 60.0
 #: Seconds that a head waits for its body before the application is asked, which has bounds for it.
 _HELD_S: Final = 0.05
 _NO_MEMORY: Final = np.empty(0, np.uint8)
@@ -50,6 +52,8 @@ class ServingProtocol(HttpToolsProtocol):
         self._is_head, self._head_nbytes = True, 0
         self._timer: asyncio.TimerHandle | None = None
         self._reader: _BodyReader | None = None
+        #: The request that is being answered, or was last.
+        self._running: RequestResponseCycle | None = None
         #: Memory of the last large body.
         self.memory = _NO_MEMORY
 
@@ -60,12 +64,23 @@ class ServingProtocol(HttpToolsProtocol):
         if (made := transport.get_extra_info("socket")) and made.family != socket.AF_UNIX:
             # A response's head and body are two writes: without this the second waits for 40 ms.
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            unread_ms = round(1000 * _UNREAD_S)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Wait no more, and keep nothing."""
         self._head_has_come()
         self._is_held = False
+        self._unset_keepalive_if_required()  # uvicorn has it go on after a reset
+        self._reader, self.memory = None, _NO_MEMORY
+        self.pipeline.clear()
+        # uvicorn tells it, and would tell the newest request, which may wait for its turn.
+        self.cycle = self._running  # type: ignore[assignment]  # None, as before the first
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless the head is too large."""
@@ -126,6 +141,7 @@ class ServingProtocol(HttpToolsProtocol):
                 self.on_response_complete()
                 return
             self._ask(answer)
+            del answer  # an error leads to this frame
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -159,6 +175,13 @@ class ServingProtocol(HttpToolsProtocol):
         self.cycle.scope[BODY] = body  # type: ignore[typeddict-unknown-key]  # ours
         self.switch(self)
         self.on_message_complete()
+
+    def keep(self, memory: np.ndarray) -> None:
+        """Keep memory for the next large body, unless connections keep too much already."""
+        self.memory = _NO_MEMORY
+        kept = sum(c.memory.size for c in self.connections if isinstance(c, ServingProtocol))
+        if kept + memory.size <= _KEPT_NBYTES:
+            self.memory = memory
 
     def switch(self, protocol: asyncio.BaseProtocol) -> None:
         """Have the transport give what it reads to a protocol."""
@@ -211,7 +234,7 @@ class _BodyReader(asyncio.BufferedProtocol):
         is_free = sys.getrefcount(memory) <= 3
         if not is_free or not nbytes + _ALIGNED <= memory.size <= 2 * (nbytes + _ALIGNED):
             memory = np.empty(nbytes + _ALIGNED, np.uint8)  # pages come as they are written
-        connection.memory = memory if memory.size <= _KEPT_NBYTES else _NO_MEMORY
+            connection.keep(memory)
         began = -(memory.ctypes.data + head_nbytes) % _ALIGNED
         self._body = memory.data[began : began + nbytes]
         self._body[: len(first)] = first
@@ -227,6 +250,7 @@ class _BodyReader(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the connection."""
+        self._body = memoryview(b"")
         self._connection.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -314,7 +314,7 @@ class DeviceLoop:
     def _failure(self, task: Task, error: BaseException) -> HeteroError:
         """Return what a request is told; an untyped error is a fault of a plugin's, or ours."""
         if isinstance(error, HeteroError):
-            return error
+            return error.with_traceback(None)  # it says all; where from leads to the inputs
         name = self.host.descriptor.name
         return InferenceError(
             f"stage {task.stage} on device {name}, request {task.request.id}, attempt "
