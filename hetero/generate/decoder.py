@@ -77,7 +77,7 @@ def read_decoder(
         states = find_states(read)
     if states is not None:
         read = with_states(read, states)
-    read = with_head_sizes(read)
+    read = _with_whole_caches(with_head_sizes(read))
     folder = Path(model).parent if isinstance(model, str | Path) else None
     decoder = find_ports(read, ports or {}, folder, eos)
     if read.opset_imports.get("", 0) < OPSET:
@@ -143,6 +143,21 @@ def with_head_sizes(model: Model) -> Model:
 
     inputs, outputs = map(sized, model.inputs), map(sized, model.outputs)
     return model.replace(inputs=tuple(inputs), outputs=tuple(outputs)) if sizes else model
+
+
+def _with_whole_caches(model: Model) -> Model:
+    """Return the model with caches that hold the whole text where they are as long as a window.
+
+    Those begin with room for all of it, and their rows move; the window itself stays.
+    """
+    window, nodes = "sliding_window_cache", list(model.nodes)
+    moving = [node for node in nodes if node.attributes.get(window)]
+    for node in moving:
+        proto = onnx.NodeProto()
+        proto.CopyFrom(node.proto)
+        proto.attribute.remove(next(a for a in proto.attribute if a.name == window))
+        nodes[model.index_of[node.name]] = Node.from_proto(proto)
+    return model.replace(nodes=nodes) if moving else model
 
 
 def _with_encoder_kept(model: Model, decoder: Decoder) -> Model:

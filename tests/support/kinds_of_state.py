@@ -44,8 +44,11 @@ def attention() -> onnx.ModelProto:
     )
 
 
-def grouped() -> onnx.ModelProto:
-    """Return the same layer as onnxruntime-genai's builder writes it: a head's size is open."""
+def grouped(attributes: str = "") -> onnx.ModelProto:
+    """Return the same layer as onnxruntime-genai's builder writes it: a head's size is open.
+
+    `attributes`: more of its attention's, as ", local_window_size = 4".
+    """
     cache = "float[batch, 2, {0}, size]"
     ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
     made = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
@@ -65,9 +68,9 @@ def grouped() -> onnx.ModelProto:
     whole = Gather (shape, one)
     total = Cast <to = 6> (whole)
     y, "present.0.key", "present.0.value" =
-        com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>
+        com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2{more}>
         (qkv, , , "past_key_values.0.key", "past_key_values.0.value", lengths, total)
-""",
+""".replace("{more}", attributes),
     )
     model.opset_import.add(domain="com.microsoft", version=1)
     return model

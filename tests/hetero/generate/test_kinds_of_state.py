@@ -75,6 +75,23 @@ def test_a_heads_size_that_ports_leave_open_is_the_attentions(
         assert together.tokens == [want, want]
 
 
+@pytest.mark.parametrize("device", ["CPU", "ORT"])
+def test_caches_as_long_as_a_window_hold_the_whole_text_instead(device: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    window = ", local_window_size = 4"
+    session = runtime.InferenceSession(grouped(window).SerializeToString())
+    none = np.zeros((1, 2, 0, 8), np.float32)
+    ids = list(PROMPT)
+    for _ in range(12):
+        given = {"input_ids": np.int64([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
+        caches = {f"past_key_values.0.{kind}": none for kind in ("key", "value")}
+        ids.append(int(session.run(["logits"], given | caches)[0][0, -1].argmax()))
+    with hetero.Core("inprocess") as core:
+        model = hetero.read_decoder(grouped(f"{window}, sliding_window_cache = 1"))
+        compiled = core.compile_model(model, device)
+        assert list(compiled.generate(PROMPT, 12)) == ids[len(PROMPT) :]
+
+
 def test_a_cache_of_one_length_bounds_the_text() -> None:
     with hetero.Core("inprocess", devices={"CPU": 1}) as core:
         compiled = core.compile_model(hetero.read_decoder(scattered()), "CPU")
