@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from scheduler.client.liveness import Restart
+from scheduler.ray.actor import DeviceActor
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.keeper import DeviceKeeper
 from scheduler.vocabulary import events
@@ -18,6 +23,8 @@ _WAIT_S = 30.0
 class _Deployment:
     """A deployment that notes what it is told; the first is slow to take a device back."""
 
+    key = "key"
+    gone: frozenset[str] = frozenset()
     remake = None
     stateful = False
 
@@ -42,6 +49,8 @@ class _Deployment:
 class _Deployments(list[_Deployment]):
     def tell(self, event: Any) -> None:
         """Nobody looks."""
+
+    told = tell
 
 
 def _device(address: str) -> Any:
@@ -83,6 +92,89 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     starts.join(_WAIT_S)
     keeper.close()
     assert slow.told == other.told == ["DeviceLost", "DeviceReturned", "DeviceLost"]
+
+
+def _keeper(**options: Any) -> DeviceKeeper:
+    nobody: Any = None
+    session: Any = SimpleNamespace(is_left=False)
+    devices: Any = SimpleNamespace(
+        forget=lambda actor_id: None,
+        answers=lambda device: True,
+        pool_table=SimpleNamespace(rows={}, started={}) if options else None,
+    )
+    deployments: Any = _Deployments([_Deployment(False, threading.Event())])
+    return DeviceKeeper(
+        session,
+        devices,
+        deployments,
+        nobody,
+        nobody,
+        nobody,
+        nobody,
+        device_timeout_s=_WAIT_S,
+        **options,
+    )
+
+
+def test_a_device_that_has_given_a_client_up_loads_its_stages_again_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler.ray.keeper.ray.get", lambda answer, timeout: answer)
+    keeper, device, ended = _keeper(), _device("a1"), 0.0
+    has_stages = True
+
+    def has_all(deployments: list[str]) -> bool:
+        assert deployments == ["key"]
+        return has_stages
+
+    device.actor = SimpleNamespace(has_all=SimpleNamespace(remote=has_all))
+    restarts: Queue[Restart] = Queue()
+    keeper._restart_soon = restarts.put  # type: ignore[method-assign]
+    channel: Any = SimpleNamespace(
+        watch=lambda address: None, status_of=lambda address: {"leases_ended": ended}
+    )
+    keeper.serve(channel)
+    keeper.watch(device)
+    _wait_until(lambda: keeper._leases_ended.get("a1") == 0.0)
+    ended = 1.0  # another client's
+    _wait_until(lambda: keeper._leases_ended.get("a1") == 1.0)
+    assert restarts.empty()
+    has_stages, ended = False, 2.0
+    order = restarts.get(timeout=_WAIT_S)
+    assert (order.device, order.address, order.keep) == ("D", "a1", True)
+    keeper.close()
+
+
+def test_a_pools_client_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[Any] = []
+    monkeypatch.setattr("scheduler.ray.keeper.ray.kill", killed.append)
+    device = _device("a1")
+    device.actor = "actor of D"
+    for keeps in (False, True):
+        keeper = _keeper(of_pool=True, keeps=keeps)
+        channel: Any = SimpleNamespace(unwatch=lambda address: None)
+        keeper._channel = channel
+        keeper._give_up(device)
+        assert killed == ["actor of D"] * keeps
+
+
+def test_a_lease_ends_where_its_client_stays_silent_and_not_where_it_was_heard() -> None:
+    actor = DeviceActor.__new__(DeviceActor)  # of all the rest nothing is wanted here
+    actor._outlives, actor._num_leases_ended = True, 0
+    gone: list[str] = []
+    silent_s: dict[str, float] = {"flaps": 1.0, "stopped": 61.0}
+    parts: Any = SimpleNamespace(
+        client_gone=gone.append,
+        num_streams=1,
+        silent_s=silent_s.get,
+        run_at_once=lambda num_streams: None,
+        status=dict,
+    )
+    actor._loop = actor._channel = actor._workers = parts
+    for client in ("flaps", "stopped", "unknown"):
+        actor._end_lease(client, 60.0)
+    assert gone == ["stopped", "unknown"]
+    assert actor._status() == {"leases_ended": 2}
 
 
 def test_a_device_that_hears_where_others_are_hears_it_again_if_one_moves_meanwhile() -> None:

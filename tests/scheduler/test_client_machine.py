@@ -339,6 +339,26 @@ def test_a_request_that_ends_its_device_fails_alone(is_silent_first: bool) -> No
     assert num_lost == 4  # twice with all, which is free, and twice alone
 
 
+def test_suspects_are_tried_one_by_one_though_other_routes_are_there() -> None:
+    m = machine(route("A"), route("B"))
+    for i in range(4):
+        m.handle(submitted(i))
+    on = {device: ev.DeviceLost(1.0, device, "node-7", "killed") for device in "AB"}
+    back = {device: ev.DeviceReturned(1.0, device) for device in "AB"}
+    for device in "ABA":  # each is lost with all that it has, and is back
+        m.handle(on[device])
+        m.handle(back[device])
+    records = list(m.live())
+    assert all(record.is_suspect for record in records)
+    for num_lost, now_s in enumerate((2.0, 4.0, 6.0)):
+        m.handle(ev.TimePassed(now_s))
+        (running,) = (record for record in records if record.state is RequestState.RUNNING)
+        m.handle(on["AB"[running.route]])  # with this one alone on it
+        assert RequestState.RUNNING not in [record.state for record in records]
+        m.handle(back["AB"[running.route]])
+        assert sum(record.num_failed for record in records) == num_lost + 1
+
+
 def test_a_device_that_is_silent_again_and_again_costs_no_attempt() -> None:
     m = machine(attempts=2)
     for i in (1, 2):

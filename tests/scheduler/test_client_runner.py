@@ -185,3 +185,17 @@ def test_an_interrupt_of_who_ends_requests_of_others_leaves_nobody_waiting(clock
     for other in others:
         with pytest.raises(RequestCancelledError):
             other.future.result(_WAIT_S)
+
+
+def test_an_answer_that_cannot_be_made_fails_its_request(clock: Clock) -> None:
+    runner = _runner(clock)
+
+    def answer(*of: Any) -> Answer:
+        raise MemoryError("no room for the answer")
+
+    runner._attempts.answer = answer  # type: ignore[method-assign]
+    submission = runner.submit({}, PLAIN)
+    runner.handle(PartArrived(clock.now_s(), submission.request_id, 1, {}, (StageRun(0, "A"),)))
+    with pytest.raises(MemoryError, match="no room"):
+        submission.future.result(_WAIT_S)
+    runner.close()

@@ -281,3 +281,41 @@ def test_a_party_that_does_not_hear_is_silent_though_it_is_heard(
             assert a.silent.get(timeout=LONG_S)[0] == b.address
     for a, b in ((one, other), (other, one)):
         assert a.heard.get(timeout=LONG_S) == b.address
+
+
+def test_who_was_stopped_itself_blames_nobody_for_what_it_did_not_hear(
+    party: Callable[..., Party],
+) -> None:
+    one, two = party(timeout_s=LONG_S), party()
+    one.channel.watch(two.address)
+    wait_for(lambda: _is_met(one, two))
+    control, stopped_s = one.channel._control, 3 * LONG_S
+    (peer,) = one.channel._peers
+    control._tend(peer, {}, time.monotonic() + stopped_s, late_s=stopped_s)
+    assert one.silent.empty()
+    control._tend(peer, {}, time.monotonic() + 3 * stopped_s, late_s=0.0)
+    assert one.silent.get(timeout=LONG_S)[0] == two.address
+
+
+def test_what_comes_on_new_links_while_a_party_is_forgotten_changes_nothing(
+    party: Callable[..., Party],
+) -> None:
+    one, two = party(), party()
+    one.channel.watch(two.address)
+    wait_for(lambda: _is_met(one, two))
+    inbox = one.channel._inbox
+
+    class Address(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            inbox.link(os.urandom(8))  # as a thread that pumps does
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    (peer,) = one.channel._peers
+    for incoming in list(inbox.incoming.values()):
+        incoming.address = Address(incoming.address)
+    one.channel._control._forget(peer)
+    assert two.address not in {incoming.address for incoming in inbox.incoming.values()}
