@@ -15,7 +15,18 @@ from hetero.errors import InferenceError, TensorTypeError
 from scheduler.channels.memory import MemoryChannel
 from scheduler.device.host import DeviceHost
 from tests.support.decoders import decoder
-from tests.support.feedback_model import AFFINITY, FED_BACK, GAIN, NOWHERE, STATES, X, wanted
+from tests.support.feedback_model import (
+    AFFINITY,
+    COUNTS,
+    FED_BACK,
+    GAIN,
+    NOWHERE,
+    PLACES,
+    STATES,
+    X,
+    placed,
+    wanted,
+)  # fmt: skip
 from tests.support.remote_cores import await_freed, core_on
 
 SPLIT = "HETERO:CPU.0,CPU.1"
@@ -81,23 +92,28 @@ def request_(compiled: hetero.CompiledModel) -> InferRequest:
     return made
 
 
+@pytest.mark.parametrize(("devices", "last", "others"), PLACES)
 def test_the_next_run_reads_what_devices_made(
-    core: hetero.Core, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, devices: str, last: str, others: dict[str, list[str]]
 ) -> None:
-    gate = Gate(monkeypatch)
-    request_.start_async({"x": X, "gain": GAIN})
-    found = []
-    for _ in range(5):
-        assert request_.start_next({"gain": GAIN})
-        request_.wait()
-        found.append(request_.results["y"])
-        request_.start_async({"x": NOWHERE, "gain": NOWHERE})  # it runs already, on others
-    gate.let_go()
-    request_.wait()
-    np.testing.assert_array_equal([*found, request_.results["y"]], wanted(6))
-    np.testing.assert_array_equal(request_.query_state()[0].state.data, sum(wanted(5)) + X)
-    request_.reset_state()
-    await_freed(core, 0)
+    with core_on(MemoryChannel, COUNTS) as core, placed(core, devices, last, others) as compiled:
+        request = compiled.create_infer_request()
+        request.feedback = {"x": "y"}
+        gate = Gate(monkeypatch)
+        request.start_async({"x": X, "gain": GAIN})
+        found = []
+        for _ in range(5):
+            assert request.start_next({"gain": GAIN})
+            request.wait()
+            found.append(request.results["y"])
+            request.start_async({"x": NOWHERE, "gain": NOWHERE})  # it runs already, on others
+        gate.let_go()
+        request.wait()
+        np.testing.assert_allclose([*found, request.results["y"]], wanted(6), rtol=1e-5)
+        state = request.query_state()[0].state.data
+        np.testing.assert_allclose(state, sum(wanted(5)) + X, rtol=1e-5)
+        request.reset_state()
+        await_freed(core, 0)
 
 
 def test_it_is_not_used_once_its_states_are_others(

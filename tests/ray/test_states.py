@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hetero
+from devices.request.infer_request import InferRequest
 from hetero.errors import TensorError
-from tests.support.feedback_model import (
-    AFFINITY,
-    FED_BACK,
-    GAIN,
-    NOWHERE,
-    X,
-    wanted,
-)
-from tests.support.feedback_model import STATES as FED_STATES
+from tests.support.feedback_model import COUNTS, GAIN, NOWHERE, PLACES, X, placed, wanted
+from tests.support.remote_cores import await_freed
 from tests.support.stateful_models import STATES, decoder, expected, generated
 
 pytestmark = pytest.mark.ray
+#: Runs of a request, and requests at once.
+COUNT, THREADS = 12, 4
+
+
+@pytest.fixture(scope="module")
+def fed() -> Iterator[hetero.Core]:
+    with hetero.Core("ray", devices=COUNTS) as core:
+        yield core
 
 
 def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lost() -> None:
@@ -48,21 +52,25 @@ def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lo
         assert generated(request) == want
 
 
-def test_the_next_run_reads_what_actors_made() -> None:
-    with (
-        hetero.Core(devices={"CPU": 2}) as core,
-        core.compile_model(
-            FED_BACK, "HETERO:CPU.0,CPU.1", affinity=AFFINITY, states=FED_STATES
-        ) as compiled,
-    ):
-        request = compiled.create_infer_request()
+@pytest.mark.parametrize(("devices", "last", "others"), PLACES)
+def test_the_next_run_reads_what_actors_made(
+    fed: hetero.Core, devices: str, last: str, others: dict[str, list[str]]
+) -> None:
+    def told(request: InferRequest) -> list[np.ndarray]:
         request.feedback = {"x": "y"}
-        x = X
-        found = []
-        for _ in range(20):
+        x, found = X, []
+        for _ in range(COUNT):
             request.start_async({"x": x, "gain": GAIN})
             is_early = request.start_next({"gain": GAIN})  # unless the run has ended already
             request.wait()
             found.append(request.results["y"])
             x = NOWHERE if is_early else found[-1]
-        np.testing.assert_array_equal(found, wanted(20))
+        request.cancel()  # the run after the last
+        request.reset_state()
+        return found
+
+    with placed(fed, devices, last, others) as compiled, ThreadPoolExecutor(THREADS) as pool:
+        requests = [compiled.create_infer_request() for _ in range(THREADS)]
+        for found in pool.map(told, requests):
+            np.testing.assert_allclose(found, wanted(COUNT), rtol=1e-5)
+        await_freed(fed, 0)
