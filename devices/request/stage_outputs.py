@@ -28,8 +28,13 @@ class StageOutputs:
         self._model = model
         self._device = device
         self._ports = tuple(ports)
-        #: The ports, each with its arrays' type; None for what is no tensor.
-        self._expected = tuple((port, port.dtype) for port in self._ports)
+        #: The ports, each with its arrays' type, None for what is no tensor, and a number that
+        #: those have in common whose known lengths are the same, as of caches of all layers.
+        kinds: dict[tuple[int | None, ...] | None, int] = {}
+        self._expected = tuple(
+            (port, port.dtype, kinds.setdefault(_known_lengths(port), len(kinds)))
+            for port in self._ports
+        )
 
     def receive(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
         """Return what `Program.run` gave, copied where it shares memory with what lives on.
@@ -46,8 +51,8 @@ class StageOutputs:
         taken: set[int] = set()
         _take(inputs, taken)
         received: list[Value] = []
-        fits = None
-        for value, (port, dtype) in zip(outputs, self._expected, strict=True):
+        fitting: tuple[int, tuple[int, ...]] | None = None
+        for value, (port, dtype, kind) in zip(outputs, self._expected, strict=True):
             if (  # its own memory, as most have
                 dtype is not None
                 and type(value) is np.ndarray
@@ -61,9 +66,9 @@ class StageOutputs:
                 received.append(value)
                 continue
             if dtype is not None and is_remote(type(value)) and value.dtype is dtype:
-                shapes = port.shape, value.shape  # the caches of all layers have the same
-                if shapes == fits or port.accepts(value.shape):
-                    fits = shapes
+                found = kind, value.shape
+                if found == fitting or port.accepts(value.shape):
+                    fitting = found
                     received.append(value)
                     continue
             tensor = np.asarray(value) if isinstance(value, np.generic) else value
@@ -84,6 +89,11 @@ class StageOutputs:
             port=port.name,
             operator=node.name if node else "",
         )
+
+
+def _known_lengths(port: TensorSpec) -> tuple[int | None, ...] | None:
+    shape = port.shape
+    return None if shape is None else tuple([n if isinstance(n, int) else None for n in shape])
 
 
 def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
