@@ -39,9 +39,9 @@ class Tokenizer:
         except Exception as error:  # the package has no class of its own for it
             raise ArgumentError(f"{path}: not a tokenizer: {error}.") from error
 
-    def encode(self, text: str) -> list[int]:
-        """Return a text's ids, with what the tokenizer puts around it."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
+        """Return a text's ids, with what the tokenizer puts around it unless that is in it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=not is_whole).ids)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of ids, without special tokens."""

@@ -103,6 +103,7 @@ class ServingApp:
                 self._document("RepositoryModelUnload"),
             ),
             Route("GET", "/v1/models", texts.models),
+            Route("GET", "/v1/models/{name}", texts.models),
             Route("POST", "/v1/completions", partial(texts.openai, False)),
             Route("POST", "/v1/chat/completions", partial(texts.openai, True)),
             Route("GET", "/openapi.json", self._openapi),

@@ -25,11 +25,13 @@ class Completions:
         self._service = service
         self._generations = Generations()
 
-    async def models(self, exchange: Exchange, _: object) -> None:
-        """Answer with the models, as OpenAI lists them."""
-        names = dict.fromkeys(model.name for model in self._service.repository.models())
+    async def models(self, exchange: Exchange, asked: Mapping[str, str]) -> None:
+        """Answer with the models, or the one that is asked for, as OpenAI lists them."""
+        repository = self._service.repository
+        found = [repository.find(**asked)] if asked else repository.models()
+        names = dict.fromkeys(model.name for model in found)
         rows = [{"id": n, "object": "model", "created": 0, "owned_by": "hetero"} for n in names]
-        await exchange.answer_json({"object": "list", "data": rows})
+        await exchange.answer_json(rows[0] if asked else {"object": "list", "data": rows})
 
     async def triton(self, stream: bool, exchange: Exchange, names: Mapping[str, str]) -> None:
         """Answer as Triton's generate extension does: whole, or piece by piece."""
@@ -59,7 +61,7 @@ class Completions:
         model = self._service.repository.find(name)
         if is_chat and not isinstance(asked.prompt, list):
             raise refused("messages is a list of {role, content}.")
-        ids = prompt_ids(model, model.texts.prompt(asked.prompt) if is_chat else asked.prompt)
+        ids = model.texts.chat_ids(asked.prompt) if is_chat else prompt_ids(model, asked.prompt)
         chunk = ".chunk" if asked.stream else ""
         head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",

@@ -20,11 +20,14 @@ _MOST: Final = 256
 #: What a decoder of bytes gives for a character that is not whole yet.
 _INCOMPLETE: Final = "\ufffd"
 #: Fields of OpenAI's forms that change nothing here.
-_IGNORED: Final = frozenset({"user", "metadata", "store", "model", "service_tier"})
+_IGNORED: Final = frozenset(
+    {"user", "metadata", "store", "model", "service_tier", "parallel_tool_calls"}
+)
 #: Field -> the only value that is served.
 _ONLY: Final[Mapping[str, object]] = {
     "n": 1, "best_of": 1, "logprobs": False, "echo": False, "suffix": "", "logit_bias": {},
-    "tools": [], "presence_penalty": 0, "frequency_penalty": 0,
+    "tools": [], "tool_choice": "none", "presence_penalty": 0, "frequency_penalty": 0,
+    "response_format": {"type": "text"},
 }  # fmt: skip
 _FULL: Final = msgspec.Meta(min_length=1)
 
@@ -34,6 +37,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     `prompt`: a text, token ids, or a chat's messages.
     `stop`: texts before which the answer ends.
+    `ignore_eos`: whether only these end it, as load generators ask.
     """
 
     prompt: Annotated[str, _FULL] | Annotated[list[Any], _FULL]
@@ -45,6 +49,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: Annotated[str, _FULL] | list[Annotated[str, _FULL]] = []
+    ignore_eos: bool = False
     stream: bool = False
     stream_options: dict[str, Any] = {}
 
@@ -105,7 +110,8 @@ class Generations:
         """
         if self._num_running >= _MOST:
             raise OverloadedError(f"{_MOST} texts are being generated already; try again later.")
-        generation = model.compiled.generate(ids, request.max_tokens, **request.sampling)
+        eos = () if request.ignore_eos else None
+        generation = model.compiled.generate(ids, request.max_tokens, eos=eos, **request.sampling)
         self._num_running += 1
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         loop = asyncio.get_running_loop()
@@ -141,14 +147,16 @@ def _begins(text: str, stops: tuple[str, ...]) -> bool:
     return any(text.endswith(stop[:n]) for stop in stops for n in range(1, len(stop)))
 
 
-def prompt_ids(model: ServedModel, prompt: str | list[object]) -> list[int]:
-    """Return a prompt's token ids.
+def prompt_ids(model: ServedModel, prompt: str | list[Any]) -> list[int]:
+    """Return a prompt's token ids; OpenAI's form may have a list of one prompt.
 
     Raises ProtocolError: it is neither a text nor a list of ids, or a text and the model has no
     tokenizer.
     """
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        [prompt] = prompt
     if isinstance(prompt, str):
         return model.texts.ids(prompt)
     if any(type(item) is not int for item in prompt):
         raise refused("a prompt is one text, or one list of token ids.")
-    return prompt  # type: ignore[return-value]  # it was looked at
+    return prompt

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from devices.errors import ArgumentError
 from hetero.generate.text import Tokenizer
 from hetero.serve.errors import refused
 
+#: Tokens that templates write, by their names in a configuration.
+_SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+
 
 class Texts:
     """A model's tokenizer, and its template for chats.
 
-    `folder`: where ``tokenizer.json`` and ``tokenizer_config.json`` may be; None: there is no such.
+    `folder`: where ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` may
+        be; None: there is no such.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -36,32 +41,38 @@ class Texts:
             except ValueError as error:
                 raise ArgumentError(f"{configuration} is not JSON: {error}") from error
             self._template = told.get("chat_template")
-            for name in ("bos_token", "eos_token"):
-                value = told.get(name)
-                self._special[name] = value["content"] if isinstance(value, dict) else value
+            if isinstance(self._template, list):  # of several, by name
+                named = {one["name"]: one["template"] for one in self._template}
+                self._template = named.get("default")
+            for name in _SPECIAL:
+                if value := told.get(name):
+                    self._special[name] = value["content"] if isinstance(value, dict) else value
+        alone = folder / "chat_template.jinja"  # where transformers keeps it since 4.43
+        if alone.is_file():
+            self._template = alone.read_text()
 
-    def ids(self, text: str) -> list[int]:
-        """Return a text's token ids.
+    def ids(self, text: str, *, is_whole: bool = False) -> list[int]:
+        """Return a text's token ids; one that is whole has its special tokens in it.
 
         Raises ProtocolError: there is no tokenizer.
         """
         if self._tokenizer is None:
             raise refused(f"{self._missing}. Give the prompt as a list of token ids.", 501)
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(text, is_whole=is_whole)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; empty where there is no tokenizer."""
         return self._tokenizer.decode(list(ids)) if self._tokenizer else ""
 
-    def prompt(self, messages: Sequence[Any]) -> str:
-        """Return the prompt that a chat's messages are to the model.
+    def chat_ids(self, messages: Sequence[Any]) -> list[int]:
+        """Return the token ids that a chat's messages are to the model.
 
         Raises ProtocolError: the model has no template for chats, or it refuses the messages.
         """
         if not self._template:
             raise refused(
-                "chats need a chat_template in tokenizer_config.json beside the model; "
-                "/v1/completions takes prompts.",
+                "chats need a chat_template in tokenizer_config.json, or chat_template.jinja, "
+                "beside the model; /v1/completions takes prompts.",
                 501,
             )
         try:
@@ -69,9 +80,43 @@ class Texts:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
             raise refused("chats need `pip install jinja2`.", 501) from error
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+        def raise_exception(message: str) -> NoReturn:
+            raise TemplateError(message)
+
+        # What templates may use, as transformers' `apply_chat_template` offers it.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _json
+        environment.globals |= {"raise_exception": raise_exception, "strftime_now": _now}
+        told = [_plain(message) for message in messages]
         try:
             template = environment.from_string(self._template)
-            return template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except TemplateError as error:
+            text = template.render(messages=told, add_generation_prompt=True, **self._special)
+        except (TemplateError, TypeError) as error:
             raise refused(f"the model's chat template: {error}.") from error
+        return self.ids(text, is_whole=True)
+
+
+def _plain(message: Any) -> Any:
+    """Return a chat's message with its parts, if they are texts, as one text.
+
+    Raises ProtocolError: it is none, or has parts of another kind.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise refused("messages is a list of {role, content}.")
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
+        raise refused("the content of a message is a text, or a list of {type: text, text}.")
+    return {**message, "content": "".join(part["text"] for part in parts)}
+
+
+def _json(value: Any, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -26,8 +26,12 @@ END = greedy(PROMPT, 6)[3]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("decoder")
+    folder, other = tmp_path_factory.mktemp("decoder"), tmp_path_factory.mktemp("ending")
     _write_tokenizer(folder)
+    _write_tokenizer(other)
+    configuration = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "chat_template.jinja").write_text(configuration.pop("chat_template"))
+    (other / "tokenizer_config.json").write_text(json.dumps(configuration))
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
         model = hetero.read_decoder(decoder())
         compiled = core.compile_model(
@@ -35,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         )
         source = ModelSource("little", "1", lambda: compiled, folder=folder)
         ends = core.compile_model(hetero.read_decoder(decoder(), eos=[END]), "CPU.0")
-        ending = ModelSource("ending", "1", lambda: ends, folder=folder)
+        ending = ModelSource("ending", "1", lambda: ends, folder=other)
         repository = Repository(lambda: [source, ending])
         repository.refresh()
         with Server(repository, ServerOptions(port=0)).until_started() as server:
@@ -43,17 +47,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer whose words are w0, w1, ..., and a template for chats."""
+    """Write a tokenizer whose words are w0, w1, ..., w0 before a text, and a template for chats."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
         "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None, "decoder": None,
+        "post_processor": {  # it puts w0 before a text
+            "type": "TemplateProcessing", "pair": [],
+            "single": [
+                {"SpecialToken": {"id": "w0", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "special_tokens": {"w0": {"id": "w0", "ids": [0], "tokens": ["w0"]}},
+        },
+        "decoder": None,
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }  # fmt: skip
-    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    template = (
+        "{{ bos_token }}{% for message in messages %}"
+        "{% if message['role'] == 'none' %}{{ raise_exception('no such role') }}{% endif %}"
+        "{{ message['content'] }} {% endfor %}"
+    )
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": None, "chat_template": template})
+    )
 
 
 def words(ids: list[int]) -> str:
@@ -82,6 +100,8 @@ def test_tokens_for_tokens(server: Server) -> None:
     assert told["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
     assert (told["object"], told["model"]) == ("text_completion", "little")
     assert ask(server, "/v1/models").json["data"][0]["id"] == "little"
+    assert ask(server, "/v1/models/ending").json["id"] == "ending"
+    assert ask(server, "/v1/models/none").status == 404
 
 
 def test_a_stream_has_what_the_whole_has(server: Server) -> None:
@@ -96,7 +116,7 @@ def test_a_stream_has_what_the_whole_has(server: Server) -> None:
 
 def test_texts_and_chats(server: Server) -> None:
     pytest.importorskip("tokenizers")
-    wanted = words(greedy(PROMPT, 6))
+    wanted = words(greedy([0, *PROMPT], 6))
     assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == wanted
     stop = wanted.split()[2]
     until = wanted[: wanted.index(stop)]
@@ -105,13 +125,49 @@ def test_texts_and_chats(server: Server) -> None:
         told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
         assert "".join(part["choices"][0]["text"] for part in told) == until
         assert told[-1]["choices"][0]["finish_reason"] == "stop"
+    assert complete(server, prompt=[PROMPT]).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
+
+
+CHAT = [{"role": "user", "content": words(PROMPT)}]
+PARTS = [{"type": "text", "text": words(PROMPT[:3])}, {"type": "text", "text": words(PROMPT[3:])}]
+
+
+@pytest.mark.parametrize("model", ["little", "ending"])
+def test_chats(server: Server, model: str) -> None:
+    pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
-    messages = [{"role": "user", "content": words(PROMPT)}]
-    answer = complete(server, "/v1/chat/completions", prompt=None, messages=messages)
+    fields = {
+        "model": model,
+        "prompt": None,
+        "ignore_eos": True,
+        "response_format": {"type": "text"},
+    }
+    path, wanted = "/v1/chat/completions", words(greedy(PROMPT, 6))  # the template puts no w0
+    answer = complete(server, path, messages=CHAT, **fields)
     assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": wanted}
-    answer = complete(server, "/v1/chat/completions", prompt=None, messages=messages, stream=True)
+    answer = complete(server, path, messages=CHAT, stream=True, **fields)
     parts = [json.loads(e)["choices"][0]["delta"]["content"] for e in events(answer)[:-1]]
     assert "".join(parts) == wanted
+    spaced = [PARTS[0], {"type": "text", "text": " "}, PARTS[1]]
+    answer = complete(server, path, messages=[{"role": "user", "content": spaced}], **fields)
+    assert answer.json["choices"][0]["message"]["content"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "none", "content": "w1"}, "no such role"),
+        ({"content": "w1"}, "role"),
+        ("w1", "role"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "type: text"),
+    ],
+)
+def test_chats_that_are_none(server: Server, message: Any, said: str) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    answer = complete(server, "/v1/chat/completions", prompt=None, messages=[message])
+    assert answer.status == 400
+    assert said in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
