@@ -47,7 +47,7 @@ def property_table() -> PropertyTable:
 
 def compile_options(config: Config, table: PropertyTable) -> dict[str, Any]:
     """Return the part of a configuration that OpenVINO is told: what is not its own default."""
-    names = core().get_property(config["DEVICE_ID"], "SUPPORTED_PROPERTIES")
+    names = _mutability(config["DEVICE_ID"])
     options = {
         # It reads texts alone as sets.
         name: " ".join(map(str, value)) if isinstance(value, tuple) else value
@@ -66,9 +66,16 @@ def read_only(device: str) -> dict[str, Any]:
     return {name: _plain(name, value) for name, value, mutable in _supported(device) if not mutable}
 
 
+@cache
+def _mutability(device: str) -> dict[str, str]:
+    """Return a device's properties: RO, RW or WO. OpenVINO leaks the names whenever it is asked."""
+    supported: dict[str, str] = core().get_property(device, "SUPPORTED_PROPERTIES")
+    return supported
+
+
 def _supported(device: str) -> Iterator[tuple[str, Any, bool]]:
     """Yield a device's properties, each with its value and whether it can be set."""
-    for name, mutability in core().get_property(device, "SUPPORTED_PROPERTIES").items():
+    for name, mutability in _mutability(device).items():
         if name == "SUPPORTED_PROPERTIES" or mutability == "WO":
             continue
         try:

@@ -332,6 +332,25 @@ def test_options_reach_openvino(plugin, monkeypatch):
     assert told == wanted | {"device": "CPU", "PERF_COUNT": False, "ENABLE_CPU_PINNING": False}
 
 
+def test_what_openvino_leaks_whenever_it_is_asked_is_asked_once(plugin, monkeypatch):
+    import openvino
+
+    asked = []
+    get = openvino.Core.get_property
+
+    def listen(core, device, name):
+        asked.append(name)
+        return get(core, device, name)
+
+    model = parsed("(float[2] x) => (float[2] y) {y = Relu(x)}")
+    plugin.compile_model(model)
+    monkeypatch.setattr(openvino.Core, "get_property", listen)
+    plugin.compile_model(model)
+    assert plugin.full_name("CPU")
+    assert asked
+    assert "SUPPORTED_PROPERTIES" not in asked
+
+
 def test_a_hint_of_throughput_brings_the_streams_that_the_device_offers(plugin):
     model = parsed("(float[2] x) => (float[2] y) {y = Neg(x)}")
     offered = plugin.get_property("RANGE_FOR_STREAMS", "CPU")[-1]
