@@ -16,6 +16,7 @@ from hetero.cli.terminal import remark, tell, wants_json
 from hetero.compile.compiled_model import CompiledModel
 from hetero.generate.decoder import read_decoder
 from hetero.generate.layers import find_layers
+from hetero.generate.ports import published_folder
 from hetero.generate.text import TextStream, Tokenizer
 from hetero.report.text import Columns, table
 from hetero.report.units import nbytes_text
@@ -64,7 +65,7 @@ def generate(
         raise click.UsageError("Give --prompt TEXT, or --ids 1,2,3.")
     words = None
     if prompt is not None or tokenizer is not None:
-        words = Tokenizer(tokenizer or Path(job.model).parent)
+        words = Tokenizer(tokenizer or published_folder(job.model))
         ids = ids if prompt is None else words.encode(prompt)
     pairs = dict(state.split("=", 1) for state in states if "=" in state)
     source = None if is_blob(job.model) else read_decoder(job.model, states=pairs or None)

@@ -17,6 +17,7 @@ from hetero.cli.option_kinds import Finite, together
 from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import progress, remark, tell, wants_json
 from hetero.generate.decoder import read_decoder
+from hetero.generate.ports import published_folder
 from hetero.report.text import Columns, table
 from hetero.serve.options import ServerOptions
 from hetero.serve.server import Server, require_extra
@@ -139,7 +140,9 @@ def serve(
         read = read_decoder if decoder else job.core.read_model
         source = None if is_blob(job.model) else read(job.model)
         called = name or Path(job.model.rpartition(":")[2]).stem
-        only = ModelSource(called, "1", lambda: job.compile(source), folder=folder.parent)
+        only = ModelSource(
+            called, "1", lambda: job.compile(source), folder=published_folder(folder)
+        )
         repository = Repository(lambda: [only])
     job.start()
     with progress("loading models"):

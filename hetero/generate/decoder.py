@@ -17,7 +17,7 @@ from devices.model.opset import raised_opset
 from devices.model.reader import Source, read_model
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import STATES, variables_of, with_states
-from hetero.generate.ports import KEY, Decoder, find_ports, find_states
+from hetero.generate.ports import KEY, Decoder, find_ports, find_states, published_folder
 from hetero.generate.sampling import DOMAIN, OPSET, sample_function
 
 #: Operators whose first input's positions do not meet, given weights.
@@ -45,14 +45,15 @@ def read_decoder(
     model : path, bytes, onnx.ModelProto or Model
         An export with its caches as inputs and outputs, as optimum and onnxruntime-genai's builder
         write them. ``config.json``, ``generation_config.json`` and ``genai_config.json`` beside a
-        path are read for the tokens that end a text and the most tokens that the model takes.
+        path, or beside its folder ``onnx``, are read for the tokens that end a text and the most
+        tokens that the model takes.
     states : mapping of str to str, optional
         Input -> output that is its value in the next step, as for `Core.read_model`, where names
         do not say it.
     ports : mapping of str to str, optional
         Port -> what it is, where names do not say it: ``ids``, ``mask``, ``positions``,
-        ``is_next``, ``past_length``, ``total_length``, ``source`` (what an encoder made) or
-        ``logits``.
+        ``is_next``, ``past_length``, ``total_length``, ``num_logits``, ``source`` (what an encoder
+        made) or ``logits``.
     eos : sequence of int, optional
         Tokens that end a text, instead of the configuration's.
     logits : bool
@@ -78,7 +79,7 @@ def read_decoder(
     if states is not None:
         read = with_states(read, states)
     read = _with_whole_caches(with_head_sizes(read))
-    folder = Path(model).parent if isinstance(model, str | Path) else None
+    folder = published_folder(model) if isinstance(model, str | Path) else None
     decoder = find_ports(read, ports or {}, folder, eos)
     if read.opset_imports.get("", 0) < OPSET:
         read = raised_opset(read, OPSET)

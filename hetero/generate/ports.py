@@ -25,6 +25,7 @@ ROLES: Final = {
     "is_next": ("use_cache_branch",),
     "past_length": ("write_indices", "past_length", "past_seq_len"),
     "total_length": ("nonpad_kv_seqlen", "total_length", "total_seq_len"),
+    "num_logits": ("num_logits_to_keep", "logits_to_keep"),
     "source": ("encoder_hidden_states", "encoder_attention_mask"),
 }
 #: Roles that several inputs may have.
@@ -65,6 +66,8 @@ class Decoder:
     past_length, total_length : str
         How many tokens caches hold, and with the ids, [batch] or one number; empty where there is
         none. Opset 24's TensorScatter and Attention want them.
+    num_logits : str
+        For how many of the newest ids logits are wanted, one number; empty where it is not asked.
     token, sampling, seen : str
         The ports of the node that chooses; see `hetero.generate.sampling`.
     context_length : int or None
@@ -85,6 +88,7 @@ class Decoder:
     is_next: str = ""
     past_length: str = ""
     total_length: str = ""
+    num_logits: str = ""
     token: str = ""
     sampling: str = ""
     seen: str = ""
@@ -215,6 +219,16 @@ def _logits(model: Model, outputs: Mapping[str, TensorSpec], name: str | None) -
     return found[0]
 
 
+def published_folder(model: str | Path) -> Path:
+    """Return the folder with what is published of a model: its file's, or the one of ``onnx/``.
+
+    Models for Transformers.js are in a folder of that name, their configuration above it.
+    """
+    folder = Path(model).absolute().parent
+    is_below = folder.name == "onnx" and not (folder / "config.json").is_file()
+    return folder.parent if is_below else folder
+
+
 def _read_configuration(folder: Path | None) -> dict[str, Any]:
     """Return what the files that exporters write beside a model say of it, the first first."""
     found: dict[str, Any] = {}
@@ -232,7 +246,10 @@ def _read_configuration(folder: Path | None) -> dict[str, Any]:
 
 
 def _context_length(model: Model, named: Mapping[str, str], read: Mapping[str, Any]) -> int | None:
-    names = ("context_length", "max_position_embeddings", "n_positions", "max_seq_len")
+    names = (
+        "context_length", "max_position_embeddings", "n_positions", "max_seq_len",
+        "max_target_positions",
+    )  # fmt: skip
     most = [read[name] for name in names if isinstance(read.get(name), int)][:1]
     if "past_length" in named:  # caches that are written in place are as long as their ports
         shapes = [variable.input.shape or () for variable in variables_of(model)]

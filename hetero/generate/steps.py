@@ -158,6 +158,9 @@ class Steps:
                 port = self._types[name]
                 shape = np.shape(new)[: len(port.shape or ())]
                 given[name] = np.full(shape, count if shape else np.max(count), port.dtype)
+        if decoder.num_logits:
+            port = self._types[decoder.num_logits]
+            given[decoder.num_logits] = np.ones([1] * len(port.shape or ()), port.dtype)
         if decoder.is_next:
             given[decoder.is_next] = np.asarray([past > 0])
         return given

@@ -21,6 +21,7 @@ import yaml
 
 from devices.errors import ArgumentError, ModelError, ModelNotFoundError
 from hetero.compile.compiled_model import CompiledModel
+from hetero.generate.ports import published_folder
 from hetero.serve.repository import ModelSource
 
 #: The file with a model's options.
@@ -140,7 +141,7 @@ def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
 def _source(name: str, version: str, path: Path, options: ModelOptions, load: Load) -> ModelSource:
     status = path.stat()
     stamp = (path, status.st_mtime_ns, status.st_size, status.st_ino, options)
-    return ModelSource(name, version, lambda: load(path, options), stamp, path.parent)
+    return ModelSource(name, version, lambda: load(path, options), stamp, published_folder(path))
 
 
 def _raising(error: Exception) -> Callable[[], CompiledModel]:

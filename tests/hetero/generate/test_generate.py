@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx.parser import parse_graph
 
 import hetero
 from hetero.errors import ArgumentError, ArgumentTypeError, HeteroError, ModelError
@@ -343,6 +344,23 @@ def test_ports_that_names_do_not_tell_are_asked_for(core: hetero.Core) -> None:
             hetero.read_decoder(strange, states=states, ports=wrong)
     with pytest.raises(ArgumentError, match="one input of token ids"):
         hetero.read_decoder(strange, states=states, ports={**ports, "b": "ids"})
+
+
+def test_logits_are_asked_for_of_the_newest_position(core: hetero.Core) -> None:
+    asking = renamed(logits="of_each")
+    asking.graph.output[0].name = "logits"
+    graph = parse_graph("""
+        newest (int64 num_logits_to_keep, float[b, n, v] of_each) => (float[b, 1, v] logits) {
+            newest_axis = Constant <value = int64[1] {1}> ()
+            newest_count = Reshape (num_logits_to_keep, newest_axis)
+            newest_from = Neg (newest_count)
+            newest_end = Constant <value = int64[1] {100}> ()
+            logits = Slice (of_each, newest_from, newest_end, newest_axis)
+        }""")
+    asking.graph.node.extend(graph.node)
+    asking.graph.input.append(graph.input[0])
+    with core.compile_model(hetero.read_decoder(asking), "CPU.0") as compiled:
+        assert list(compiled.generate(PROMPT, 4)) == greedy(PROMPT, 4)
 
 
 def test_a_model_that_is_no_decoder_says_so(core: hetero.Core, tmp_path: Path) -> None:
