@@ -77,7 +77,7 @@ class Decoder:
     sources : tuple of str
         What each step is given as it is: what an encoder made.
     pads : bool
-        Whether the mask may leave out the first tokens of a text.
+        Whether the mask may leave out the first positions of caches, and tokens keep their places.
     """
 
     ids: str
@@ -184,13 +184,26 @@ def find_ports(
         context_length=_context_length(model, named, read),
         eos=tuple(i for i in ends if 0 <= i < size),
         sources=sources,
-        pads="mask" in named and not any(node.op_type in _BY_LENGTH for node in model.nodes),
+        pads=_pads(model, named),
         **named,
     )
 
 
 def _role(port: TensorSpec) -> str:
     return next((role for role, names in ROLES.items() if port.name in names), "")
+
+
+def _pads(model: Model, named: Mapping[str, str]) -> bool:
+    """Whether positions are told, or counted of the mask, and not of how long caches are."""
+    if "mask" not in named or any(node.op_type in _BY_LENGTH for node in model.nodes):
+        return False
+    if "positions" in named:
+        return True
+    counted = [node.inputs[0] for node in model.nodes if node.op_type == "CumSum"]
+    while counted and named["mask"] not in counted:
+        makers = [model.nodes[model.producers[v]] for v in counted if v in model.producers]
+        counted = [node.inputs[0] for node in makers if node.op_type in ("Cast", "Identity")]
+    return bool(counted)
 
 
 def _check_given(model: Model, given: Mapping[str, str], names: set[str]) -> None:

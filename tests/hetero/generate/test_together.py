@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx.parser import parse_graph
 
 import hetero
 from devices.errors import DeviceMemoryError, TensorLostError
@@ -265,9 +266,30 @@ def test_texts_of_too_unequal_lengths_step_by_themselves(
     assert max(meeting.rows) <= 3
 
 
-def test_texts_of_a_model_that_knows_no_lengths_step_by_themselves(meeting: Meeting) -> None:
+def placed_by_past() -> onnx.ModelProto:
+    """Return the decoder without positions: those follow from how long its caches are."""
+    model = onnx.ModelProto()
+    model.CopyFrom(decoder())
+    graph, nodes = model.graph, list(model.graph.node)
+    graph.input.remove(next(port for port in graph.input if port.name == "position_ids"))
+    made = parse_graph("""
+        places (int64 diagonal, int64[1] all, int64[1] zero) => (int64[length] position_ids) {
+            end = Squeeze (all, zero)
+            step = Constant <value = int64 {1}> ()
+            position_ids = Range (diagonal, end, step)
+        }""")
+    place = next(i for i, node in enumerate(nodes) if node.name == "diagonal") + 1
+    del graph.node[:]
+    graph.node.extend([*nodes[3:place], *made.node, *nodes[:3], *nodes[place:]])
+    return model
+
+
+@pytest.mark.parametrize("make", [attention, placed_by_past])
+def test_texts_of_a_model_that_knows_no_lengths_step_by_themselves(
+    make: Callable[[], onnx.ModelProto], meeting: Meeting
+) -> None:
     with core_on(MemoryChannel, {"CPU": 1}) as core:
-        compiled = core.compile_model(hetero.read_decoder(attention()), "HETERO:CPU")
+        compiled = core.compile_model(hetero.read_decoder(make()), "HETERO:CPU")
         prompts = [[3, 14, 15], [7], [9, 9]]
         want = [list(compiled.generate(prompt, 12)) for prompt in prompts]
         made = [compiled.generate(prompt, 12) for prompt in prompts]
