@@ -7,21 +7,18 @@ itself, of others in a frame each, or wherever a store of the channel's put them
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, NoReturn, get_type_hints
 
-import msgpack
+import msgspec
 import numpy as np
 
 from devices.errors import BlobError
 from devices.plugin.program import Value
 from devices.request.answer import StageRun
-from devices.request.joined_rows import RowLayout
 from devices.request.request import Request
 from scheduler.formats.error_entries import error_entry, error_of
-from scheduler.formats.msgpack_check import unpack
 from scheduler.formats.tensor_entries import DTYPES
 from scheduler.formats.value_tree import NAMES, TENSOR, Contents, tree_of, value_of
 from scheduler.vocabulary.messages import (
@@ -71,7 +68,7 @@ class MessageWriter:
 
     def __init__(self, inline_nbytes: int = INLINE_NBYTES) -> None:
         self._inline_nbytes = inline_nbytes
-        self._pack = msgpack.Packer(default=_plain).pack
+        self._pack = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._put: Put | None = None
         self._segments: list[Segment] = []
 
@@ -166,47 +163,31 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
     head: bytes = parts[0]
     if not head.startswith(_PREFIX, start):
         _refuse(head[start : start + len(_PREFIX)])
-    tree = unpack(memoryview(head)[start + len(_PREFIX) :], "message")
     contents = partial(_contents, parts, get)
     try:
-        kind = tree[0]
-        if kind in (_VALUES, _OUTPUTS):
-            _, task, tensors, runs, *kept = tree
-            fields = (_task(task), _values(tensors, contents), _runs(runs))
-            if kind == _VALUES:
-                return tuple.__new__(Values, fields)
-            return tuple.__new__(Outputs, (*fields, _specs(*kept)))
-        rest = tree[1:]
-        if kind == _FAILURE:
-            task, error = rest
-            return Failure(_task(task), error_of(error, contents))
-        if kind == _DROPPED:
-            (task,) = rest
-            return Dropped(_task(task).request)
-        if kind == _KEEP:
-            task, client, key, tensors = rest
-            return Keep(_task(task), _text(client), _text(key), _values(tensors, contents))
-        if kind == _GIVE:
-            task, client, address, wanted, free, awaits = rest
-            _texts(wanted)
-            for named in wanted.values():
-                _texts([*named, *named.values()])
-            to = _text(client), _text(address)
-            if type(awaits) is not bool:
-                raise ValueError("whether it awaits is not said")
-            return Give(_task(task), *to, wanted, _texts(free), awaits)
-        if kind == _JOIN:
-            task, client, key, made = rest
-            rows = {_text(name): _rows(*told) for name, told in made.items()}
-            return Join(_task(task), _text(client), _text(key), rows)
-        if kind == _FREE:
-            (keys,) = rest
-            return Free(_texts(keys))
+        told = _read(memoryview(head)[start + len(_PREFIX) :])
+        if isinstance(told, _Free):
+            return Free(told.keys)
+        *fields, stage = told.task
+        task = tuple.__new__(Task, (tuple.__new__(Request, fields), stage))
+        if isinstance(told, _Values):
+            return tuple.__new__(Values, (task, _values(told.tensors, contents), told.runs))
+        if isinstance(told, _Outputs):
+            tensors = _values(told.tensors, contents)
+            return tuple.__new__(Outputs, (task, tensors, told.runs, told.kept))
+        if isinstance(told, _Failure):
+            return Failure(task, error_of(told.error, contents))
+        if isinstance(told, _Dropped):
+            return Dropped(task.request)
+        if isinstance(told, _Keep):
+            return Keep(task, told.client, told.key, _values(told.tensors, contents))
+        if isinstance(told, _Give):
+            return Give(task, told.client, told.address, told.wanted, told.free, told.awaits)
+        return Join(task, told.client, told.key, told.made)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, BlobError):
             raise
         raise BlobError(f"message that is damaged: {error}.") from error
-    raise BlobError(f"message of an unknown kind {str(kind)[:80]}.")
 
 
 def _refuse(start: bytes) -> NoReturn:
@@ -240,24 +221,65 @@ def _contents(
     return flat
 
 
-#: What fields of these types are in a message.
-_PLAIN: Final[dict[Any, tuple[type, ...]]] = {Mapping: (dict,), tuple: (list,)}
-
-
-def _kinds(record: type) -> frozenset[tuple[type, ...]]:
-    """Return the types that the fields may have, together; integers pass for floats."""
-    found: list[tuple[type, ...]] = []
-    for hint in get_type_hints(record).values():
-        kinds = _PLAIN.get(get_origin(hint)) or get_args(hint) or (hint,)
-        found.append((*kinds, int) if float in kinds else kinds)
-    return frozenset(itertools.product(*found))
-
-
 #: A task is its request's fields, then the stage.
-_TASK: Final = frozenset((*kinds, int) for kinds in _kinds(Request))
-_RUN: Final = _kinds(StageRun)
-_LAYOUT: Final = _kinds(RowLayout)
-_NODE_TIMES: Final = StageRun._fields.index("node_times_s")
+_Task = NamedTuple("_Task", [*get_type_hints(Request).items(), ("stage", int)])  # type: ignore[misc]  # computed
+
+
+class _Read(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A message as it is read: its kind, then its fields, with the trees of its values."""
+
+
+class _OfTask(_Read):
+    task: _Task
+
+
+class _Values(_OfTask, tag=_VALUES):
+    tensors: list[Any]
+    runs: tuple[StageRun, ...]
+
+
+class _Outputs(_OfTask, tag=_OUTPUTS):
+    tensors: list[Any]
+    runs: tuple[StageRun, ...]
+    kept: dict[str, tuple[str, tuple[int, ...]]]
+
+
+class _Failure(_OfTask, tag=_FAILURE):
+    error: Any
+
+
+class _Dropped(_OfTask, tag=_DROPPED):
+    pass
+
+
+class _Keep(_OfTask, tag=_KEEP):
+    client: str
+    key: str
+    tensors: list[Any]
+
+
+class _Give(_OfTask, tag=_GIVE):
+    client: str
+    address: str
+    wanted: dict[str, dict[str, str]]
+    free: tuple[str, ...]
+    awaits: bool
+
+
+class _Join(_OfTask, tag=_JOIN):
+    client: str
+    key: str
+    made: dict[str, RowsOf]
+
+
+class _Free(_Read, tag=_FREE):
+    keys: tuple[str, ...]
+
+
+_KINDS = _Values | _Outputs | _Failure | _Dropped | _Keep | _Give | _Join | _Free
+#: Checks the types of all but the values' trees. It makes room for what is there, not for what is
+#: claimed, so that nothing has to be walked over first.
+_read: Final = msgspec.msgpack.Decoder(_KINDS).decode
 
 
 def _plain(value: Any) -> Any:
@@ -289,51 +311,3 @@ def _small(tree: Any) -> np.ndarray | None:
             if dtype is not None and tensor.nbytes == len(place):
                 return tensor
     return None
-
-
-def _text(entry: Any) -> str:
-    if type(entry) is not str:
-        raise BlobError("message with a name that is no text.")
-    return entry
-
-
-def _texts(entries: Iterable[Any]) -> tuple[str, ...]:
-    texts = tuple(entries)
-    if not set(map(type, texts)) <= {str}:
-        raise BlobError("message with a name that is no text.")
-    return texts
-
-
-def _specs(entries: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return element types and shapes by name."""
-    specs = {name: (kind, tuple(shape)) for name, (kind, shape) in entries.items()}
-    _texts([*specs, *(kind for kind, _ in specs.values())])
-    if not {type(size) for _, shape in specs.values() for size in shape} <= {int}:
-        raise BlobError("message with a shape that is damaged.")
-    return specs
-
-
-def _rows(layout: Any, parts: Any) -> RowsOf:
-    read = tuple((_text(key), _text(name), tuple(rows)) for key, name, rows in parts)
-    numbers = [n for _, _, rows in read for n in rows]
-    if tuple(map(type, layout)) not in _LAYOUT or not set(map(type, numbers)) <= {int}:
-        raise BlobError("message with rows that are damaged.")
-    return RowLayout(*layout), read
-
-
-def _task(entry: Any) -> Task:
-    if type(entry) is not list or tuple(map(type, entry)) not in _TASK:
-        raise BlobError("message with a damaged task.")
-    stage = entry.pop()
-    entry[-2:] = map(_texts, entry[-2:])
-    return tuple.__new__(Task, (tuple.__new__(Request, entry), stage))
-
-
-def _runs(entries: Any) -> tuple[StageRun, ...]:
-    for entry in entries:
-        if type(entry) is not list or tuple(map(type, entry)) not in _RUN:
-            raise BlobError("message with a damaged run of a stage.")
-        for node, seconds in entry[_NODE_TIMES].items():
-            if type(node) is not str or type(seconds) is not float:
-                raise BlobError("message with damaged times of nodes.")
-    return tuple(map(tuple.__new__, itertools.repeat(StageRun), entries))

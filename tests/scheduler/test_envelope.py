@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -248,6 +249,8 @@ def deep() -> Any:
         lambda tree: tree[3][0].__setitem__(2, "0"),
         lambda tree: tree[3][0].__setitem__(8, {"conv": "x"}),
         lambda tree: tree[3].__setitem__(0, None),
+        lambda tree: tree[3][0].append(0),
+        lambda tree: tree.append(0),
     ],
 )
 def test_damaged_fields_are_refused(change: Any) -> None:
@@ -259,6 +262,19 @@ def test_damaged_fields_are_refused(change: Any) -> None:
 def test_what_is_no_message_is_refused(head: bytes) -> None:
     with pytest.raises(BlobError):
         envelope.message([head])
+
+
+@pytest.mark.parametrize("claim", [b"\xdd", b"\xdf", b"\xc6", b"\xdb"])
+def test_no_room_is_made_for_what_is_only_claimed(claim: bytes) -> None:
+    head = frames(Values(TASK, {}))[0]
+    assert head.endswith(b"\x90\x90")  # no tensors, no runs
+    tracemalloc.start()
+    try:
+        with pytest.raises(BlobError):
+            envelope.message([head[:-2] + b"\x92\xa1x" + claim + b"\x0f\xff\xff\xff" + bytes(4096)])
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_frame_of_another_length_is_refused() -> None:
