@@ -33,8 +33,8 @@ class _Shared:
         self.changed = threading.Condition()
         self.callback: QueueCallback | None = None
         self.error: BaseException | None = None
-        #: Threads that are inside a callback.
-        self.calling_back: set[int] = set()
+        #: Thread -> index of the job whose callback it is inside.
+        self.calling_back: dict[int, int] = {}
         #: Jobs that have ended, by index, the first one first; some may have been started since.
         self.ended: OrderedDict[int, None] = OrderedDict()
 
@@ -53,7 +53,7 @@ class _Job(InferRequest):
         super().__init__(target)
         shared.ended[index] = None
         self._machine.when_ended = partial(shared.end, index)
-        self.set_callback(partial(_finished, weakref.ref(self), shared))
+        self.set_callback(partial(_finished, weakref.ref(self), shared, index))
 
     def is_idle(self) -> bool:
         """Whether it may be started: no run is on its way, nor another thread's callback."""
@@ -70,10 +70,10 @@ class _Job(InferRequest):
         return partial(self._machine.future_of, run)
 
 
-def _finished(job: weakref.ref[_Job], shared: _Shared, userdata: Any) -> None:
+def _finished(job: weakref.ref[_Job], shared: _Shared, index: int, userdata: Any) -> None:
     request, thread = job(), threading.get_ident()
     assert request is not None  # it is what calls
-    shared.calling_back.add(thread)
+    shared.calling_back[thread] = index
     try:
         _ = request.results  # raises what the run raised
         if shared.callback is not None:
@@ -81,7 +81,7 @@ def _finished(job: weakref.ref[_Job], shared: _Shared, userdata: Any) -> None:
     except BaseException as error:  # the callback's, sys.exit's included: wait_all raises it
         shared.error = shared.error or error
     finally:
-        shared.calling_back.discard(thread)
+        del shared.calling_back[thread]
 
 
 def _pair(request: Any) -> tuple[Any, Any]:
@@ -278,9 +278,8 @@ class AsyncInferQueue:
             if self._jobs[index].is_idle() and not self._jobs[index].is_calling_back():
                 return index
             del ended[index]  # it was started, and is here again once it ends
-        if threading.get_ident() not in self._shared.calling_back:
-            return None
-        return next((i for i, job in enumerate(self._jobs) if job.is_calling_back()), None)
+        own = self._shared.calling_back.get(threading.get_ident())
+        return None if own is None or not self._jobs[own].is_calling_back() else own
 
     def _wait(self, find: Callable[[], T | None], deadline_s: float | None) -> T:
         """Wait until `find` finds something, and return that."""

@@ -90,9 +90,24 @@ class Sockets:
             self.gate.linger = 0
             self.gate.bind(_ZAP)
 
-    def listen(self, kind: int, url: str, *, secured: bool = False) -> tuple[Socket, int]:
-        """Return a socket that others send to, and its port."""
+    def listen(
+        self,
+        kind: int,
+        url: str,
+        *,
+        secured: bool = False,
+        most_nbytes: int | None = None,
+        most_unread: int = 0,
+    ) -> tuple[Socket, int]:
+        """Return a socket that others send to, and its port.
+
+        `most_nbytes`, `most_unread`: of a message, and messages; a limit that is set once the
+        socket is bound holds for no connection.
+        """
         made = self.socket(kind)
+        made.rcvhwm = most_unread
+        if most_nbytes is not None:
+            made.maxmsgsize = most_nbytes
         if secured and self._own_key:
             made.curve_server = True
             made.curve_publickey, made.curve_secretkey = self.public_key, self._own_key
@@ -148,9 +163,13 @@ class ControlSockets:
         self._in: Socket | None = None
         self.port = 0
         if host is not None:
-            self._in, self.port = sockets.listen(zmq.DEALER, tcp_url(host), secured=True)
-            self._in.maxmsgsize = MOST_CONTROL_NBYTES
-            self._in.rcvhwm = _MOST_UNREAD
+            self._in, self.port = sockets.listen(
+                zmq.DEALER,
+                tcp_url(host),
+                secured=True,
+                most_nbytes=MOST_CONTROL_NBYTES,
+                most_unread=_MOST_UNREAD,
+            )
         self._out: Socket | None = None
         self._connected: set[bytes] = set()
         self._closed = False

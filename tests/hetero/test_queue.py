@@ -63,6 +63,29 @@ def test_a_callback_starts_the_next_request_on_a_queue_of_one(
     np.testing.assert_allclose(sums, want, rtol=1e-5)
 
 
+def test_a_callback_finds_its_own_job_among_a_thousand_as_soon_as_among_ten(
+    compiled: hetero.CompiledModel,
+) -> None:
+    def num_calls(num_jobs: int) -> int:
+        queue = hetero.AsyncInferQueue(compiled, num_jobs)
+        calls: list[str] = []
+        found: list[int] = []
+
+        def callback(request: InferRequest, userdata: Any) -> None:
+            queue._shared.ended.clear()  # as where all others run
+            sys.setprofile(lambda frame, event, what: calls.append(event))
+            found.append(queue.get_idle_request_id())
+            sys.setprofile(None)
+
+        queue.set_callback(callback)
+        queue[num_jobs - 1].start_async({"x": X})
+        queue.wait_all()
+        assert found == [num_jobs - 1]
+        return len(calls)
+
+    assert num_calls(1000) < 1.5 * num_calls(10)
+
+
 def test_a_callback_that_would_wait_for_itself_is_told(compiled: hetero.CompiledModel) -> None:
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
     told: list[BaseException] = []

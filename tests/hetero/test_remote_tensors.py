@@ -161,6 +161,21 @@ def test_an_attempt_that_nobody_waits_for_keeps_nothing(core: hetero.Core) -> No
     await_freed(core, 0)
 
 
+def test_what_cannot_be_taken_in_of_an_answer_fails_its_request(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outputs(*of: object) -> None:
+        raise RuntimeError("no room for it")
+
+    request = compiled(core).create_infer_request()
+    request.keep_remote("y")
+    with monkeypatch.context() as patch:
+        patch.setattr("scheduler.client.remote_memory.RemoteMemory.outputs", outputs)
+        with pytest.raises(RuntimeError, match="no room for it"):
+            request.infer({"x": X})
+    assert request.infer({"x": X})["y"].device == "CPU.1"
+
+
 def test_a_device_keeps_no_more_than_it_has_memory(core: hetero.Core) -> None:
     descriptor = next(d for d in core.device_descriptors if d.name == "CPU.0")
     assert descriptor.memory_nbytes is not None

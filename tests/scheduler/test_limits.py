@@ -189,3 +189,16 @@ def test_a_user_without_threads_hears_of_it_in_a_typed_error(threads: Threads) -
     while threading.active_count() > before:
         assert time.monotonic() < end_s
         time.sleep(0.01)
+
+
+def test_models_of_an_executor_share_its_threads() -> None:
+    model = parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
+    )
+    with hetero.Core("inprocess") as core:
+        models, counts = [], []
+        for _ in range(20):
+            models.append(core.compile_model(model, "CPU"))
+            models[-1]({"x": np.ones(4, np.float32)})
+            counts.append(threading.active_count())
+    assert counts[-1] == counts[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,3 +78,19 @@ def test_a_stamp_without_room_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ClusterError, match="No space left on device"):
         Stamp(str(tmp_path / "s"))
+
+
+def test_a_party_whose_stamp_cannot_be_opened_for_want_of_descriptors_is_not_silent(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str) -> StampReader:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("scheduler.channels.control.StampReader", full)
+    one, two = party(beat_s=0.02, timeout_s=0.2), party(beat_s=0.02)
+    one.channel.watch(two.address)
+    wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
+    (peer,) = one.channel._peers
+    control, now_s = one.channel._control, time.monotonic() + 1e4
+    control._look_at(peer, now_s)
+    assert peer.heard_s == now_s
