@@ -17,7 +17,7 @@ from hetero.serve.errors import refused, told
 from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send, trace_of
 from hetero.serve.inference import Inference
 from hetero.serve.metrics import metrics_text
-from hetero.serve.rest_messages import read_infer, read_json, unpacked, write_infer
+from hetero.serve.rest_messages import number_of, read_infer, read_json, unpacked, write_infer
 from hetero.serve.routes import Names, Route, Routes, openapi
 from hetero.serve.served_model import ServedModel
 from hetero.serve.service import CALLS, Service
@@ -75,6 +75,8 @@ class ServingApp:
             await route.answer(exchange, names)
         except ClientGone:
             exchange.status = 499
+        except asyncio.CancelledError:  # the time that requests have to end is over
+            await _answer_error(exchange, refused("the server ends.", 503))
         except Exception as error:
             await _answer_error(exchange, error)
         if self._access_log:
@@ -230,7 +232,7 @@ class ServingApp:
         """Start the inference that a body asks for, unless it has to wait for its turn."""
         call = read_infer(body, headers.get(_JSON_NBYTES), self._service.regions)
         left_ms = headers.get(_TIMEOUT_MS, b"")
-        left_s = int(left_ms) / 1000 or None if left_ms.isdigit() else None
+        left_s = number_of(left_ms) / 1000 or None
         trace = trace_of(headers.get(b"traceparent", b"").decode("latin-1"))
         # The loop's own thread runs what takes less than to hand it on.
         quick = len(body) < _SMALL_NBYTES and inference.model.statistics.usual_s < _QUICK_S

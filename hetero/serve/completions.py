@@ -37,7 +37,9 @@ class Completions:
         """Answer as Triton's generate extension does: whole, or piece by piece."""
         model = self._service.repository.find(**names)
         document = read_json(await exchange.body())
-        document = {**document, "stream": stream, **document.pop("parameters", {})}
+        if not isinstance(more := document.pop("parameters", None) or {}, dict):
+            raise refused("parameters is an object.")
+        document = {**document, "stream": stream, **more}
         asked = read_generation(document, "text_input", temperature=0.0, max_tokens=16)
         head = {"model_name": model.name, "model_version": model.version}
 

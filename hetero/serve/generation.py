@@ -30,13 +30,16 @@ _ONLY: Final[Mapping[str, object]] = {
     "response_format": {"type": "text"},
 }  # fmt: skip
 _FULL: Final = msgspec.Meta(min_length=1)
+#: A text to stop at, and how many there may be: each is looked for after each token.
+_Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_STOPS: Final = msgspec.Meta(max_length=16)
 
 
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for generated text, in OpenAI's form or Triton's.
 
     `prompt`: a text, token ids, or a chat's messages.
-    `stop`: texts before which the answer ends.
+    `stop`: texts before which the answer ends; 16 of 256 characters at most.
     `ignore_eos`: whether only these end it, as load generators ask.
     """
 
@@ -48,7 +51,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    stop: Annotated[str, _FULL] | list[Annotated[str, _FULL]] = []
+    stop: _Stop | Annotated[list[_Stop], _STOPS] = []
     ignore_eos: bool = False
     stream: bool = False
     stream_options: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from hetero.serve.errors import refused
 from hetero.serve.options import ServerOptions
-from hetero.serve.rest_messages import dump_json, packed
+from hetero.serve.rest_messages import dump_json, number_of, packed
 from hetero.serve.tensors import Raw
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -62,8 +62,7 @@ class Exchange:
         Raises ProtocolError: it is too large, or takes too long; ClientGone: only a part of it was
         sent.
         """
-        length = self.headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._options.body_nbytes:
+        if number_of(self.headers.get(b"content-length", b"")) > self._options.body_nbytes:
             raise self._too_large()
         if (whole := self.scope.get(BODY)) is None:
             try:

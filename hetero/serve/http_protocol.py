@@ -13,7 +13,7 @@ import numpy as np
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hetero.serve.http_exchange import BEGUN, BODY
-from hetero.serve.rest_messages import dump_json
+from hetero.serve.rest_messages import dump_json, number_of
 
 #: Bytes of a request's line and headers.
 _MOST_NBYTES: Final = 65536
@@ -85,7 +85,7 @@ class ServingProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read on, unless the head is too large."""
         was_head = self._is_head
-        super().data_received(data)
+        self._feed(data)
         if self._is_head:
             self._wait_for_head()
             self._head_nbytes += len(data) if was_head else 0
@@ -97,6 +97,26 @@ class ServingProtocol(HttpToolsProtocol):
         elif self._is_held:
             self.loop.call_later(_HELD_S, self._ask)
 
+    def _feed(self, data: bytes) -> None:
+        """Parse on. A client that offers another protocol, as HTTP/2, is answered in this one."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if all(name != b"upgrade" for name, _ in self.headers):  # CONNECT
+                self.send_400_response("this is no proxy.")
+                return
+            lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            self._parse_anew()
+            self._feed(b"\r\n".join([*lines, b"", data[offer.args[0] :]]))
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _parse_anew(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
     def on_message_begin(self) -> None:
         """Note that a head begins."""
         super().on_message_begin()
@@ -104,6 +124,8 @@ class ServingProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Note that the head is there; what may be answered at once waits for its body."""
+        if self.parser.should_upgrade():  # it comes again, without the offer
+            return
         self._head_has_come()
         self._is_held = (
             self.url.endswith(b"/infer")
@@ -153,7 +175,7 @@ class ServingProtocol(HttpToolsProtocol):
                 return
             if _LARGE_NBYTES <= length <= self._most_nbytes:
                 head = headers.get(b"inference-header-content-length", b"")
-                self._reader = _BodyReader(self, length, int(head) if head.isdigit() else 0, body)
+                self._reader = _BodyReader(self, length, number_of(head), body)
                 return
         cycle.body += body
         if len(cycle.body) > _PIECE_NBYTES:
@@ -162,6 +184,8 @@ class ServingProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that the request is there."""
+        if self.parser.should_upgrade():
+            return
         self._ask()  # it has no body
         if not self._is_answered:
             super().on_message_complete()
@@ -170,8 +194,7 @@ class ServingProtocol(HttpToolsProtocol):
     def body_has_come(self, body: memoryview) -> None:
         """Take over again: a large body is there, which the parser has not seen."""
         self._reader = None
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parse_anew()
         self.cycle.scope[BODY] = body  # type: ignore[typeddict-unknown-key]  # ours
         self.switch(self)
         self.on_message_complete()

@@ -82,6 +82,11 @@ def dump_json(document: Any) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def number_of(header: bytes) -> int:
+    """Return the number that a header is, by its first digits where it has very many; else 0."""
+    return int(header[:18]) if header.isdigit() else 0
+
+
 def read_infer(body: Raw, json_nbytes: bytes | None, regions: Regions) -> InferCall:
     """Return the call of an unpacked body.
 
@@ -91,12 +96,12 @@ def read_infer(body: Raw, json_nbytes: bytes | None, regions: Regions) -> InferC
     """
     length = len(body)
     if json_nbytes is not None:
-        if not json_nbytes.isdigit() or not 0 < int(json_nbytes) <= length:
+        length = number_of(json_nbytes)
+        if not 0 < length <= len(body):
             raise refused(
                 f"Inference-Header-Content-Length is {json_nbytes.decode('latin-1')!r}; wanted the "
-                f"JSON's bytes, 1 to {length}."
+                f"JSON's bytes, 1 to {len(body)}."
             )
-        length = int(json_nbytes)
     raw = memoryview(body)
     document, raw = read_json(raw[:length], _DOCUMENT), raw[length:]
 

@@ -1,0 +1,102 @@
+"""Clients that offer another protocol, send numbers without an end, or are there when it ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from hetero.serve.server import Server
+from tests.support.gated_plugin import GatedPlugin
+from tests.support.serving import ask, plus_one, serving, tensor
+
+pytest.importorskip("uvicorn")
+
+INFER = "/v2/models/plus/infer"
+BODY = json.dumps({"inputs": [tensor("x", "FP32", np.ones(4))]}).encode()
+#: What Java's client and ``curl --http2`` send first.
+OFFER = (
+    b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+)
+PATIENCE_S = 60
+
+
+def answer(server: Server, *pieces: bytes, count: int = 1) -> list[tuple[bytes, bytes]]:
+    """Send pieces; return so many answers' first lines and bodies."""
+    with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            made.sendall(piece)
+        reader, found = made.makefile("rb"), []
+        for _ in range(count):
+            head = b"".join(iter(reader.readline, b"\r\n"))
+            length = next(w for w in head.split(b"\r\n") if w.startswith(b"content-length"))
+            found.append((head.split(b"\r\n")[0], reader.read(int(length.split()[1]))))
+    return found
+
+
+def head(more: bytes, method: bytes = b"POST", path: str = INFER) -> bytes:
+    return b"%s %s HTTP/1.1\r\nhost: x\r\n%s\r\n" % (method, path.encode(), more)
+
+
+def test_an_offer_of_another_protocol_is_not_taken() -> None:
+    length = b"content-length: %d\r\n" % len(BODY)
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    with serving(plus=plus_one()) as server:
+        [plain] = answer(server, head(length) + BODY)
+        assert plain[0] == b"HTTP/1.1 200 OK"
+        offered = head(length + OFFER)
+        assert answer(server, offered + BODY) == [plain]
+        assert answer(server, offered, BODY) == [plain]
+        assert answer(server, offered[:70], offered[70:], BODY[:9], BODY[9:]) == [plain]
+        chunked = head(b"transfer-encoding: chunked\r\n" + OFFER) + chunks
+        assert answer(server, chunked) == [plain]
+        requests = offered + BODY + chunked + head(length) + BODY
+        assert answer(server, requests, count=3) == [plain] * 3
+        socket_offer = head(b"connection: upgrade\r\nupgrade: websocket\r\n", b"GET", "/v2")
+        assert answer(server, socket_offer) == answer(server, head(b"", b"GET", "/v2"))
+        [(status, _)] = answer(server, b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert status == b"HTTP/1.1 400 Bad Request"
+
+
+def test_numbers_of_very_many_digits() -> None:
+    digits = "9" * 5000
+    with serving(plus=plus_one()) as server:
+        timeout = {"x-envoy-expected-rq-timeout-ms": digits}
+        assert ask(server, INFER, BODY, headers=timeout).status == 200
+        refused = ask(server, INFER, BODY, headers={"inference-header-content-length": digits})
+        assert refused.status == 400
+
+
+@pytest.mark.parametrize("parameters", [[1], "x", 1])
+def test_parameters_that_are_no_object(parameters: object) -> None:
+    with serving(plus=plus_one()) as server:
+        body = {"text_input": [1], "parameters": parameters}
+        for call in ("generate", "generate_stream"):
+            assert ask(server, f"/v2/models/plus/{call}", body).status == 400
+
+
+@pytest.mark.parametrize("stop", [["a"] * 17, "a" * 257])
+def test_a_text_has_few_ends_to_look_for(stop: object) -> None:
+    with serving(plus=plus_one()) as server:
+        body = {"model": "plus", "prompt": [1], "stop": stop}
+        refused = ask(server, "/v1/completions", body)
+        assert refused.status == 400
+        assert "stop" in refused.json["error"]["message"]
+
+
+def test_who_is_not_answered_before_the_end_is_told_so() -> None:
+    with (
+        serving("GATED", options={"drain_s": 1}, plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(ask, server, INFER, BODY)
+        assert GatedPlugin.began.wait(PATIENCE_S)
+        server.close()
+        told = asked.result(PATIENCE_S)
+        assert told.status == 503
+        assert told.json["error"]
