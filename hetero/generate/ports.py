@@ -157,7 +157,9 @@ def find_ports(
         raise ArgumentError(
             f"decoder {model.name!r}: what inputs {', '.join(unknown)} are is not known. Say it: "
             f"ports={{name: one of {', '.join(ROLES)}}}, or states={{input: output}} for what one "
-            "step hands to the next."
+            "step hands to the next. A model that reads embeddings instead of token ids wants the "
+            "model that makes them before it: export both as one, or join them with "
+            "onnx.compose.merge_models."
         )
     sources = tuple(name for name, role in roles.items() if role in _SHARED)
     named = {role: name for name, role in roles.items() if role not in _SHARED}
@@ -222,12 +224,14 @@ def _logits(model: Model, outputs: Mapping[str, TensorSpec], name: str | None) -
         for port in outputs.values()
         if port.dtype is not None and port.dtype.kind not in "biu" and len(port.shape or ()) == 3
     ]
-    found = [p for p in floats if p.name == (name or "logits")] or (floats if not name else [])
+    others = [port for port in floats if "hidden_state" not in port.name] if not name else []
+    found = [p for p in floats if p.name == (name or "logits")] or others
     if len(found) != 1:
         listed = ", ".join(map(str, outputs.values())) or "none"
         raise ArgumentError(
             f"decoder {model.name!r}: wanted one output of logits, floats of [batch, length, "
-            f"vocabulary]; besides states it has {listed}. Say which with ports={{name: 'logits'}}."
+            f"vocabulary]; besides states it has {listed}. Say which with ports={{name: 'logits'}} "
+            "or export the model with its product with the vocabulary (lm_head)."
         )
     return found[0]
 

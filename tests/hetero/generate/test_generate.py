@@ -346,6 +346,13 @@ def test_ports_that_names_do_not_tell_are_asked_for(core: hetero.Core) -> None:
         hetero.read_decoder(strange, states=states, ports={**ports, "b": "ids"})
 
 
+def test_a_part_of_a_decoder_says_what_is_missing() -> None:
+    with pytest.raises(ArgumentError, match=r"lm_head"):
+        hetero.read_decoder(renamed(logits="hidden_states"))
+    with pytest.raises(ArgumentError, match=r"'inputs_embeds'.*embeddings.*merge_models"):
+        hetero.read_decoder(renamed(input_ids="inputs_embeds"))
+
+
 def test_logits_are_asked_for_of_the_newest_position(core: hetero.Core) -> None:
     asking = renamed(logits="of_each")
     asking.graph.output[0].name = "logits"
