@@ -41,6 +41,8 @@ _NEXT: Final = (
 )
 #: Operators that make of a mask how long each text is, from its first token on.
 _BY_LENGTH: Final = frozenset({"GroupQueryAttention"})
+#: Operators by which a number is made of a mask's length.
+_OF_LENGTH: Final = frozenset({"Shape", "Gather", "Squeeze", "Reshape", "Cast", "Identity"})
 #: Tokens for which steps are planned where neither the model nor its user says how many.
 _PAST: Final = 1024
 
@@ -70,6 +72,9 @@ class Decoder:
         For how many of the newest ids logits are wanted, one number; empty where it is not asked.
     token, sampling, seen : str
         The ports of the node that chooses; see `hetero.generate.sampling`.
+    changes_at : int or None
+        How many tokens are computed in one way, and in another once there are more, as by the two
+        rotations of a long context; None where it is one way.
     context_length : int or None
         The most tokens, prompt included; None where nothing says it.
     eos : tuple of int
@@ -92,6 +97,7 @@ class Decoder:
     token: str = ""
     sampling: str = ""
     seen: str = ""
+    changes_at: int | None = None
     context_length: int | None = None
     eos: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
@@ -183,6 +189,7 @@ def find_ports(
     return Decoder(
         logits=logits.name,
         vocabulary=size,
+        changes_at=_changes_at(model, named),
         context_length=_context_length(model, named, read),
         eos=tuple(i for i in ends if 0 <= i < size),
         sources=sources,
@@ -195,6 +202,20 @@ def _role(port: TensorSpec) -> str:
     return next((role for role, names in ROLES.items() if port.name in names), "")
 
 
+def _changes_at(model: Model, named: Mapping[str, str]) -> int | None:
+    """Return the length of a mask beyond which branches are others."""
+    tests = [model.maker(node.inputs[0]) for node in model.nodes if node.op_type == "If"]
+    for test in tests:
+        if test is None or test.op_type != "Greater":
+            continue
+        value, (least, most) = test.inputs[0], model.integer_ranges.get(test.inputs[1], (0, 1))
+        while (node := model.maker(value)) is not None and node.op_type in _OF_LENGTH:
+            value = node.inputs[0]
+        if value == named.get("mask") and least == most:
+            return least
+    return None
+
+
 def _pads(model: Model, named: Mapping[str, str]) -> bool:
     """Whether positions are told, or counted of the mask, and not of how long caches are."""
     if "mask" not in named or any(node.op_type in _BY_LENGTH for node in model.nodes):
@@ -203,7 +224,7 @@ def _pads(model: Model, named: Mapping[str, str]) -> bool:
         return True
     counted = [node.inputs[0] for node in model.nodes if node.op_type == "CumSum"]
     while counted and named["mask"] not in counted:
-        makers = [model.nodes[model.producers[v]] for v in counted if v in model.producers]
+        makers = [node for value in counted if (node := model.maker(value)) is not None]
         counted = [node.inputs[0] for node in makers if node.op_type in ("Cast", "Identity")]
     return bool(counted)
 

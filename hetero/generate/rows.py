@@ -32,11 +32,14 @@ class Rows:
         told, or do not matter; or texts are as long as each other.
     meets : bool
         Whether texts of several calls may be rows of one.
+    changes_at : int or None
+        As the decoder's: texts of more tokens and of fewer are no rows of one.
     """
 
     axes: Mapping[str, tuple[int, int | None]]
     padding: Literal["begin", "end", "none"]
     meets: bool
+    changes_at: int | None
 
     @classmethod
     def of(cls, model: Model, decoder: Decoder) -> Rows | None:
@@ -67,7 +70,8 @@ class Rows:
                 padding = "begin"
             elif "GroupQueryAttention" in operators if decoder.mask else tells and not grows:
                 padding = "end"
-        return cls(axes, padding, meets=padding != "none" and not operators & _BY_COUNT)
+        meets = padding != "none" and not operators & _BY_COUNT
+        return cls(axes, padding, meets, decoder.changes_at)
 
     def fit(self, texts: Sequence[Text]) -> bool:
         """Whether texts may be rows of one run, and it is worth it."""
@@ -78,6 +82,8 @@ class Rows:
                 return False
         lengths = [len(text.said) for text in texts]
         longest = max(lengths)
+        if self.changes_at is not None and min(lengths) <= self.changes_at < longest:
+            return False
         if self.padding == "none":
             return min(lengths) == longest
         return longest <= _FREE or longest * len(texts) <= _WASTE * sum(lengths)

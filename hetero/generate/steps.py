@@ -99,6 +99,9 @@ class Steps:
         """Return the next run's inputs by name; they are views, to be read before the next call."""
         left = self._count - self._past
         self._size = min(left, self._pace.size(begins=not self._past)) if left > 1 else left
+        changes_at = self._decoder.changes_at
+        if changes_at is not None and not self._past and self._count > changes_at:
+            self._size = max(self._size, changes_at + 1)
         if left - self._size == 1:  # see `pace.SMALLEST`
             self._size = left
         upto = self._past + self._size
@@ -117,7 +120,7 @@ class Steps:
         None where they depend on those, or it does not see all there is.
         """
         upto = self._past + self._size
-        if self._penalizes or upto != self._count:
+        if self._penalizes or upto != self._count or upto == self._decoder.changes_at:
             return None
         if self._count == self._room:
             self._make_room(2 * self._count)

@@ -322,13 +322,22 @@ class Together:
                 for row, text in enumerate(run.texts):
                     if not text.is_complete:
                         text.add(tokens[row], None if logits is None else logits[row])
+                        if len(text.said) - 1 == self.decoder.changes_at and text.place:
+                            self._begin_anew(text)
                 run.steps.add(tokens)
                 if any(text.is_complete for text in run.texts):
                     self._pace.ended()
             self._release(group)
-            is_over = all(text.is_complete for text in run.texts)
+            is_over = not any(text.place and text.place[0] is run for text in run.texts)
         if is_over:
             run.request.cancel()  # the step after the last, if it was started
+
+    def _begin_anew(self, text: Text) -> None:
+        """Have a text's next step make its caches, by itself: they are of another kind from now."""
+        text.place = None
+        text.group.texts.remove(text)
+        Group([text])
+        _tell(text)
 
     def _why(self, group: Group, error: BaseException) -> BaseException | None:
         """Take in that a step failed; return why, unless it is to be tried again."""

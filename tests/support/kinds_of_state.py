@@ -44,10 +44,11 @@ def attention() -> onnx.ModelProto:
     )
 
 
-def grouped(attributes: str = "") -> onnx.ModelProto:
+def grouped(attributes: str = "", keys: str = "k = MatMul (words, wk)") -> onnx.ModelProto:
     """Return the same layer as onnxruntime-genai's builder writes it: a head's size is open.
 
     `attributes`: more of its attention's, as ", local_window_size = 4".
+    `keys`: how those are made; `whole` is how many tokens there are.
     """
     cache = "float[batch, 2, {0}, size]"
     ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
@@ -56,9 +57,7 @@ def grouped(attributes: str = "") -> onnx.ModelProto:
         18,
         [*ports, "int64[batch, whole] attention_mask"],
         made,
-        _PROJECTED
-        + """
-    qkv = Concat <axis = -1> (q, k, v)
+        """
     axis = Constant <value = int64[1] {1}> ()
     one = Constant <value = int64 {1}> ()
     count = ReduceSum <keepdims = 0> (attention_mask, axis)
@@ -67,6 +66,10 @@ def grouped(attributes: str = "") -> onnx.ModelProto:
     shape = Shape (attention_mask)
     whole = Gather (shape, one)
     total = Cast <to = 6> (whole)
+"""
+        + _PROJECTED.replace("k = MatMul (words, wk)", keys)
+        + """
+    qkv = Concat <axis = -1> (q, k, v)
     y, "present.0.key", "present.0.value" =
         com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2{more}>
         (qkv, , , "past_key_values.0.key", "past_key_values.0.value", lengths, total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -75,21 +75,50 @@ def test_a_heads_size_that_ports_leave_open_is_the_attentions(
         assert together.tokens == [want, want]
 
 
-@pytest.mark.parametrize("device", ["CPU", "ORT"])
-def test_caches_as_long_as_a_window_hold_the_whole_text_instead(device: str) -> None:
+def at_once(model: onnx.ModelProto, prompt: Sequence[int], count: int) -> list[int]:
+    """Return the best tokens by ONNX Runtime, which sees the whole text for each."""
     runtime = pytest.importorskip("onnxruntime")
-    window = ", local_window_size = 4"
-    session = runtime.InferenceSession(grouped(window).SerializeToString())
+    session = runtime.InferenceSession(model.SerializeToString())
     none = np.zeros((1, 2, 0, 8), np.float32)
-    ids = list(PROMPT)
-    for _ in range(12):
+    ids = list(prompt)
+    for _ in range(count):
         given = {"input_ids": np.int64([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
         caches = {f"past_key_values.0.{kind}": none for kind in ("key", "value")}
         ids.append(int(session.run(["logits"], given | caches)[0][0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("device", ["CPU", "ORT"])
+def test_caches_as_long_as_a_window_hold_the_whole_text_instead(device: str) -> None:
+    window = ", local_window_size = 4"
+    want = at_once(grouped(window), PROMPT, 12)
     with hetero.Core("inprocess") as core:
         model = hetero.read_decoder(grouped(f"{window}, sliding_window_cache = 1"))
-        compiled = core.compile_model(model, device)
-        assert list(compiled.generate(PROMPT, 12)) == ids[len(PROMPT) :]
+        assert list(core.compile_model(model, device).generate(PROMPT, 12)) == want
+
+
+def test_caches_are_made_anew_where_a_text_becomes_one_of_the_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with the two rotations of a long context; whether prompts come in parts, or rows meet."""
+    changing = grouped(
+        keys="""plain = MatMul (words, wk)
+    limit = Constant <value = int64 {8}> ()
+    is_long = Greater (whole, limit)
+    factor = If (is_long) <
+        then_branch = long () => (float a) { a = Constant <value = float {-3.0}> () },
+        else_branch = short () => (float b) { b = Constant <value = float {1.0}> () }>
+    k = Mul (plain, factor)"""
+    )
+    monkeypatch.setattr("hetero.generate.pace.Pace.size", lambda self, begins: 2)
+    prompts = [PROMPT, [7], [9, 9, 9, 9, 9, 9], list(range(12)), list(range(8)), list(range(9))]
+    want = [at_once(changing, prompt, 12) for prompt in prompts]
+    with hetero.Core("inprocess") as core:
+        compiled = core.compile_model(hetero.read_decoder(changing), "ORT")
+        assert [list(compiled.generate(prompt, 12)) for prompt in prompts] == want
+        together = compiled.generate(prompts, 12)
+        list(together)
+        assert together.tokens == want
 
 
 def test_a_cache_of_one_length_bounds_the_text() -> None:
