@@ -171,7 +171,7 @@ def test_what_cannot_be_taken_in_of_an_answer_fails_its_request(
     request.keep_remote("y")
     with monkeypatch.context() as patch:
         patch.setattr("scheduler.client.remote_memory.RemoteMemory.outputs", outputs)
-        with pytest.raises(RuntimeError, match="no room for it"):
+        with pytest.raises(RuntimeError, match=r"^no room for it$"):
             request.infer({"x": X})
     assert request.infer({"x": X})["y"].device == "CPU.1"
 
