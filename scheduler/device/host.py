@@ -337,8 +337,8 @@ class _Typed:
 def _given_nbytes(value: Value) -> int:
     """Return the bytes of what a run gave; a tensor on the device may have room behind it."""
     if is_remote(type(value)):
-        itemsize: int = value.dtype.itemsize
-        return math.prod(value.shape) * itemsize
+        nbytes: int = math.prod(value.shape) * value.dtype.itemsize
+        return nbytes
     return nbytes_of(value)
 
 
