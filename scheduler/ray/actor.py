@@ -101,6 +101,7 @@ class DeviceActor:
             self._num_leases_ended += 1
             _log.warning("client %s is gone, and what it had here", client)
             self._loop.client_gone(client)
+            self._channel.unwatch(client)  # which has it forgotten, and its descriptors closed
             self._workers.run_at_once(self._loop.num_streams)
 
     def _status(self) -> dict[str, float]:

@@ -135,6 +135,8 @@ def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
     before = {row["name"]: row for row in told("pool status", environment)["devices"]}
     assert [before[name]["clients"] for name in ("NULL.0", "NULL.1")] == [2, 2]
     assert before["NULL.0"]["kept_nbytes"] == 800
+    opened = Path(f"/proc/{before['NULL.0']['process']}/fd")
+    num_open = len(list(opened.iterdir()))
     clients[0].send_signal(signal.SIGKILL)
     clients[0].wait()
     while True:
@@ -153,6 +155,8 @@ def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
     while any(
         row["clients"] or row["kept_nbytes"] for row in told("pool status", environment)["devices"]
     ):
+        time.sleep(0.1)
+    while len(list(opened.iterdir())) > num_open - 2 * 3:  # of each: its process, and two sockets
         time.sleep(0.1)
 
 
