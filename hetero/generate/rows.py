@@ -39,7 +39,7 @@ class Rows:
     axes: Mapping[str, tuple[int, int | None]]
     padding: Literal["begin", "end", "none"]
     meets: bool
-    changes_at: int | None
+    changes_at: int | None = None
 
     @classmethod
     def of(cls, model: Model, decoder: Decoder) -> Rows | None:
