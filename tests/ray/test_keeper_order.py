@@ -162,18 +162,20 @@ def test_a_lease_ends_where_its_client_stays_silent_and_not_where_it_was_heard()
     actor = DeviceActor.__new__(DeviceActor)  # of all the rest nothing is wanted here
     actor._outlives, actor._num_leases_ended = True, 0
     gone: list[str] = []
+    forgotten: list[str] = []
     silent_s: dict[str, float] = {"flaps": 1.0, "stopped": 61.0}
     parts: Any = SimpleNamespace(
         client_gone=gone.append,
         num_streams=1,
         silent_s=silent_s.get,
+        unwatch=forgotten.append,
         run_at_once=lambda num_streams: None,
         status=dict,
     )
     actor._loop = actor._channel = actor._workers = parts
     for client in ("flaps", "stopped", "unknown"):
         actor._end_lease(client, 60.0)
-    assert gone == ["stopped", "unknown"]
+    assert gone == forgotten == ["stopped", "unknown"]
     assert actor._status() == {"leases_ended": 2}
 
 

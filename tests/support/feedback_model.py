@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx.parser import parse_model
 
 import hetero
@@ -21,12 +23,15 @@ STATES = {"before": "after"}
 AFFINITY = {"op:Mul": "CPU.1", "op:Size": "CPU.1"}
 COUNTS = {"CPU": 2, "ORT": 2, "OV": 1}
 #: Devices, which of them has y, and which others take its subgraph, or the first, as well.
+_OPENVINO = pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO is not installed")
 PLACES = [
     ("CPU.0,CPU.1", "CPU.1", {}),
-    ("OV,ORT.0", "ORT.0", {}),
-    ("ORT.0,OV", "OV.CPU", {}),
+    pytest.param("OV,ORT.0", "ORT.0", {}, marks=_OPENVINO),
+    pytest.param("ORT.0,OV", "OV.CPU", {}, marks=_OPENVINO),
     ("CPU.0,CPU.1,ORT.0", "CPU.1", {"CPU.1": ["ORT.0"]}),
-    ("ORT.0,OV,CPU.0,ORT.1", "OV.CPU", {"OV.CPU": ["CPU.0"], "ORT.0": ["ORT.1"]}),
+    pytest.param(
+        "ORT.0,OV,CPU.0,ORT.1", "OV.CPU", {"OV.CPU": ["CPU.0"], "ORT.0": ["ORT.1"]}, marks=_OPENVINO
+    ),
 ]
 NOWHERE = np.full(2, np.nan, np.float32)
 
