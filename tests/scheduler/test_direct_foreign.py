@@ -190,7 +190,8 @@ def test_a_clock_that_is_ahead_does_not_make_its_party_heard_for_ever(
 ) -> None:
     one, two = party(beat_s=0.02, timeout_s=0.2), party(beat_s=0.02)
     one.channel.watch(two.address)
-    wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
+    for here, there in ((one, two), (two, one)):  # after which neither needs beats
+        wait_for(lambda h=here, t=there: h.channel.clock_offset_s(t.address) is not None)
     two.channel._control._stamp.write(1e12, 0, {"ahead": 1.0})
     two.channel._control._stamp.write = lambda *said: None  # type: ignore[method-assign]
     wait_for(lambda: one.channel.status_of(two.address).get("ahead"))
