@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -35,21 +36,21 @@ class Texts:
         except ArgumentError as error:  # it is said once a text is to be read
             self._missing = f"{error}"
         configuration = folder / "tokenizer_config.json"
-        if configuration.is_file():
-            try:
-                told = json.loads(configuration.read_bytes())
-            except ValueError as error:
-                raise ArgumentError(f"{configuration} is not JSON: {error}") from error
-            self._template = told.get("chat_template")
+        alone = folder / "chat_template.jinja"  # where transformers keeps it since 4.43
+        try:
+            told = json.loads(configuration.read_bytes()) if configuration.is_file() else {}
+            self._template = alone.read_text() if alone.is_file() else told.get("chat_template")
             if isinstance(self._template, list):  # of several, by name
                 named = {one["name"]: one["template"] for one in self._template}
                 self._template = named.get("default")
             for name in _SPECIAL:
                 if value := told.get(name):
                     self._special[name] = value["content"] if isinstance(value, dict) else value
-        alone = folder / "chat_template.jinja"  # where transformers keeps it since 4.43
-        if alone.is_file():
-            self._template = alone.read_text()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"{configuration} or {alone.name} beside it is damaged: {error!r}. Take them from "
+                "where the model was published."
+            ) from error
 
     def ids(self, text: str, *, is_whole: bool = False) -> list[int]:
         """Return a text's token ids; one that is whole has its special tokens in it.
@@ -68,6 +69,22 @@ class Texts:
         """Return the token ids that a chat's messages are to the model.
 
         Raises ProtocolError: the model has no template for chats, or it refuses the messages.
+        """
+        template = self._compiled
+        from jinja2 import TemplateError  # here, as it is installed then
+
+        told = [_plain(message) for message in messages]
+        try:
+            text = template.render(messages=told, add_generation_prompt=True, **self._special)
+        except (TemplateError, TypeError) as error:
+            raise refused(f"the model's chat template: {error}.") from error
+        return self.ids(text, is_whole=True)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        """The template, compiled once.
+
+        Raises ProtocolError: there is none, or it is damaged, or its package is not installed.
         """
         if not self._template:
             raise refused(
@@ -90,13 +107,10 @@ class Texts:
         )
         environment.filters["tojson"] = _json
         environment.globals |= {"raise_exception": raise_exception, "strftime_now": _now}
-        told = [_plain(message) for message in messages]
         try:
-            template = environment.from_string(self._template)
-            text = template.render(messages=told, add_generation_prompt=True, **self._special)
-        except (TemplateError, TypeError) as error:
-            raise refused(f"the model's chat template: {error}.") from error
-        return self.ids(text, is_whole=True)
+            return environment.from_string(self._template)
+        except TemplateError as error:
+            raise refused(f"the model's chat template: {error}.", 501) from error
 
 
 def _plain(message: Any) -> Any:

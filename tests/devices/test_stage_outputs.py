@@ -9,6 +9,7 @@ from onnx import parser
 import hetero
 from devices import Plugin, Program, read_model
 from devices.errors import InferenceError
+from devices.plugin.remote import RemoteTensor
 
 MODEL = read_model(
     parser.parse_model(
@@ -94,3 +95,37 @@ def test_a_stage_that_gives_another_type_fails_there_and_not_in_the_next(monkeyp
         compiled = core.compile_model(model, "HETERO:GIVING,CPU", affinity=pins)
         with pytest.raises(InferenceError, match=r"stage 0 on device GIVING.*gave int64\[2\]"):
             compiled({"x": np.zeros(2, np.float32)})
+
+
+ALIKE = read_model(
+    parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => '
+        "(float[N, 3] y, float[M, 3] z) {y = Relu(x) z = Relu(y)}"
+    )
+)
+
+
+class Left(RemoteTensor):
+    """A tensor that stays on the device."""
+
+    device = "GIVING.0"
+
+    def __init__(self, *shape):
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+
+    def to_host(self):
+        raise AssertionError
+
+    copy_from = to_host
+
+
+def test_a_tensor_on_the_device_is_checked_beside_one_that_fits(monkeypatch):
+    x, first = {"x": np.zeros((2, 3), np.float32)}, Left(2, 3)
+    for second in (Left(2, 3), Left(2, 4), Left(3)):
+        monkeypatch.setattr(Giving, "given", (first, second))
+        compiled = Giving().compile_model(ALIKE)
+        if second.shape == (2, 3):
+            assert list(compiled.run(list(x.values()))) == [first, second]
+        else:
+            with pytest.raises(InferenceError, match="as output 'z'"):
+                compiled.run(list(x.values()))

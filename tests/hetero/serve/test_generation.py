@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 import hetero
+from devices.errors import ArgumentError
+from hetero.serve.errors import ProtocolError
 from hetero.serve.options import ServerOptions
 from hetero.serve.repository import ModelSource, Repository
 from hetero.serve.server import Server
+from hetero.serve.texts import Texts
 from tests.support.decoders import VOCABULARY, decoder, greedy
 from tests.support.serving import Response, ask
 
@@ -168,6 +171,24 @@ def test_chats_that_are_none(server: Server, message: Any, said: str) -> None:
     answer = complete(server, "/v1/chat/completions", prompt=None, messages=[message])
     assert answer.status == 400
     assert said in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "told", ["{", "[]", '{"chat_template": [{}]}', '{"bos_token": {}, "eos_token": {"id": 2}}']
+)
+def test_a_configuration_that_is_damaged_says_so(tmp_path: Path, told: str) -> None:
+    _write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(told)
+    with pytest.raises(ArgumentError, match=r"tokenizer_config\.json or chat_template\.jinja"):
+        Texts(tmp_path)
+
+
+def test_a_template_that_is_damaged_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    _write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for")
+    with pytest.raises(ProtocolError, match="chat template"):
+        Texts(tmp_path).chat_ids(CHAT)
 
 
 @pytest.mark.parametrize("stream", [False, True])
