@@ -79,6 +79,8 @@ def generate(
     for token in generation:
         first_s = first_s or time.perf_counter() - began
         piece = f"{token} " if stream is None else stream.add(token)
+        if stream is not None and generation.finish_reason:
+            piece += stream.end()
         text += piece
         if not wants_json():
             click.echo(piece, nl=False)

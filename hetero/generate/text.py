@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from devices.errors import ArgumentError
+
+#: Tokens that may wait for the rest of a character; of more it is none.
+_MOST_HELD: Final = 64
 
 
 class Tokenizer:
@@ -49,22 +54,44 @@ class Tokenizer:
 
 
 class TextStream:
-    """Turns tokens that come one by one into pieces of text."""
+    """Turns tokens that come one by one into pieces of text, which together are the text of all.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    A token is decoded behind those of the piece before it, which settle whether it begins with a
+    space: so it costs the same however long the text is.
+
+    `after`: tokens that the text follows, which are not given again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        #: Tokens whose text is not all given yet; the first few are there for their spaces.
-        self._tokens: list[int] = []
-        self._given = ""
+        #: The tokens of the piece before, its text, and then those that are not given yet.
+        self._tokens = list(after[-_MOST_HELD:])
+        self._given = tokenizer.decode(self._tokens)
+        self._num_given = len(self._tokens)
 
     def add(self, token: int) -> str:
         """Return the text that a token adds; empty while a character is not whole."""
         self._tokens.append(token)
         text = self._tokenizer.decode(self._tokens)
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+        is_whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
+        if not is_whole and len(self._tokens) - self._num_given < _MOST_HELD:
             return ""
-        added = text.removeprefix(self._given)
-        self._given = text
-        if text.endswith("\n"):  # nothing before it changes what follows
-            self._tokens, self._given = [], ""
+        return self._added(text)
+
+    def end(self) -> str:
+        """Return what there is of a character that did not become whole."""
+        return self._added(self._tokenizer.decode(self._tokens))
+
+    def _added(self, text: str) -> str:
+        """Return what the text of all tokens here adds to what was given of them."""
+        new = self._tokens[self._num_given :]
+        if text == self._given and len(new) < _MOST_HELD:
+            if text:  # where there is none yet, a space may come of them
+                self._tokens = self._tokens[: self._num_given]
+            return ""
+        # Bytes that make no character may undo those before them.
+        is_more = text.startswith(self._given)
+        added = text.removeprefix(self._given) if is_more else self._tokenizer.decode(new)
+        self._tokens, self._given = new, self._tokenizer.decode(new)
+        self._num_given = len(new)
         return added

@@ -47,7 +47,7 @@ class Completions:
             assert piece is not None
             return {**head, "text_output": piece.text, "token_ids": piece.tokens}
 
-        pieces = self._generations.pieces(model, prompt_ids(model, asked.prompt), asked)
+        pieces = self._generations.pieces(model, prompt_ids(model, asked.prompt), asked, True)
         if stream:
             await _events(exchange, pieces, shape)
         else:
@@ -82,7 +82,7 @@ class Completions:
                 choices = [{"index": 0, **said, **ends}]
             return {**head, "choices": choices, **({"usage": usage} if usage else {})}
 
-        pieces = self._generations.pieces(model, ids, asked)
+        pieces = self._generations.pieces(model, ids, asked, not is_chat)
         if asked.stream:
             prompt = len(ids) if asked.stream_options.get("include_usage") is True else None
             await _events(exchange, pieces, shape, prompt, end=b"data: [DONE]\n\n")

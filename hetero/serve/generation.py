@@ -17,8 +17,6 @@ from hetero.serve.served_model import ServedModel
 #: Generations that go on at once, and those that may wait for a turn beside them.
 _THREADS: Final = 64
 _MOST: Final = 256
-#: What a decoder of bytes gives for a character that is not whole yet.
-_INCOMPLETE: Final = "\ufffd"
 #: Fields of OpenAI's forms that change nothing here.
 _IGNORED: Final = frozenset(
     {"user", "metadata", "store", "model", "service_tier", "parallel_tool_calls"}
@@ -104,9 +102,11 @@ class Generations:
         self._num_running = 0
 
     async def pieces(
-        self, model: ServedModel, ids: list[int], request: GenerationRequest
+        self, model: ServedModel, ids: list[int], request: GenerationRequest, is_continued: bool
     ) -> AsyncIterator[Piece]:
         """Yield what a model generates, a token or more at once; closing it ends the generation.
+
+        `is_continued`: whether the text goes on with the prompt's, not with one of its own.
 
         Raises OverloadedError: too many go on already; ArgumentError: the model is no decoder, or
         an option or the prompt is out of its range.
@@ -118,36 +118,34 @@ class Generations:
         self._num_running += 1
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         loop = asyncio.get_running_loop()
-        sent = 0
-        held: list[int] = []
+        stream = model.texts.stream(ids if is_continued else ())
+        said, tokens = "", list[int]()
         try:
-            while True:
-                token = await loop.run_in_executor(self._threads, next, generation, None)
-                if token is None:
-                    return
-                held.append(token)
+            while (
+                token := await loop.run_in_executor(self._threads, next, generation, None)
+            ) is not None:
+                tokens.append(token)
                 ended = generation.finish_reason
-                # The token that ends a text is no part of it.
-                said = generation.tokens[:-1] if ended == "stop" else generation.tokens
-                text = model.texts.text(said)
-                found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+                if stream is not None:
+                    # The token that ends a text is no part of it.
+                    said += stream.add(token) if ended != "stop" else ""
+                    said += stream.end() if ended else ""
+                found = [at for at in map(said.find, stops) if at >= 0]
                 if found:
-                    yield Piece(text[sent : min(found)], held, "stop")
+                    yield Piece(said[: min(found)], tokens, "stop")
                     return
-                if ended is None and (text.endswith(_INCOMPLETE) or _begins(text, stops)):
-                    continue  # it may become another character, or a text to stop at
-                yield Piece(text[sent:], held, ended)
-                sent, held = len(text), []
-                if ended is not None:
-                    return
+                whole = len(said) if ended else len(said) - _held(said, stops)
+                if whole or ended or stream is None:
+                    yield Piece(said[:whole], tokens, ended)
+                    said, tokens = said[whole:], []
         finally:
             self._num_running -= 1
             generation.cancel()
 
 
-def _begins(text: str, stops: tuple[str, ...]) -> bool:
-    """Whether the end of a text may become one of those to stop at."""
-    return any(text.endswith(stop[:n]) for stop in stops for n in range(1, len(stop)))
+def _held(said: str, stops: tuple[str, ...]) -> int:
+    """Return how many characters at the end of a text may become one of those to stop at."""
+    return max((n for s in stops for n in range(1, len(s)) if said.endswith(s[:n])), default=0)
 
 
 def prompt_ids(model: ServedModel, prompt: str | list[Any]) -> list[int]:

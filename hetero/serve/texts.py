@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from devices.errors import ArgumentError
-from hetero.generate.text import Tokenizer
+from hetero.generate.text import TextStream, Tokenizer
 from hetero.serve.errors import refused
 
 #: Tokens that templates write, by their names in a configuration.
@@ -61,9 +61,9 @@ class Texts:
             raise refused(f"{self._missing}. Give the prompt as a list of token ids.", 501)
         return self._tokenizer.encode(text, is_whole=is_whole)
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; empty where there is no tokenizer."""
-        return self._tokenizer.decode(list(ids)) if self._tokenizer else ""
+    def stream(self, after: Sequence[int] = ()) -> TextStream | None:
+        """Return what makes text of tokens that follow others; None where no tokenizer is."""
+        return TextStream(self._tokenizer, after) if self._tokenizer else None
 
     def chat_ids(self, messages: Sequence[Any]) -> list[int]:
         """Return the token ids that a chat's messages are to the model.

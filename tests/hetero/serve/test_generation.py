@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,26 @@ def test_a_stream_has_what_the_whole_has(server: Server) -> None:
 
 def test_texts_and_chats(server: Server) -> None:
     pytest.importorskip("tokenizers")
-    wanted = words(greedy([0, *PROMPT], 6))
+    wanted = f" {words(greedy([0, *PROMPT], 6))}"  # it goes on with the prompt
     assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == wanted
-    stop = wanted.split()[2]
-    until = wanted[: wanted.index(stop)]
-    for stream in (False, True):
-        answer = complete(server, prompt=words(PROMPT), stop=stop, stream=stream)
+    at = wanted.rindex(" w")
+    for stream, stop in product((False, True), (wanted[at + 1 :], wanted[at - 1 : at + 2])):
+        answer = complete(server, prompt=words(PROMPT), stop=["none", stop], stream=stream)
+        until = wanted[: wanted.index(stop)]
         told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
         assert "".join(part["choices"][0]["text"] for part in told) == until
         assert told[-1]["choices"][0]["finish_reason"] == "stop"
     assert complete(server, prompt=[PROMPT]).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
+
+
+def test_only_what_may_be_a_stop_is_held(server: Server) -> None:
+    pytest.importorskip("tokenizers")
+    wanted = words(greedy(PROMPT, 6))
+    stops = [f"{wanted[-1]}!", *(f"{word[-1]}?" for word in wanted.split())]
+    chunks = [json.loads(e) for e in events(complete(server, stream=True, stop=stops))[:-1]]
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert texts[0] == f" {wanted.split()[0][:-1]}"
+    assert "".join(texts) == f" {wanted}"
 
 
 CHAT = [{"role": "user", "content": words(PROMPT)}]
@@ -198,7 +209,9 @@ def test_the_token_that_ends_a_text_is_no_part_of_it(server: Server, stream: boo
     told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
     until = greedy(PROMPT, 6).index(END)
     choices = [part["choices"][0] for part in told]
-    assert "".join(choice["text"] for choice in choices) == words(greedy(PROMPT, 6)[:until])
+    assert "".join(choice["text"] for choice in choices) == "".join(
+        f" {word}" for word in words(greedy(PROMPT, 6)[:until]).split()
+    )
     assert choices[-1]["finish_reason"] == "stop"
     assert choices[-1]["token_ids"][-1] == END
 
