@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from devices.plugin.program import Value
 
+#: Element type and shape of outputs that a device keeps, and their positions among a stage's.
+KeptOutputs = tuple[str, tuple[int, ...], tuple[int, ...]]
+
 
 class StageRun(NamedTuple):
     """How one stage of one request went: a subgraph on its device, or a whole model on one.
@@ -30,6 +33,8 @@ class StageRun(NamedTuple):
         Seconds by executed node; empty unless profiled.
     output_nbytes : int
         Bytes of what it gave.
+    kept : tuple of (str, tuple of int, tuple of int)
+        What its device keeps of that: element type, shape, and positions among the stage's outputs.
     """
 
     stage: int
@@ -42,6 +47,7 @@ class StageRun(NamedTuple):
     download_s: float = 0.0
     node_times_s: Mapping[str, float] = {}
     output_nbytes: int = 0
+    kept: tuple[KeptOutputs, ...] = ()
 
     @property
     def run_s(self) -> float:

@@ -36,7 +36,7 @@ from scheduler.vocabulary.messages import (
 )
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 6
+VERSION: Final = 7
 #: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
 #: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
 INLINE_NBYTES: Final = 16 * 1024
@@ -95,9 +95,11 @@ class MessageWriter:
         self._put = put
         try:
             if isinstance(message, (Values, Outputs)):
-                (request, stage), tensors, *rest = message
-                kind = _VALUES if type(message) is Values else _OUTPUTS
-                packed = self._pack((kind, (*request, stage), self._named(tensors), *rest))
+                task, tensors, runs = message
+                is_answer = isinstance(message, Outputs)
+                kind = _OUTPUTS if is_answer else _VALUES
+                named = _named_only(task) if is_answer else (*task.request, task.stage)
+                packed = self._pack((kind, named, self._named(tensors), runs))
             else:
                 packed = self._pack(self._message_tree(message))
         finally:
@@ -109,10 +111,10 @@ class MessageWriter:
             return _FREE, message.keys
         if isinstance(message, Dropped):
             return _DROPPED, (*message.request, 0)
+        if isinstance(message, Failure):
+            return _FAILURE, _named_only(message.task), error_entry(message.error, self._place)
         request, stage = message.task
         task = (*request, stage)
-        if isinstance(message, Failure):
-            return _FAILURE, task, error_entry(message.error, self._place)
         if isinstance(message, Keep):
             return _KEEP, task, message.client, message.key, self._named(message.tensors)
         return (_GIVE if isinstance(message, Give) else _JOIN, task, *message[1:])
@@ -168,15 +170,17 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         told = _read(memoryview(head)[start + len(_PREFIX) :])
         if isinstance(told, _Free):
             return Free(told.keys)
+        if isinstance(told, _Outputs | _Failure):
+            deployment, number, attempt, route, stage = told.task
+            request = Request(deployment=deployment, id=number, attempt=attempt, route=route)
+            task = tuple.__new__(Task, (request, stage))
+            if isinstance(told, _Failure):
+                return Failure(task, error_of(told.error, contents))
+            return tuple.__new__(Outputs, (task, _values(told.tensors, contents), told.runs))
         *fields, stage = told.task
         task = tuple.__new__(Task, (tuple.__new__(Request, fields), stage))
         if isinstance(told, _Values):
             return tuple.__new__(Values, (task, _values(told.tensors, contents), told.runs))
-        if isinstance(told, _Outputs):
-            tensors = _values(told.tensors, contents)
-            return tuple.__new__(Outputs, (task, tensors, told.runs, told.kept))
-        if isinstance(told, _Failure):
-            return Failure(task, error_of(told.error, contents))
         if isinstance(told, _Dropped):
             return Dropped(task.request)
         if isinstance(told, _Keep):
@@ -238,13 +242,14 @@ class _Values(_OfTask, tag=_VALUES):
     runs: tuple[StageRun, ...]
 
 
-class _Outputs(_OfTask, tag=_OUTPUTS):
+class _Outputs(_Read, tag=_OUTPUTS):
+    task: tuple[str, int, int, int, int]
     tensors: list[Any]
     runs: tuple[StageRun, ...]
-    kept: dict[str, tuple[str, tuple[int, ...]]]
 
 
-class _Failure(_OfTask, tag=_FAILURE):
+class _Failure(_Read, tag=_FAILURE):
+    task: tuple[str, int, int, int, int]
     error: Any
 
 
@@ -280,6 +285,12 @@ _KINDS = _Values | _Outputs | _Failure | _Dropped | _Keep | _Give | _Join | _Fre
 #: Checks the types of all but the values' trees. It makes room for what is there, not for what is
 #: claimed, so that nothing has to be walked over first.
 _read: Final = msgspec.msgpack.Decoder(_KINDS).decode
+
+
+def _named_only(task: Task) -> tuple[str, int, int, int, int]:
+    """Return what an answer tells of its task: its client has the rest."""
+    request, stage = task
+    return request.deployment, request.id, request.attempt, request.route, stage
 
 
 def _plain(value: Any) -> Any:

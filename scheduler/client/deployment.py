@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import PlanError, TensorLostError, TensorNameError
+from devices.errors import BlobError, PlanError, TensorLostError, TensorNameError
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import Kept, RemoteContext
 from devices.request.answer import Answer, StageRun
@@ -417,23 +417,50 @@ class Deployment(ABC):
         )
 
     def _receive(self, message: Message) -> None:
-        match message:
-            case Outputs(task) | Failure(task) if task.request.route == AGAIN:
-                device = self.placement.stages[task.stage].device
-                self._restorer.received(message, device, self._addresses[device])
-            case Outputs(task, tensors, runs, kept):
-                try:
-                    if kept:
-                        memory = self._deployments.memory
-                        device = self.placement.stages[task.stage].device
-                        stay = memory.outputs(device, self._addresses[device], task, kept, tensors)
-                        tensors = {**tensors, **stay}  # copied or not: what nobody holds is freed
-                except Exception as error:  # the request hears of it, whoever receives goes on
-                    self._failed(task.request, error)
-                else:
-                    self._part_arrived(task.request, tensors, runs)
-            case Failure(task, error):
-                self._failed(task.request, error)
+        if isinstance(message, Outputs):
+            (request, _), tensors, runs = message
+            try:
+                stay: dict[str, Value] = {}
+                for run in runs:
+                    if run.kept:  # copied or not: what nobody holds is freed
+                        stay |= self._kept(request, run, tensors)
+            except Exception as error:  # the request hears of it, whoever receives goes on
+                self._ended_so(request, {}, (), error)
+            else:
+                self._ended_so(request, {**tensors, **stay} if stay else tensors, runs)
+        elif isinstance(message, Failure):
+            self._ended_so(message.task.request, {}, (), message.error)
+
+    def _kept(
+        self, request: Request, run: StageRun, answered: Mapping[str, Value]
+    ) -> Mapping[str, Value]:
+        """Return what stands for outputs that a run's device keeps."""
+        try:
+            stage = self.placement.stages[run.stage]
+            specs = {
+                stage.outputs[position]: (kind, shape)
+                for kind, shape, positions in run.kept
+                for position in positions
+            }
+        except IndexError as error:
+            raise BlobError(f"an answer tells of outputs that no stage has: {run}.") from error
+        task, address = Task(request, run.stage), self._addresses[stage.device]
+        return self._deployments.memory.outputs(stage.device, address, task, specs, answered)
+
+    def _ended_so(
+        self,
+        request: Request,
+        outputs: Mapping[str, Value],
+        runs: Sequence[StageRun],
+        error: BaseException | None = None,
+    ) -> None:
+        """Take in how a stage, or a run of one again, ended."""
+        if request.route == AGAIN:
+            self._restorer.received(request, outputs, error)
+        elif error is None:
+            self._part_arrived(request, outputs, runs)
+        else:
+            self._failed(request, error)
 
     def _part_arrived(
         self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageRun]

@@ -26,7 +26,7 @@ from scheduler.client.kept import DeviceBundle, lost_tensor
 from scheduler.client.past import Origin, PastJoin, PastRun, Step, copied, steps
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.clock import Clock
-from scheduler.vocabulary.messages import Dropped, Failure, Outputs, Task, Values
+from scheduler.vocabulary.messages import Dropped, Task, Values
 from scheduler.vocabulary.placement import Placement, Route
 
 _log = logging.getLogger(__name__)
@@ -212,15 +212,15 @@ class Restorer:
                     bundle.move_to(other)
                 return
 
-    def received(self, message: Outputs | Failure, device: str, address: str) -> None:
+    def received(
+        self, request: Request, made: Mapping[str, Value], error: BaseException | None
+    ) -> None:
         """Take in what came of a run; what comes too late is freed."""
-        promise, _ = self._awaited.pop(message.task.request.id, (None, ()))
-        if isinstance(message, Outputs):
-            made = self._memory.outputs(device, address, message.task, message.kept)
-            if promise is not None:
-                promise.set_result(made)
-        elif promise is not None:
-            promise.set_exception(message.error)
+        promise, _ = self._awaited.pop(request.id, (None, ()))
+        if promise is not None and error is None:
+            promise.set_result(made)
+        elif promise is not None and error is not None:
+            promise.set_exception(error)
 
     def interrupt(self, device: str) -> None:
         """Have what waits for a device's tensors tried again: what it sends may be lost."""

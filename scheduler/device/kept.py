@@ -14,6 +14,7 @@ from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorEr
 from devices.model.element_type import element_type_name
 from devices.plugin.program import Value, nbytes_of
 from devices.plugin.remote import RemoteTensor
+from devices.request.answer import KeptOutputs
 from devices.request.joined_rows import join_rows
 from devices.request.request import Request
 from scheduler.vocabulary.messages import (
@@ -95,17 +96,22 @@ class KeptTensors:
 
     def keep_outputs(
         self, client: str, task: Task, outputs: Mapping[str, Value]
-    ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Keep outputs that a request says; return the element type and shape of each.
+    ) -> tuple[KeptOutputs, ...]:
+        """Keep outputs that a request says; return which, those of one shape together.
 
         Raises DeviceMemoryError: there is no room.
         """
         request = task.request
-        names = (*request.keep, *request.keep_copies)
-        kept = {name: outputs[name] for name in names if name in outputs}
+        names = {*request.keep, *request.keep_copies}
+        kept: dict[str, Value] = {}
+        told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for position, (name, value) in enumerate(outputs.items()):
+            if name in names:
+                kept[name] = value
+                told.setdefault((_kind_of(value.dtype), value.shape), []).append(position)
         if kept:
             self.keep(client, bundle_key(*task), kept)
-        return {name: (_kind_of(value.dtype), value.shape) for name, value in kept.items()}
+        return tuple((kind, shape, tuple(at)) for (kind, shape), at in told.items())
 
     def keep_sent(self, client: str, task: Task, sent: Mapping[str, Value]) -> None:
         """Keep what a run sends to others, so that they can run again, while there is room."""

@@ -269,6 +269,15 @@ class DeviceLoop:
         sends = opened.sends.get(request.route, ())
         if request.restore_s:
             self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
+        answered, told = outputs if request.route != AGAIN else {}, runs
+        if len(opened.outputs) < len(answered):
+            answered = {name: outputs[name] for name in opened.outputs}
+        if request.keep and (kept := self._kept.keep_outputs(opened.client, task, outputs)):
+            stay = {*request.keep}.difference(request.keep_copies)
+            answered = {name: value for name, value in answered.items() if name not in stay}
+            told = (*runs[:-1], runs[-1]._replace(kept=kept))
+            if not answered:  # the stages after it tell the client
+                runs = told
         if len(runs) > _CARRIED and sends:
             self._channel.send(opened.client, Outputs(task, {}, runs))
             runs = ()
@@ -278,17 +287,11 @@ class DeviceLoop:
                 tensors = {name: outputs[name] for name in names}
             values = _new(Values, (_new(Task, (request, stage)), tensors, runs))
             self._send(address, values)
-        if opened.outputs or not sends:
-            tensors = outputs if request.route != AGAIN else {}
-            if len(opened.outputs) < len(tensors):
-                tensors = {name: outputs[name] for name in opened.outputs}
-            kept: Mapping[str, tuple[str, tuple[int, ...]]] = {}
-            if request.keep and (kept := self._kept.keep_outputs(opened.client, task, outputs)):
-                stay = kept.keys() - request.keep_copies
-                tensors = {name: value for name, value in tensors.items() if name not in stay}
-                for message in self._kept.take_awaited(task):  # first: that is work for devices
-                    self._kept.answer(message, self._send)
-            self._channel.send(opened.client, _new(Outputs, (task, tensors, runs, kept)))
+        if request.keep:
+            for message in self._kept.take_awaited(task):  # first: that is work for devices
+                self._kept.answer(message, self._send)
+        if answered or not sends:
+            self._channel.send(opened.client, _new(Outputs, (task, answered, told)))
         if request.keeps_something and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was in the meantime
 

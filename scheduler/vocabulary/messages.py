@@ -33,14 +33,13 @@ class Values(NamedTuple):
 class Outputs(NamedTuple):
     """To the client: a stage ended that gives outputs of the model, or nothing to any stage.
 
-    `kept`: of outputs that its request keeps, in place of them, element type and shape. They are
-    one bundle, under `bundle_key`.
+    Of those that its request keeps its run tells, or that of a stage before, in place of them: one
+    bundle, under `bundle_key`. A stage that gives no others has the next ones tell the client.
     """
 
     task: Task
     tensors: Mapping[str, Value]
     runs: tuple[StageRun, ...] = ()
-    kept: Mapping[str, tuple[str, tuple[int, ...]]] = {}
 
 
 class Failure(NamedTuple):

@@ -12,6 +12,8 @@ import pytest
 
 import hetero
 from devices.errors import UnknownDeviceError
+from scheduler.channels import envelope
+from scheduler.vocabulary.messages import Outputs
 from tests.support.decoders import decoder, greedy
 from tests.support.meeting import Meeting, read
 
@@ -66,6 +68,38 @@ def test_texts_step_together_and_go_on_when_a_device_dies(
             read(texts, [None] * len(texts))
             assert [text.tokens for text in texts] == [greedy(p, 24) for p in prompts]
             assert meeting.when_met is None
+
+
+@pytest.mark.parametrize(("devices", "most_nbytes"), [(["CPU.0"], 200), (["CPU.0", "CPU.1"], 300)])
+def test_a_client_hears_of_a_token_in_one_message_and_few_bytes(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], most_nbytes: int
+) -> None:
+    """Of 16 caches, wherever they are, it needs to know little more than that they are there."""
+    heard: list[int] = []
+
+    def counted(parts: Any, get: Any = None, start: int = 0) -> Any:
+        message = read_message(parts, get, start)
+        if isinstance(message, Outputs) and message.task.stage == len(compiled.subgraphs) - 1:
+            heard.append(sum(memoryview(part).nbytes for part in parts) - start)
+        elif isinstance(message, Outputs):
+            others.append(message)
+        return message
+
+    others: list[Outputs] = []
+    read_message = envelope.message
+    monkeypatch.setattr(envelope, "message", counted)
+    pins = {f"*_{i}": devices[i * len(devices) // 8] for i in range(8)}
+    pins |= dict.fromkeys(("newest*", "logits", "sample"), devices[-1])
+    with (
+        hetero.Core("ray", devices={"CPU": 2}) as core,
+        core.compile_model(
+            hetero.read_decoder(decoder(8)), f"HETERO:{','.join(devices)}", affinity=pins
+        ) as compiled,
+    ):
+        assert len(list(compiled.generate([3, 14, 15], 24, eos=()))) == 24
+    assert others == []
+    assert len(heard) == 24
+    assert max(heard[1:]) <= most_nbytes
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 import hetero
 from hetero.examples.small_decoder import small_decoder
 from hetero.generate.steps import Steps
-from scheduler.client.restore import Restorer
+from scheduler.client.restore import Restorer, Way
 from tests.scheduler.parties import wait_for
 from tests.support.meeting import Meeting, read
 from tests.support.stateful_models import STATES, decoder, expected
@@ -34,18 +34,21 @@ class Noted:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.again: list[str] = []
         self.sizes: list[int] = []
-        received, feeds = Restorer.received, Steps.feeds
+        run_stage, feeds = Restorer._run_stage, Steps.feeds
 
-        def noting_run(restorer: Restorer, message: Any, device: str, address: str) -> None:
-            self.again.append(device)
-            received(restorer, message, device, address)
+        def noting_run(
+            restorer: Restorer, number: int, inputs: Any, keep: Any, way: Way, is_wanted: Any
+        ) -> Any:
+            made = run_stage(restorer, number, inputs, keep, way, is_wanted)
+            self.again.append(way.placement.stages[number].device)
+            return made
 
         def noting_step(steps: Steps) -> dict[str, np.ndarray]:
             given = feeds(steps)
             self.sizes.append(given["input_ids"].shape[1])
             return given
 
-        patch.setattr(Restorer, "received", noting_run)
+        patch.setattr(Restorer, "_run_stage", noting_run)
         patch.setattr(Steps, "feeds", noting_step)
 
 
