@@ -161,6 +161,10 @@ class BatchGeneration(_Stream[list[int | None], list[list[int]]]):
     def __repr__(self) -> str:
         return f"<BatchGeneration: {len(self.prompts)} prompts, {self.finish_reasons}>"
 
+    def cancel(self, row: int | None = None) -> None:
+        """End it, or the text of one prompt; again is harmless."""
+        self._together.end(self._texts if row is None else [self._texts[row]])
+
     @property
     def finish_reasons(self) -> list[FinishReason | None]:
         """Why each has ended."""
@@ -206,7 +210,7 @@ def generate(
     if seed is None:
         seed = int(np.random.default_rng().integers(2**63))
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
-        raise ArgumentError(f"seed={seed!r}: wanted a whole number from 0, or None for any.")
+        raise ArgumentError(f"seed={seed!r}: wanted a whole number from 0, of 64 bits, or None.")
     ends = frozenset([*stop, *(decoder.eos if eos is None else eos)])
     if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ends):
         raise ArgumentTypeError(f"stop={stop!r}, eos={eos!r}: wanted token ids.")

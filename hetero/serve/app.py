@@ -259,7 +259,11 @@ def _only(document: dict[str, Any]) -> Any:
 def _no_route(exchange: Exchange, routes: Collection[str]) -> HeteroError:
     """Return the error of a path that is not here, or takes other methods."""
     if not routes:
-        return refused(f"no {exchange.path} here; the protocol's paths begin at /v2.", 404)
+        return refused(
+            f"no {exchange.path} here; paths begin at /v2, of OpenAI's there are "
+            "/v1/models, /v1/completions and /v1/chat/completions.",
+            404,
+        )
     error = refused(f"{exchange.path} takes {', '.join(routes)}, not {exchange.method}.", 405)
     error.data["allow"] = ", ".join(routes)
     return error
@@ -270,8 +274,6 @@ async def _answer_error(exchange: Exchange, error: Exception) -> None:
     if not isinstance(error, HeteroError):
         _log.error("%s %s", exchange.method, exchange.path, exc_info=error)
     error.with_traceback(None)  # it leads to those who hold the error, and to the tensors
-    if exchange.status:  # the head of an answer is on its way
-        return
     headers = _HEADERS.get(status, [])
     if status == 405 and isinstance(error, HeteroError):
         headers = [(b"allow", error.data["allow"].encode())]
@@ -279,4 +281,7 @@ async def _answer_error(exchange: Exchange, error: Exception) -> None:
     if exchange.path.startswith("/v1/"):  # OpenAI's form
         kind = "invalid_request_error" if status < 500 else "server_error"
         document = {"message": message, "type": kind, "param": None, "code": None}
-    await exchange.answer_json({"error": document}, status, headers)
+    if exchange.has_events:
+        await exchange.write_event({"error": document}, last=True)
+    elif not exchange.status:  # else the head of an answer is on its way
+        await exchange.answer_json({"error": document}, status, headers)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from hetero.serve.errors import refused
-from hetero.serve.generation import Generations, Piece, prompt_ids, read_generation
+from hetero.serve.generation import Generations, Piece, prompt_rows, read_generation
 from hetero.serve.http_exchange import Exchange
-from hetero.serve.rest_messages import dump_json, read_json
+from hetero.serve.rest_messages import read_json
 from hetero.serve.service import Service
 
-#: A piece, and how many tokens there were where that is told, to a part of the answer.
-Shape = Callable[[Piece | None, Mapping[str, int] | None], dict[str, Any]]
+#: Pieces, and how many tokens were generated where that is told, to a part of the answer.
+Shape = Callable[[Sequence[Piece], int | None], dict[str, Any]]
 
 
 class Completions:
@@ -43,15 +43,18 @@ class Completions:
         asked = read_generation(document, "text_input", temperature=0.0, max_tokens=16)
         head = {"model_name": model.name, "model_version": model.version}
 
-        def shape(piece: Piece | None, _: object) -> dict[str, Any]:
-            assert piece is not None
+        def shape(pieces: Sequence[Piece], _: object) -> dict[str, Any]:
+            [piece] = pieces
             return {**head, "text_output": piece.text, "token_ids": piece.tokens}
 
-        pieces = self._generations.pieces(model, prompt_ids(model, asked.prompt), asked, True)
+        rows = prompt_rows(model, asked)
+        if len(rows) > 1:
+            raise refused("text_input is one prompt here; /v1/completions takes several, and n.")
+        pieces = self._generations.pieces(model, rows, asked, is_continued=True)
         if stream:
             await _events(exchange, pieces, shape)
         else:
-            await exchange.answer_json(shape(await _whole(exchange, pieces), None))
+            await exchange.answer_json(shape(await _whole(exchange, pieces, 1), None))
 
     async def openai(self, is_chat: bool, exchange: Exchange, _: object) -> None:
         """Answer as OpenAI does to a prompt, or to a chat's messages."""
@@ -63,7 +66,10 @@ class Completions:
         model = self._service.repository.find(name)
         if is_chat and not isinstance(asked.prompt, list):
             raise refused("messages is a list of {role, content}.")
-        ids = model.texts.chat_ids(asked.prompt) if is_chat else prompt_ids(model, asked.prompt)
+        if is_chat:
+            rows = [model.texts.chat_ids(asked.prompt, asked.chat_template_kwargs)] * asked.n
+        else:
+            rows = prompt_rows(model, asked)
         chunk = ".chunk" if asked.stream else ""
         head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -71,53 +77,60 @@ class Completions:
             "model": model.name,
             "object": f"chat.completion{chunk}" if is_chat else "text_completion",
         }
+        tells_usage = not asked.stream or asked.stream_options.get("include_usage") is True
+        begun: set[int] = set()
 
-        def shape(piece: Piece | None, usage: Mapping[str, int] | None) -> dict[str, Any]:
+        def shape(pieces: Sequence[Piece], generated: int | None) -> dict[str, Any]:
             choices = []
-            if piece is not None:
-                message = {"role": "assistant", "content": piece.text}
-                of_chat = {"delta" if asked.stream else "message": message}
-                said = of_chat if is_chat else {"text": piece.text, "token_ids": piece.tokens}
+            for piece in pieces:
+                said: dict[str, Any] = {"text": piece.text, "token_ids": piece.tokens}
+                if is_chat:
+                    role = {} if piece.row in begun else {"role": "assistant"}
+                    said = {"delta" if asked.stream else "message": role | {"content": piece.text}}
+                    begun.add(piece.row)
                 ends = {"logprobs": None, "finish_reason": piece.finish_reason}
-                choices = [{"index": 0, **said, **ends}]
-            return {**head, "choices": choices, **({"usage": usage} if usage else {})}
+                choices.append({"index": piece.row, **said, **ends})
+            usage = None
+            if generated is not None:
+                prompt = sum(map(len, rows[:: asked.n]))
+                usage = {
+                    "prompt_tokens": prompt, "completion_tokens": generated,
+                    "total_tokens": prompt + generated,
+                }  # fmt: skip
+            return {**head, "choices": choices, **({"usage": usage} if tells_usage else {})}
 
-        pieces = self._generations.pieces(model, ids, asked, not is_chat)
+        pieces = self._generations.pieces(model, rows, asked, is_continued=not is_chat)
         if asked.stream:
-            prompt = len(ids) if asked.stream_options.get("include_usage") is True else None
-            await _events(exchange, pieces, shape, prompt, end=b"data: [DONE]\n\n")
+            await _events(exchange, pieces, shape, b"data: [DONE]\n\n", tells_usage)
         else:
-            piece = await _whole(exchange, pieces)
-            await exchange.answer_json(shape(piece, _usage(len(ids), len(piece.tokens))))
+            whole = await _whole(exchange, pieces, len(rows))
+            generated = sum(len(piece.tokens) for piece in whole)
+            await exchange.answer_json(shape(whole, generated))
 
 
-def _usage(prompt: int, generated: int) -> dict[str, int]:
-    total = prompt + generated
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": total}
+async def _whole(exchange: Exchange, pieces: AsyncIterator[Piece], count: int) -> list[Piece]:
+    """Return all that comes as one piece a text; what comes ends once the client has gone."""
 
-
-async def _whole(exchange: Exchange, pieces: AsyncIterator[Piece]) -> Piece:
-    """Return all that comes as one piece; what comes ends once the client has gone."""
-
-    async def read() -> Piece:
-        all_ = Piece("")
+    async def read() -> list[Piece]:
+        texts = [Piece(row) for row in range(count)]
         async with aclosing(pieces) as open_:  # type: ignore[type-var]  # it is a generator
             async for piece in open_:
-                all_.text += piece.text
-                all_.tokens += piece.tokens
-                all_.finish_reason = piece.finish_reason
-        return all_
+                text = texts[piece.row]
+                text.text += piece.text
+                text.tokens += piece.tokens
+                text.finish_reason = piece.finish_reason
+        return texts
 
     return await exchange.unless_gone(read())
 
 
 async def _events(
     exchange: Exchange, pieces: AsyncIterator[Piece], shape: Shape,
-    prompt: int | None = None, end: bytes = b"",
+    end: bytes = b"", tells_usage: bool = False,
 ) -> None:  # fmt: skip
     """Answer with server-sent events; an error before the first is an answer of its own.
 
-    `prompt`: tokens of the prompt, where the last event is to tell the usage.
+    `tells_usage`: whether an event after the last piece tells how many tokens there were.
     """
 
     async def write() -> None:
@@ -125,12 +138,11 @@ async def _events(
         async with aclosing(pieces) as open_:  # type: ignore[type-var]  # it is a generator
             async for piece in open_:
                 if not exchange.status:
-                    await exchange.begin("text/event-stream")
+                    await exchange.begin_events()
                 generated += len(piece.tokens)
-                await exchange.write(b"data: %s\n\n" % dump_json(shape(piece, None)))
-        if prompt is not None:
-            usage = dump_json(shape(None, _usage(prompt, generated)))
-            await exchange.write(b"data: %s\n\n" % usage)
+                await exchange.write_event(shape([piece], None))
+        if tells_usage:
+            await exchange.write_event(shape([], generated))
         await exchange.write(end, last=True)
 
     await exchange.unless_gone(write())

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from devices.errors import OverloadedError
+from hetero.generate.text import TextStream
 from hetero.serve.errors import refused
 from hetero.serve.served_model import ServedModel
 
@@ -19,38 +20,46 @@ _THREADS: Final = 64
 _MOST: Final = 256
 #: Fields of OpenAI's forms that change nothing here.
 _IGNORED: Final = frozenset(
-    {"user", "metadata", "store", "model", "service_tier", "parallel_tool_calls"}
-)
+    {
+        "user", "metadata", "store", "model", "service_tier", "parallel_tool_calls",
+        "prompt_cache_key", "safety_identifier",
+    }
+)  # fmt: skip
 #: Field -> the only value that is served.
 _ONLY: Final[Mapping[str, object]] = {
-    "n": 1, "best_of": 1, "logprobs": False, "echo": False, "suffix": "", "logit_bias": {},
-    "tools": [], "tool_choice": "none", "presence_penalty": 0, "frequency_penalty": 0,
-    "response_format": {"type": "text"},
+    "best_of": 1, "logprobs": False, "top_logprobs": 0, "echo": False, "suffix": "",
+    "logit_bias": {}, "tools": [], "tool_choice": "none", "presence_penalty": 0,
+    "frequency_penalty": 0, "response_format": {"type": "text"}, "modalities": ["text"],
 }  # fmt: skip
 _FULL: Final = msgspec.Meta(min_length=1)
 #: A text to stop at, and how many there may be: each is looked for after each token.
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _STOPS: Final = msgspec.Meta(max_length=16)
+_Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for generated text, in OpenAI's form or Triton's.
 
-    `prompt`: a text, token ids, or a chat's messages.
+    `prompt`: a text or token ids, or several; or a chat's messages.
+    `n`: how many texts of each prompt.
     `stop`: texts before which the answer ends; 16 of 256 characters at most.
     `ignore_eos`: whether only these end it, as load generators ask.
+    `chat_template_kwargs`: what else a chat's template is told, as vLLM has it.
     """
 
     prompt: Annotated[str, _FULL] | Annotated[list[Any], _FULL]
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
     temperature: float
+    n: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    seed: int | None = None
+    seed: _Seed | None = None
     stop: _Stop | Annotated[list[_Stop], _STOPS] = []
     ignore_eos: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
     stream: bool = False
     stream_options: dict[str, Any] = {}
 
@@ -58,7 +67,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
     def sampling(self) -> dict[str, Any]:
         """More of `hetero.CompiledModel.generate`'s options."""
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-        return {name: getattr(self, name) for name in names}
+        told = {name: getattr(self, name) for name in names}
+        return told if self.seed is None else told | {"seed": self.seed % 2**64}  # may be negative
 
 
 def read_generation(
@@ -82,16 +92,58 @@ def read_generation(
     try:
         return msgspec.convert(usual | given, GenerationRequest)
     except msgspec.ValidationError as error:
-        raise refused(f"{error}; the prompt is {prompt_name}.") from error
+        said = f"{error}".replace("$.prompt", f"$.{prompt_name}")
+        raise refused(said.replace("`prompt`", f"`{prompt_name}`")) from error
 
 
 @dataclass(slots=True)
 class Piece:
-    """What has come since the piece before; the last one has the reason why it is the last."""
+    """What has come of a text since its piece before; its last one has the reason why it is that.
 
-    text: str
+    `row`: which text it is of, where several are generated.
+    """
+
+    row: int
+    text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+
+
+class _Row:
+    """A text as it comes, up to one of those to stop at.
+
+    `stream`: makes text of its tokens; None where there is no tokenizer.
+    """
+
+    def __init__(self, row: int, stream: TextStream | None, stops: tuple[str, ...]) -> None:
+        self._stream, self._stops = stream, stops
+        self._next = Piece(row)
+
+    def add(self, token: int, ended: str | None) -> Piece | None:
+        """Return the next piece, if the token makes one.
+
+        `ended`: why it is the last token; None if it is not.
+        """
+        piece, text = self._next, self._next.text
+        piece.tokens.append(token)
+        if self._stream is not None:
+            # The token that ends a text is no part of it.
+            text += self._stream.add(token) if ended != "stop" else ""
+            text += self._stream.end() if ended else ""
+        found = [at for at in map(text.find, self._stops) if at >= 0]
+        held = 0
+        if found:
+            text, ended = text[: min(found)], "stop"
+        elif not ended:  # its end may become a text to stop at
+            begun = (s[:n] for s in self._stops for n in range(1, len(s)))
+            held = max((len(begin) for begin in begun if text.endswith(begin)), default=0)
+        whole = len(text) - held
+        piece.text, piece.finish_reason = text[:whole], ended
+        if not (whole or ended or self._stream is None):
+            piece.text = text
+            return None
+        self._next = Piece(piece.row, text[whole:])
+        return piece
 
 
 class Generations:
@@ -102,62 +154,55 @@ class Generations:
         self._num_running = 0
 
     async def pieces(
-        self, model: ServedModel, ids: list[int], request: GenerationRequest, is_continued: bool
+        self,
+        model: ServedModel,
+        rows: list[list[int]],
+        request: GenerationRequest,
+        is_continued: bool,
     ) -> AsyncIterator[Piece]:
         """Yield what a model generates, a token or more at once; closing it ends the generation.
 
-        `is_continued`: whether the text goes on with the prompt's, not with one of its own.
+        `rows`: the prompts.
+        `is_continued`: whether texts go on with their prompts', not with ones of their own.
 
         Raises OverloadedError: too many go on already; ArgumentError: the model is no decoder, or
-        an option or the prompt is out of its range.
+        an option or a prompt is out of its range.
         """
-        if self._num_running >= _MOST:
-            raise OverloadedError(f"{_MOST} texts are being generated already; try again later.")
+        if self._num_running + len(rows) > _MOST:
+            raise OverloadedError(f"{_MOST} texts may be generated at once; try again later.")
         eos = () if request.ignore_eos else None
-        generation = model.compiled.generate(ids, request.max_tokens, eos=eos, **request.sampling)
-        self._num_running += 1
+        generation = model.compiled.generate(rows, request.max_tokens, eos=eos, **request.sampling)
+        self._num_running += len(rows)
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+        streams = (model.texts.stream(ids if is_continued else ()) for ids in rows)
+        texts = [_Row(row, stream, stops) for row, stream in enumerate(streams)]
         loop = asyncio.get_running_loop()
-        stream = model.texts.stream(ids if is_continued else ())
-        said, tokens = "", list[int]()
         try:
-            while (
-                token := await loop.run_in_executor(self._threads, next, generation, None)
-            ) is not None:
-                tokens.append(token)
-                ended = generation.finish_reason
-                if stream is not None:
-                    # The token that ends a text is no part of it.
-                    said += stream.add(token) if ended != "stop" else ""
-                    said += stream.end() if ended else ""
-                found = [at for at in map(said.find, stops) if at >= 0]
-                if found:
-                    yield Piece(said[: min(found)], tokens, "stop")
-                    return
-                whole = len(said) if ended else len(said) - _held(said, stops)
-                if whole or ended or stream is None:
-                    yield Piece(said[:whole], tokens, ended)
-                    said, tokens = said[whole:], []
+            while step := await loop.run_in_executor(self._threads, next, generation, None):
+                reasons = generation.finish_reasons
+                for row, (text, token) in enumerate(zip(texts, step, strict=True)):
+                    if token is None or (piece := text.add(token, reasons[row])) is None:
+                        continue
+                    if piece.finish_reason:
+                        generation.cancel(row)
+                    yield piece
         finally:
-            self._num_running -= 1
+            self._num_running -= len(rows)
             generation.cancel()
 
 
-def _held(said: str, stops: tuple[str, ...]) -> int:
-    """Return how many characters at the end of a text may become one of those to stop at."""
-    return max((n for s in stops for n in range(1, len(s)) if said.endswith(s[:n])), default=0)
+def prompt_rows(model: ServedModel, request: GenerationRequest) -> list[list[int]]:
+    """Return the token ids of each text that is asked for: `n` of each prompt.
 
-
-def prompt_ids(model: ServedModel, prompt: str | list[Any]) -> list[int]:
-    """Return a prompt's token ids; OpenAI's form may have a list of one prompt.
-
-    Raises ProtocolError: it is neither a text nor a list of ids, or a text and the model has no
-    tokenizer.
+    Raises ProtocolError: a prompt is neither a text nor a list of ids, or a text and the model has
+    no tokenizer.
     """
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        [prompt] = prompt
-    if isinstance(prompt, str):
-        return model.texts.ids(prompt)
-    if any(type(item) is not int for item in prompt):
-        raise refused("a prompt is one text, or one list of token ids.")
-    return prompt
+    given = request.prompt
+    is_several = isinstance(given, list) and all(isinstance(one, str | list) for one in given)
+    rows = []
+    for prompt in given if is_several else [given]:
+        ids = model.texts.ids(prompt) if isinstance(prompt, str) else prompt
+        if any(type(item) is not int for item in ids):
+            raise refused("a prompt is a text, or a list of token ids; or there are several such.")
+        rows += [ids] * request.n
+    return rows

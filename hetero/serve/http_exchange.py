@@ -51,6 +51,8 @@ class Exchange:
         self._receive, self._send, self._options = receive, send, options
         #: What was answered: for the access log.
         self.status = self.sent_nbytes = self.received_nbytes = 0
+        #: Whether more events may come.
+        self.has_events = False
 
     def header(self, name: bytes) -> str:
         """Return a header, by its name in lower case; empty where it was not sent."""
@@ -120,15 +122,20 @@ class Exchange:
             for listener in listeners:
                 listener.cancel()
 
-    async def begin(self, kind: str) -> None:
-        """Begin a response that is written piece by piece."""
-        self.status = 200
-        headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-cache")]
+    async def begin_events(self) -> None:
+        """Begin a response of server-sent events, of which `write` is told the last."""
+        self.status, self.has_events = 200, True
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
+    async def write_event(self, document: Any, *, last: bool = False) -> None:
+        """Write a JSON document as an event of such a response."""
+        await self.write(b"data: %s\n\n" % dump_json(document), last=last)
+
     async def write(self, piece: Raw, *, last: bool = False) -> None:
-        """Write a piece of such a response."""
+        """Write a piece of a response."""
         self.sent_nbytes += len(piece)
+        self.has_events = self.has_events and not last
         await self._send({"type": "http.response.body", "body": piece, "more_body": not last})
 
     async def answer(

@@ -65,7 +65,7 @@ class Server:
 
             self._grpc = GrpcServer(self.service, options.grpc_port)
         self._uvicorn = uvicorn.Server(config)
-        self._closing = threading.Event()
+        self._closing, self._ended = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=self._run, name="serve", daemon=True)]
         if options.watch_s:
             self._threads.append(threading.Thread(target=self._watch, name="watch", daemon=True))
@@ -90,7 +90,7 @@ class Server:
 
     def wait(self) -> None:
         """Return once the server has ended; Ctrl-C does not end it, `close` does."""
-        self._threads[0].join()
+        self._ended.wait()  # Python takes a thread whose `join` was interrupted for ended
 
     def close(self) -> None:
         """Take no more requests, answer those that are there, and end; again is harmless."""
@@ -122,7 +122,10 @@ class Server:
         return self
 
     def _run(self) -> None:
-        self._uvicorn.run([self._socket])
+        try:
+            self._uvicorn.run([self._socket])
+        finally:
+            self._ended.set()
 
     def _watch(self) -> None:
         while not self._closing.wait(self.options.watch_s):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -65,8 +65,10 @@ class Texts:
         """Return what makes text of tokens that follow others; None where no tokenizer is."""
         return TextStream(self._tokenizer, after) if self._tokenizer else None
 
-    def chat_ids(self, messages: Sequence[Any]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Any], more: Mapping[str, Any]) -> list[int]:
         """Return the token ids that a chat's messages are to the model.
+
+        `more`: what else the template is told.
 
         Raises ProtocolError: the model has no template for chats, or it refuses the messages.
         """
@@ -75,7 +77,8 @@ class Texts:
 
         told = [_plain(message) for message in messages]
         try:
-            text = template.render(messages=told, add_generation_prompt=True, **self._special)
+            given = {"messages": told, "add_generation_prompt": True, **self._special, **more}
+            text = template.render(given)
         except (TemplateError, TypeError) as error:
             raise refused(f"the model's chat template: {error}.") from error
         return self.ids(text, is_whole=True)

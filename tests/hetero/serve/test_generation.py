@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import hetero
-from devices.errors import ArgumentError
+from devices.errors import ArgumentError, DeviceLostError
+from hetero.generate.generation import BatchGeneration
 from hetero.serve.errors import ProtocolError
 from hetero.serve.options import ServerOptions
 from hetero.serve.repository import ModelSource, Repository
@@ -24,6 +25,7 @@ from tests.support.serving import Response, ask
 pytest.importorskip("uvicorn")
 
 PROMPT = [3, 14, 15, 9, 2, 6]
+USAGE = {"include_usage": True}
 #: A token that one of the models ends its texts with.
 END = greedy(PROMPT, 6)[3]
 
@@ -70,7 +72,7 @@ def _write_tokenizer(folder: Path) -> None:
     template = (
         "{{ bos_token }}{% for message in messages %}"
         "{% if message['role'] == 'none' %}{{ raise_exception('no such role') }}{% endif %}"
-        "{{ message['content'] }} {% endfor %}"
+        "{{ message['content'] }} {% endfor %}{{ after }}"
     )
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(
@@ -109,7 +111,7 @@ def test_tokens_for_tokens(server: Server) -> None:
 
 
 def test_a_stream_has_what_the_whole_has(server: Server) -> None:
-    answer = complete(server, stream=True, stream_options={"include_usage": True})
+    answer = complete(server, stream=True, stream_options=USAGE)
     *chunks, usage, done = events(answer)
     assert done == "[DONE]"
     pieces = [json.loads(chunk)["choices"][0] for chunk in chunks]
@@ -160,8 +162,13 @@ def test_chats(server: Server, model: str) -> None:
     answer = complete(server, path, messages=CHAT, **fields)
     assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": wanted}
     answer = complete(server, path, messages=CHAT, stream=True, **fields)
-    parts = [json.loads(e)["choices"][0]["delta"]["content"] for e in events(answer)[:-1]]
-    assert "".join(parts) == wanted
+    parts = [json.loads(e)["choices"][0]["delta"] for e in events(answer)[:-1]]
+    assert "".join(part["content"] for part in parts) == wanted
+    assert [part.get("role") for part in parts] == ["assistant", *[None] * (len(parts) - 1)]
+    told = {"messages": [{"role": "user", "content": PARTS[:1]}], **fields}
+    more = {"chat_template_kwargs": {"after": PARTS[1]["text"]}}
+    answer = complete(server, path, **told, **more)
+    assert answer.json["choices"][0]["message"]["content"] == wanted
     spaced = [PARTS[0], {"type": "text", "text": " "}, PARTS[1]]
     answer = complete(server, path, messages=[{"role": "user", "content": spaced}], **fields)
     assert answer.json["choices"][0]["message"]["content"] == wanted
@@ -199,7 +206,7 @@ def test_a_template_that_is_damaged_says_so(tmp_path: Path) -> None:
     _write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for")
     with pytest.raises(ProtocolError, match="chat template"):
-        Texts(tmp_path).chat_ids(CHAT)
+        Texts(tmp_path).chat_ids(CHAT, {})
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -214,6 +221,35 @@ def test_the_token_that_ends_a_text_is_no_part_of_it(server: Server, stream: boo
     )
     assert choices[-1]["finish_reason"] == "stop"
     assert choices[-1]["token_ids"][-1] == END
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_texts_of_several_prompts(server: Server, stream: bool) -> None:
+    pytest.importorskip("tokenizers")
+    prompts = [PROMPT, [7, 8]]
+    wanted = [greedy(prompt, 6) for prompt in prompts for _ in range(2)]
+    stop = f"w{wanted[2][2]} "  # it ends only the two of them
+    answer = complete(server, prompt=prompts, n=2, stop=stop, stream=stream, stream_options=USAGE)
+    told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+    texts, reasons, count = [""] * 4, [""] * 4, 0
+    for choice in (choice for part in told for choice in part["choices"]):
+        texts[choice["index"]] += choice["text"]
+        reasons[choice["index"]] = choice["finish_reason"]
+        count += len(choice["token_ids"])
+    wholes = ["".join(f" {word}" for word in words(ids).split()) for ids in wanted]
+    assert texts == [whole.partition(stop)[0] for whole in wholes]
+    assert reasons == ["length" if stop not in whole else "stop" for whole in wholes]
+    assert {"length", "stop"} == {*reasons}
+    usage = {"prompt_tokens": 8, "completion_tokens": count, "total_tokens": 8 + count}
+    assert told[-1]["usage"] == usage
+    assert all(part["usage"] is None for part in told[:-1])
+
+
+def test_several_texts_are_drawn_each(server: Server) -> None:
+    told = complete(server, n=3, seed=-5, temperature=50).json["choices"]
+    alone = [complete(server, seed=-5 + i, temperature=50).json["choices"][0] for i in range(3)]
+    assert [one["token_ids"] for one in told] == [one["token_ids"] for one in alone]
+    assert len({tuple(one["token_ids"]) for one in told}) == 3
 
 
 def test_the_generate_extension(server: Server) -> None:
@@ -231,9 +267,13 @@ def test_the_generate_extension(server: Server) -> None:
         ({"model": "none"}, 404),
         ({"model": None}, 400),
         ({"prompt": None}, 400),
-        ({"prompt": [[1], [2]]}, 400),
+        ({"prompt": [[1], "w2", 3]}, 400),
+        ({"prompt": [[1], []]}, 400),
         ({"prompt": [VOCABULARY]}, 400),
-        ({"n": 2}, 400),
+        ({"n": 0}, 400),
+        ({"n": 257}, 400),
+        ({"seed": 2**63}, 400),
+        ({"logprobs": 2}, 400),
         ({"temperature": -1}, 400),
         ({"temperature": "hot"}, 400),
         ({"max_tokens": -1}, 400),
@@ -246,6 +286,22 @@ def test_bad_requests(server: Server, fields: Any, status: int, stream: bool) ->
     answer = complete(server, stream=stream, **fields)
     assert answer.status == status, answer.body
     assert answer.json["error"]["message"]
+
+
+def test_a_stream_that_fails_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = BatchGeneration.__next__
+
+    def fails_soon(self: BatchGeneration) -> list[int | None]:
+        if len(self.tokens[0]) == 3:
+            raise DeviceLostError("the last device is gone.")
+        return step(self)
+
+    monkeypatch.setattr(BatchGeneration, "__next__", fails_soon)
+    *chunks, last = events(complete(server, stream=True))
+    assert len(chunks) == 3
+    error = json.loads(last)["error"]
+    assert (error["message"], error["type"]) == ("the last device is gone.", "server_error")
+    assert complete(server).status == 503
 
 
 def test_a_client_that_leaves_ends_its_text(server: Server) -> None:

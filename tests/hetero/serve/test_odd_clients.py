@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -100,3 +102,25 @@ def test_who_is_not_answered_before_the_end_is_told_so() -> None:
         told = asked.result(PATIENCE_S)
         assert told.status == 503
         assert told.json["error"]
+
+
+def test_after_ctrl_c_what_runs_is_answered() -> None:
+    with (
+        serving("GATED", plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(ask, server, INFER, BODY)
+        assert GatedPlugin.began.wait(PATIENCE_S)
+        with pytest.raises(KeyboardInterrupt):
+            _wait_interrupted(server)
+        threading.Timer(0.2, GatedPlugin.gate.set).start()
+        server.close()
+        assert GatedPlugin.gate.is_set()
+        assert asked.result(PATIENCE_S).status == 200
+
+
+def _wait_interrupted(server: Server) -> None:
+    interrupt = (threading.get_ident(), signal.SIGINT)
+    threading.Timer(0.2, signal.pthread_kill, interrupt).start()
+    server.wait()
