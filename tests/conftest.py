@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from zlib import crc32
@@ -17,6 +18,11 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from tests.support.command_line import Shell
+from tests.support.onnx_cases import keep_node_cases
+
+# Else each of a hundred interpreters that tests start would compile all sources for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The same examples in each run; `--hypothesis-profile=default` draws others.
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=60)
@@ -26,7 +32,7 @@ providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw few examples in a plain run, and many where slow tests run as well."""
+    """Draw few examples in a plain run, many where slow tests run as well; keep ONNX's cases."""
     # What a script starts in the background ignores Ctrl-C, and what nohup starts the end of a
     # terminal; so would the programs of tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("few" if config.getoption("-m") == "not slow" else "many")
+    if hasattr(config, "cache"):  # `-p no:cacheprovider` has none
+        keep_node_cases(config.cache.mkdir("onnx"))
 
 
 @pytest.hookimpl(wrapper=True)

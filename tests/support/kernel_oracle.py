@@ -45,15 +45,21 @@ _WIDE = {
 
 def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[int]:
     """Return an opset for each version of the operator that models of these opsets meet."""
-    versions = sorted(
-        schema.since_version
-        for schema in onnx.defs.get_all_schemas_with_history()
-        if schema.name == op_type and schema.domain == "" and schema.since_version <= newest
-    )
+    versions = [version for version in _versions()[op_type] if version <= newest]
     return sorted(
         {max(version, oldest) for version in versions if version <= oldest}
         | {version for version in versions if version > oldest}
     )
+
+
+@cache
+def _versions() -> dict[str, list[int]]:
+    """Return the versions of each operator, in order."""
+    found: dict[str, list[int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            found.setdefault(schema.name, []).append(schema.since_version)
+    return {name: sorted(versions) for name, versions in found.items()}
 
 
 def cases(*op_types: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[tuple[str, int]]:
