@@ -45,7 +45,6 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option("--min-p", type=float, default=0.0, help="Least probability, in the best one's.")
 @click.option("--repetition-penalty", type=float, default=1.0, help="1 is none.")
 @click.option("--seed", type=int, help="What is drawn follows from it.")
-@click.option("--state", "states", multiple=True, metavar="IN=OUT", help="As states= does.")
 @with_core(runs_model=True)
 def generate(
     job: Job,
@@ -53,7 +52,6 @@ def generate(
     tokenizer: Path | None,
     ids: list[int] | None,
     max_new_tokens: int,
-    states: tuple[str, ...],
     **sampling: Any,
 ) -> None:
     """Go on with a prompt by the decoder MODEL, over the devices.
@@ -67,8 +65,7 @@ def generate(
     if prompt is not None or tokenizer is not None:
         words = Tokenizer(tokenizer or published_folder(job.model))
         ids = ids if prompt is None else words.encode(prompt)
-    pairs = dict(state.split("=", 1) for state in states if "=" in state)
-    source = None if is_blob(job.model) else read_decoder(job.model, states=pairs or None)
+    source = None if is_blob(job.model) else read_decoder(job.model)
     job.start()
     compiled = job.compile(source)
     began = time.perf_counter()

@@ -69,10 +69,6 @@ _server_options: Final = together(
         metavar="BYTES", help="Bytes that a request may have.",
     ),
     click.option(
-        "--body-seconds", "body_s", type=Finite(0.1), default=60.0, show_default=True,
-        help="Seconds that a request may take to arrive.",
-    ),
-    click.option(
         "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
         help="Server processes on the same ports. With --executor ray they share the devices "
         "of `hetero pool up`; else each has its own.",

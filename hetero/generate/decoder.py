@@ -90,11 +90,11 @@ def read_decoder(
 def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
     """Return the model with the node that chooses, told in its metadata."""
     free = FreeNames.of_values(model)
-    names = {name: free.make(name) for name in ("sampling", "seen", "token")}
+    sampling, seen, token = map(free.make, ("sampling", "seen", "token"))
     proto = helper.make_node(
         "Sample",
-        [decoder.logits, names["sampling"], names["seen"]],
-        [names["token"]],
+        [decoder.logits, sampling, seen],
+        [token],
         FreeNames(model.node_names).make("sample"),
         domain=DOMAIN,
     )
@@ -105,18 +105,18 @@ def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
     header.functions.append(sample_function(model.opset_imports[""]))
     header.opset_import.add(domain=DOMAIN, version=1)
     header.ir_version = max(header.ir_version, 8)  # the first with functions
-    header.metadata_props.add(key=KEY, value=decoder.choosing(names).text())
-    token = TensorSpec(names["token"], "tensor(int64)", (batch, 1))
+    told = replace(decoder, token=token, sampling=sampling, seen=seen)
+    header.metadata_props.add(key=KEY, value=told.text())
     outputs = [port for port in model.outputs if keep or port.name != decoder.logits]
     return model.replace(
         header=header,
         nodes=[*model.nodes, Node.from_proto(proto)],
         inputs=[
             *model.inputs,
-            TensorSpec(names["sampling"], "tensor(float)", (batch, 6)),
-            TensorSpec(names["seen"], "tensor(int64)", (batch, "seen")),
+            TensorSpec(sampling, "tensor(float)", (batch, 6)),
+            TensorSpec(seen, "tensor(int64)", (batch, "seen")),
         ],
-        outputs=[token, *outputs],
+        outputs=[TensorSpec(token, "tensor(int64)", (batch, 1)), *outputs],
     )
 
 

@@ -35,6 +35,8 @@ Prompt = Sequence[int] | np.ndarray
 class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
     """Steps as an iterator, also for asyncio, and awaited for all at once."""
 
+    tokens: A
+
     def __init__(self, texts: Sequence[Text], together: Together) -> None:
         self._texts: Final = texts
         self._together: Final = together
@@ -71,10 +73,7 @@ class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
     async def _all(self) -> A:
         async for _ in self:
             pass
-        return self._everything()
-
-    def _everything(self) -> A:
-        raise NotImplementedError
+        return self.tokens
 
     def cancel(self) -> None:
         """End it: the run in flight is cancelled and the caches are freed; again is harmless."""
@@ -112,7 +111,7 @@ class Generation(_Stream[int, list[int]]):
     def __init__(self, prompt: tuple[int, ...], text: Text, together: Together) -> None:
         super().__init__([text], together)
         self.prompt: Final = prompt
-        self.tokens: Final = text.tokens
+        self.tokens = text.tokens
 
     def __repr__(self) -> str:
         return f"<Generation: {len(self.tokens)} tokens, {self.finish_reason or 'goes on'}>"
@@ -130,9 +129,6 @@ class Generation(_Stream[int, list[int]]):
     def _given(self, tokens: list[int | None]) -> int:
         assert tokens[0] is not None
         return tokens[0]
-
-    def _everything(self) -> list[int]:
-        return self.tokens
 
 
 class BatchGeneration(_Stream[list[int | None], list[list[int]]]):
@@ -156,7 +152,7 @@ class BatchGeneration(_Stream[list[int | None], list[list[int]]]):
     ) -> None:
         super().__init__(texts, together)
         self.prompts: Final = prompts
-        self.tokens: Final = [text.tokens for text in texts]
+        self.tokens = [text.tokens for text in texts]
 
     def __repr__(self) -> str:
         return f"<BatchGeneration: {len(self.prompts)} prompts, {self.finish_reasons}>"
@@ -172,9 +168,6 @@ class BatchGeneration(_Stream[list[int | None], list[list[int]]]):
 
     def _given(self, tokens: list[int | None]) -> list[int | None]:
         return tokens
-
-    def _everything(self) -> list[list[int]]:
-        return self.tokens
 
 
 def generate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,10 +123,6 @@ class Decoder:
                 f"model {model.name!r}: metadata {KEY} is {model.metadata[KEY][:80]!r}, which "
                 "hetero.read_decoder does not write; read the model with it again."
             ) from error
-
-    def choosing(self, names: Mapping[str, str]) -> Decoder:
-        """Return it with the ports of the node that chooses, by what they are."""
-        return replace(self, token=names["token"], sampling=names["sampling"], seen=names["seen"])
 
     def text(self) -> str:
         """Return the metadata."""

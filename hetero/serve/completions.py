@@ -9,7 +9,13 @@ from contextlib import aclosing
 from typing import Any
 
 from hetero.serve.errors import refused
-from hetero.serve.generation import Generations, Piece, prompt_rows, read_generation
+from hetero.serve.generation import (
+    GenerationRequest,
+    Generations,
+    Piece,
+    prompt_rows,
+    read_generation,
+)
 from hetero.serve.http_exchange import Exchange
 from hetero.serve.rest_messages import read_json
 from hetero.serve.service import Service
@@ -39,22 +45,19 @@ class Completions:
         document = read_json(await exchange.body())
         if not isinstance(more := document.pop("parameters", None) or {}, dict):
             raise refused("parameters is an object.")
-        document = {**document, "stream": stream, **more}
+        document = {**document, **more, "stream": stream, "stream_options": None}
         asked = read_generation(document, "text_input", temperature=0.0, max_tokens=16)
         head = {"model_name": model.name, "model_version": model.version}
 
         def shape(pieces: Sequence[Piece], _: object) -> dict[str, Any]:
-            [piece] = pieces
+            piece = pieces[0]
             return {**head, "text_output": piece.text, "token_ids": piece.tokens}
 
         rows = prompt_rows(model, asked)
         if len(rows) > 1:
             raise refused("text_input is one prompt here; /v1/completions takes several, and n.")
         pieces = self._generations.pieces(model, rows, asked, is_continued=True)
-        if stream:
-            await _events(exchange, pieces, shape)
-        else:
-            await exchange.answer_json(shape(await _whole(exchange, pieces, 1), None))
+        await _answer(exchange, pieces, shape, asked)
 
     async def openai(self, is_chat: bool, exchange: Exchange, _: object) -> None:
         """Answer as OpenAI does to a prompt, or to a chat's messages."""
@@ -100,49 +103,38 @@ class Completions:
             return {**head, "choices": choices, **({"usage": usage} if tells_usage else {})}
 
         pieces = self._generations.pieces(model, rows, asked, is_continued=not is_chat)
-        if asked.stream:
-            await _events(exchange, pieces, shape, b"data: [DONE]\n\n", tells_usage)
-        else:
-            whole = await _whole(exchange, pieces, len(rows))
-            generated = sum(len(piece.tokens) for piece in whole)
-            await exchange.answer_json(shape(whole, generated))
+        await _answer(exchange, pieces, shape, asked, b"data: [DONE]\n\n")
 
 
-async def _whole(exchange: Exchange, pieces: AsyncIterator[Piece], count: int) -> list[Piece]:
-    """Return all that comes as one piece a text; what comes ends once the client has gone."""
-
-    async def read() -> list[Piece]:
-        texts = [Piece(row) for row in range(count)]
-        async with aclosing(pieces) as open_:  # type: ignore[type-var]  # it is a generator
-            async for piece in open_:
-                text = texts[piece.row]
-                text.text += piece.text
-                text.tokens += piece.tokens
-                text.finish_reason = piece.finish_reason
-        return texts
-
-    return await exchange.unless_gone(read())
-
-
-async def _events(
-    exchange: Exchange, pieces: AsyncIterator[Piece], shape: Shape,
-    end: bytes = b"", tells_usage: bool = False,
+async def _answer(
+    exchange: Exchange, pieces: AsyncIterator[Piece], shape: Shape, asked: GenerationRequest,
+    end: bytes = b"",
 ) -> None:  # fmt: skip
-    """Answer with server-sent events; an error before the first is an answer of its own.
+    """Answer with all that comes, or piece by piece; it ends once the client has gone.
 
-    `tells_usage`: whether an event after the last piece tells how many tokens there were.
+    An error before the first piece is an answer of its own.
+
+    `end`: follows the events, of which the last tells how many tokens there were where it is asked.
     """
+    texts: dict[int, Piece] = {}
 
-    async def write() -> None:
-        generated = 0
+    async def run() -> None:
         async with aclosing(pieces) as open_:  # type: ignore[type-var]  # it is a generator
             async for piece in open_:
-                if not exchange.status:
-                    await exchange.begin_events()
-                generated += len(piece.tokens)
-                await exchange.write_event(shape([piece], None))
-        if tells_usage:
-            await exchange.write_event(shape([], generated))
+                if asked.stream:
+                    if not exchange.status:
+                        await exchange.begin_events()
+                    await exchange.write_event(shape([piece], None))
+                whole = texts.setdefault(piece.row, Piece(piece.row))
+                whole.text += piece.text
+                whole.tokens += piece.tokens
+                whole.finish_reason = piece.finish_reason
+        told, count = sorted(texts.items()), sum(len(text.tokens) for text in texts.values())
+        if not asked.stream:
+            await exchange.answer_json(shape([text for _, text in told], count))
+            return
+        if asked.stream_options.get("include_usage") is True:
+            await exchange.write_event(shape([], count))
         await exchange.write(end, last=True)
 
-    await exchange.unless_gone(write())
+    await exchange.unless_gone(run())

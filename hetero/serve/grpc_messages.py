@@ -17,7 +17,7 @@ from hetero.serve.datatypes import DATATYPES
 from hetero.serve.errors import refused
 from hetero.serve.proto_file import proto_file
 from hetero.serve.regions import Regions
-from hetero.serve.tensors import Raw, from_raw, from_values, row_of, to_bytes, to_raw
+from hetero.serve.tensors import Raw, from_raw, from_values, row_of, to_raw, to_values
 
 MESSAGES: Final = proto_file("open_inference.proto").messages
 #: Tags of raw_input_contents and raw_output_contents: fields 7 and 6, of bytes behind a length.
@@ -108,7 +108,7 @@ def read_call_of(message: Message, regions: Regions) -> InferCall:
     def tensor(entry: Input) -> np.ndarray:
         own = contents[entry.name]
         if not raws:
-            return _from_contents(entry, own.contents)
+            return from_contents(own)
         if own.HasField("contents"):
             raise refused(f"input {entry.name!r} has contents beside raw_input_contents.")
         if (raw := next(left, None)) is None:
@@ -139,12 +139,13 @@ def write_answer(model: str, version: str, call: InferCall, outputs: Sequence[Ou
         if is_raw:
             raws.append(b"" if parameters is not None else to_raw(array))
         elif parameters is None:
-            values = to_bytes(array) if array.dtype.hasobject else array.ravel().tolist()
-            getattr(entry.contents, DATATYPES[datatype].contents).extend(values)
+            getattr(entry.contents, DATATYPES[datatype].contents).extend(to_values(array))
     return Message(head, raws)
 
 
-def _from_contents(entry: Input, contents: Any) -> np.ndarray:
+def from_contents(entry: Any) -> np.ndarray:
+    """Return the tensor that a message's typed contents are; ProtocolError if they are not."""
+    contents = entry.contents
     field = row_of(entry.name, entry.datatype).contents
     if not field:
         raise refused(f"input {entry.name!r}: {entry.datatype} is for raw_input_contents.")

@@ -123,7 +123,7 @@ def _shaped(name: str, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 def to_raw(array: np.ndarray) -> Raw:
     """Return a tensor's raw bytes, those of its memory where they are dense."""
     if array.dtype.hasobject:
-        texts = to_bytes(array)
+        texts = _to_bytes(array)
         return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
     if not array.size:
         return b""
@@ -138,7 +138,7 @@ def to_json(name: str, array: np.ndarray) -> Any:
     """
     if array.dtype.hasobject:
         try:
-            return [text.decode() for text in to_bytes(array)]
+            return [text.decode() for text in _to_bytes(array)]
         except UnicodeDecodeError as error:
             raise _not_in_json(name, "bytes that are not UTF-8") from error
     flat = array.reshape(-1)
@@ -149,8 +149,12 @@ def to_json(name: str, array: np.ndarray) -> Any:
     return np.ascontiguousarray(flat)
 
 
-def to_bytes(array: np.ndarray) -> list[bytes]:
-    """Return a tensor of strings as bytes, flat."""
+def to_values(array: np.ndarray) -> list[Any]:
+    """Return a tensor's elements, flat; strings as bytes."""
+    return _to_bytes(array) if array.dtype.hasobject else array.ravel().tolist()
+
+
+def _to_bytes(array: np.ndarray) -> list[bytes]:
     return [value if isinstance(value, bytes) else str(value).encode() for value in array.flat]
 
 

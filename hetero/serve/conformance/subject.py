@@ -15,8 +15,9 @@ import numpy as np
 
 from hetero.serve.datatypes import DATATYPES
 from hetero.serve.errors import ProtocolError
+from hetero.serve.grpc_messages import from_contents
 from hetero.serve.proto_file import proto_file
-from hetero.serve.tensors import from_raw, from_values, to_bytes, to_raw
+from hetero.serve.tensors import from_raw, from_values, to_raw, to_values
 
 #: Seconds that an answer may take.
 _PATIENCE_S: Final = 60.0
@@ -141,8 +142,7 @@ class Subject:
             if raw:
                 made.raw_input_contents.append(bytes(to_raw(array)))
             elif field:
-                values = to_bytes(array) if array.dtype.hasobject else array.ravel().tolist()
-                getattr(entry.contents, field).extend(values)
+                getattr(entry.contents, field).extend(to_values(array))
             else:
                 raise NotHere(f"{datatype} has no typed contents")
         return made
@@ -187,9 +187,7 @@ def _of_message(message: Any) -> Iterable[tuple[str, np.ndarray]]:
         if message.raw_output_contents:
             yield of[0], from_raw(*of, message.raw_output_contents[index])
         else:
-            values = [*getattr(entry.contents, DATATYPES[entry.datatype].contents)]
-            values = [v.decode() if isinstance(v, bytes) else v for v in values]
-            yield of[0], from_values(*of, values)
+            yield of[0], from_contents(entry)
 
 
 def same(one: Tensors, other: Tensors) -> bool:
