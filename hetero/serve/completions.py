@@ -62,7 +62,7 @@ class Completions:
     async def openai(self, is_chat: bool, exchange: Exchange, _: object) -> None:
         """Answer as OpenAI does to a prompt, or to a chat's messages."""
         document = read_json(await exchange.body())
-        field, most = ("messages", 256) if is_chat else ("prompt", 16)
+        field, most = ("messages", None) if is_chat else ("prompt", 16)
         asked = read_generation(document, field, temperature=1.0, max_tokens=most)
         if not isinstance(name := document.get("model"), str):
             raise refused("model is the name of one.")

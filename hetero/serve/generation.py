@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from devices.errors import OverloadedError
+from hetero.generate.ports import Decoder
 from hetero.generate.text import TextStream
 from hetero.serve.errors import refused
 from hetero.serve.served_model import ServedModel
@@ -18,6 +19,8 @@ from hetero.serve.served_model import ServedModel
 #: Generations that go on at once, and those that may wait for a turn beside them.
 _THREADS: Final = 64
 _MOST: Final = 256
+#: Tokens of a text where neither the request nor the model says how many.
+_USUAL: Final = 256
 #: Fields of OpenAI's forms that change nothing here.
 _IGNORED: Final = frozenset(
     {
@@ -42,6 +45,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for generated text, in OpenAI's form or Triton's.
 
     `prompt`: a text or token ids, or several; or a chat's messages.
+    `max_tokens`: None: as many as the model's context has, or 256 where nothing says how many.
     `n`: how many texts of each prompt.
     `stop`: texts before which the answer ends; 16 of 256 characters at most.
     `ignore_eos`: whether only these end it, as load generators ask.
@@ -49,7 +53,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     prompt: Annotated[str, _FULL] | Annotated[list[Any], _FULL]
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None
     temperature: float
     n: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1
     top_k: int = 0
@@ -171,7 +175,8 @@ class Generations:
         if self._num_running + len(rows) > _MOST:
             raise OverloadedError(f"{_MOST} texts may be generated at once; try again later.")
         eos = () if request.ignore_eos else None
-        generation = model.compiled.generate(rows, request.max_tokens, eos=eos, **request.sampling)
+        most = request.max_tokens or Decoder.of(model.compiled.source).context_length or _USUAL
+        generation = model.compiled.generate(rows, most, eos=eos, **request.sampling)
         self._num_running += len(rows)
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         streams = (model.texts.stream(ids if is_continued else ()) for ids in rows)

@@ -9,11 +9,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 import hetero
 from devices.errors import ArgumentError, DeviceLostError
 from hetero.generate.generation import BatchGeneration
+from hetero.serve import generation
 from hetero.serve.errors import ProtocolError
 from hetero.serve.options import ServerOptions
 from hetero.serve.repository import ModelSource, Repository
@@ -28,6 +30,8 @@ PROMPT = [3, 14, 15, 9, 2, 6]
 USAGE = {"include_usage": True}
 #: A token that one of the models ends its texts with.
 END = greedy(PROMPT, 6)[3]
+#: The most tokens that it takes.
+ENDS_AT = 20
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             model, "HETERO:CPU.0,CPU.1", affinity={"*_1": "CPU.1", "sample": "CPU.1"}
         )
         source = ModelSource("little", "1", lambda: compiled, folder=folder)
-        ends = core.compile_model(hetero.read_decoder(decoder(), eos=[END]), "CPU.0")
+        onnx.save(decoder(), other / "model.onnx")
+        (other / "config.json").write_text(f'{{"max_position_embeddings": {ENDS_AT}}}')
+        ends = core.compile_model(hetero.read_decoder(other / "model.onnx", eos=[END]), "CPU.0")
         ending = ModelSource("ending", "1", lambda: ends, folder=other)
         repository = Repository(lambda: [source, ending])
         repository.refresh()
@@ -172,6 +178,19 @@ def test_chats(server: Server, model: str) -> None:
     spaced = [PARTS[0], {"type": "text", "text": " "}, PARTS[1]]
     answer = complete(server, path, messages=[{"role": "user", "content": spaced}], **fields)
     assert answer.json["choices"][0]["message"]["content"] == wanted
+
+
+def test_a_chat_goes_on_to_the_end_of_the_context(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    monkeypatch.setattr(generation, "_USUAL", 3)  # of the model that says nothing
+    fields = {"prompt": None, "ignore_eos": True, "max_tokens": None, "messages": CHAT}
+    for model, total in (("ending", ENDS_AT), ("little", len(PROMPT) + 3)):
+        told = complete(server, "/v1/chat/completions", **{"model": model, **fields}).json
+        assert told["usage"]["total_tokens"] == total
+        assert told["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
