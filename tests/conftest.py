@@ -100,25 +100,22 @@ def local_ray() -> Iterator[None]:
             os.environ[name] = value
 
 
-@pytest.fixture(autouse=True)
-def _unhurried_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let searches for plans end by their steps alone, however slow the machine is."""
-    monkeypatch.setattr("hetero.planning.solver.search.CLOCK", (math.inf, math.inf))
-
-
-@pytest.fixture(autouse=True)
-def _numbers_of_its_own(request: pytest.FixtureRequest) -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have a module's generator give a test the same numbers whatever ran before it."""
-    generator = getattr(request.module, "RNG", None)
+    generator = getattr(getattr(item, "module", None), "RNG", None)
     if generator is not None:
-        seed = crc32(request.node.nodeid.encode())
+        seed = crc32(item.nodeid.encode())
         generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_terminal() -> Iterator[None]:
-    """Leave out what says how wide a terminal is, and that there is one."""
+def _no_clock_and_no_terminal() -> Iterator[None]:
+    """Let searches for plans end by their steps alone, however slow the machine is.
+
+    Leave out what says how wide a terminal is, and that there is one.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetero.planning.solver.search.CLOCK", (math.inf, math.inf))
         for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
             patch.delenv(name, raising=False)
         yield

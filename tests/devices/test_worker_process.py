@@ -38,7 +38,8 @@ def worker():
     ],
 )
 def test_after_a_request_that_ends_it_another_is_answered(worker, request_, how, monkeypatch):
-    monkeypatch.setattr(worker_process, "_WAIT_S", 60 if request_ == b"spin" else 5)
+    wait_s = {b"spin": 60, b"wait": 1}.get(request_, 5)
+    monkeypatch.setattr(worker_process, "_WAIT_S", wait_s)
     monkeypatch.setattr(worker_process, "_WAIT", 0)
     assert worker.ask(request_, **LIMITS) == Ended(how)
     monkeypatch.setattr(worker_process, "_WAIT_S", 60)

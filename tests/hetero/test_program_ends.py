@@ -43,7 +43,7 @@ def ends(device, how, executor):
     return ran.returncode, ran.stderr
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @ENDS
 @pytest.mark.parametrize("device", ["ORT", "HETERO:ORT,CPU", "OV", "HETERO:OV,ORT,CPU"])
 def test_it_ends_with_requests_in_flight(device, how, code):
@@ -87,7 +87,7 @@ compiled(x)
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("how", "code"), [("ends", 5), ("raises", 1), ("core", 0)])
 @pytest.mark.parametrize("device", ["CPU", "ORT", "OV"])
 def test_a_fork_ends_with_its_own_code(device, how, code):

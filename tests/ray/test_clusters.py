@@ -216,6 +216,7 @@ except ClusterError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_ray_that_cannot_start_says_why_and_what_to_do() -> None:
     told = run("-c", FAIL).stdout
     assert "minimum allowed" in told

@@ -125,6 +125,7 @@ def one_each(core: hetero.Core) -> tuple[list[hetero.CompiledModel], list[Any]]:
     return compiled, [each for each in deployments if each.key not in before]
 
 
+@pytest.mark.slow
 def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
     assert [model({"x": X})[0].shape for model in kept]
 
 
+@pytest.mark.slow
 def test_a_placement_that_comes_while_a_device_is_loaded_again_stays(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:

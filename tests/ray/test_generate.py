@@ -25,6 +25,7 @@ PROMPTS = [[3, 14, 15, 9, 2, 6], [7]]
 PINS = {"*_1": "CPU.1", "sample": "CPU.1"}
 
 
+@pytest.mark.slow
 def test_texts_go_on_when_a_device_dies_in_the_middle() -> None:
     want = [greedy(prompt, 24) for prompt in PROMPTS]
     with (

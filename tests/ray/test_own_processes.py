@@ -102,6 +102,7 @@ def test_a_fork_that_ends_leaves_its_parents_ray() -> None:
     assert done.stdout.split()[-2:] == ["3", "1"], done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_a_pool_ends_the_processes_that_it_started_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

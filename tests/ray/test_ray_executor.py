@@ -297,6 +297,7 @@ def hasty_rows(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:
         return ()
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_while_idle_or_in_its_work(executor: RayExecutor) -> None:
     idle = executor.deploy(*chain("TWIN.1"))
     process = executor._devices.device("TWIN.1")

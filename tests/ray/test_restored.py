@@ -86,7 +86,9 @@ def await_freed(core: hetero.Core) -> None:
     wait_for(lambda: all(told(a).get("kept_nbytes", -1) == 0 for a in addresses if a))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "device", ["CPU.1", *(pytest.param(d, marks=pytest.mark.slow) for d in ("CPU.0", "CPU.2"))]
+)
 def test_one_stage_of_three_runs_again_and_the_text_goes_on(
     core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted, device: str
 ) -> None:
@@ -122,7 +124,7 @@ def test_stages_of_two_devices_run_again(
     assert set(noted.sizes) == {1}
 
 
-@pytest.mark.parametrize("are_joined", [False, True])
+@pytest.mark.parametrize("are_joined", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rows_of_one_run_have_their_caches_again(
     core: hetero.Core,
     compiled: hetero.CompiledModel,
@@ -163,7 +165,7 @@ def test_what_is_not_kept_any_more_is_made_anew_of_the_tokens(
     assert not noted.again
 
 
-@pytest.mark.parametrize("device", ["CPU.0", "CPU.1"])
+@pytest.mark.parametrize("device", ["CPU.0", pytest.param("CPU.1", marks=pytest.mark.slow)])
 def test_a_request_that_is_no_text_goes_on_with_its_states(
     core: hetero.Core, noted: Noted, device: str
 ) -> None:
@@ -188,7 +190,7 @@ def test_a_request_that_is_no_text_goes_on_with_its_states(
         await_freed(core)
 
 
-@pytest.mark.parametrize("how", ["compiled", "imported"])
+@pytest.mark.parametrize("how", [pytest.param("compiled", marks=pytest.mark.slow), "imported"])
 def test_a_state_of_random_numbers_is_not_made_of_others(
     core: hetero.Core, noted: Noted, how: str
 ) -> None:

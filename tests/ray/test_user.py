@@ -169,6 +169,7 @@ def test_a_compiled_model_after_its_core_says_so() -> None:
     compiled.close()
 
 
+@pytest.mark.slow
 def test_bench_says_what_a_lost_device_cost(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +233,7 @@ def without_place(value: Any) -> Any:
     "line",
     [
         "devices",
-        "query MODEL -a op:Tanh=CPU",
+        pytest.param("query MODEL -a op:Tanh=CPU", marks=pytest.mark.slow),
         pytest.param("query MODEL", marks=pytest.mark.slow),
     ],
 )

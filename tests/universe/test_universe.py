@@ -25,7 +25,9 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("seed", [*range(12), *KEPT])
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 12)), *KEPT]
+)
 def test_a_seed(seed: int) -> None:
     history = History(seed).run()
     again = f"python -m tests.universe --seed {seed} --trace trace.json"
@@ -35,7 +37,7 @@ def test_a_seed(seed: int) -> None:
 @pytest.mark.parametrize(
     "seed",
     # 27: a text whose prompt was computed in part was joined by others.
-    [0, 1, 27, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))],
+    [0, 27, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))],
 )
 def test_texts_of_a_seed(seed: int) -> None:
     history = Texts(seed).run()

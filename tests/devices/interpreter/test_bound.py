@@ -53,7 +53,7 @@ def cases() -> list[Any]:
     ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", cases())
 def test_bound_and_unbound_give_the_same_arrays(case: Case) -> None:
     proto = case.model()

@@ -290,10 +290,17 @@ def test_bench_tells_how_long_a_stage_waited(shell: Shell, model: Path) -> None:
     assert stage["wait_s"] > stage["run_s"]
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-@pytest.mark.parametrize(("to", "code"), [(">&-", 0), (">/dev/full", 1)])
+@pytest.mark.parametrize(
+    ("to", "code", "more"),
+    [
+        (">&-", 0, ["--json"]),
+        (">/dev/full", 1, []),
+        pytest.param(">&-", 0, [], marks=pytest.mark.slow),
+        pytest.param(">/dev/full", 1, ["--json"], marks=pytest.mark.slow),
+    ],
+)
 def test_an_output_that_takes_nothing_shows_no_traceback(
-    more: list[str], to: str, code: int
+    to: str, code: int, more: list[str]
 ) -> None:
     words = [sys.executable, "-m", "hetero", "devices", "--executor", "inprocess", *more]
     done = subprocess.run(

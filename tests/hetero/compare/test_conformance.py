@@ -18,7 +18,7 @@ def subject(request):
         yield CoreSubject(core, request.param)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("check", subject_checks(), ids=lambda check: check.__name__)
 def test_devices_of_this_process(subject, check):
     check(subject)

@@ -23,7 +23,7 @@ from tests.support.models import branches, branches_output
 pytest.importorskip("openvino")
 
 LIST = "HETERO:OV,ORT,CPU"
-QUICK = {"PROFILE_SECONDS": 0.3, "PLAN_SECONDS": 0.3}
+QUICK = {"PROFILE_SECONDS": 0.1, "PLAN_SECONDS": 0.3}
 POLICIES = ("PRIORITY", "PIPELINE_PARALLEL", "AUTO")
 HINTS = ("THROUGHPUT", "LATENCY")
 #: A node for each vendor: a plan has all three, whatever they cost.

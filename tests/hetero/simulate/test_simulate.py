@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -29,6 +30,7 @@ from tests.support.command_line import Shell
 from tests.support.costs import costs, task
 
 
+@cache
 def planned(*seconds: float) -> PlanReport:
     """Return the plan of a chain whose nodes take so long, each on a device of its own."""
     model = read_model(chain(len(seconds)))
@@ -61,17 +63,17 @@ def shared(report: PlanReport, devices: int, nodes: Mapping[str, FleetNode]) -> 
     return Fleet(computing, {}, client_s=0.0, nodes=nodes)
 
 
-def test_devices_share_a_core_as_the_books_say() -> None:
+@pytest.mark.parametrize("load", [0.3, pytest.param(0.6, marks=pytest.mark.slow)])
+def test_devices_share_a_core_as_the_books_say(load: float) -> None:
     # M/G/1 with processor sharing: load / (1 - load) requests are there on average, whatever
     # their times are; so many devices are busy, as none has two of them.
     report = planned(0.01)
-    for load in (0.3, 0.6):
-        one_core = shared(report, 12, {"local": FleetNode(1)})
-        found = run(report, one_core, Arrivals("", load / 0.01), requests=6_000, seed=2)
-        busy = sum(used.busy for used in found.used if used.kind == "device")
-        assert busy == pytest.approx(load / (1 - load), rel=0.12)
-        (cores,) = (used for used in found.used if used.kind == "cores")
-        assert cores.busy == pytest.approx(load, rel=0.05)
+    one_core = shared(report, 12, {"local": FleetNode(1)})
+    found = run(report, one_core, Arrivals("", load / 0.01), requests=6_000, seed=2)
+    busy = sum(used.busy for used in found.used if used.kind == "device")
+    assert busy == pytest.approx(load / (1 - load), rel=0.12)
+    (cores,) = (used for used in found.used if used.kind == "cores")
+    assert cores.busy == pytest.approx(load, rel=0.05)
 
 
 def test_cores_that_slow_each_other_down() -> None:
@@ -88,14 +90,17 @@ def test_cores_that_slow_each_other_down() -> None:
     assert gains["+1 node local"] == pytest.approx(1.0, abs=0.03)
 
 
-def test_runs_that_differ_are_the_queue_of_the_books() -> None:
+@pytest.mark.parametrize(
+    ("requests", "near"), [(2_000, 0.3), pytest.param(20_000, 0.12, marks=pytest.mark.slow)]
+)
+def test_runs_that_differ_are_the_queue_of_the_books(requests: int, near: float) -> None:
     # M/M/1: load * time / (1 - load) is waited for on average; quantiles of an exponential.
     report = planned(0.01)
     times = tuple(-math.log(1 - (i + 0.5) / 400) for i in range(400))
     exponential = replace(fleet(report), program=Program(run=times))
-    found = run(report, exponential, Arrivals("", 60.0), requests=20_000, seed=3)
+    found = run(report, exponential, Arrivals("", 60.0), requests=requests, seed=3)
     (device,) = (used for used in found.used if used.kind == "device")
-    assert device.queued_s == pytest.approx(0.6 * 0.01 / 0.4, rel=0.12)
+    assert device.queued_s == pytest.approx(0.6 * 0.01 / 0.4, rel=near)
 
 
 def test_what_the_program_takes() -> None:
