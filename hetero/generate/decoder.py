@@ -17,6 +17,7 @@ from devices.model.opset import raised_opset
 from devices.model.reader import Source, read_model
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import STATES, variables_of, with_states
+from hetero.generate.merged import unmerged
 from hetero.generate.ports import KEY, Decoder, find_ports, find_states, published_folder
 from hetero.generate.sampling import DOMAIN, OPSET, sample_function
 
@@ -83,7 +84,11 @@ def read_decoder(
     decoder = find_ports(read, ports or {}, folder, eos)
     if read.opset_imports.get("", 0) < OPSET:
         read = raised_opset(read, OPSET)
-    read = _with_encoder_kept(_newest_alone(read, decoder), decoder)
+    parted = unmerged(read, decoder.is_next, decoder.sources)
+    if parted is read:
+        read = _with_encoder_kept(_newest_alone(read, decoder), decoder)
+    else:
+        read, decoder = _newest_alone(parted, decoder), replace(decoder, singly=True)
     return _with_sampling(read, decoder, keep=logits)
 
 

@@ -83,6 +83,8 @@ class Decoder:
         What each step is given as it is: what an encoder made.
     pads : bool
         Whether the mask may leave out the first positions of caches, and tokens keep their places.
+    singly : bool
+        Whether a run may see one token alone: exporters follow later steps by such a one.
     """
 
     ids: str
@@ -102,6 +104,7 @@ class Decoder:
     eos: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     pads: bool = False
+    singly: bool = False
 
     @classmethod
     def of(cls, model: Model) -> Decoder:
@@ -190,6 +193,7 @@ def find_ports(
         eos=tuple(i for i in ends if 0 <= i < size),
         sources=sources,
         pads=_pads(model, named),
+        singly=False,
         **named,
     )
 

@@ -104,6 +104,8 @@ class Steps:
             self._size = max(self._size, changes_at + 1)
         if left - self._size == 1:  # see `pace.SMALLEST`
             self._size = left
+        if self._decoder.singly:
+            self._size = 1
         upto = self._past + self._size
         lengths = upto if self._is_one else self._lengths
         if self._is_one:
