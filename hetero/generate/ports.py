@@ -302,16 +302,15 @@ def _numbers(value: Any) -> list[int]:
     return [int(i) for i in values]
 
 
-def step_shapes(model: Model, past: int | None = None) -> dict[str, tuple[int, ...]]:
+def step_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a decoder's step of one token; none of another model.
 
-    `past`: how many tokens caches hold; by default as many as the model takes, at most `_PAST`.
+    Caches hold as many tokens as the model takes, at most `_PAST`.
     """
     if KEY not in model.metadata:
         return {}
     decoder = Decoder.of(model)
-    if past is None:
-        past = min(decoder.context_length or _PAST, _PAST) - 1
+    past = min(decoder.context_length or _PAST, _PAST) - 1
     caches = {variable.name for variable in variables_of(model)}
     ids = next(port for port in model.inputs if port.name == decoder.ids)
     sizes = dict.fromkeys((d for d in ids.shape or () if isinstance(d, str)), 1)

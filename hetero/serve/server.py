@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Seconds that a server may take to start.
+_PATIENCE_S: Final = 30.0
+
 
 class Server:
     """Serves models until it is closed; made by `hetero.serve`.
@@ -109,12 +112,9 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def until_started(self, patience_s: float = 30.0) -> Server:
-        """Return once it answers.
-
-        Raises ArgumentError: it does not, in `patience_s` seconds.
-        """
-        deadline_s = time.monotonic() + patience_s
+    def until_started(self) -> Server:
+        """Return once it answers; ArgumentError if it does not soon."""
+        deadline_s = time.monotonic() + _PATIENCE_S
         while not self._uvicorn.started:
             if time.monotonic() > deadline_s or not self._threads[0].is_alive():
                 raise ArgumentError(f"the server at {self.url} has not started.")
