@@ -27,7 +27,8 @@ CHECKS = {check.__name__: check for check in device_checks()}
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.sampled(3) if n == "OV" else ()) for n in PLUGINS]
+    "name",
+    [pytest.param(n, marks=pytest.mark.sampled(3) if n in ("OV", "EGPU") else ()) for n in PLUGINS],
 )
 def test_device(name, check):
     entry = PLUGINS[name]

@@ -20,8 +20,8 @@ from devices.transforms import transform
 from tests.support.small_models import make_model, run_cpu, run_reference
 from tests.support.transformed import check, check_covers, floats, node, operators
 
-#: Networks with so many weights that a plain run leaves them out.
-LARGE = ("bvlc_alexnet", "resnet50", "vgg19", "zfnet512")
+#: Networks with so many weights or nodes that a plain run leaves them out.
+LARGE = ("bvlc_alexnet", "densenet121", "resnet50", "vgg19", "zfnet512")
 
 
 X4 = floats(1, 4, 6, 6)

@@ -114,7 +114,10 @@ def test_inspect_shows_it_and_finds_damage(
     assert "is empty: not an ONNX model" in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
 
 
-@pytest.mark.parametrize("device", ["CPU", "ORT", "OV", "HETERO:ORT,CPU"])
+@pytest.mark.parametrize(
+    "device",
+    ["ORT", "HETERO:ORT,CPU", *(pytest.param(d, marks=pytest.mark.slow) for d in ("CPU", "OV"))],
+)
 def test_it_is_small_whatever_form_the_device_gives_weights(core: hetero.Core, device: str) -> None:
     if device == "OV":
         pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")

@@ -268,7 +268,9 @@ def test_a_signal_while_it_is_imported_shows_no_traceback(
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "hetero: interrupted\n")
 
 
-@pytest.mark.parametrize(("number", "code"), ENDS)
+@pytest.mark.parametrize(
+    ("number", "code"), [ENDS[0], *(pytest.param(*end, marks=pytest.mark.slow) for end in ENDS[1:])]
+)
 def test_a_signal_at_its_end_shows_no_traceback(number: int, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATE, str(int(number))],

@@ -41,7 +41,7 @@ def expected(case: Case) -> tuple[Any, Any]:
     return built, core.compile_model(built, "CPU", EXACT)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_ports_and_answers_are_openvinos(case: Case) -> None:
     theirs, compiled = expected(case)

@@ -37,7 +37,7 @@ def answers(core: hetero.Core, source: hetero.Model, *inputs: np.ndarray) -> np.
     return alone[0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 @pytest.mark.parametrize("opset", [9, 11, 13, 18, 23])
 def test_every_step_is_valid_onnx_at_the_models_opset(case: Case, opset: int) -> None:
