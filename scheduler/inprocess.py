@@ -19,7 +19,7 @@ from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import Switchboard
-from scheduler.client.deployment import Deployment, import_failed
+from scheduler.client.deployment import Deployment
 from scheduler.client.deployments import Deployments
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.clock import Clock
@@ -28,7 +28,7 @@ from scheduler.device.loop import DeviceLoop
 from scheduler.device.probe import PluginSpec, named, probe_node, usable
 from scheduler.device.workers import Workers
 from scheduler.executor import Remake
-from scheduler.formats.stage_source import StageSource, check_sources
+from scheduler.formats.stage_source import StageSource, check_sources, import_failed
 from scheduler.observe.load import DeviceLoad, Load
 from scheduler.observe.observer import ObservedRequest, Observer
 from scheduler.processes.home_process import HomeProcess

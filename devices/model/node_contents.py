@@ -21,10 +21,10 @@ _PLAIN: Final = frozenset(
 ) | {AttributeProto.STRING, AttributeProto.STRINGS}
 
 
-def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, folder: Path | None) -> None:
+def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, file: Path | None) -> None:
     """Check the names and tensors of nodes, and put into the tensors what lies in files.
 
-    The nodes are changed in place; `where`, `folder` and errors are those of `tensor_array`. Names
+    The nodes are changed in place; `where`, `file` and errors are those of `tensor_array`. Names
     that are not text are a ModelError too.
     """
     for node in nodes:
@@ -38,7 +38,7 @@ def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, folder: Path | N
         for attribute in node.attribute:
             check_text((attribute.name, attribute.ref_attr_name), where)
             if attribute.type not in _PLAIN:
-                complete_attribute(attribute, f"{where}: node {node.name!r}", folder)
+                complete_attribute(attribute, f"{where}: node {node.name!r}", file)
 
 
 def check_inside(model: onnx.ModelProto, given: Collection[str], where: str) -> None:
@@ -58,14 +58,14 @@ def check_inside(model: onnx.ModelProto, given: Collection[str], where: str) -> 
             tensor_array(tensor, where)
 
 
-def complete_attribute(attribute: AttributeProto, where: str, folder: Path | None) -> None:
+def complete_attribute(attribute: AttributeProto, where: str, file: Path | None) -> None:
     """Do for an attribute what `complete_nodes` does for nodes."""
     tensors = [*((attribute.t,) if attribute.HasField("t") else ()), *attribute.tensors]
     sparse = list(attribute.sparse_tensors)
     if attribute.HasField("sparse_tensor"):
         sparse.append(attribute.sparse_tensor)
     for graph in graphs_of(attribute):
-        complete_nodes(graph.node, where, folder)
+        complete_nodes(graph.node, where, file)
         tensors += graph.initializer
         sparse += graph.sparse_initializer
         for port in (*graph.input, *graph.output, *graph.value_info):
@@ -73,12 +73,12 @@ def complete_attribute(attribute: AttributeProto, where: str, folder: Path | Non
     for tensor in (*tensors, *(part for s in sparse for part in (s.values, s.indices))):
         check_tensor(tensor, where)
         if tensor.data_location == TensorProto.EXTERNAL:
-            _fetch(tensor, where, folder)
+            _fetch(tensor, where, file)
 
 
-def _fetch(tensor: TensorProto, where: str, folder: Path | None) -> None:
+def _fetch(tensor: TensorProto, where: str, file: Path | None) -> None:
     """Put the contents of a tensor inside, in its place."""
-    array = tensor_array(tensor, where, folder)
+    array = tensor_array(tensor, where, file)
     if array.nbytes > PROTOBUF_NBYTES:
         raise ModelError(
             f"{where}: tensor {tensor.name!r} has {array.nbytes} bytes; a node holds at most "

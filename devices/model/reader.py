@@ -96,7 +96,7 @@ def _from_file(path: Path) -> Model:
         raise
     except OSError as error:
         raise ModelNotFoundError(f"{path}: cannot be read: {error}.") from error
-    return _from_proto(_parse(data, str(path)), str(path), path.parent)
+    return _from_proto(_parse(data, str(path)), str(path), path)
 
 
 def _parse(data: bytes, where: str) -> onnx.ModelProto:
@@ -113,22 +113,22 @@ def _parse(data: bytes, where: str) -> onnx.ModelProto:
     return proto
 
 
-def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Model:
+def _from_proto(proto: onnx.ModelProto, where: str, file: Path | None) -> Model:
     if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
         raise ModelError(f"{where}: not an ONNX model: it has no graph and imports no operators.")
     header = _header(proto, where)
     for function in header.functions:
-        complete_nodes(function.node, where, folder)
+        complete_nodes(function.node, where, file)
         for attribute in function.attribute_proto:
-            complete_attribute(attribute, where, folder)
+            complete_attribute(attribute, where, file)
         check_function(function, where)
     graph = proto.graph
     check_text((graph.name,), where)
     for info in graph.value_info:
         TensorSpec.from_proto(info)
-    arrays = {t.name: tensor_array(t, where, folder) for t in graph.initializer}
+    arrays = {t.name: tensor_array(t, where, file) for t in graph.initializer}
     for sparse in graph.sparse_initializer:
-        arrays[sparse.values.name] = dense_array(sparse, where, folder)
+        arrays[sparse.values.name] = dense_array(sparse, where, file)
     constants = {name: Constant(name, array) for name, array in arrays.items()}
     inputs = [TensorSpec.from_proto(i) for i in graph.input if i.name not in constants]
     # Before IR version 4 initializers had to be inputs as well, and were not to be given.
@@ -138,11 +138,11 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
         raise ModelError(f"{where}: inputs {twice} are declared twice; give each its own name.")
     if not outputs and graph.node:
         raise ModelError(f"{where}: the graph has no outputs; declare what the model computes.")
-    protos = [_whole(node, where, folder) for node in graph.node]
+    protos = [_whole(node, where, file) for node in graph.node]
     nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
     return Model(
         header,
-        name=Path(where).stem if folder and graph.name in _ANY_NAME else graph.name or "graph",
+        name=Path(where).stem if file and graph.name in _ANY_NAME else graph.name or "graph",
         nodes=nodes,
         inputs=inputs,
         outputs=outputs,
@@ -218,10 +218,10 @@ def check_function(function: onnx.FunctionProto, where: str) -> None:
         raise ModelError(f"{where}: function {function.name!r}: no node makes output {missing}.")
 
 
-def _whole(node: onnx.NodeProto, where: str, folder: Path | None) -> onnx.NodeProto:
+def _whole(node: onnx.NodeProto, where: str, file: Path | None) -> onnx.NodeProto:
     """Return a copy that holds the contents of all its tensors, those of its bodies included."""
     copy = deepcopy(node)
-    complete_nodes([copy], where, folder)
+    complete_nodes([copy], where, file)
     return copy
 
 

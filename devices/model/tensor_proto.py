@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Final
 
@@ -21,26 +22,26 @@ PROTOBUF_NBYTES: Final = 2**31 - 1
 
 
 def tensor_array(
-    tensor: onnx.TensorProto, where: str = "the model", folder: Path | None = None
+    tensor: onnx.TensorProto, where: str = "the model", file: Path | None = None
 ) -> np.ndarray:
     """Return a tensor's contents, read-only; those in a file are memory-mapped.
 
-    `where` says in errors what it is part of; `folder` has the files with contents, which must be
-    inside the tensor without it.
+    `where` says in errors what it is part of; beside the model's `file` are those with contents,
+    which must be inside the tensor without it.
 
     Raises
     ------
     ModelError
         An element type that ONNX does not define, or contents that do not fit type and shape.
     ExternalDataError
-        A file that is missing, short, outside `folder`, or cannot hold such elements.
+        A file that is missing, short, outside the model's folder, or cannot hold such elements.
     """
     what = f"{where}: tensor {tensor.name!r}"
     shape = tuple(tensor.dims)
     check_tensor(tensor, where)
     try:
         if tensor.data_location == TensorProto.EXTERNAL:
-            array = _external(tensor, what, folder)
+            array = _external(tensor, what, file)
         else:
             array = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, OverflowError) as error:
@@ -70,14 +71,14 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
 
 
 def dense_array(
-    sparse: onnx.SparseTensorProto, where: str = "the model", folder: Path | None = None
+    sparse: onnx.SparseTensorProto, where: str = "the model", file: Path | None = None
 ) -> np.ndarray:
     """Return a sparse tensor as a dense array; its indices are flat, or one row for each value.
 
     Arguments and errors are those of `tensor_array`; indices outside the shape are a ModelError.
     """
-    values = tensor_array(sparse.values, where, folder)
-    indices = tensor_array(sparse.indices, where, folder)
+    values = tensor_array(sparse.values, where, file)
+    indices = tensor_array(sparse.indices, where, file)
     shape = tuple(sparse.dims)
     nbytes = math.prod(shape) * values.dtype.itemsize
     if nbytes > PROTOBUF_NBYTES:
@@ -98,13 +99,13 @@ def dense_array(
     return dense
 
 
-def _external(tensor: onnx.TensorProto, what: str, folder: Path | None) -> np.ndarray:
+def _external(tensor: onnx.TensorProto, what: str, file: Path | None) -> np.ndarray:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     what = f"{what} lies in external file {location!r}"
     if tensor.data_type == TensorProto.STRING:
         raise ExternalDataError(f"{what}, but strings are never outside. Export the model again.")
-    path = _file(location, what, folder)
+    path = _file(location, what, file)
     dtype, shape = DTYPES[tensor.data_type], tuple(tensor.dims)
     count = math.prod(shape)
     wanted = (count * _PACKED.get(tensor.data_type, dtype.itemsize * 8) + 7) // 8
@@ -133,26 +134,33 @@ def _external(tensor: onnx.TensorProto, what: str, folder: Path | None) -> np.nd
     return array if array.flags.aligned else array.copy()
 
 
-def _file(location: str, what: str, folder: Path | None) -> Path:
-    """Return the file at `location` in the folder; refuse any other."""
-    if folder is None:
+def _file(location: str, what: str, file: Path | None) -> Path:
+    """Return what is at `location` in the folder of the model's file; refuse any other.
+
+    A download cache has links in that folder, to where the model's own file really is.
+    """
+    if file is None:
         raise ExternalDataError(
             f"{what}, but there is no folder to look in. Read the model by its path, or load its "
             "external data first (onnx.load_external_data_for_model)."
         )
+    if "\0" in location:
+        raise ExternalDataError(f"{what}, which does not name a file.")
     try:
-        root = folder.resolve()
-        path = root if "\0" in location else (root / location).resolve()
-        if path == root:
-            raise ExternalDataError(f"{what}, which does not name a file in {root}.")
-        if Path(location).is_absolute() or not path.is_relative_to(root):
-            raise ExternalDataError(
-                f"{what}, outside the model's folder {root}; refused. Keep a model's files "
-                "together."
-            )
-        if not path.is_file():
-            fault = "is a folder" if path.is_dir() else "does not exist"
-            raise ExternalDataError(f"{what}, which {fault} in {root}.")
+        root, home = file.parent.resolve(), file.resolve().parent
+        path = (root / location).resolve()
+        is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
         raise ExternalDataError(f"{what}, which cannot be opened: {error}.") from error
+    if path == root:
+        raise ExternalDataError(f"{what}, which does not name a file in {root}.")
+    named = Path(os.path.normpath(root / location))
+    is_inside = path.is_relative_to(root) or path.parent == home
+    if not (is_inside and named.is_relative_to(root)) or Path(location).is_absolute():
+        raise ExternalDataError(
+            f"{what}, outside the model's folder {root}; refused. Keep a model's files together."
+        )
+    if not is_file:
+        fault = "is a folder" if is_folder else "does not exist"
+        raise ExternalDataError(f"{what}, which {fault} in {root}.")
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import BlobError, PlanError, TensorLostError, TensorNameError
+from devices.errors import PlanError, TensorLostError, TensorNameError
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import Kept, RemoteContext
 from devices.request.answer import Answer, StageRun
 from devices.request.request import AGAIN, PLAIN, Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployments import Deployments
-from scheduler.client.kept import DeviceBundle, as_answered, lost_tensor
+from scheduler.client.kept import DeviceBundle, as_answered, kept_specs, lost_tensor
 from scheduler.client.known_stages import KnownStages
 from scheduler.client.past import MOST_NBYTES, copied, past_nbytes
 from scheduler.client.restore import Restorer, Way
@@ -34,8 +33,6 @@ from scheduler.vocabulary.messages import Dropped, Failure, Message, Outputs, Ta
 from scheduler.vocabulary.placement import Placement, Route
 from scheduler.vocabulary.plan import Stage
 from scheduler.vocabulary.record import RequestRecord, StoryLine
-
-_log = logging.getLogger(__name__)
 
 #: Callbacks of a deployment that may run at once: one that waits does not stop the others.
 _CALLBACK_THREADS: Final = 4
@@ -417,50 +414,35 @@ class Deployment(ABC):
         )
 
     def _receive(self, message: Message) -> None:
+        if not isinstance(message, Outputs | Failure):
+            return
+        outputs: Mapping[str, Value] = {}
+        runs: Sequence[StageRun] = ()
+        error = message.error if isinstance(message, Failure) else None
         if isinstance(message, Outputs):
-            (request, _), tensors, runs = message
             try:
-                stay: dict[str, Value] = {}
-                for run in runs:
-                    if run.kept:  # copied or not: what nobody holds is freed
-                        stay |= self._kept(request, run, tensors)
-            except Exception as error:  # the request hears of it, whoever receives goes on
-                self._ended_so(request, {}, (), error)
-            else:
-                self._ended_so(request, {**tensors, **stay} if stay else tensors, runs)
-        elif isinstance(message, Failure):
-            self._ended_so(message.task.request, {}, (), message.error)
-
-    def _kept(
-        self, request: Request, run: StageRun, answered: Mapping[str, Value]
-    ) -> Mapping[str, Value]:
-        """Return what stands for outputs that a run's device keeps."""
-        try:
-            stage = self.placement.stages[run.stage]
-            specs = {
-                stage.outputs[position]: (kind, shape)
-                for kind, shape, positions in run.kept
-                for position in positions
-            }
-        except IndexError as error:
-            raise BlobError(f"an answer tells of outputs that no stage has: {run}.") from error
-        task, address = Task(request, run.stage), self._addresses[stage.device]
-        return self._deployments.memory.outputs(stage.device, address, task, specs, answered)
-
-    def _ended_so(
-        self,
-        request: Request,
-        outputs: Mapping[str, Value],
-        runs: Sequence[StageRun],
-        error: BaseException | None = None,
-    ) -> None:
-        """Take in how a stage, or a run of one again, ended."""
+                outputs, runs = self._outputs(message), message.runs
+            except Exception as fault:  # the request hears of it, whoever receives goes on
+                error = fault
+        request = message.task.request
         if request.route == AGAIN:
             self._restorer.received(request, outputs, error)
         elif error is None:
             self._part_arrived(request, outputs, runs)
         else:
             self._failed(request, error)
+
+    def _outputs(self, message: Outputs) -> Mapping[str, Value]:
+        """Return what an answer gives; what devices keep stands over copies of it."""
+        request, outputs = message.task.request, message.tensors
+        memory = self._deployments.memory
+        for run in message.runs:
+            if run.kept:  # what nobody holds is freed
+                stage, task = self.placement.stages[run.stage], Task(request, run.stage)
+                specs, address = kept_specs(stage.outputs, run), self._addresses[stage.device]
+                stay = memory.outputs(stage.device, address, task, specs, outputs)
+                outputs = {**outputs, **stay}
+        return outputs
 
     def _part_arrived(
         self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageRun]
@@ -515,12 +497,3 @@ class Deployment(ABC):
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
-
-
-def import_failed(placement: Placement, stage: int, error: Exception) -> None:
-    """Say that a stage's payload was of no use, and that the stage is compiled instead."""
-    device = placement.stages[stage].device
-    _log.warning(
-        "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
-        placement.plan.name, stage, device, error,
-    )  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from devices.errors import (
+    BlobError,
     TensorError,
     TensorLostError,
     TensorTypeError,
@@ -19,6 +20,7 @@ from devices.errors import (
 from devices.model.element_type import Type
 from devices.plugin.program import Value
 from devices.plugin.remote import Bundle, Kept, RemoteTensor
+from devices.request.answer import StageRun
 from devices.request.joined_rows import RowLayout
 
 #: Tensors that are to be made of rows of others, by name, and how rows lie.
@@ -203,6 +205,17 @@ class DeviceTensor(RemoteTensor):
 def dtype_of(kind: str) -> np.dtype:
     """Return the dtype of an element type, as messages have it."""
     return Type(kind).to_dtype()
+
+
+def kept_specs(outputs: Sequence[str], run: StageRun) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return element type and shape, by name, of what the device keeps of a stage's run.
+
+    Raises BlobError: the stage has no such outputs.
+    """
+    try:
+        return {outputs[i]: (kind, shape) for kind, shape, at in run.kept for i in at}
+    except IndexError as error:
+        raise BlobError(f"{run} keeps outputs that its stage has not: {outputs}.") from error
 
 
 def as_answered(name: str, value: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from devices.model.model import Model
 from devices.plugin.program import Payload
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.vocabulary.placement import Placement
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +62,12 @@ def check_sources(placement: Placement, sources: Sequence[StageSource]) -> None:
                     f"model {list(got)}; they must be the same, in the same order.",
                     stage=stage.index,
                 )
+
+
+def import_failed(placement: Placement, stage: int, error: Exception) -> None:
+    """Say that a stage's payload was of no use, and that the stage is compiled instead."""
+    device = placement.stages[stage].device
+    _log.warning(
+        "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
+        placement.plan.name, stage, device, error,
+    )  # fmt: skip

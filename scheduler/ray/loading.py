@@ -13,9 +13,8 @@ import ray
 from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model.model import Constant, Model
 from devices.plugin.program import Payload
-from scheduler.client.deployment import import_failed
 from scheduler.formats.model_parts import outline, split_model
-from scheduler.formats.stage_source import StageSource
+from scheduler.formats.stage_source import StageSource, import_failed
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import RayDevices

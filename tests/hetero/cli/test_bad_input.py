@@ -129,6 +129,28 @@ def write_external(folder: Path, **entries: object) -> Path:
     return path
 
 
+@pytest.mark.parametrize("target", ["../../blobs/weight", "../../blobs/more/weight", "../weight"])
+def test_links_of_a_download_cache_are_followed_to_where_the_model_is(
+    core: hetero.Core, tmp_path: Path, target: str
+) -> None:
+    """As Hugging Face's has them: each file of a snapshot is a link to one of a single folder."""
+    folder, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
+    (blobs / "more").mkdir(parents=True)
+    folder.mkdir(parents=True)
+    for where in (blobs, blobs / "more", tmp_path / "snapshots"):
+        WEIGHT.tofile(where / "weight")
+    path = write_external(folder, location="model.onnx_data")
+    path.rename(blobs / "model")
+    path.symlink_to("../../blobs/model")
+    (folder / "model.onnx_data").symlink_to(target)
+    if target == "../../blobs/weight":
+        model = core.read_model(path)
+        np.testing.assert_array_equal(model.constants["w"].array.ravel(), WEIGHT)
+    else:
+        with pytest.raises(errors.ExternalDataError, match=r"outside the model's folder .*r\.$"):
+            core.read_model(path)
+
+
 @pytest.mark.parametrize("name", EXTERNAL)
 def test_external_data_that_cannot_be_or_must_not_be_read(
     core: hetero.Core, shell: Shell, tmp_path: Path, name: str
