@@ -21,9 +21,22 @@ import zmq
 from devices.errors import BlobError, ClusterError
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
+from scheduler.channels.direct_address import to_endpoint
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
-from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, MISSED, control_message
+from scheduler.channels.protocol import (
+    ASK,
+    BEAT,
+    DROPPED,
+    LEAVE,
+    LOST,
+    MISSED,
+    ROLL,
+    control_message,
+    packed_status,
+    unpacked_status,
+)
+from scheduler.channels.relays import Relays, pages
 from scheduler.channels.sockets import ControlSockets
 from scheduler.channels.stamps import Stamp, StampReader
 from scheduler.processes.owned_files import Process
@@ -34,7 +47,8 @@ _log = logging.getLogger(__name__)
 
 #: Peers that nobody watches are forgotten after so many time-outs without a beat.
 _FORGOTTEN_AFTER: Final = 10
-_MOST_STATUS: Final = 64
+#: How old, in beats, may be what one party says of another.
+_FRESH_BEATS: Final = 2
 #: Seconds between two looks at what has not been used.
 _TIDY_S: Final = 10.0
 #: In a status: how long the party may be silent, seconds, while its process goes on.
@@ -82,6 +96,8 @@ class Control:
         #: Those of this node's parties, by address; None of one that has left.
         self._stamps: dict[str, StampReader | None] = {}
         self._beat_s = beat_s
+        self._fresh_s = _FRESH_BEATS * beat_s
+        self._relays = Relays(self._fresh_s)
         # The last beat may be so much older than what ended them.
         self._silent_after_s = timeout_s - beat_s
         self._forgotten_after_s = timeout_s * _FORGOTTEN_AFTER
@@ -102,7 +118,7 @@ class Control:
 
     def greet(self, peer: Peer) -> None:
         """Send the first beat, that says whose link it is; from any thread."""
-        self._send_beat(peer, time.monotonic(), self._status())
+        self._send_beat(peer, time.monotonic(), self._packed_status())
 
     def _run(self) -> None:
         next_s = time.monotonic()
@@ -117,9 +133,16 @@ class Control:
             if self._closed or now_s < next_s:
                 continue
             self._guarded(self._tell_losses)
-            status, late_s = self._status(), now_s - next_s
-            self._stamp.write(now_s, self._num_lost, status)
-            for peer in self._peers:
+            status, late_s = self._packed_status(), now_s - next_s
+            peers = list(self._peers)
+            far = [peer for peer in peers if not peer.endpoint.is_near]
+            askers = [peer for peer in far if self._relays.is_asked_by(peer, now_s)]
+            self._stamp.write(now_s, status, self._relays.roll(askers, now_s))
+            for peer in peers:
+                if peer.endpoint.is_near:
+                    self._guarded(self._tend, peer, status, now_s, late_s)
+            self._relays.choose(far, now_s)  # by what those of this node say
+            for peer in far:
                 self._guarded(self._tend, peer, status, now_s, late_s)
             if now_s >= tidy_s:
                 self._guarded(self._callbacks.tidy)
@@ -174,6 +197,23 @@ class Control:
             _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, why)
             self._callbacks.on_undelivered(link, first, last)
             self._callbacks.on_lost(sender)
+        elif kind == ASK:
+            peer.asked_s = now_s
+            for address in fields[0]:
+                self._guarded(self._relay, peer, address, now_s)
+        elif kind == ROLL and not peer.silent and peer.clocks:
+            self._hear_roll(peer, fields[0], now_s)
+
+    def _relay(self, asker: Peer, address: str, now_s: float) -> None:
+        """See how a party of this node is from now on, and have it see our stamp."""
+        endpoint = to_endpoint(address)
+        if endpoint.is_near and endpoint.identity != self._identity:
+            met = self._peers.meet(address, now_s, stranger=True)
+            if met is not None:
+                peer, is_new = met
+                asker.asked.add(address)
+                if is_new:
+                    self._send_beat(peer, now_s, self._packed_status())
 
     def _drop(self, request: bytes) -> None:
         message = envelope.message([request])
@@ -181,28 +221,30 @@ class Control:
             self._callbacks.receive(message)
 
     def _hear(self, sender: str, fields: list[Any], now_s: float) -> None:
-        far, near, came, clock_s, echo_s, held_s, num_lost, status = fields
+        far, near, came, clock_s, echo_s, held_s, status, is_owed = fields
         met = self._peers.meet(sender, now_s, stranger=True)
         if met is None:
             return
         peer, is_new = met
-        peer.owed, peer.acked = min(1, peer.owed + 1), came
+        peer.owed, peer.acked = peer.owed or is_owed, came
         if peer.address in self._stamps and self._stamps[peer.address] is None:
             del self._stamps[peer.address]  # it has not left, after all
         peer.link = far
         self._inbox.link(far).address = self._inbox.link(near).address = sender
         # What it has heard of us is as old: a link that is cut one way is of no use.
-        heard_s = now_s - held_s if held_s > 2 * self._beat_s else now_s
+        heard_s = now_s - held_s if held_s > self._fresh_s else now_s
+        if not peer.endpoint.is_near:
+            peer.said_s = max(peer.said_s, heard_s)
         peer.beat_s = (clock_s, now_s)
-        if echo_s is not None:
+        if echo_s is not None and held_s <= self._silent_after_s:  # since when clocks drift
             round_s = max(0.0, now_s - echo_s - held_s)
             peer.clocks.append((round_s, clock_s + round_s / 2 - now_s))
         is_heard = self._heard(peer, heard_s, now_s)
         if is_heard:
             peer.came(came)
             if is_new:
-                self._send_beat(peer, now_s, self._status())
-        self._said(peer, num_lost, status, is_heard)
+                self._send_beat(peer, now_s, self._packed_status())
+        self._said(peer, status, is_heard)
 
     def _look_at(self, peer: Peer, now_s: float) -> None:
         """See how a party of this node is, by its stamp."""
@@ -218,8 +260,32 @@ class Control:
                 peer.heard_s = now_s
                 return
         if found := stamp.read():
-            heard_s, num_lost, status = found
-            self._said(peer, num_lost, status, self._heard(peer, heard_s, now_s))
+            clock_s, status, roll = found
+            peer.said_s = min(clock_s, now_s)
+            self._said(peer, status, self._heard(peer, clock_s, now_s))
+            self._hear_roll(peer, roll, now_s)
+
+    def _hear_roll(self, sender: Peer, roll: list[list[Any]], now_s: float) -> None:
+        """Take in what a party says of those of its node; or, on ours, of those of other nodes.
+
+        One that is silent has to be heard itself, and so has one that should have answered.
+        """
+        is_near, said_s = sender.endpoint.is_near, sender.said_s
+        clock = (0.0, 0.0) if is_near else min(sender.clocks)
+        for identity, age_s, round_s, offset_s, status, num_asked in roll:
+            peer = self._peers.by_identity.get(identity)
+            if peer is None or peer.silent or peer.endpoint.is_near:
+                continue
+            if not (is_near or peer.endpoint.node == sender.endpoint.node):
+                continue
+            unanswered_s = now_s - max(peer.idle_s, peer.said_s)
+            if unanswered_s > self._silent_after_s or not 0 <= age_s <= self._fresh_s:
+                continue
+            peer.covered_s = max(peer.covered_s, said_s)
+            if is_near and self._relays.outranks(peer, num_asked):
+                peer.outranks_s = said_s
+            peer.clocks.append((clock[0] + round_s, clock[1] + offset_s))
+            self._said(peer, status, self._heard(peer, said_s - age_s, now_s))
 
     def _heard(self, peer: Peer, heard_s: float, now_s: float) -> bool:
         """Take in when a party was heard; return whether it is not silent."""
@@ -230,8 +296,9 @@ class Control:
             peer.silent, peer.renew = False, not peer.endpoint.is_near
         return True
 
-    def _said(self, peer: Peer, num_lost: int, status: Mapping[str, float], is_heard: bool) -> None:
-        peer.status = dict(list(status.items())[:_MOST_STATUS])
+    def _said(self, peer: Peer, status: bytes, is_heard: bool) -> None:
+        num_lost, peer.status = unpacked_status(status)
+        peer.packed_status = status
         if is_heard and peer.told:
             peer.told = False
             self._callbacks.on_heard(peer.address)
@@ -239,23 +306,24 @@ class Control:
             peer.lost = num_lost
             self._callbacks.on_lost(peer.address)
 
-    def _status(self) -> dict[str, float]:
+    def _packed_status(self) -> bytes:
+        status: dict[str, float] = {}
         try:
-            return {name: float(value) for name, value in self._callbacks.status().items()}
+            status = {name: float(value) for name, value in self._callbacks.status().items()}
         except Exception:  # beats go on without
             _log.exception("a channel's status cannot be told")
-            return {}
+        return packed_status(self._num_lost, status)
 
-    def _send_beat(self, peer: Peer, now_s: float, status: Mapping[str, float]) -> None:
+    def _send_beat(self, peer: Peer, now_s: float, status: bytes, *, is_owed: bool = True) -> None:
         echo_s, held_s = (None, 0.0) if peer.beat_s is None else peer.beat_s
         if echo_s is not None:
             held_s = now_s - held_s
         came = self._inbox.link(peer.link).whole if peer.link else 0
         links = (peer.far.id, peer.near.id, came)
-        peer.owed = max(-1, peer.owed - 1)
-        peer.beat(*links, now_s, echo_s, held_s, self._num_lost, status)
+        peer.owed = False
+        peer.say(BEAT, *links, now_s, echo_s, held_s, status, is_owed)
 
-    def _tend(self, peer: Peer, status: Mapping[str, float], now_s: float, late_s: float) -> None:
+    def _tend(self, peer: Peer, status: bytes, now_s: float, late_s: float) -> None:
         num_dropped = peer.num_dropped
         self._num_lost += num_dropped - peer.num_told
         peer.num_told = num_dropped
@@ -263,8 +331,19 @@ class Control:
             peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
         if peer.endpoint.is_near:
             self._guarded(self._look_at, peer, now_s)
-        if self._has_to_say(peer):
-            self._send_beat(peer, now_s, status)
+        is_idle = peer.clocks and peer.far.count == peer.acked and not peer.is_untold
+        if is_idle:
+            peer.idle_s = now_s
+        is_needed = not (is_idle and self._is_seen(peer, now_s))
+        if is_needed or peer.owed:
+            self._send_beat(peer, now_s, status, is_owed=is_needed)
+        if peer in self._relays.asks:
+            peer.say(ASK, self._relays.asks[peer])
+        is_asked = self._relays.is_asked_by(peer, now_s)
+        peer.asked = {it for it in peer.asked if is_asked and it in self._peers.met}
+        asked = [self._peers.met[address] for address in peer.asked]
+        for page in pages(self._relays.roll(asked, now_s)):
+            peer.say(ROLL, page)
         peer.send_held(wait=False)  # the thread that holds it may be stuck
         self._guard_process(peer)
         silent_s = now_s - peer.heard_s
@@ -273,11 +352,14 @@ class Control:
         if silent_s > self._forgotten_after_s and not peer.watched:
             self._forget(peer)
 
-    def _has_to_say(self, peer: Peer) -> bool:
-        """Whether a party is to have a beat of its own: those of this node see our stamp."""
-        if not peer.endpoint.is_near or peer.is_untold or peer.owed > 0:
+    def _is_seen(self, peer: Peer, now_s: float) -> bool:
+        """Whether a party hears of us without beats of ours, and needs none to hear of others."""
+        if peer.endpoint.is_near:
             return True
-        return not peer.clocks or peer.far.count != peer.acked
+        relays = self._relays
+        if peer.silent or peer in relays.asks or relays.is_asked_by(peer, now_s):
+            return False
+        return relays.is_covered(peer, now_s)
 
     def _is_busy(self, peer: Peer, silent_s: float) -> bool:
         """Whether a party says nothing because its code keeps the interpreter to itself.

@@ -261,8 +261,8 @@ class DirectChannel:
     def clock_offset_s(self, address: str) -> float | None:
         """Return a party's monotonic clock less ours, seconds; None before two of its beats.
 
-        0 on one node, where all share a clock. Else from the beat of late with the shortest way
-        there and back; wrong by at most half of that.
+        0 on one node, where all share a clock. Else from the beat of late, of it or its relay, with
+        the shortest way there and back; wrong by at most half of that.
         """
         peer = self._peers.met.get(address)
         if peer is None or not peer.clocks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -21,7 +22,6 @@ from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
 from scheduler.channels.links import Outgoing
 from scheduler.channels.protocol import (
-    BEAT,
     DROPPED,
     GONE,
     LENGTH,
@@ -109,14 +109,26 @@ class Peer:
         self.guarded = False
         #: Whether its connection has to be made anew: a cut link's may hang for long.
         self.renew = False
-        #: Beats of its that are to be answered less those of ours, from -1 to 1; and up to which of
-        #: our far link's messages came, as it has said.
-        self.owed = 0
+        #: Whether a beat of its is to be answered; and up to which of our far link's messages came,
+        #: as it has said.
+        self.owed = False
         self.acked = 0
         #: Its own far link, and what had gone on ours when it was heard last.
         self.link = b""
         self.sent = 0
         self.heard_s = now_s
+        #: When it said itself that it is there, by its stamp, or by a beat that shows that it hears
+        #: us; and how it is, as it has said.
+        self.said_s = -math.inf
+        self.packed_status = b""
+        #: When there was nothing to say to it of the links.
+        self.idle_s = -math.inf
+        #: When others said that it is there, and to it that we are; and when they did so as it asks
+        #: them for us, and for more parties than we would ask for.
+        self.covered_s = self.outranks_s = -math.inf
+        #: When it asked us last to be its relay, and for which parties.
+        self.asked_s = -math.inf
+        self.asked: set[str] = set()
         self.status: Mapping[str, float] = {}
         self.lost = 0
         #: Its clock at its last beat, and ours then.
@@ -317,11 +329,11 @@ class Peer:
             self._dropped.append(request)
             self._tell()
 
-    def beat(self, *fields: Any) -> None:
-        """Send a beat, and before it what had no room; where it has none, a later one will do."""
+    def say(self, kind: int, *fields: Any) -> None:
+        """Send what had no room, and this; without room it is dropped: a later one will do."""
         with self._telling:
             if self._tell():
-                self._control.send(self.endpoint, self._packed(BEAT, fields))
+                self._control.send(self.endpoint, self._packed(kind, fields))
 
     @property
     def is_untold(self) -> bool:
@@ -376,8 +388,9 @@ class Peers:
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        #: By the addresses of those that were met.
+        #: By the addresses of those that were met, and by their identities.
         self.met: dict[str, Peer] = {}
+        self.by_identity: dict[bytes, Peer] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -403,7 +416,7 @@ class Peers:
             if stranger and len(self.met) >= _MOST_STRANGERS:
                 return None
             peer = Peer(address, to_endpoint(address), self._links, now_s)
-            self.met[address] = peer
+            self.met[address] = self.by_identity[peer.endpoint.identity] = peer
             return peer, True
 
     def forget(self, address: str) -> None:
@@ -411,6 +424,7 @@ class Peers:
         with self._lock:
             peer = self.met.pop(address, None)
         if peer is not None:
+            self.by_identity.pop(peer.endpoint.identity, None)
             peer.close()
 
     def close(self) -> None:

@@ -10,17 +10,16 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgpack
 
 from devices.errors import BlobError, ClusterError
-from scheduler.channels.protocol import is_status
+from scheduler.channels.protocol import is_roll
 from scheduler.formats.msgpack_check import unpack
 
-#: The writer's clock, the checksum of all that follows and its bytes: messages that it has lost,
-#: and its status.
+#: The writer's clock, the checksum of all that follows and its bytes: its status, packed, and a
+#: roll of parties on other nodes.
 _HEAD: Final = struct.Struct("<dII")
 _NBYTES: Final = 16 * 1024
 
@@ -47,11 +46,11 @@ class Stamp:
                 cause=str(error),
             ) from error
 
-    def write(self, now_s: float, num_lost: int, status: Mapping[str, float]) -> None:
-        """Say how the party is now."""
-        said = msgpack.packb((num_lost, status))
+    def write(self, now_s: float, status: bytes, roll: list[list[Any]]) -> None:
+        """Say how the party is now, and others, as far as there is room."""
+        said = msgpack.packb((status, roll))
         if len(said) > _NBYTES - _HEAD.size:
-            said = msgpack.packb((num_lost, {}))
+            said = msgpack.packb((status, []))
         self._file[: _HEAD.size + len(said)] = (
             _HEAD.pack(now_s, _sum(now_s, said), len(said)) + said
         )
@@ -74,11 +73,9 @@ class StampReader:
         finally:
             os.close(descriptor)
         self._seen_s = 0.0
-        self._said = b""
-        self._last: tuple[int, dict[str, float]] = (0, {})
 
-    def read(self) -> tuple[float, int, dict[str, float]] | None:
-        """Return its clock, the messages that it has lost and its status; None: nothing is new.
+    def read(self) -> tuple[float, bytes, list[list[Any]]] | None:
+        """Return its clock, its status and what it says of others; None: nothing is new.
 
         Raises BlobError: what it says is no stamp.
         """
@@ -88,14 +85,13 @@ class StampReader:
         said = self._file[_HEAD.size : _HEAD.size + nbytes]
         if _sum(now_s, said) != checksum:
             return None  # it is being written
-        if said != self._said:
-            tree = unpack(said, "stamp")
-            is_right = isinstance(tree, list) and len(tree) == 2 and isinstance(tree[0], int)
-            if not (is_right and is_status(tree[1])):
-                raise BlobError("stamp with a damaged status.")
-            self._said, self._last = said, (tree[0], tree[1])
+        tree = unpack(said, "stamp")
+        if not (isinstance(tree, list) and list(map(type, tree)) == [bytes, list]):
+            raise BlobError("damaged stamp.")
+        if not is_roll(tree[1]):
+            raise BlobError("stamp with a damaged roll.")
         self._seen_s = now_s
-        return now_s, *self._last
+        return now_s, tree[0], tree[1]
 
     def close(self) -> None:
         """Look no more."""

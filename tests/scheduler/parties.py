@@ -16,6 +16,8 @@ from scheduler.vocabulary.messages import Message, Task, Values
 
 #: Longer than anything here takes on a busy machine.
 LONG_S = 60
+#: Between two beats of parties that are counted.
+BEAT_S = 0.05
 TASK = Task(Request(deployment="key/model:0", id=1), 0)
 
 

@@ -21,6 +21,7 @@ from devices.errors import BlobError
 from scheduler.channels import direct_address, envelope
 from scheduler.channels.direct_address import to_endpoint
 from scheduler.channels.protocol import (
+    ASK,
     BEAT,
     DROPPED,
     LEAVE,
@@ -28,12 +29,15 @@ from scheduler.channels.protocol import (
     LOST,
     MOST_CONTROL_NBYTES,
     PREFIX,
+    ROLL,
     VERSION,
     control_message,
+    packed_status,
 )
 from scheduler.vocabulary.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
+STATUS = packed_status(0, {"queued": 1})
 DROP = envelope.frames(Dropped(TASK.request))[0]
 
 
@@ -89,9 +93,10 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
     for data in (b"x", b"\x93", msgpack.packb([VERSION, b"somebody", BEAT, "a"])):
         sender.control.send(data)
     identity = sender.endpoint.identity
-    beat = [VERSION, identity, BEAT, "no address", b"l", b"n", 1, 0.5, None, 0, 0, {}]
+    beat = [VERSION, identity, BEAT, "no address", b"l", b"n", 1, 0.5, None, 0, STATUS, True]
     sender.control.send(msgpack.packb(beat))
-    sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-1], {"x": "y"}]))
+    damaged = msgpack.packb((0, {"x": "y"}))
+    sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-2], damaged, True]))
     sender.data.send(sender.frame(9, values(3)))
     while one.came.qsize() < 2:
         one.channel.pump(LONG_S)
@@ -100,11 +105,13 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
 
 
 CONTROL = [
-    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, None, 0, 0, {"queued": 1}),
-    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, 0.25, 0.1, 3, {}),
+    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, None, 0, STATUS, True),
+    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, 0.25, 0.1, packed_status(3, {}), False),
     (VERSION, b"receiver", DROPPED, "a", [envelope.frames(Dropped(TASK.request))[0]]),
     (VERSION, b"receiver", LOST, "a", b"l", 1, 2, "why"),
     (VERSION, b"receiver", LEAVE, "a", [b"l", 3]),
+    (VERSION, b"receiver", ASK, "a", ["b", "c"]),
+    (VERSION, b"receiver", ROLL, "a", [[b"identity", 0.5, 0.1, 9.0, STATUS, 3]]),
 ]
 
 
@@ -157,7 +164,7 @@ def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -
     sender = Foreign(one)
     identity = sender.endpoint.identity
     for num_lost in (0, 3, 3):
-        fields = (b"12345678", b"near", 0, 0.5, None, 0, num_lost, {})
+        fields = (b"12345678", b"near", 0, 0.5, None, 0, packed_status(num_lost, {}), True)
         sender.control.send(msgpack.packb([VERSION, identity, BEAT, two.address, *fields]))
     assert one.lost.get(timeout=LONG_S) == two.address
     lost = (VERSION, identity, LOST, two.address, b"not ours", 1, 2, "why")
@@ -192,7 +199,7 @@ def test_a_clock_that_is_ahead_does_not_make_its_party_heard_for_ever(
     one.channel.watch(two.address)
     for here, there in ((one, two), (two, one)):  # after which neither needs beats
         wait_for(lambda h=here, t=there: h.channel.clock_offset_s(t.address) is not None)
-    two.channel._control._stamp.write(1e12, 0, {"ahead": 1.0})
+    two.channel._control._stamp.write(1e12, packed_status(0, {"ahead": 1.0}), [])
     two.channel._control._stamp.write = lambda *said: None  # type: ignore[method-assign]
     wait_for(lambda: one.channel.status_of(two.address).get("ahead"))
     assert one.silent.get(timeout=LONG_S)[0] == two.address

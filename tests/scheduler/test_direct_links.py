@@ -20,6 +20,7 @@ from devices.request.request import Request
 from scheduler.channels import direct_address
 from scheduler.channels.direct_address import Endpoint, to_address, to_endpoint
 from scheduler.channels.peers import Peer
+from scheduler.channels.protocol import packed_status
 from scheduler.vocabulary.messages import Dropped, Message
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
@@ -291,9 +292,10 @@ def test_who_was_stopped_itself_blames_nobody_for_what_it_did_not_hear(
     wait_for(lambda: _is_met(one, two))
     control, stopped_s = one.channel._control, 3 * LONG_S
     (peer,) = one.channel._peers
-    control._tend(peer, {}, time.monotonic() + stopped_s, late_s=stopped_s)
+    status = packed_status(0, {})
+    control._tend(peer, status, time.monotonic() + stopped_s, late_s=stopped_s)
     assert one.silent.empty()
-    control._tend(peer, {}, time.monotonic() + 3 * stopped_s, late_s=0.0)
+    control._tend(peer, status, time.monotonic() + 3 * stopped_s, late_s=0.0)
     assert one.silent.get(timeout=LONG_S)[0] == two.address
 
 

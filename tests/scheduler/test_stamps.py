@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from devices.errors import BlobError, ClusterError
 from scheduler.channels.direct_address import Endpoint
+from scheduler.channels.protocol import packed_status, unpacked_status
 from scheduler.channels.sockets import ControlSockets
 from scheduler.channels.stamps import _HEAD, Stamp, StampReader, _sum
 from tests.scheduler.parties import Party, wait_for
@@ -31,7 +33,7 @@ def test_parties_that_have_met_send_no_beats_and_are_heard(
     one.channel.watch(other.address)
     wait_for(lambda: len([*one.channel._peers, *other.channel._peers]) == 2)
     peers = [*one.channel._peers, *other.channel._peers]
-    wait_for(lambda: all(peer.clocks and peer.owed <= 0 for peer in peers))
+    wait_for(lambda: all(peer.clocks and not peer.owed for peer in peers))
     sent: list[Endpoint] = []
     send = ControlSockets.send
 
@@ -56,19 +58,33 @@ def test_a_stamp_is_read_once_and_never_half(tmp_path: Path) -> None:
     stamp = Stamp(str(tmp_path / "s"))
     reader = StampReader(str(tmp_path / "s"))
     assert reader.read() is None
-    stamp.write(1.0, 2, {"tasks": 3.0})
-    assert reader.read() == (1.0, 2, {"tasks": 3.0})
+    status = packed_status(2, {"tasks": 3.0})
+    row = [b"identity", 0.5, 0.25, 9.0, packed_status(1, {}), 3]
+    stamp.write(1.0, status, [row])
+    assert reader.read() == (1.0, status, [row])
     assert reader.read() is None
     stamp._file[:8] = b"\1" * 8  # its clock alone is written yet
     assert reader.read() is None
-    stamp.write(2.0, 2, {str(i) * 1000: 1.0 for i in range(64)})  # too much of it
-    assert reader.read() == (2.0, 2, {})
-    said = b"\x92\x01\x81\xa1n\xa1x"
-    stamp._file[: _HEAD.size + 7] = _HEAD.pack(3.0, _sum(3.0, said), 7) + said
-    with pytest.raises(BlobError, match="damaged status"):
-        reader.read()
+    stamp.write(2.0, status, 1000 * [row])  # too much of it
+    assert reader.read() == (2.0, status, [])
+    for now_s, tree, why in ((3.0, [1, []], "stamp"), (4.0, [status, [row[1:]]], "roll")):
+        said = msgpack.packb(tree)
+        stamp._file[: _HEAD.size + len(said)] = (
+            _HEAD.pack(now_s, _sum(now_s, said), len(said)) + said
+        )
+        with pytest.raises(BlobError, match=f"damaged {why}"):
+            reader.read()
     stamp.close()
     reader.close()
+
+
+def test_a_status_is_read_as_it_was_written_or_refused() -> None:
+    assert unpacked_status(packed_status(2, {"tasks": 3.0})) == (2, {"tasks": 3.0})
+    too_large = {str(i) * 1000: 1.0 for i in range(64)}
+    assert unpacked_status(packed_status(2, too_large)) == (2, {})
+    for damaged in ({}, [1], ["1", {}], [1, {"n": "x"}], [1, {b"n": 1.0}]):
+        with pytest.raises(BlobError, match="damaged status"):
+            unpacked_status(msgpack.packb(damaged))
 
 
 def test_a_stamp_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
