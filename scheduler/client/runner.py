@@ -213,6 +213,8 @@ class RequestRunner:
         if call is None or attempt is None or attempt.attempt > 1:
             return {}
         call.to_come = self._attempts.to_come(attempt, call.inputs)
+        if call.attempt is not attempt:  # it has ended meanwhile: what nobody held may be freed
+            call.to_come = {}
         return call.to_come
 
     def _wait_for_admission(self, call: _Call, deadline_s: float) -> None:

@@ -83,6 +83,29 @@ def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
     assert held() is None
 
 
+class _Answered(_Nowhere):
+    """An attempt whose answer comes while somebody asks for what it will make, if it does."""
+
+    def __init__(self, runner: RequestRunner, is_soon: bool) -> None:
+        self._runner, self._is_soon = runner, is_soon
+
+    def to_come(self, request: Request, inputs: Any) -> dict[str, Any]:
+        if self._is_soon:
+            answered = PartArrived(self._runner.now_s(), request.id, 1, {}, [StageRun(0, "A")])
+            self._runner.handle(answered)
+        return {"y": "what stands for it"}
+
+
+@pytest.mark.parametrize("is_soon", [True, False])
+def test_what_an_answered_request_was_to_make_is_not_to_come(clock: Clock, is_soon: bool) -> None:
+    """Its device has let go of it, if nobody held it by then: who waits for it would for ever."""
+    runner = _runner(clock)
+    runner._attempts = _Answered(runner, is_soon)
+    submission = runner.submit({}, PLAIN)
+    assert submission.to_come() == ({} if is_soon else {"y": "what stands for it"})
+    assert submission.future.done() is is_soon
+
+
 def _run(runner: RequestRunner, clock: Clock) -> None:
     """Run a request, and have the clock's thread come by while none is left."""
     submission = runner.submit({}, PLAIN)
