@@ -14,6 +14,7 @@ from devices.errors import ArgumentError, ModelError
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import variables_of
+from hetero.generate.sampling import Sampling
 
 #: The key of a model's metadata that says what its ports are, as JSON: the fields of `Decoder`.
 KEY: Final = "hetero.decoder"
@@ -320,3 +321,11 @@ def step_shapes(model: Model) -> dict[str, tuple[int, ...]]:
         shape = (d if isinstance(d, int) else sizes.get(d or "", last) for d in port.shape or ())
         shapes[port.name] = tuple(shape)
     return shapes
+
+
+def step_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """Return what a decoder's step is told that cannot be made up: to take the best token."""
+    if KEY not in model.metadata:
+        return {}
+    name = Decoder.of(model).sampling
+    return {name: np.repeat(Sampling().row(1), shapes.get(name, (1,))[0], axis=0)}

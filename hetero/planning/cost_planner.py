@@ -13,7 +13,7 @@ from devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import resolve_pins
-from hetero.generate.ports import step_shapes
+from hetero.generate.ports import step_inputs, step_shapes
 from hetero.observe.sample_inputs import sample_inputs, sample_shapes
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
@@ -64,7 +64,7 @@ class CostPlanner:
         subject = Subject(
             executor=executor,
             model=model,
-            inputs=sample_inputs(model, inputs, shapes),
+            inputs=sample_inputs(model, inputs or step_inputs(model, shapes), shapes),
             devices=tuple(described[name] for name in request.devices),
             configs=request.configs,
             supports=self._supports(model, request, {}),

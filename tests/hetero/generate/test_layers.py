@@ -27,6 +27,15 @@ def test_what_has_no_layers_has_none() -> None:
     assert [len(names) for names in find_layers(whole)] == [2]
 
 
+def test_a_decoder_is_measured_as_it_takes_the_best_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was made up for the node that chooses was none, so that it could be only estimated."""
+    with hetero.Core("inprocess") as core:
+        core.profile_model(hetero.read_decoder(decoder()), "CPU", seconds=0.5)
+    assert [r for r in caplog.records if "estimated" in r.getMessage()] == []
+
+
 def test_memory_cuts_between_layers_and_counts_weights_and_caches() -> None:
     model = hetero.read_decoder(decoder())
     layers = find_layers(model)
