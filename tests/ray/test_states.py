@@ -52,10 +52,8 @@ def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lo
         assert generated(request) == want
 
 
-@pytest.mark.parametrize(
-    ("devices", "last", "others"),
-    [PLACES[0], *(pytest.param(*p.values, marks=pytest.mark.slow) for p in PLACES[1:])],
-)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("devices", "last", "others"), PLACES)
 def test_the_next_run_reads_what_actors_made(
     fed: hetero.Core, devices: str, last: str, others: dict[str, list[str]]
 ) -> None:
