@@ -144,7 +144,7 @@ class _Step:
         if node.op_type == "Constant":
             return _of_array(np.asarray(next(iter(node.attributes.values()))))
         if node.op_type == "ConstantOfShape":
-            return _of_array(node.attributes.get("value", np.zeros(1, int)))
+            return _of_array(np.asarray(node.attributes.get("value", 0)))
         if node.op_type in _POSITIONS:
             return self._position(index)
         moved = _MOVED.get(node.op_type)
@@ -158,7 +158,7 @@ class _Step:
         return None if rule is None or index or None in given else rule(self, *self.inputs)
 
     def _position(self, index: int) -> Range | None:
-        if index != _POSITIONS[self.node.op_type]:
+        if index != _POSITIONS[self.node.op_type] or not self.shapes:
             return None
         lengths = [self.longest] if self.shapes[0] is None else self._lengths(self.shapes[0])
         if self.node.op_type in ("Size", "MaxPool"):

@@ -30,6 +30,8 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
         return
     if rewrite.model.spec(inputs[0]).element_type != "float":
         return
+    if b is not None and b.shape != w.shape[:1]:  # the kernel says what is wrong
+        return
     attributes: dict[str, Any] = {a.name: a for a in conv.proto.attribute}
     group = conv.attributes.get("group", 1)
     if group < 1 or w.shape[0] % group or (w.shape[1] == 1 and w.shape[0] > group > 1):
