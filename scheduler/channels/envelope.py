@@ -50,6 +50,8 @@ Segment = bytes | memoryview
 Put = Callable[[np.ndarray], Sequence[int | str] | None]
 #: The reverse: returns so many bytes, read-only, or raises BlobError.
 Get = Callable[[Any, int], np.ndarray]
+#: What an answer tells of its task: deployment, request, attempt, route and stage.
+_Named = tuple[str, int, int, int, int]
 
 
 def frames(message: Message) -> list[Any]:
@@ -243,13 +245,13 @@ class _Values(_OfTask, tag=_VALUES):
 
 
 class _Outputs(_Read, tag=_OUTPUTS):
-    task: tuple[str, int, int, int, int]
+    task: _Named
     tensors: list[Any]
     runs: tuple[StageRun, ...]
 
 
 class _Failure(_Read, tag=_FAILURE):
-    task: tuple[str, int, int, int, int]
+    task: _Named
     error: Any
 
 
@@ -287,7 +289,7 @@ _KINDS = _Values | _Outputs | _Failure | _Dropped | _Keep | _Give | _Join | _Fre
 _read: Final = msgspec.msgpack.Decoder(_KINDS).decode
 
 
-def _named_only(task: Task) -> tuple[str, int, int, int, int]:
+def _named_only(task: Task) -> _Named:
     """Return what an answer tells of its task: its client has the rest."""
     request, stage = task
     return request.deployment, request.id, request.attempt, request.route, stage

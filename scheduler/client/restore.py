@@ -217,9 +217,11 @@ class Restorer:
     ) -> None:
         """Take in what came of a run; what comes too late is freed."""
         promise, _ = self._awaited.pop(request.id, (None, ()))
-        if promise is not None and error is None:
+        if promise is None:
+            return
+        if error is None:
             promise.set_result(made)
-        elif promise is not None and error is not None:
+        else:
             promise.set_exception(error)
 
     def interrupt(self, device: str) -> None:

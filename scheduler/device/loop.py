@@ -274,7 +274,7 @@ class DeviceLoop:
             stay = {*request.keep}.difference(request.keep_copies)
             answered = {name: value for name, value in answered.items() if name not in stay}
             told = (*runs[:-1], runs[-1]._replace(kept=kept))
-            if not answered:  # the stages after it tell the client
+            if not answered:  # its client hears of it from the stages after this
                 runs = told
         if len(runs) > _CARRIED and sends:
             self._channel.send(opened.client, Outputs(task, {}, runs))

@@ -33,8 +33,8 @@ class Values(NamedTuple):
 class Outputs(NamedTuple):
     """To the client: a stage ended that gives outputs of the model, or nothing to any stage.
 
-    Of those that its request keeps its run tells, or that of a stage before, in place of them: one
-    bundle, under `bundle_key`. A stage that gives no others has the next ones tell the client.
+    Outputs that a device keeps are told by its stage's run, in place of them; they are one bundle,
+    under `bundle_key`. Where a stage gives no others, its run comes with those of later stages.
     """
 
     task: Task
