@@ -62,8 +62,7 @@ _new_kept: Final = partial(tuple.__new__, Kept)
 _TRIES: Final = 3
 #: Seconds after which devices free what nobody holds, where nothing is asked of them before.
 _FREE_S: Final = 0.05
-#: Seconds after which it is tried again with a device that was not heard, and after which one that
-#: is not heard has let go of all that this client had there.
+#: Seconds until a device that is not heard is tried again, and until it has let go of everything.
 _AGAIN_S: Final = 1.0
 _LEASE_S: Final = 60.0
 
@@ -99,8 +98,9 @@ class RemoteMemory:
         self._numbers = itertools.count(1)
         #: Bundles that tasks have made, or are to make, by key.
         self._made: WeakValueDictionary[str, DeviceBundle] = WeakValueDictionary()
-        #: Answers that are awaited, by number.
+        #: Answers that are awaited, by number; ids of runs that make states again, as they are.
         self.awaited: dict[int, Promise[Mapping[str, Value]]] = {}
+        self.again: set[int] = set()
         self._lock = threading.Lock()
         #: (address, key) of bundles that nobody holds, and whether the clock was told of some.
         self._unheld: deque[tuple[str, str]] = deque()

@@ -141,16 +141,16 @@ class Restorer:
 
         def work() -> None:
             try:
-                self._restore(lost, self._way(request.route), request.restore_s, is_wanted)
+                try:
+                    self._restore(lost, self._way(request.route), request.restore_s, is_wanted)
+                finally:
+                    self._begun.discard(request)
+                if is_wanted():
+                    then()
             except RequestCancelledError:
                 return
             except Exception as error:  # whatever it is, the caller must hear of it
                 failed(error.with_traceback(None))
-                return
-            finally:
-                self._begun.discard(request)
-            if is_wanted():
-                then()
 
         self._begun.add(request)
         self._clock.spawn(work, f"{self._key}-restore")
@@ -326,6 +326,7 @@ class Restorer:
         answered = self._clock.event()
         promise.add_done_callback(lambda _: answered.set())
         self._awaited[request.id] = promise, {stage.device, *holders}
+        self._memory.again.add(request.id)
         try:
             self._memory.expect()
             others = self._memory.give(way.channel, task, address, inputs)
@@ -348,6 +349,8 @@ class Restorer:
             self._awaited.pop(request.id, None)
             way.channel.send(address, Dropped(request))
             raise
+        finally:
+            self._memory.again.discard(request.id)
 
 
 def _size(value: Value) -> int:

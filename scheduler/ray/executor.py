@@ -168,7 +168,11 @@ class RayExecutor:
             self._keeper.serve(self._channel)
             self._reception = Reception(
                 self._channel,
-                lambda: len(memory.awaited) + self._deployments.in_flight.num_running,
+                lambda: (
+                    len(memory.awaited)
+                    + len(memory.again)
+                    + self._deployments.in_flight.num_running
+                ),
             )
             self._session.when_gone.append(self._cluster_gone)
             atexit.register(self._end_devices)  # runs before the session's own

@@ -14,11 +14,15 @@ import onnx.parser
 import pytest
 
 import hetero
+from devices.request.request import AGAIN
 from hetero.examples.small_decoder import small_decoder
 from hetero.generate.steps import Steps
+from scheduler.client.remote_memory import RemoteMemory
 from scheduler.client.restore import Restorer, Way
+from scheduler.vocabulary.messages import Task
 from tests.scheduler.parties import wait_for
 from tests.support.meeting import Meeting, read
+from tests.support.models import branches
 from tests.support.stateful_models import STATES, decoder, expected
 
 pytestmark = pytest.mark.ray
@@ -188,6 +192,51 @@ def test_a_request_that_is_no_text_goes_on_with_its_states(
         assert len(noted.again) == 6
         del request
         await_freed(core)
+
+
+def test_a_state_is_read_though_another_caller_received_meanwhile(
+    core: hetero.Core, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever receives its own answer leaves the rest to a thread: runs again are among it."""
+    with (
+        core.compile_model(decoder(), "CPU.0", states=STATES) as compiled,
+        core.compile_model(branches(), "CPU.1") as other,
+    ):
+        request = compiled.create_infer_request()
+        request.infer({"ids": [[1]]})
+        (want, *_) = [np.array(state.state) for state in request.query_state()]
+        kill(core, "CPU.0")
+        give = RemoteMemory.give
+
+        def give_late(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
+            if task.request.route == AGAIN:
+                for _ in range(2):  # the second knows that it is quick, and receives
+                    other({"x": np.zeros((2, 3), np.float32)})
+            return give(memory, channel, task, *rest)
+
+        monkeypatch.setattr(RemoteMemory, "give", give_late)
+        (got, *_) = [np.array(state.state) for state in request.query_state()]
+        np.testing.assert_array_equal(got, want)
+        assert noted.again
+
+
+def test_a_request_hears_of_what_goes_wrong_once_its_states_are_there_again(
+    core: hetero.Core, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with core.compile_model(decoder(), "CPU.0", states=STATES) as compiled:
+        request = compiled.create_infer_request()
+        request.infer({"ids": [[1]]})
+        kill(core, "CPU.0")
+        give = RemoteMemory.give
+
+        def failing(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
+            if noted.again and task.request.route != AGAIN:
+                raise MemoryError("no room")
+            return give(memory, channel, task, *rest)
+
+        monkeypatch.setattr(RemoteMemory, "give", failing)
+        with pytest.raises(MemoryError, match="no room"):
+            request.infer({"ids": [[2]]})
 
 
 @pytest.mark.parametrize("how", [pytest.param("compiled", marks=pytest.mark.slow), "imported"])
