@@ -304,6 +304,14 @@ class RayExecutor:
         """Load another placement of a deployment's model, and have requests take its routes."""
         placement = made.placement
         devices = self._devices.reached(placement.devices, wait=False)
+        for name, device in devices.items():
+            if deployment.devices.get(name, device).address != device.address:
+                raise DeviceLostError(
+                    f"device {name} is started again, and has not its stages yet.",
+                    device=name,
+                    node=device.descriptor.node,
+                    attempt=0,
+                )
         num_threads = plan_shares(placement, made.sources, self.devices(wait=False), ())
         before = (deployment.placement, deployment.sources)
         stages, routes = deployment.add(made, devices, num_threads)

@@ -252,7 +252,7 @@ class DeviceKeeper:
         def reopen() -> None:
             try:
                 deployment.open_on(order.device)
-            except HeteroError:
+            except Exception:  # whatever it is, the device is not left
                 lost = see.Silent(time.monotonic(), device.address, 0.0)
                 self._orders.put(partial(self._see, lost))
             else:
@@ -374,9 +374,9 @@ class DeviceKeeper:
             device = self._start(name, reload=order.keep)
         except UnknownDeviceError as error:
             seen = see.NodeLeft(time.monotonic(), name, error.message)
-        except HeteroError as error:
+        except Exception as error:  # whatever it is, the device is tried again
             _log.info("device=%s is not back: %s", name, error)
-            seen = see.StartFailed(time.monotonic(), name, error.message)
+            seen = see.StartFailed(time.monotonic(), name, str(error))
         else:
             self.watch(device)
             return
@@ -414,7 +414,11 @@ class DeviceKeeper:
             if used is not None and (reload or used.address != device.address):
                 deployment.devices[name] = device
                 stages = [deployment.placement.stages[i] for i in deployment.stages_on(name)]
-                deployment.use(name, device, self._loader.load(deployment, stages))
+                try:
+                    deployment.use(name, device, self._loader.load(deployment, stages))
+                except BaseException:
+                    deployment.devices[name] = used  # the next start is to load them
+                    raise
                 if deployment.is_closed:  # as this went on, and had the old actor unload them
                     device.actor.unload.remote(deployment.key)
         return device

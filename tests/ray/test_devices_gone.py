@@ -139,6 +139,16 @@ def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
     assert [model({"x": X})[0].shape for model in kept]
 
 
+def test_a_placement_waits_for_a_device_that_has_not_its_stages_again(core: hetero.Core) -> None:
+    """Else whoever loads those would find the device in use, and take them to be there."""
+    executor: Any = core.executor
+    _, (mine, other) = one_each(core)
+    mine.devices["CPU.1"] = replace(other.devices["CPU.1"], address="of the process before")
+    with pytest.raises(DeviceLostError, match="not its stages"):
+        executor._add(mine, Remade(other.placement, other.sources, {}))
+    assert set(mine.placement.devices) == {"CPU.0"}
+
+
 @pytest.mark.slow
 def test_a_placement_that_comes_while_a_device_is_loaded_again_stays(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from hetero.examples.small_decoder import small_decoder
 from hetero.generate.steps import Steps
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.client.restore import Restorer, Way
+from scheduler.ray.loading import StageLoader
 from scheduler.vocabulary.messages import Task
 from tests.scheduler.parties import wait_for
 from tests.support.meeting import Meeting, read
@@ -237,6 +238,25 @@ def test_a_request_hears_of_what_goes_wrong_once_its_states_are_there_again(
         monkeypatch.setattr(RemoteMemory, "give", failing)
         with pytest.raises(MemoryError, match="no room"):
             request.infer({"ids": [[2]]})
+
+
+def test_a_device_is_started_again_whatever_went_wrong_the_first_time(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = {"x": np.zeros((2, 3), np.float32)}
+    with core.compile_model(branches(), "CPU.0") as compiled:
+        want = compiled(inputs)[0]
+        load, faults = StageLoader.load, [RuntimeError("no more threads")]
+
+        def failing(loader: StageLoader, *what: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return load(loader, *what)
+
+        monkeypatch.setattr(StageLoader, "load", failing)
+        kill(core, "CPU.0")
+        np.testing.assert_array_equal(compiled(inputs)[0], want)
+        assert not faults
 
 
 @pytest.mark.parametrize("how", [pytest.param("compiled", marks=pytest.mark.slow), "imported"])
