@@ -108,8 +108,16 @@ def held(pids: Sequence[str]) -> dict[str, int]:
 def _held(process: Path) -> dict[str, int]:
     lines = (line.split() for line in (process / "status").read_text().splitlines())
     (kilobytes,) = (int(line[1]) for line in lines if line[0] == "VmRSS:")
-    threads, descriptors = (len(list((process / of).iterdir())) for of in ("task", "fd"))
-    return {"rss_nbytes": 1024 * kilobytes, "threads": threads, "descriptors": descriptors}
+    names = []
+    for thread in (process / "task").glob("*/comm"):
+        with suppress(OSError):  # it has just ended
+            names.append(thread.read_text())
+    return {
+        "rss_nbytes": 1024 * kilobytes,
+        # gRPC, Ray's, starts some of its own when it likes.
+        "threads": sum(not name.startswith("grpc_") for name in names),
+        "descriptors": len(list((process / "fd").iterdir())),
+    }
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:
