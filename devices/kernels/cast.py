@@ -42,7 +42,7 @@ def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str
     says to which power of two float8_e8m0 rounds: ``"up"``, ``"down"`` or ``"nearest"``.
     """
     if is_string(x):
-        return _parse(xp, x, to)
+        return _parse(xp, x, to, saturate, round_mode)
     if to.kind in "OUS":
         return _spell(xp, x)
     if x.dtype == to:
@@ -77,7 +77,7 @@ def _to_power_of_two(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str)
     return xp.where(invalid, 255, code).astype(xp.uint8).view(to)
 
 
-def _parse(xp: Xp, x: Array, to: Any) -> Array:
+def _parse(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str) -> Array:
     objects = x.astype(object)
     if to.kind in "OUS":
         return objects
@@ -86,7 +86,8 @@ def _parse(xp: Xp, x: Array, to: Any) -> Array:
             return objects.astype(xp.int64 if to.kind == "i" else xp.uint64).astype(to)
         except ValueError:
             return objects.astype(xp.float64).astype(to)
-    return convert(xp, objects.astype(xp.float64), to)
+    wide = objects.astype(xp.float64)
+    return convert(xp, wide, to, saturate=saturate, round_mode=round_mode)
 
 
 def _spell(xp: Xp, x: Array) -> Array:

@@ -84,7 +84,8 @@ def test_float8_saturates(name: str) -> None:
     over = np.inf if name == "float8_e5m2" else np.nan
     wanted = np.array([over, -over, over, -over, np.nan, near], np.float32)
     attributes = {"to": number(name), "saturate": 0}
-    check("Cast", [x], attributes, 19, expected=[wanted.astype(dtype(name))])
+    for inputs in (x, x.astype(str).astype(object)):
+        check("Cast", [inputs], attributes, 19, expected=[wanted.astype(dtype(name))])
 
 
 @pytest.mark.parametrize("name", FLOAT8)
