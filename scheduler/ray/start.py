@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import logging
 import os
 import secrets
@@ -19,7 +20,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,21 @@ _OWNER: Final = "owner"
 #: Unix socket paths hold 107 bytes; Ray's own part of them takes up to 75.
 _LONGEST_FOLDER: Final = 30
 _CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+#: Environment variables of a local Ray.
+_LEAN: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    # Ray's default of 15 would give a busy machine's other work precedence over devices.
+    "RAY_worker_niceness": "0",
+    # A failed stage fails what follows it; that reaches the caller by its future alone.
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+}
+#: And of a cluster that is joined.
+_JOINED: Final = {
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    # What this process tells of its tasks would be waited for as it leaves.
+    "RAY_task_events_report_interval_ms": "0",
+}
 
 
 class RaySession:
@@ -57,19 +72,17 @@ class RaySession:
 
     `started`: whether we started or joined it, and so end it.
     `folder`: its temporary folder, where we started it.
-    `variables`: environment variables that were set for it, and go with it.
     """
 
-    def __init__(
-        self, started: bool, folder: Path | None = None, variables: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, started: bool, folder: Path | None = None) -> None:
         #: How many got it from `connect` and have not closed it.
         self.users = 1
         self._started = started
         #: Whether this process leaves Ray, or has left it.
         self.is_left = False
         self.folder = folder
-        self._variables = list(variables)
+        #: The environment's variables as they were, which it is given back.
+        self.before: dict[str, str | None] = {}
         self._home = HomeProcess()
         #: Called with what to raise if the cluster goes.
         self.when_gone: list[Callable[[ClusterError], None]] = []
@@ -154,9 +167,8 @@ class RaySession:
             elif self.is_ours or not self._connection:
                 ray.shutdown()
             default_signals()
-        for name in self._variables:
-            os.environ.pop(name, None)
-        self._variables.clear()
+        _restore(self.before)
+        self.before = {}
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None
@@ -206,37 +218,55 @@ def connect(
                 return RaySession(started=False).watch()
             _current.users += 1
             return _current
-        address = address or os.environ.get("RAY_ADDRESS") or find_head() or "local"
-        if address == "local":
-            _current = _start(dict(options or {}))
-        else:
-            address = find_address(address)
-            check_reachable(address, timeout_s)
-            _current = _join(address)
+        before = {n: os.environ.get(n) for n in {*_CREDENTIALS, *_LEAN, *_JOINED}}
+        try:
+            address = address or os.environ.get("RAY_ADDRESS") or find_head() or "local"
+            if address == "local":
+                _current = _start(dict(options or {}))
+            else:
+                address = find_address(address)
+                check_reachable(address, timeout_s)
+                _current = _join(address)
+        except BaseException:
+            _restore(before)
+            raise
+        _current.before = before
         return _current
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    """Give the environment its variables back, and have Ray read what lets it in again.
+
+    It reads that once for as long as a process lives. The mode comes first: a thread of Ray's that
+    still ends would miss the token.
+    """
+    if not before:
+        return
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _set(variables: Mapping[str, str]) -> None:
+    """Set those of the environment's variables that are not set."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def _start(options: dict[str, Any]) -> RaySession:
     folder = _make_folder()
-    environment = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        # Ray's default of 15 would give a busy machine's other work precedence over devices.
-        "RAY_worker_niceness": "0",
-        # A failed stage fails what follows it; that reaches the caller by its future alone.
-        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-    }
+    _set(_LEAN)
     if not any(name in os.environ for name in _CREDENTIALS):
         # A token for this process only; Ray would write one to the home folder, for all to read.
         token = folder / "token"
         token.touch(mode=0o600)
-        token.write_text(_token())
-        environment["RAY_AUTH_TOKEN_PATH"] = str(token)
-    variables = [name for name in environment if name not in os.environ]
-    os.environ.update({name: environment[name] for name in variables})
-    if "RAY_AUTH_MODE" not in os.environ:
-        variables.append("RAY_AUTH_MODE")  # Ray sets it to "token" as it starts
-    session = RaySession(True, folder, variables)
+        token.write_text(secrets.token_hex(32))
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+    session = RaySession(True, folder)
     try:
         with _quiet(), own_signals():
             ray.init(
@@ -296,9 +326,7 @@ def _sweep_folders(parent: Path) -> None:
 
 
 def _join(address: str) -> RaySession:
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # What this process tells of its tasks would be waited for as it leaves.
-    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    _set(_JOINED)
     try:
         with _quiet(), own_signals():
             # A token alone does, as for `ray start`; Ray itself asks for its mode as well.
@@ -351,12 +379,6 @@ def _leave_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_fork)
-
-
-@cache
-def _token() -> str:
-    """Return this process's token: Ray reads it once and keeps it for as long as it lives."""
-    return secrets.token_hex(32)
 
 
 def _mute() -> None:

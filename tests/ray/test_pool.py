@@ -43,6 +43,30 @@ with hetero.Core() as core:
             print(model(np.ones(16, np.float32))[0].shape, flush=True)
 """
 
+#: Is a client of a Ray of its own, of a pool that ends then, of its own again, and of its user's.
+MANY_RAYS = """
+import os, subprocess, sys
+import numpy as np
+import ray
+import hetero
+from tests.support.models import branches
+def use(is_local):
+    with hetero.Core(devices={"CPU": 1}) as core, core.compile_model(branches(), "CPU") as model:
+        assert core.executor._session.is_local == is_local
+        assert model({"x": np.zeros((2, 3), np.float32)})[0].shape
+def pool(command):
+    subprocess.run([sys.executable, "-m", "hetero", "pool", command], check=True)
+before = dict(os.environ)
+use(True)
+pool("up")
+use(False)
+pool("down")
+use(True)
+assert os.environ == before
+ray.init(address="local", include_dashboard=False, log_to_driver=False)
+use(False)
+"""
+
 #: Has two texts in their middle, ends the first, says ready, and the next token for each line.
 TALKER = """
 import sys
@@ -113,6 +137,19 @@ def test_the_examples_of_the_help(environment: dict[str, str]) -> None:
     )
     assert none.returncode == 1
     assert "no pool is up on this machine; `hetero pool up` starts one" in none.stderr
+
+
+@pytest.mark.slow
+def test_a_process_goes_from_one_ray_to_another(environment: dict[str, str]) -> None:
+    """Ray keeps what let it into the first for as long as a process lives, unless it is told."""
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_RAYS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
