@@ -315,13 +315,13 @@ ERF32 = (
 @in_float32
 def _erf32(xp: Xp, x: Array) -> Array:
     square = x * x
-    y = square * xp.float32(ERF32[-1])
+    y = xp.multiply(square, xp.float32(ERF32[-1]), out=xp.empty_like(x))
     for coefficient in ERF32[-2:0:-1]:
         y += xp.float32(coefficient)
         y *= square
     y += xp.float32(ERF32[0])
     y *= x
-    return xp.tanh(y)
+    return xp.tanh(y, out=y)
 
 
 def _refuse_zero(xp: Xp, divisor: Array) -> None:
