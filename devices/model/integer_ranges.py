@@ -151,7 +151,8 @@ class _Step:
         if node.op_type == "Concat":
             moved = tuple(range(len(node.inputs)))
         if moved is not None:
-            inputs = [self.inputs[i] for i in moved]
+            # A damaged model's node may have fewer than its operator takes.
+            inputs = [self.inputs[i] if i < len(self.inputs) else None for i in moved]
             return None if None in inputs else _hull(*inputs)
         rule = _RULES.get(node.op_type)
         given = (found for value, found in zip(node.inputs, self.inputs, strict=True) if value)

@@ -209,9 +209,9 @@ def test_requests_go_elsewhere_while_a_device_takes_long_to_start(
     compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
     started, start = threading.Event(), executor._keeper._start
 
-    def start_late(name: str) -> Any:
+    def start_late(name: str, *, reload: bool) -> Any:
         started.wait(300)
-        return start(name)
+        return start(name, reload=reload)
 
     def devices() -> set[str]:
         answer = compiled.submit({"x": X}).future.result(300)

@@ -203,6 +203,6 @@ def test_a_fork_is_told_that_the_devices_stayed_behind(core: hetero.Core) -> Non
 )
 def test_rounds_of_compile_run_close_leave_nothing_behind(executor: str, rounds: int) -> None:
     row = run(executor, rounds)
-    assert (row["threads"], row["fds"], row["object_store_nbytes"]) == (0, 0, 0)
+    assert max(row["threads"], row["fds"], row["object_store_nbytes"]) <= 0
     # A lost model each would be over 400 kB, a lost deployment 20 kB.
     assert row["rss_growth_nbytes"] < 10_000
