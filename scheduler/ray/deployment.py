@@ -160,7 +160,6 @@ class RayDeployment(Deployment):
         """Send to a device's new actor from now on; it has its stages."""
         self._num_streams.update(num_streams)
         self.devices[name] = device
-        self.gone.discard(name)
         self.move(name, device.address)
         self.open_on(name)
         others = {o: d for o, d in self.devices.items() if o != name}
@@ -174,6 +173,7 @@ class RayDeployment(Deployment):
         ]
         if told:
             self._session.wait(told, _OPEN_S)
+        self.gone.discard(name)  # last: one that could not be opened is looked for again
 
     def open_on(self, name: str) -> None:
         """Tell a device where those are that its stages send to."""
