@@ -629,9 +629,5 @@ class Core:
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> tuple[Model, CompileRequest, Support]:
         request = without_stand_ins(self._request(model, device, config, affinity))
-        model = opened(model, request)
-
-        def ask(name: str, part: Model) -> Support:
-            return self._answers.support(name, part, request.configs[name])
-
+        model, ask = opened(model, request), self._answers.of(request)
         return model, request, query_priority(model, request.devices, ask, request.pins)

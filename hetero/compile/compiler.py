@@ -22,11 +22,7 @@ from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.request import CompileRequest
 from hetero.query.answers import Answers
-from hetero.query.placement import (
-    Refused,
-    place_by_priority,
-    refusals,
-)
+from hetero.query.placement import Refused, place_by_priority, refusals
 from scheduler.executor import Deployment, Executor, Remade
 from scheduler.formats.stage_source import StageSource
 from scheduler.vocabulary.limits import Batching, Limits
@@ -153,12 +149,7 @@ class Compiler:
 
     def _place_once(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
         if request.policy == "PRIORITY" or len(request.devices) == 1:
-            placed = place_by_priority(
-                model,
-                request,
-                lambda d, part: self._answers.support(d, part, request.configs[d]),
-                refused,
-            )
+            placed = place_by_priority(model, request, self._answers.of(request), refused)
             return [Cut(partition(model, placed), placed)]
         report = self._planner.plan(model, request, refused)
         return [replace(cut, report=report) for cut in report.variants]
@@ -186,12 +177,7 @@ class Compiler:
             return _deployable(placed, _sources(placed, request))
 
         return self._executor().deploy(
-            placement,
-            sources,
-            constants,
-            limits=limits,
-            remake=remake,
-            stateful=stateful,
+            placement, sources, constants, limits=limits, remake=remake, stateful=stateful
         )
 
 

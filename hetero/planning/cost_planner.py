@@ -25,14 +25,10 @@ from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.query.answers import Answers
-from hetero.query.placement import (
-    Refused,
-    place_by_priority,
-    refusals,
-    without,
-)
+from hetero.query.placement import Refused, place_by_priority, refusals, without
 from scheduler.executor import Executor
 from scheduler.vocabulary.names import match_name
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
@@ -58,14 +54,12 @@ class CostPlanner:
         progress: Progress | None,
     ) -> Costs:
         """Measure a model on every device of a request; see `Core.profile_model`."""
-        executor = self._executor()
-        described = {d.name: d for d in executor.devices()}
         shapes = {} if inputs else _shapes(model, request)
         subject = Subject(
-            executor=executor,
+            executor=self._executor(),
             model=model,
             inputs=sample_inputs(model, inputs or step_inputs(model, shapes), shapes),
-            devices=tuple(described[name] for name in request.devices),
+            devices=self._rows(request),
             configs=request.configs,
             supports=self._supports(model, request, {}),
             seconds=seconds,
@@ -95,10 +89,7 @@ class CostPlanner:
         policy = request.policy
         supports = self._supports(model, request, refused)
         if policy == "PRIORITY":
-            configs = request.configs
-            placed = place_by_priority(
-                model, request, lambda d, m: self._answers.support(d, m, configs[d]), refused
-            )
+            placed = place_by_priority(model, request, self._answers.of(request), refused)
         else:
             # As far as the answers about the whole model tell: this one is only judged.
             placed = place_by_priority(model, request, lambda d, _: supports[d], {})
@@ -178,8 +169,7 @@ class CostPlanner:
             return self.read_costs(own["COST_FILE"], model, request)
         shapes = sorted(_shapes(model, request).items())
         identities = sorted(self._identities(request).items(), key=str)
-        parts = repr((model.content_hash, shapes, identities))
-        key = hashlib.sha256(parts.encode()).hexdigest()
+        key = hashlib.sha256(repr((model.content_hash, shapes, identities)).encode()).hexdigest()
         if key in self._measured:
             return self._measured[key]
         kept = Path(own["CACHE_DIR"]) / f"{key}{COSTS_SUFFIX}" if own["CACHE_DIR"] else None
@@ -202,9 +192,12 @@ class CostPlanner:
         return costs
 
     def _identities(self, request: CompileRequest) -> dict[str, DeviceIdentity]:
+        return {d.name: identify(d, request.configs[d.name]) for d in self._rows(request)}
+
+    def _rows(self, request: CompileRequest) -> tuple[DeviceDescriptor, ...]:
+        """Return the devices of a request as they are now: one may be back on another node."""
         described = {d.name: d for d in self._executor().devices(wait=False)}
-        configs = request.configs
-        return {n: identify(described[n], configs.get(n, {})) for n in request.devices}
+        return tuple(described[name] for name in request.devices)
 
     def _supports(
         self, model: Model, request: CompileRequest, refused: Refused
@@ -216,9 +209,7 @@ class CostPlanner:
         }
 
     def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
-        own = request.own
-        described = {d.name: d for d in self._executor().devices(wait=False)}
-        rows = [described[name] for name in request.devices]
+        own, rows = request.own, self._rows(request)
         # Devices that use their node's memory get equal parts of it.
         sharing = Counter(row.node for row in rows if row.shares_memory)
         memory = {

@@ -15,6 +15,7 @@ from typing import Any
 
 from devices.model.model import Model
 from devices.plugin.support import Support
+from hetero.properties.request import CompileRequest
 
 #: What a device takes of a model, and the seconds that it took to say so.
 Answer = Future[tuple[Support, float]]
@@ -37,6 +38,10 @@ class Answers:
     def support(self, device: str, model: Model, config: Mapping[str, Any]) -> Support:
         """Return what a device takes of a model."""
         return self.timed(device, model, config)[0]
+
+    def of(self, request: CompileRequest) -> Callable[[str, Model], Support]:
+        """Return what asks devices under the options of a request."""
+        return lambda device, model: self.support(device, model, request.configs[device])
 
     def timed(self, device: str, model: Model, config: Mapping[str, Any]) -> tuple[Support, float]:
         """Return what a device takes of a model, and the seconds that it took to answer."""
