@@ -64,10 +64,6 @@ class Alternative:
     chosen: bool = False
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanReport:
     """A plan with its prediction and its proof.
@@ -149,8 +145,8 @@ class PlanReport:
     def __repr__(self) -> str:
         return (
             f"<PlanReport {self.model!r}: {len(self.stages)} subgraphs on "
-            f"{', '.join(self.loads_s)}; {_ms(self.bottleneck_s)} between answers, "
-            f"{_ms(self.latency_s)} for one>"
+            f"{', '.join(self.loads_s)}; {milliseconds(self.bottleneck_s)} between answers, "
+            f"{milliseconds(self.latency_s)} for one>"
         )
 
     def _repr_html_(self) -> str:
@@ -159,8 +155,8 @@ class PlanReport:
                 f"{a.name}{' (chosen)' if a.chosen else ''}",
                 ", ".join(a.devices),
                 a.subgraphs,
-                _ms(a.bottleneck_s),
-                _ms(a.latency_s),
+                milliseconds(a.bottleneck_s),
+                milliseconds(a.latency_s),
             )
             for a in self.alternatives
         ]

@@ -7,8 +7,7 @@ They have settled once their halves say the same; where they never do, other wor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -47,8 +46,7 @@ def spoiled(samples: Sequence[float]) -> bool:
     return len(samples) >= LEAST_SAMPLES and _drift(samples) > SPOILED
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """A subgraph's runs: one request at a time, and directly after it with many in flight."""
 
     #: Seconds of a run, one at a time.
@@ -58,8 +56,7 @@ class Round:
     period_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """Requests one at a time: seconds before, in and after their runs."""
 
     there_s: float

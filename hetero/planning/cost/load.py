@@ -74,8 +74,7 @@ class BusyDevices:
                     kind.alone.append(Round(found.run_s, sum(full.runs_s), full.period_s))
             every = saturate([one for _, one in self._running], JOBS, each_s)
             for (kind, _), full in zip(self._running, every, strict=True):
-                found_s = quiet_s[kind.name], sum(full.runs_s), full.period_s
-                kind.company.append(Round(*found_s))
+                kind.company.append(Round(quiet_s[kind.name], sum(full.runs_s), full.period_s))
         except HeteroError:
             self.close()
 

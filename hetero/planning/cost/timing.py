@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -58,12 +58,9 @@ def deployed(
 ) -> Iterator[Deployment]:
     """Deploy a model by an affinity, while other devices work too, while the context lasts."""
     cut = partition(model, affinity)
+    sources = stage_sources([cut], configs)
     deployment = executor.deploy(
-        cut.plan,
-        stage_sources([cut], configs),
-        cut.constant_outputs,
-        limits=_LIMITS,
-        company=company,
+        cut.plan, sources, cut.constant_outputs, limits=_LIMITS, company=company
     )
     try:
         yield deployment
@@ -143,8 +140,7 @@ def look(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) ->
     return Look(low(there), low(runs), low(back), spoiled(runs))
 
 
-@dataclass(frozen=True, slots=True)
-class Saturation:
+class Saturation(NamedTuple):
     """What a deployment does while many requests are in flight."""
 
     #: Seconds between two answers.
@@ -181,7 +177,7 @@ class _Feed:
         self._jobs = jobs
         self._ended: list[tuple[float, Sequence[StageRun]]] = []
         #: Seconds between two answers, and of each stage's run, on average over a window each.
-        self._windows: list[tuple[float, tuple[float, ...]]] = []
+        self._windows: list[Saturation] = []
         self.settled = False
 
     def run(self, done: Callable[[], bool]) -> None:
@@ -198,18 +194,15 @@ class _Feed:
         # What comes first finds a cold machine.
         if len(self._ended) % WINDOW == 1 and len(self._ended) > 2 * WINDOW:
             self._windows.append(self._window(self._ended[-WINDOW - 1 :]))
-            self.settled = settled([period_s for period_s, _ in self._windows])
+            self.settled = settled([window.period_s for window in self._windows])
 
     def saturation(self) -> Saturation:
         """Return what one of the quick windows says, or all answers where there is none."""
         windows = sorted(self._windows) or [self._window(self._ended)]
-        return Saturation(*windows[len(windows) * LOW // 100])
+        return windows[len(windows) * LOW // 100]
 
-    def _window(
-        self, ended: Sequence[tuple[float, Sequence[StageRun]]]
-    ) -> tuple[float, tuple[float, ...]]:
+    def _window(self, ended: Sequence[tuple[float, Sequence[StageRun]]]) -> Saturation:
         period_s = (ended[-1][0] - ended[0][0]) / max(1, len(ended) - 1)
         stages = range(len(self._deployment.plan.stages))
-        return period_s, tuple(
-            float(np.mean([runs[s].run_s for _, runs in ended[1:]])) for s in stages
-        )
+        runs_s = (float(np.mean([runs[s].run_s for _, runs in ended[1:]])) for s in stages)
+        return Saturation(period_s, tuple(runs_s))

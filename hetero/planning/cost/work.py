@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,16 +17,14 @@ from devices.model.tensor_spec import TensorSpec
 from hetero.observe.sample_inputs import OPEN_DIMENSION
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Arithmetic operations, and bytes read and written, of one run of a node."""
 
     operations: float
     nbytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(NamedTuple):
     """Seconds of a node: ``start_s + operations * s_per_operation + nbytes * s_per_byte``."""
 
     start_s: float
@@ -83,20 +80,16 @@ def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
     Returns: coefficients of least relative error among those not negative; the assumed speed,
         scaled to the samples' sum, where there are too few to fit.
     """
-    rows = [(w.operations, w.nbytes, t) for w, t in samples if t > 0]
-    if len(rows) < 6:
-        guess = sum(ASSUMED_SPEED(Work(o, b)) for o, b, _ in rows)
-        ratio = sum(t for *_, t in rows) / guess if guess else 1.0
-        return Speed(
-            ASSUMED_SPEED.start_s * ratio,
-            ASSUMED_SPEED.s_per_operation * ratio,
-            ASSUMED_SPEED.s_per_byte * ratio,
-        )
-    table = np.array([(1.0, o, b) for o, b, _ in rows])
-    seconds = np.array([t for *_, t in rows])
+    known = [(work, seconds) for work, seconds in samples if seconds > 0]
+    if len(known) < 6:
+        guess = sum(ASSUMED_SPEED(work) for work, _ in known)
+        ratio = sum(seconds for _, seconds in known) / guess if guess else 1.0
+        return Speed(*(figure * ratio for figure in ASSUMED_SPEED))
+    table = np.array([(1.0, *work) for work, _ in known])
+    target = np.array([seconds for _, seconds in known])
     # Small nodes are many and large ones decide: the root weighs both.
-    weight = 1 / np.sqrt(seconds)
-    found = nonnegative(table * weight[:, None], seconds * weight)
+    weight = 1 / np.sqrt(target)
+    found = nonnegative(table * weight[:, None], target * weight)
     return Speed(*map(float, found))
 
 

@@ -186,18 +186,13 @@ def loads(problem: Problem, assignment: Assignment) -> Floats:
     return compute + sent + received
 
 
-def weights_on(problem: Problem, assignment: Assignment) -> Floats:
-    """Bytes of constants on each device, shape (devices,)."""
-    where = np.asarray(assignment, dtype=np.int64)
-    return sums(where, problem.weights, problem.device_count)
-
-
 def is_feasible(problem: Problem, assignment: Assignment) -> bool:
     """Whether support, memory, pins and colocation hold; the subgraph cap is `evaluate`'s."""
     where = np.asarray(assignment, dtype=np.int64)
     if not np.isfinite(problem.times[np.arange(problem.node_count), where]).all():
         return False
-    if (weights_on(problem, assignment) > problem.memory * (1 + 1e-12)).any():
+    held = sums(where, problem.weights, problem.device_count)
+    if (held > problem.memory * (1 + 1e-12)).any():
         return False
     if any(assignment[v] != d for v, d in problem.pins):
         return False
