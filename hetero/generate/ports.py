@@ -158,7 +158,8 @@ def find_ports(
     inputs = {port.name: port for port in model.inputs if port.name not in states}
     outputs = {port.name: port for port in model.outputs if port.name not in states}
     _check_given(model, given, {*inputs, *outputs})
-    roles = {name: _role(port) for name, port in inputs.items()} | dict(given)
+    known = {name: role for role, names in ROLES.items() for name in names}
+    roles = {name: known.get(name, "") for name in inputs} | dict(given)
     if unknown := [f"{name!r} ({inputs[name]})" for name, role in roles.items() if not role]:
         raise ArgumentError(
             f"decoder {model.name!r}: what inputs {', '.join(unknown)} are is not known. Say it: "
@@ -197,10 +198,6 @@ def find_ports(
         singly=False,
         **named,
     )
-
-
-def _role(port: TensorSpec) -> str:
-    return next((role for role, names in ROLES.items() if port.name in names), "")
 
 
 def _changes_at(model: Model, named: Mapping[str, str]) -> int | None:

@@ -50,7 +50,11 @@ def build(model: Model, inputs: Mapping[str, Port], outputs: Mapping[str, Port])
             given, read = _input(inputs[spec.name], emit)
         ports += given
         if read != spec.name:
-            _check_free(model, spec.name)
+            if any(port.name == spec.name for port in model.outputs):
+                raise ArgumentError(
+                    f"input {spec.name!r} is an output of the model as well, so it cannot be "
+                    "changed; put an Identity node before that output."
+                )
             names[spec.name] = read
     before = list(emit.nodes)
     results: dict[str, TensorSpec] = {}
@@ -58,7 +62,11 @@ def build(model: Model, inputs: Mapping[str, Port], outputs: Mapping[str, Port])
         raw = emit.name(f"{name}/model")
         results[name], wrote = _output(port, raw, emit)
         if wrote:
-            _check_made(model, name)
+            if name not in model.producers:
+                raise ArgumentError(
+                    f"output {name!r} is made by no node: it is an input or a constant; put an "
+                    "Identity node before it to postprocess it."
+                )
             names[name] = raw
     if emit.needs > emit.opset:
         return build(raised_opset(model, emit.needs), inputs, outputs)
@@ -76,14 +84,17 @@ def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
     spec, where = port.spec, f"input {port.spec.name!r}"
     if not spec.is_tensor:
         raise ArgumentError(f"{where} is a {spec.type}; only tensors are preprocessed.")
-    emit.begin(spec.name)
+    emit.prefix = spec.name
     unsaid = port.tensor_layout is None and port.model_layout is None
     if unsaid and port.color is not ColorFormat.UNDEFINED and len(spec.shape or ()) == 4:
         # A picture without a layout is in OpenVINO's for colours.
         port = replace(port, tensor_layout=Layout("NHWC"), model_layout=Layout("NHWC"))
     start = _start(port, where)
     given = _given(port, start, emit)
-    wanted = _wanted_layout(port, start.layout, where)
+    orders = [step for step in port.steps if isinstance(step, Order)]
+    wanted = _ranked(port.model_layout, spec.shape, where)
+    if port.model_layout is None:  # the model takes it as the steps leave it
+        wanted = _layouts(orders, start.layout, where)[-1]
     values = tuple(p.name for p in given)
     flow = replace(start, values=values, shape=given[0].shape, model=(spec.shape, wanted))
     for step in port.steps:
@@ -103,7 +114,7 @@ def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
     spec, where = port.spec, f"output {port.spec.name!r}"
     if not spec.is_tensor:
         raise ArgumentError(f"{where} is a {spec.type}; only tensors are postprocessed.")
-    emit.begin(spec.name)
+    emit.prefix = spec.name
     layout = _ranked(port.model_layout, spec.shape, where)
     flow = Flow(where, (raw,), spec.element_type, spec.shape, layout)
     for step in port.steps:
@@ -184,13 +195,6 @@ def _given(port: Port, start: Flow, emit: Emitter) -> list[TensorSpec]:
     ]
 
 
-def _wanted_layout(port: Port, start: str, where: str) -> str:
-    """Return the layout in which the model takes it: what is said, or what the steps lead to."""
-    if port.model_layout is not None:
-        return _ranked(port.model_layout, port.spec.shape, where)
-    return _layouts([step for step in port.steps if isinstance(step, Order)], start, where)[-1]
-
-
 def _layouts(orders: Sequence[Order], layout: str, where: str) -> list[str]:
     """Return what a layout is before each change of order, and after the last."""
     found = [layout]
@@ -263,22 +267,6 @@ def _check_fits(flow: Flow, spec: TensorSpec) -> None:
             "Say what the tensor is with .tensor().set_layout, .set_shape or "
             ".set_spatial_static_shape, what the model takes with .model().set_layout, and use "
             ".resize, .crop or .pad to fit."
-        )
-
-
-def _check_free(model: Model, name: str) -> None:
-    if any(port.name == name for port in model.outputs):
-        raise ArgumentError(
-            f"input {name!r} is an output of the model as well, so it cannot be changed; put an "
-            "Identity node before that output."
-        )
-
-
-def _check_made(model: Model, name: str) -> None:
-    if name not in model.producers:
-        raise ArgumentError(
-            f"output {name!r} is made by no node: it is an input or a constant; put an Identity "
-            "node before it to postprocess it."
         )
 
 

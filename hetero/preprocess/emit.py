@@ -51,7 +51,8 @@ class Flow:
 class Emitter:
     """Collects nodes and constants.
 
-    `opset` is the standard operators' version; `needs` the one that the nodes need.
+    `opset` is the standard operators' version; `needs` the one that the nodes need; `prefix`, a
+    port's name, begins the names of what follows.
     """
 
     def __init__(self, model: Model) -> None:
@@ -61,21 +62,17 @@ class Emitter:
         self.constants: dict[str, Constant] = {}
         self._taken = {port.name for port in (*model.inputs, *model.optional_inputs)}
         self._taken |= {*model.node_names, *model.producers, *model.constants}
-        self._prefix = ""
+        self.prefix = ""
 
     def name(self, text: str) -> str:
         """Return a name that is free, made of `text` behind the step's prefix."""
-        name, i = f"{self._prefix}/{text}" if self._prefix else text, 1
+        name, i = f"{self.prefix}/{text}" if self.prefix else text, 1
         wanted = name
         while name in self._taken:
             i += 1
             name = f"{wanted}_{i}"
         self._taken.add(name)
         return name
-
-    def begin(self, prefix: str) -> None:
-        """Name what follows after a port."""
-        self._prefix = prefix
 
     def node(self, op_type: str, *inputs: str, since: int = 1, **attributes: Any) -> str:
         """Add a node; return its output. `since`: the opset from which on this form is valid."""
