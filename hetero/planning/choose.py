@@ -65,7 +65,6 @@ class Choice:
 def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> PlanReport:
     """Plan a model.
 
-    `task`: the model, its devices, what they support and cost, the constraints.
     `priority`: the priority list's affinity, to be judged along with the others; the plan itself
         where the policy is ``PRIORITY``.
     Raises PlanError: constraints that no plan meets, with the nodes and the constraint that clash;
@@ -113,10 +112,7 @@ def _listed(
 
 
 class _Judge:
-    """Predicts plans from their real cuts; each assignment is cut once.
-
-    `known`: affinities that assignments come from.
-    """
+    """Predicts plans from their real cuts; each assignment is cut once."""
 
     def __init__(self, task: Task, planned: Planned, known: Mapping[Assignment, Affinity]) -> None:
         self._task = task

@@ -34,10 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class CostPlanner:
-    """Plans models by what their nodes cost on devices.
-
-    `executor`: where the devices are; called when one is needed.
-    """
+    """Plans models by what their nodes cost on the devices of an executor, started when needed."""
 
     def __init__(self, executor: Callable[[], Executor], answers: Answers) -> None:
         self._executor = executor

@@ -19,7 +19,6 @@ def predict(
     One request goes from the client to the first stages, through stages and wires, each stage when
     all its inputs are there and its device is free, and back to the client with its last output.
 
-    `model`: the model with its shapes.
     `company`: whether other devices work at the same time.
     """
     costs = task.costs.devices

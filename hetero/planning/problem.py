@@ -167,9 +167,7 @@ def _lines(
 ) -> tuple[list[Line], list[Line]]:
     """Return what each device pays for a tensor that it sends, and that it receives.
 
-    For latency the receiver pays the whole way, the sender nothing.
-
-    `pick`: picks one of the figures of the device's ways.
+    For latency the receiver pays the whole way. `pick` picks one of the figures of a device's ways.
     """
     wanted = set(task.devices)
     ways = {
@@ -243,10 +241,9 @@ def _groups(
 ) -> list[list[int]]:
     """Colocation groups: what the user wants, what a device runs as one, and who shares a state.
 
-    Nodes that a device fuses stay together where that forbids no device and breaks no pin: between
-    them their times would not be what was measured. So do those that read a state and the one that
-    makes its next value: else it would cross once more for each request; and with them those of
-    their layer that the same devices run.
+    Nodes that a device fuses stay together where that forbids no device and breaks no pin: apart
+    they do not take what was measured. So do those that read a state and the one that makes its
+    next value, else it would cross once more, and those of a layer that the same devices run.
     """
     groups = [
         [index[n] for n in nodes if n in index] for nodes in task.constraints.colocation.values()

@@ -35,11 +35,7 @@ def write_costs(costs: Costs, path: str | Path) -> None:
 
 
 def read_costs(path: str | Path) -> Costs:
-    """Read a cost file.
-
-    Raises PlanError: the file is missing, is not a cost file, is of another version, or a value in
-        it is wrong; the message says which.
-    """
+    """Read a cost file; PlanError says what of it is wrong, or of another version."""
 
     def wrong(what: object, fix: str) -> PlanError:
         return PlanError(f"cost file {path}: {what}. {fix}", path=str(path))
@@ -96,9 +92,7 @@ def check_costs(
     can be made without its cluster. What was measured in process, with its short ways, holds
     nowhere else.
 
-    `identities`: the devices that are to be planned for.
     `where`: what the costs came from, for the message.
-    `shapes`: input -> shape that is to be planned for.
     Raises PlanError with every difference.
     """
     differences = []

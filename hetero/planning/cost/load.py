@@ -26,7 +26,6 @@ MOST_S: Final = 0.5
 class BusyDevices:
     """The largest part of each device on it, all at once, deployed until `close`.
 
-    `configs`: device name -> its properties.
     `devices`: all of them, as they share their nodes' cores.
     """
 

@@ -20,11 +20,9 @@ from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 
 
 def spread(model: Model, timing: Timing) -> dict[str, float]:
-    """Return seconds by node of a measured model.
+    """Return seconds by node of a measured model, ``timing.run_s`` in all.
 
-    `timing`: with times of executed nodes.
-    Returns: every node that requests run; 0 for one that the device left nothing of. The sum is
-        ``timing.run_s``.
+    Every node that requests run is there; with 0 where the device left nothing of it.
     """
     alive = [model.nodes[p].name for p in request_positions(model)]
     index = model.index_of

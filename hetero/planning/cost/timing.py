@@ -95,9 +95,8 @@ def time_model(
     config: Mapping[str, Any],
     until_s: float,
 ) -> Timing:
-    """Time a whole model and its nodes on one device, one request at a time.
+    """Time a model whose nodes a device supports, and its nodes, one request at a time.
 
-    `model`: all of whose nodes it supports.
     `until_s`: ``time.monotonic()`` at which to end, if the figures have not settled before; one run
         to warm up, one to count and one for the nodes there are in any case.
     """
@@ -152,10 +151,7 @@ class Saturation(NamedTuple):
 def saturate(
     deployments: Sequence[tuple[Deployment, Mapping[str, Value]]], jobs: int, seconds: float
 ) -> list[Saturation]:
-    """Keep `jobs` requests in flight on each deployment at once, until their rates have settled.
-
-    `seconds`: the most time for it.
-    """
+    """Keep so many requests in flight on each at once, until rates have settled or time is up."""
     until_s = time.monotonic() + seconds
     feeds = [_Feed(*one, jobs) for one in deployments]
 

@@ -43,11 +43,8 @@ def measure_transfer(
     configs: Mapping[str, Mapping[str, Any]],
     until_s: float,
 ) -> tuple[Transfer, float | None]:
-    """Measure tensors that go from one device to another.
+    """Measure tensors that go from one device to another, until the clock is at `until_s`.
 
-    `sender`, `receiver`: the two; not the same one.
-    `configs`: device name -> its properties.
-    `until_s`: ``time.monotonic()`` at which to end.
     Returns: ``calibrated``: lines fitted to measurements; the assumed one where a device supports
         none of the operators that a chain can be made of, or time was too short for a line.
     Returns: seconds that a call keeps a device busy whatever it carries; None where not measured.

@@ -74,11 +74,9 @@ def node_work(model: Model, node: Node) -> Work:
 
 
 def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
-    """Fit a device's speed to measured nodes.
+    """Fit a device's speed to the work and seconds of measured nodes: least relative error.
 
-    `samples`: work and seconds of measured nodes.
-    Returns: coefficients of least relative error among those not negative; the assumed speed,
-        scaled to the samples' sum, where there are too few to fit.
+    Where there are too few to fit, it is the assumed speed, scaled to the samples' sum.
     """
     known = [(work, seconds) for work, seconds in samples if seconds > 0]
     if len(known) < 6:
@@ -94,13 +92,7 @@ def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
 
 
 def nonnegative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients of at least 0.
-
-    `table` (shape (rows, columns), float64): columns of any scale: seconds beside operations and
-        bytes.
-    `target`: shape (rows,), float64.
-    Returns: shape (columns,).
-    """
+    """Least squares with coefficients of at least 0, of columns of any scale."""
     # Here, because most users never plan, and scipy takes half a second to import.
     from scipy.optimize import nnls
 

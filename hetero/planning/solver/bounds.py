@@ -73,13 +73,11 @@ def work(problem: Problem) -> Bound:
 
 
 def priced_cut(problem: Problem) -> Bound | None:
-    """Two classes of devices: the best price between them, each proven by a minimum cut.
+    """Two classes of devices: the best price between them, each proven by a minimum cut; else None.
 
     For prices y >= 0 that sum to 1, the least sum of y_d load_d is a bound. With equal prices in a
     class its devices act as one, so that two classes make a two-way cut, which is exact. The value
     is concave in the price, and a bound at each. It bounds mixes of plans as well.
-
-    Returns: None where there are not exactly two classes.
     """
     kinds, names = problem.classes, sorted(set(problem.classes))
     if len(names) != 2:

@@ -17,9 +17,6 @@ def check(problem: Problem) -> None:
     """Raise where support, pins, memory or the subgraph cap leave no plan.
 
     These are necessary conditions; memory can still turn out too tight to pack.
-
-    Raises PlanError with ``nodes`` and ``constraint`` (``support``, ``pins``, ``memory`` or
-        ``subgraphs``).
     """
     supported = np.isfinite(problem.times)
     orphans = np.flatnonzero(~supported.any(axis=1)).tolist()

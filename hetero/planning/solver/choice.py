@@ -100,7 +100,6 @@ def judged(
 ) -> tuple[list[Candidate], bool]:
     """Judge all plans, the most promising first, then those that are always reported.
 
-    `judge`: gives the figures; `evaluate`'s if None.
     `deadline`: ``time.monotonic()`` from which on only those are judged.
     Returns: the candidates, and whether the deadline came first.
     """
@@ -150,8 +149,6 @@ def choose(
 
     `proven`: seconds that no plan and no mix falls below.
     `keep`: the name of the one to choose whatever the others are.
-    Raises PlanError: no candidate has as few subgraphs as are wanted, or `keep`'s breaks a
-        constraint.
     """
 
     def figure(c: Candidate) -> float:

@@ -84,10 +84,7 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
 
 
 def collapse_groups(problem: Problem) -> Contraction:
-    """Fuse each colocation group; groups that share a node become one.
-
-    Raises PlanError: a group that no single device supports, or whose pins differ.
-    """
+    """Fuse each colocation group; groups that share a node become one."""
     joined = [(v, group[0]) for group in problem.groups for v in group[1:]]
     both_ways = [*joined, *((b, a) for a, b in joined)]
     contraction = fuse(problem, _number(components(problem.node_count, both_ways)))

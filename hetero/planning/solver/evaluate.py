@@ -17,10 +17,7 @@ Wait = tuple[int | None, float]
 def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     """What an assignment costs, cut into acyclic subgraphs, as few as the clustering finds.
 
-    A device receives before it computes and sends after.
-
-    `problem`: with acyclic edges.
-    `assignment`: device of every node; support and memory are `is_feasible`'s to check.
+    A device receives before it computes and sends after. Support and memory are `is_feasible`'s.
     """
     edges = problem.edges()
     label = cluster(successors(problem.node_count, edges), assignment)

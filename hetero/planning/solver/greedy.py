@@ -14,10 +14,9 @@ PACKINGS = 60
 
 
 def priority(problem: Problem) -> Assignment | None:
-    """Give each node to the first device that may take it and has room for its weights.
+    """Give each node to the first device that may take it and has room for its weights, if one has.
 
     `problem`: without colocation groups (contract first).
-    Returns: the device of every node; None when a node finds no room.
     """
     mask = allowed(problem).tolist()
     free: list[float] = problem.memory.tolist()
@@ -42,12 +41,10 @@ def serial_cuts(problem: Problem) -> list[Assignment]:
 
 
 def pack(problem: Problem) -> Assignment | None:
-    """A feasible assignment for tight memory, by several orders of filling.
+    """A feasible assignment for tight memory, by several orders of filling, where one of them fits.
 
     Heavy nodes first, each to the device with most room or with least, then the same with the order
     of the nodes and the choice between the two shaken, by a fixed seed.
-
-    Returns: None when no filling finds room for every node.
     """
     rng = random.Random(0)
     for turn in range(PACKINGS):

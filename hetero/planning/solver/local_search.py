@@ -37,11 +37,7 @@ ROUND = 256
 
 
 class State:
-    """An assignment whose loads are kept up to date move by move.
-
-    `problem`: without colocation groups (contract first).
-    `assignment`: a feasible start.
-    """
+    """An assignment of a problem without groups; its loads are kept up to date move by move."""
 
     def __init__(self, problem: Problem, assignment: Sequence[int]) -> None:
         n, k = problem.times.shape
@@ -142,9 +138,8 @@ def anneal(
     seed: int,
     deadline: float = math.inf,
 ) -> tuple[Assignment, bool]:
-    """Improve ``start`` by simulated annealing.
+    """Improve a feasible assignment of a problem without groups by simulated annealing.
 
-    `problem`: without colocation groups; `start` is feasible in it.
     `proposals`: moves to try.
     `deadline`: ``time.monotonic()`` at which the run stops early.
     Returns: the assignment of the least bottleneck seen, and whether the deadline came first.
@@ -238,9 +233,6 @@ def tidy(problem: Problem, assignment: Assignment) -> Assignment:
     Annealing looks at the busiest devices; elsewhere it leaves small pieces whose transfers cost
     more than they gain. Here single nodes, then whole subgraphs, go to a neighbouring device
     wherever the sum of all loads falls and the largest load does not rise.
-
-    `problem`: without colocation groups.
-    `assignment`: feasible.
     """
     state = State(problem, assignment)
     weights: list[float] = problem.weights.tolist()

@@ -22,9 +22,9 @@ FOREVER = 2**30 + 1
 def two_way(
     problem: Problem, first: int, second: int, price: tuple[float, float]
 ) -> tuple[float, Assignment] | None:
-    """The assignment to ``first`` and ``second`` with the least priced sum of their loads.
+    """The assignment to two devices with the least priced sum of their loads, memory not looked at.
 
-    `problem`: without colocation groups; memory is not looked at.
+    `problem`: without colocation groups.
     `price`: what a second of load costs on each, not negative.
     Returns: a lower bound, tight to rounding, on the least priced sum, and an assignment that has
         it; None when a node is supported by neither.

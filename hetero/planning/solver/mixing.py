@@ -33,7 +33,7 @@ class Part:
 def most_requests(table: Floats) -> tuple[Floats, Floats]:
     """Maximise ``sum(x)`` with ``table @ x <= 1`` and ``x >= 0``.
 
-    `table` (shape (devices, plans), float64): loads, not negative; every plan loads some device.
+    `table` (shape (devices, plans)): loads, not negative; every plan loads some device.
     Returns: the optimum, shape (plans,), and its dual prices, shape (devices,).
     """
     # Here, because most users never plan, and scipy takes half a second to import.
@@ -49,10 +49,8 @@ def most_requests(table: Floats) -> tuple[Floats, Floats]:
 
 
 def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) -> tuple[Part, ...]:
-    """The best shares of the given plans, and of those that pricing adds.
+    """The best shares of the given plans, and of those that pricing adds; a problem without groups.
 
-    `problem`: without colocation groups.
-    `plans`: feasible assignments to choose from.
     Returns: plans that fit the devices' memory together, none where there is nothing to mix.
     """
     columns = [p for p in dict.fromkeys(plans) if is_feasible(problem, p)]

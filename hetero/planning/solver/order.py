@@ -34,8 +34,6 @@ def depth_first(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     """Topological order that follows a branch to its join before it takes the next.
 
     Of nodes that become ready together the first is taken first.
-
-    Raises PlanError: the edges have a cycle.
     """
     after = successors(count, edges)
     missing = [0] * count

@@ -105,10 +105,8 @@ def make_problem(
 ) -> Problem:
     """Build a `Problem` from rows, with names, classes and limits filled in.
 
-    `times` (shape (nodes, devices)): see `Problem`.
-    `tensors` (tail, heads, send, receive) each: ``send`` and ``receive`` are seconds per device,
-        shape (devices,). Repeated heads and the tail among its own heads are dropped; a tensor
-        without heads left is dropped.
+    `tensors` (tail, heads, send, receive) each, the last two in seconds by device. Repeated heads
+        and the tail among its own heads are dropped; so is a tensor without heads left.
     """
     times = np.asarray(times, dtype=np.float64)
     n, k = times.shape
@@ -164,10 +162,7 @@ def sums(index: Ints, values: Floats, count: int) -> Floats:
 
 
 def loads(problem: Problem, assignment: Assignment) -> Floats:
-    """Seconds that each device computes, sends and receives, without dispatch, shape (devices,).
-
-    `assignment`: device of every node.
-    """
+    """Seconds that each device computes, sends and receives, without dispatch, shape (devices,)."""
     n, k = problem.times.shape
     where = np.asarray(assignment, dtype=np.int64)
     compute = sums(where, problem.times[np.arange(n), where], k)

@@ -60,41 +60,18 @@ def plan(
     judge: Judge | None = None,
     floor: Problem | None = None,
 ) -> Solution:
-    """Plan a problem.
+    """Plan a problem: same problem, options and seed, same plan, unless it is cut short.
 
-    Parameters
-    ----------
-    problem : Problem
-        What is to be planned; its edges are acyclic.
-    objective : {"throughput", "latency"}
-        Least bottleneck, or least time of a single request.
-    seconds : float
-        The most time for it; the effort follows from it.
-    seed : int
-        Seed of all that is random: same problem, options and seed, same plan, unless cut short.
-    contiguous : bool
-        Only plans in which a device has one interval of a topological order.
-    max_parts : int, optional
-        How many plans may share the requests; any number by default.
-    given : mapping of str to tuple of int, optional
-        Plans to judge besides those found, by name; left out where they break a constraint.
-    keep : str, optional
-        The one of `given` to choose whatever else is found.
-    judge : callable, optional
-        Gives the figures by which plans are compared; `evaluate`'s by default.
-    floor : Problem, optional
-        The same nodes with costs that no judged plan falls below, for the bounds; `problem` by
-        default.
-
-    Returns
-    -------
-    Solution
-
-    Raises
-    ------
-    PlanError
-        No plan meets the constraints: ``nodes`` are those that clash, ``constraint`` is one of
-        ``support``, ``pins``, ``colocation``, ``memory``, ``subgraphs``. Or `keep` breaks one.
+    `problem`: its edges are acyclic.
+    `seconds`: the most time for it; the effort follows from it.
+    `contiguous`: only plans in which a device has one interval of a topological order.
+    `max_parts`: how many plans may share the requests; any number by default.
+    `given`: plans to judge besides those found; left out where they break a constraint.
+    `keep`: the one of `given` to choose whatever else is found.
+    `judge`: gives the figures by which plans are compared; `evaluate`'s by default.
+    `floor`: the same nodes with costs that no judged plan falls below, for the bounds.
+    Raises PlanError: no plan meets the constraints, or `keep` breaks one: ``nodes`` are those that
+        clash, ``constraint`` is ``support``, ``pins``, ``colocation``, ``memory`` or ``subgraphs``.
     """
     search_s, judge_s = (time.monotonic() + share * seconds for share in CLOCK)
     check(problem)

@@ -75,9 +75,8 @@ def _transfers(problem: Problem, order: Sequence[int], device: int) -> Floats:
 
 
 def slice_order(problem: Problem, order: Sequence[int]) -> tuple[float, Assignment] | None:
-    """The best way to give each device at most one interval of ``order``.
+    """The best way to give each device at most one interval of a topological order.
 
-    `order`: a topological order of the nodes.
     Returns: the bottleneck in seconds and the device of every node; None where no way fits.
     """
     members: dict[int, list[int]] = {}
