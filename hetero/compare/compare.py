@@ -152,11 +152,9 @@ def compare(
         )
     pins = resolve_pins(source, affinity) if affinity else NO_PINS
     search = _Search(core, source, (devices[0], devices[1]), dict(inputs), rtol, atol, config, pins)
-    outputs = search.judge(source)
+    outputs = search.run(source, search.inputs)[1]
     found = Comparison(source.name, search.devices, rtol, atol, outputs)
-    if found.agrees:
-        return found
-    return search.bisect(found)
+    return found if found.agrees else search.bisect(found)
 
 
 @dataclass
@@ -174,11 +172,7 @@ class _Search:
     #: What the first device gave for the longest prefix that agrees.
     agreed: Mapping[str, Any] = field(default_factory=dict)
 
-    def judge(self, part: Model) -> tuple[Difference, ...]:
-        """Run a model on both devices and compare what it gives."""
-        return self._run(part, self.inputs)[1]
-
-    def _run(
+    def run(
         self, part: Model, inputs: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], tuple[Difference, ...]]:
         """Run a model on both devices; return what the first gives, and the differences."""
@@ -206,7 +200,7 @@ class _Search:
         seen: dict[int, tuple[Difference, ...]] = {}
         while high - low > 1:
             middle = (low + high) // 2
-            first, seen[middle] = self._run(self._prefix(cuts[middle]), self.inputs)
+            first, seen[middle] = self.run(self._prefix(cuts[middle]), self.inputs)
             if all(d.agrees for d in seen[middle]):
                 low, self.agreed = middle, first
             else:
@@ -217,7 +211,9 @@ class _Search:
         values = seen.get(high, found.outputs)
         made = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
         differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in made)
-        node = self._culprit(begin, end, {d.name.partition("[")[0] for d in differing})
+        wrong = {d.name.partition("[")[0] for d in differing}
+        makers = (p for p in range(begin, end) if wrong & set(self.model.nodes[p].writes))
+        node = next(makers, end)
         return replace(
             found,
             node=self.model.nodes[node].name,
@@ -227,13 +223,6 @@ class _Search:
             alone=self._alone(node) if begin == end else None,
             runs=len(seen),
         )
-
-    def _culprit(self, begin: int, end: int, differing: set[str]) -> int:
-        """Return the first suspect that makes one of the values that differ, else the last."""
-        for position in range(begin, end + 1):
-            if differing & set(self.model.nodes[position].writes):
-                return position
-        return end
 
     @cached_property
     def _last_use(self) -> dict[str, int]:
@@ -274,7 +263,7 @@ class _Search:
         if any(port.name not in known for port in part.inputs):
             return None
         try:
-            return self._run(part, known)[1]
+            return self.run(part, known)[1]
         except HeteroError:
             # A type that is left open, say: then the prefix's numbers must suffice.
             return None

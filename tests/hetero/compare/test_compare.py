@@ -320,13 +320,13 @@ def test_the_model_is_read_as_the_core_reads_it(monkeypatch: pytest.MonkeyPatch)
     with hetero.Core(executor="inprocess", plugins=[WrongPlugin]) as core:
         core.add_extension(squeak)
         typed: list[str] = []
-        judge = _Search.judge
+        run = _Search.run
 
-        def noted(search: _Search, part: Model) -> Any:
+        def noted(search: _Search, part: Model, inputs: Any) -> Any:
             typed.append(part.spec("h").type)
-            return judge(search, part)
+            return run(search, part, inputs)
 
-        monkeypatch.setattr(_Search, "judge", noted)
+        monkeypatch.setattr(_Search, "run", noted)
         assert compare(core, model, ["CPU", "HETERO:CPU"], {"x": np.ones(4, np.float32)}).agrees
     assert typed == ["tensor(float)"]
 
