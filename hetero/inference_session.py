@@ -389,9 +389,7 @@ def get_available_providers() -> list[str]:
     return shared_core("inprocess").available_devices
 
 
-def get_all_providers() -> list[str]:
-    """Return the devices of this process."""
-    return get_available_providers()
+get_all_providers = get_available_providers
 
 
 def get_device() -> str:
