@@ -110,10 +110,8 @@ def write_model(
     *,
     weightless: bool = False,
 ) -> int:
-    """Write a compiled model; return how many bytes it takes.
+    """Write a compiled model, cut in one way or several; return how many bytes it takes.
 
-    `cuts`: the model, cut and placed in one way or several.
-    `request`: what it was compiled for.
     `payloads`: each stage's export, the first cut's stages first; None for a device that has none.
     `weightless`: whether to leave the model's weights out, and exports that hold others, which are
         compiled again on import.
@@ -205,13 +203,7 @@ def open_blob(
     source: str | Path | bytes | bytearray | memoryview | BinaryIO,
     weights: Callable[[], Model] | None = None,
 ) -> BlobFile:
-    """Open a blob that the user names.
-
-    `weights`: returns the model whose weights it may have been written without.
-    Raises ArgumentTypeError: `source` cannot be read.
-    Raises ModelNotFoundError: there is no such file.
-    Raises BlobError: it cannot be read, or is not a blob.
-    """
+    """Open a blob that the user names; `weights` returns the model that it was written without."""
     if not isinstance(source, str | Path | bytes | bytearray | memoryview):
         if not hasattr(source, "read"):
             raise ArgumentTypeError(
@@ -245,11 +237,7 @@ def open_blob(
 
 
 class ModelBlob:
-    """A compiled model's blob, or a plan of the cache, read and checked.
-
-    `kind`: what it has to be.
-    Raises BlobError: it is something else, or damaged.
-    """
+    """A compiled model's blob, or a plan of the cache, read and checked."""
 
     def __init__(self, blob: BlobFile, kind: str = MODEL_KIND) -> None:
         self.blob = blob
@@ -319,10 +307,7 @@ class ModelBlob:
         return model
 
     def check_positions(self, model: Model) -> None:
-        """Check that the cut's nodes are nodes of `model`.
-
-        Raises BlobError: the cut has more.
-        """
+        """Check that the cut's nodes are nodes of `model`."""
         placed = (p for row in self._placed for stage in row.positions for p in stage)
         if (most := max(placed, default=-1)) >= len(model.nodes):
             raise BlobError(f"{self._where}: positions: node {most} of {len(model.nodes)}.")

@@ -14,10 +14,7 @@ from scheduler.vocabulary.plan import Plan
 
 
 def describe(blob: BlobFile) -> dict[str, Any]:
-    """Return what is in a blob of any kind as plain values, read from its header alone.
-
-    Raises BlobError: its header is not a hetero header.
-    """
+    """Return what is in a blob of any kind as plain values, read from its header alone."""
     head = blob.outline()
     if not isinstance(head, dict):
         raise BlobError(f"blob {blob.path or ''}: its header is not a hetero header.")

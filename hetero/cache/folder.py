@@ -27,6 +27,7 @@ from devices.errors import BlobError
 from hetero.properties.table import COSTS_SUFFIX
 from scheduler.formats.blob_file import BlobFile, ForeignError, is_own
 from scheduler.formats.publish import TEMPORARY_SUFFIX, publish
+from scheduler.formats.regular_file import open_regular
 
 _log = logging.getLogger(__name__)
 
@@ -121,9 +122,8 @@ class Cache:
         return os.path.lexists(self.folder / name)
 
     def put(self, name: str, write: Callable[[BinaryIO], int]) -> bool:
-        """Publish an entry: it appears whole under its name, or not at all.
+        """Publish an entry, which `write` writes: it appears whole under its name, or not at all.
 
-        `write`: writes the entry to a binary file and returns its length.
         Returns: whether it is there now. What fails is logged as a warning; once the folder itself
             has failed, nothing more is tried.
         """
@@ -156,12 +156,10 @@ class Cache:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Keep others from compiling the same model at the same time.
+        """Keep others from compiling the same model at the same time; yield whether that is so.
 
-        The operating system passes the lock on when its holder ends, however that happens.
-
-        Yields: whether the lock is held; without it, after the timeout or where the folder has no
-            locks, the work is done even so.
+        The operating system passes the lock on when its holder ends, however that happens. After
+        the timeout, or where the folder has no locks, the work is done even so.
         """
         lock = self._acquire(key)
         try:
@@ -228,11 +226,7 @@ class Cache:
     def prune(
         self, size_limit_nbytes: int | None, *, older_than_s: float | None = None
     ) -> list[Entry]:
-        """Remove the least recently used entries until the rest fit; return what is gone.
-
-        `size_limit_nbytes`: bytes that may stay; None for no limit.
-        `older_than_s`: entries not used for this many seconds go in any case.
-        """
+        """Remove old entries, then the least recently used until the rest fit; return these."""
         entries = self.entries()
         total = sum(entry.nbytes for entry in entries)
         now = time.time()
@@ -275,12 +269,8 @@ class Cache:
     def _open(self, path: Path) -> BlobFile:
         if self._callbacks is None:
             return BlobFile(path, of_cache=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise BlobError(f"{path}: not a regular file.")
-            if not is_own(status):
+        with open_regular(path, follow_links=False) as file:
+            if not is_own(os.fstat(file.fileno())):
                 raise ForeignError(f"{path}: other users may have written it.")
             data = file.read()
         if not data.startswith(_ENCRYPTED):

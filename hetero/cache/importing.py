@@ -28,13 +28,7 @@ _PLACE: Final = re.compile("path|dir|file|config|cache|dump|prefix", re.IGNORECA
 def place_devices(
     blob: ModelBlob, available: Sequence[str], remap: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return which device here stands for each device of a blob's plan, where there is one.
-
-    `remap`: devices of the blob -> devices here, both by any spelling.
-    Raises ArgumentTypeError: `remap` is not a mapping.
-    Raises BlobError: `remap` names a device that the blob does not use.
-    Raises UnknownDeviceError: `remap` leads to devices that are not here.
-    """
+    """Return which device here stands for each device of a blob's plan, where there is one."""
     if not isinstance(remap or {}, Mapping):
         raise ArgumentTypeError(f"remap={remap!r}: wanted a mapping, as {{'ORT': 'CPU'}}.")
     used = blob.used
@@ -77,12 +71,7 @@ def import_options(
     given: Mapping[str, Any],
     tables: Mapping[str, PropertyTable],
 ) -> dict[str, Any]:
-    """Return the options of an import: those given, and the blob's own for the rest.
-
-    `placed`: device of the blob -> device here, for those that are.
-    `tables`: device here -> its properties.
-    Raises BlobError: an option of the blob has a value that it cannot have.
-    """
+    """Return the options of an import: those given, and the blob's own for the rest."""
     own = _parsed(blob, blob.options, HETERO_PROPERTIES)
     kept = {n: value for n, value in own.items() if value != HETERO_PROPERTIES[n].default}
     if memory := kept.get("DEVICE_MEMORY_NBYTES"):

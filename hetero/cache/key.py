@@ -23,10 +23,7 @@ from scheduler.formats.regular_file import read_regular
 
 
 def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) -> str:
-    """Return the key of a whole model's entry; known before any device is asked about it.
-
-    Returns: SHA-256, as 64 hexadecimal digits.
-    """
+    """Return the key of a whole model's entry; known before any device is asked about it."""
     types = hashlib.sha256()
     for info in model.value_info:
         data = info.SerializeToString(deterministic=True)
