@@ -106,10 +106,7 @@ def simulate(
     curve: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Simulation:
-    """Serve requests in virtual time, and try what could be added and lost.
-
-    Raises ArgumentError: more requests come than the fleet can serve; it says how many it can.
-    """
+    """Serve requests in virtual time, no more than can be, and try what could be added and lost."""
     changes = _changes(report, fleet)
     loads = _LOADS if curve else ()
     steps = 2 + len(changes) + len(loads) + (_STEPS if slo_s < inf else 0) + (trace is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,21 +41,15 @@ class Arrivals:
 
 
 def read_arrivals(text: str) -> Arrivals:
-    """Read ``poisson:200/s``, ``gamma:200/s:2`` (its variation), or a file of times in seconds.
-
-    Raises ArgumentError: it is none of those, or the times do not ascend.
-    """
-    found = re.fullmatch(r"(poisson|gamma):([0-9.eE+]+)/s(?::([0-9.eE+]+))?", text)
-    if found is None and ":" in text and text.split(":")[0] in ("poisson", "gamma"):
-        raise ArgumentError(f"arrivals {text!r}: wanted poisson:RATE/s or gamma:RATE/s:VARIATION.")
-    if found is None:
+    """Read ``poisson:200/s``, ``gamma:200/s:2`` (its variation), or a file of times in seconds."""
+    kind, colon, told = text.partition(":")
+    if not colon or kind not in ("poisson", "gamma"):
         return _read_file(Path(text))
-    kind, rate, variation = found.groups()
-    try:
-        numbers = float(rate), float(variation or 1.0)
-    except ValueError:
-        numbers = (0.0, 0.0)
-    if min(numbers) <= 0 or (kind == "poisson" and variation):
+    found = re.fullmatch(r"([0-9.eE+]+)/s(?::([0-9.eE+]+))?", told)
+    numbers = (0.0, 0.0)
+    with suppress(ValueError):
+        numbers = (float(found[1]), float(found[2] or 1.0)) if found else numbers
+    if min(numbers) <= 0 or (kind == "poisson" and found and found[2]):
         raise ArgumentError(
             f"arrivals {text!r}: wanted a positive rate, as poisson:200/s, and for gamma a "
             "positive variation, as gamma:200/s:2."
@@ -95,10 +90,7 @@ class Batches:
 
 
 def read_batches(text: str) -> Batches:
-    """Read ``8`` (eight rows take eight times as long as one), or ``8:1.6``.
-
-    Raises ArgumentError: it is neither, or less than a row's time.
-    """
+    """Read ``8`` (eight rows take eight times as long as one), or ``8:1.6``."""
     found = re.fullmatch(r"([0-9]+)(?::([0-9.]+))?", text)
     try:
         size = int(found[1]) if found else 0

@@ -144,10 +144,7 @@ class Fleet:
 
 
 def planned_fleet(report: PlanReport, counts: Mapping[str, int]) -> Fleet:
-    """Return the fleet of a plan, or of so many devices of each plugin.
-
-    Raises ArgumentError: a plugin that the plan does not use, or too few of its devices.
-    """
+    """Return the fleet of a plan, or of so many devices of each plugin that it uses."""
     planned: dict[str, list[str]] = {}
     for name in dict.fromkeys(stage.device for stage in report.stages):
         planned.setdefault(name.partition(".")[0], []).append(name)
@@ -182,10 +179,7 @@ def _num_cores(report: PlanReport, name: str) -> float:
 
 
 def read_fleet(given: str | Path | Mapping[str, Any], report: PlanReport) -> Fleet:
-    """Read a fleet from YAML, or what that says; `docs` show one.
-
-    Raises ArgumentError: it cannot be read, or does not fit the plan; it says where.
-    """
+    """Read a fleet from YAML, or what that says; `docs/simulate.md` shows one."""
     import yaml  # here, as hardly anybody needs it
 
     where, document = "cluster", given
@@ -231,10 +225,7 @@ def read_fleet(given: str | Path | Mapping[str, Any], report: PlanReport) -> Fle
 
 
 class _Section(dict[str, Any]):
-    """Keys and values of a fleet's file, and where they are in it.
-
-    Raises ArgumentError: it is something else, or has other keys than those that are `known`.
-    """
+    """Keys and values of a fleet's file, none but those `known`, and where they are in it."""
 
     def __init__(self, at: str, found: Any, known: set[str] | None = None) -> None:
         if found is not None and not isinstance(found, dict):
