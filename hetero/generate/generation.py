@@ -181,11 +181,7 @@ def generate(
     eos: Collection[int] | None,
     sources: Mapping[str, npt.ArrayLike],
 ) -> Generation | BatchGeneration:
-    """Return the generation of a prompt, or of several; see `CompiledModel.generate`.
-
-    `together`: all texts of the model.
-    `create`: makes a request of it.
-    """
+    """Return the generation of a prompt, or of several; see `CompiledModel.generate`."""
     decoder = together.decoder
     several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
     each: Sequence[Any] = list(ids) if several else [ids]
@@ -225,10 +221,7 @@ def generate(
 
 
 def checked_prompt(decoder: Decoder, ids: npt.ArrayLike) -> tuple[int, ...]:
-    """Return a prompt's ids.
-
-    Raises ArgumentTypeError, ArgumentError: they are none, none of the vocabulary's, or too many.
-    """
+    """Return a prompt's ids; raise where they are none, none of the vocabulary's, or too many."""
     try:
         given = np.asarray(ids)
     except ValueError:

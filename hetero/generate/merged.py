@@ -17,10 +17,7 @@ def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
     """Return the branch for later steps, with caches that may be empty, as the model itself.
 
     What it reads of an encoder's output, nodes of the other branch make in the first step. A model
-    of another form is returned as it is.
-
-    `is_next`: the input that chooses the branch.
-    `sources`: those with what an encoder made.
+    of another form is returned as it is. `is_next` is the input that chooses the branch.
     """
     choice = model.nodes[0]
     pairs = [v for v in variables_of(model) if "encoder" in v.name]

@@ -50,42 +50,24 @@ _PAST: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder's ports beside its caches, and what it was trained for.
+    """A decoder's ports beside its caches, empty where there is none, and what it was trained for.
 
-    Attributes
-    ----------
-    ids : str
-        Token ids, [batch, length].
-    logits : str
-        Scores of what comes next, [batch, length, vocabulary].
-    vocabulary : int
-        How many tokens there are.
-    mask : str
-        Which positions of caches and ids count, [batch, past + length]; empty where there is none.
-    positions : str
-        Where the ids are, [batch, length] or [length]; empty where there is none.
-    is_next : str
-        Whether caches hold something; empty where there is none.
-    past_length, total_length : str
-        How many tokens caches hold, and with the ids, [batch] or one number; empty where there is
-        none. Opset 24's TensorScatter and Attention want them.
-    num_logits : str
-        For how many of the newest ids logits are wanted, one number; empty where it is not asked.
-    token, sampling, seen : str
-        The ports of the node that chooses; see `hetero.generate.sampling`.
-    changes_at : int or None
-        How many tokens are computed in one way, and in another once there are more, as by the two
-        rotations of a long context; None where it is one way.
-    context_length : int or None
-        The most tokens, prompt included; None where nothing says it.
-    eos : tuple of int
-        Tokens that end a text.
-    sources : tuple of str
-        What each step is given as it is: what an encoder made.
-    pads : bool
-        Whether the mask may leave out the first positions of caches, and tokens keep their places.
-    singly : bool
-        Whether a run may see one token alone: exporters follow later steps by such a one.
+    `ids`, `logits`: token ids, [batch, length]; scores of what comes next, [batch, length,
+        `vocabulary`].
+    `mask`: which positions of caches and ids count, [batch, past + length].
+    `positions`: where the ids are, [batch, length] or [length].
+    `is_next`: whether caches hold something.
+    `past_length`, `total_length`: how many tokens caches hold, and with the ids, [batch] or one
+        number. Opset 24's TensorScatter and Attention want them.
+    `num_logits`: for how many of the newest ids logits are wanted, one number.
+    `token`, `sampling`, `seen`: the ports of the node that chooses; see `hetero.generate.sampling`.
+    `changes_at`: how many tokens are computed in one way, and in another once there are more, as by
+        the two rotations of a long context; None where it is one way.
+    `context_length`: the most tokens, prompt included; None where nothing says it.
+    `eos`: tokens that end a text.
+    `sources`: what each step is given as it is: what an encoder made.
+    `pads`: whether the mask may leave out the first positions, and tokens keep their places.
+    `singly`: whether a run may see one token alone: exporters follow later steps by such a one.
     """
 
     ids: str
@@ -109,10 +91,7 @@ class Decoder:
 
     @classmethod
     def of(cls, model: Model) -> Decoder:
-        """Return what a model's metadata says.
-
-        ArgumentError: `hetero.read_decoder` did not make it.
-        """
+        """Return what a model's metadata says, if `hetero.read_decoder` made it."""
         if KEY not in model.metadata:
             raise ArgumentError(
                 f"model {model.name!r} is not known as a decoder: compile "
@@ -151,7 +130,6 @@ def find_ports(
     """Return what the ports of a model with states are.
 
     `given`: input or output -> role, where names do not say it.
-    `folder`: where its configuration may be.
     Raises ArgumentError: an input or the logits are not recognised, or `given` is wrong.
     """
     states = {name for v in variables_of(model) for name in (v.input.name, v.output.name)}

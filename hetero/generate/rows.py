@@ -23,17 +23,11 @@ _FREE: Final = 256
 class Rows:
     """What rows of one run may be.
 
-    Attributes
-    ----------
-    axes : mapping of str to (int, int or None)
-        Of each state: where rows lie, and what is longer after each step.
-    padding : {"begin", "end", "none"}
-        Where shorter texts are filled up: where the mask leaves out beginnings; where lengths are
-        told, or do not matter; or texts are as long as each other.
-    meets : bool
-        Whether texts of several calls may be rows of one.
-    changes_at : int or None
-        As the decoder's: texts of more tokens and of fewer are no rows of one.
+    `axes`: of each state, where rows lie, and what is longer after each step.
+    `padding`: where shorter texts are filled up: where the mask leaves out beginnings; where
+        lengths are told, or do not matter; or texts are as long as each other.
+    `meets`: whether texts of several calls may be rows of one.
+    `changes_at`: as the decoder's: texts of more tokens and of fewer are no rows of one.
     """
 
     axes: Mapping[str, tuple[int, int | None]]

@@ -139,10 +139,7 @@ Sample (logits, sampling, seen) => (token)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen; the fields are those of `CompiledModel.generate`.
-
-    Raises ArgumentTypeError, ArgumentError: a field is no number, or out of its range.
-    """
+    """How a token is chosen, checked; the fields are those of `CompiledModel.generate`."""
 
     temperature: float = 0.0
     top_k: int = 0

@@ -49,11 +49,9 @@ class Told(Protocol):
 class Steps:
     """The inputs of a decoder's next step, from what was said so far.
 
-    `ports`: the inputs of the compiled model.
     `texts`: one, or several whose caches are as long as the longest of them needs.
     `at_end`: whether shorter ones are at the end of caches, whose beginning the mask leaves out.
     `past`: how many positions caches hold.
-    `pace`: says how much of a prompt one run sees.
     """
 
     def __init__(

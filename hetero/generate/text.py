@@ -13,17 +13,9 @@ _MOST_HELD: Final = 64
 
 
 class Tokenizer:
-    """A tokenizer of the ``tokenizers`` package.
+    """A tokenizer of the ``tokenizers`` package: ``tokenizer.json``, or the folder where it is.
 
-    Parameters
-    ----------
-    folder : path
-        Where ``tokenizer.json`` is, or that file.
-
-    Raises
-    ------
-    ArgumentError
-        The package is not installed, or there is no such file, or it is damaged.
+    Raises ArgumentError: the package is not installed, or there is no such file, or it is damaged.
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -108,14 +108,8 @@ class Run:
 class Group:
     """Texts that step together.
 
-    Attributes
-    ----------
-    is_busy : bool
-        Whether somebody has them step.
-    run : Run or None
-        What runs for them then.
-    goes_alone : bool
-        Whether it steps without waiting, nobody being there whom it could join.
+    `is_busy`: whether somebody has them step; `run` is what runs for them then.
+    `goes_alone`: whether it steps without waiting, nobody being there whom it could join.
     """
 
     def __init__(self, texts: Sequence[Text]) -> None:
