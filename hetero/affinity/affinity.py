@@ -115,8 +115,6 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
     """Return the affinity of every node that has a device: pins as they are, the rest by priority.
 
     `support`: the query's answer, asked with the same pins (`hetero.query.query_priority`).
-    `pins`: nodes that the user has placed.
-    Raises AffinityError: pins on devices that do not take the node, each with the device's reason.
     """
     problems = []
     for name, device in pins.items():

@@ -17,10 +17,7 @@ _MOST_NBYTES: Final = 2**25
 def load_affinity(path: str | Path) -> dict[str, str]:
     """Read pins from a file: ``{pattern: device}``, by itself or under the key ``affinity``.
 
-    `path`: JSON if it ends in ``.json``, YAML otherwise.
-    Returns: pattern -> device name, in the file's order.
-    Raises AffinityError: no such file, not JSON or YAML, a pattern twice, a device that is not a
-        string; with the line where that is known.
+    It is JSON if it ends in ``.json``, YAML otherwise; an AffinityError says the line if known.
     """
     path = Path(path)
     try:
@@ -43,11 +40,7 @@ def load_affinity(path: str | Path) -> dict[str, str]:
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, str]:
-    """Read pins as a command line has them: ``PATTERN=DEVICE``, or the name of an affinity file.
-
-    Raises AffinityError: a text that is neither.
-    Raises ArgumentTypeError: what is given is not a sequence of texts.
-    """
+    """Read pins as a command line has them: ``PATTERN=DEVICE``, or the name of an affinity file."""
     texts = list(texts) if isinstance(texts, Iterable) else [texts]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ArgumentTypeError(

@@ -39,11 +39,7 @@ DEVICE_RECORDS_IR: Final = 11
 
 
 def metadata_pins(model: Model, devices: Sequence[str]) -> Affinity:
-    """Read the pins that a model's nodes carry.
-
-    `devices`: the devices that a pin may name.
-    Raises AffinityError: a ``hetero.affinity`` names a device that is not in the list.
-    """
+    """Read the pins that a model's nodes carry; a ``hetero.affinity`` has to be of the list."""
     configurations = {str(c.name): tuple(map(str, c.device)) for c in model.header.configuration}
     own: dict[str, str] = {}
     foreign: dict[str, str] = {}
@@ -86,7 +82,6 @@ def annotate(
 ) -> Model:
     """Return the model with each node's device written into it, in all forms that are read.
 
-    `affinity`: node name -> device name; nodes without an entry are left as they are.
     `stages`: node name -> its subgraph's index, which is its pipeline stage; without it stages
         are the devices' positions.
     """

@@ -30,10 +30,7 @@ def write_text(families: Iterable[Metric]) -> str:
 
 
 def read_text(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Yield each number's name, labels and value.
-
-    Raises ValueError for text of another kind.
-    """
+    """Yield each number's name, labels and value; ValueError for text of another kind."""
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -43,10 +40,7 @@ def read_text(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 class MetricsHTTPServer(ThreadingWSGIServer):
-    """Serves metrics; asks no name server, and prints nothing.
-
-    `text`: returns the metrics as text.
-    """
+    """Serves metrics; asks no name server, and prints nothing."""
 
     def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

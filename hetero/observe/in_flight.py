@@ -21,8 +21,7 @@ def keep_in_flight(
     """Send requests, `jobs` at a time, as long as more are wanted; wait for all of them.
 
     `more`: whether another one follows those sent so far.
-    `answered`: called for each answer, from any thread: when its request was sent and when it came,
-        in seconds of the monotonic clock.
+    `answered`: called for each answer, from any thread, with when its request was sent and it came.
     Returns: when the last request had been sent, in seconds of the monotonic clock.
     Raises BaseException: what the first request that failed ended with; no other was sent after it.
     """

@@ -23,12 +23,7 @@ def sample_inputs(
 ) -> dict[str, Any]:
     """Return a value for each input of a model: the one given, else one that fits.
 
-    `given`: input name -> value.
-    `shapes`: input name -> the shape to make. A symbol has one size in all inputs: what a given
-        value or shape says of it holds for the others.
-    Raises TensorShapeError: a shape that does not fit its port or the other shapes, or that memory
-        does not hold.
-    Raises TensorTypeError: an input that is not a tensor and has no value.
+    A symbol has one size in all inputs: what a given value or shape says of it holds for others.
     """
     given, shapes = given or {}, shapes or {}
     fixed = {name: tuple(np.shape(value)) for name, value in given.items()} | dict(shapes)
@@ -45,12 +40,7 @@ def sample_inputs(
 def sample_shapes(
     model: Model, given: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that `sample_inputs` makes, of the inputs that have open dimensions.
-
-    `given`: input name -> shape.
-    Raises TensorNameError: a shape of no input.
-    Raises TensorShapeError: a shape that does not fit its port or the other shapes.
-    """
+    """Return the shapes that `sample_inputs` makes, of the inputs that have open dimensions."""
     given = given or {}
     ports = {port.name: port for port in model.inputs}
     for name, shape in given.items():

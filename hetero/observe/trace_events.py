@@ -38,12 +38,7 @@ def trace_events(
     *,
     now_s: float,
 ) -> Iterator[Event]:
-    """Yield the events of requests.
-
-    `nodes`: device -> its node.
-    `devices`: what became of devices meanwhile.
-    `now_s`: until when requests that have not ended are shown.
-    """
+    """Yield the events of requests and devices, those that have not ended until `now_s`."""
     if requests:
         yield from _Events(requests, nodes, now_s).all(devices)
 

@@ -142,10 +142,7 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
 def stage_sources(
     partitions: Iterable[Partition], configs: Mapping[str, Mapping[str, Any]]
 ) -> list[StageSource]:
-    """Return what each stage's device compiles, numbered through the partitions.
-
-    `configs`: device name -> its options.
-    """
+    """Return what each stage's device compiles, numbered through the partitions."""
     return [
         StageSource(s.model, None, dict(configs.get(s.device, {})))
         for partition in partitions
@@ -188,8 +185,8 @@ def _sink_weights(
 ) -> None:
     """Move what is computed from constants alone to its first reader, where that is on its device.
 
-    Such nodes (a weight that is dequantised, say) are ready at once and so come to lie in an early
-    cluster. Weights would cross there, and the device could not fold them into their reader.
+    Such nodes are ready at once and so come to lie in an early cluster: weights would cross there,
+    and the device could not fold them into their reader.
     """
     kinds = {number: kind[i] for i, number in enumerate(numbers)}
     weights = weight_positions(model)

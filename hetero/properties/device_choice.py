@@ -36,9 +36,6 @@ def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, 
 
     `device`: ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
     A device whose plugin is broken is left out of a list in which another works: a warning says so.
-    Raises PluginLoadError for a device whose plugin is broken, where no other is listed.
-    Raises UnknownDeviceError for a device that is not there, listing those that are, and plugins
-        that are broken: one of them may be meant.
     """
     working = [d for d in rows if d.error is None]
     request = parse_device(device)
@@ -65,10 +62,7 @@ def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, 
 def choose_prioritised(
     device: str, names: Sequence[str], rows: Sequence[DeviceDescriptor]
 ) -> tuple[str, ...]:
-    """Return what a device string means where ``MULTI_DEVICE_PRIORITIES`` lists `names`.
-
-    Raises PropertyError if both list devices, and not the same ones.
-    """
+    """Return what a device string means where ``MULTI_DEVICE_PRIORITIES`` lists `names`."""
     if not names or not parse_device(device).hetero:
         return choose_devices(device, rows)
     listed = choose_devices(f"{HETERO}:" + ",".join(names), rows)
@@ -82,10 +76,7 @@ def choose_prioritised(
 
 
 def identified(device: str, config: Config) -> tuple[str, Config]:
-    """Return a device string with the id that the option DEVICE_ID gives, and the other options.
-
-    Raises PropertyError: the string names another id, or more than one device.
-    """
+    """Return a device string with the id that the option DEVICE_ID gives, and the other options."""
     check_mapping(config, device)
     if "DEVICE_ID" not in config:
         return device, config
@@ -102,11 +93,7 @@ def identified(device: str, config: Config) -> tuple[str, Config]:
 
 
 def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
-    """Return how many devices of a plugin each node offers.
-
-    Raises ArgumentTypeError: what is given is not a mapping of names to whole numbers of 0 or more.
-    Raises ArgumentError: more devices than a node offers.
-    """
+    """Return how many devices of a plugin each node offers."""
     counts = {} if devices is None else devices
     if not isinstance(counts, Mapping) or not all(
         isinstance(n, str) and isinstance(c, int) and not isinstance(c, bool) and c >= 0
@@ -125,10 +112,7 @@ def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:
-    """Refuse to count devices of a plugin that is not there.
-
-    Raises UnknownDeviceError, listing the plugins that are.
-    """
+    """Refuse to count devices of a plugin that is not there."""
     plugins = dict.fromkeys(d.plugin for d in rows)
     for name in counts:
         # A count of none is how a plugin is left out; it has no row then.

@@ -69,10 +69,7 @@ class CompileRequest:
         return replace(self, own={**self.own, **options})
 
     def on(self, devices: tuple[str, ...]) -> CompileRequest:
-        """Return the request for some of its devices; pins move to devices of the same plugin.
-
-        Raises DeviceError: nodes are pinned to a device with no other of its plugin among them.
-        """
+        """Return the request for some of its devices; pins move to devices of the same plugin."""
         stand_in: dict[str, str] = {}
         for place, device in enumerate(self.devices):
             if device in devices or device not in self.pins.values():

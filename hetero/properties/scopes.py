@@ -19,10 +19,7 @@ EVERYWHERE: Final = "HETERO or any device"
 
 
 class Scopes:
-    """The configurations of a Core; safe to use from several threads.
-
-    `read`: returns a read-only property of a device, from their names.
-    """
+    """The configurations of a Core; safe to use from several threads."""
 
     def __init__(
         self,
@@ -40,11 +37,7 @@ class Scopes:
         return {row.name: row.properties for row in self._rows() if row.error is None}
 
     def set(self, device: Any, config: Any) -> None:
-        """Set options, all of them or none.
-
-        `device`: EVERYWHERE, HETERO, or a device's name.
-        Raises PropertyError for what the scope does not take, and where to give it instead.
-        """
+        """Set options of EVERYWHERE, HETERO or a device, all of them or none."""
         held = self._scope(device)
         check_mapping(config, held.owner)
         if "DEVICE_PROPERTIES" in config:
@@ -85,12 +78,7 @@ class Scopes:
         return held.table.mutability if name == "SUPPORTED_PROPERTIES" else held.get(name)
 
     def devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
-        """Return the devices that a device string and options mean, and the other options.
-
-        Raises PropertyError for options that the device string contradicts.
-        Raises UnknownDeviceError, PluginLoadError for a device that is not there, or whose plugin
-            is broken.
-        """
+        """Return the devices that a device string and options mean, and the other options."""
         device, config = identified(device, config)
         listed = config.get("MULTI_DEVICE_PRIORITIES")
         if listed is None:
@@ -99,10 +87,7 @@ class Scopes:
         return choose_prioritised(device, names, self._rows()), config
 
     def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
-        """Return the options of one model: those given over those set, sorted by who reads them.
-
-        Raises PropertyError for options that nothing reads, or that cannot have such a value.
-        """
+        """Return the options of one model: those given over those set, sorted by who reads them."""
         tables = self.tables()
         devices = {name: tables[name] for name in names}
         defaults: Config = {}

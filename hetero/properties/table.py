@@ -258,10 +258,7 @@ def listed(name: str, value: Any) -> Any:
 
 
 def cache_folder(split: SplitConfig, given: Config) -> str:
-    """Return the cache's folder: HETERO's, else that of the first device that has one.
-
-    `given`: what was given for this model alone; where it names a folder, devices' do not count.
-    """
+    """Return the cache's folder: HETERO's, else, unless `given` names one, the first device's."""
     devices = () if "CACHE_DIR" in given else split.devices.values()
     folders = (split.own["CACHE_DIR"], *(options.get("CACHE_DIR") for options in devices))
     return next((folder for folder in folders if folder), "")
@@ -272,9 +269,6 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
 
     What HETERO plans with reaches no device, except that one which gets the whole model has its
     hint. `DEVICE_PROPERTIES` reaches a device's own property of the same name.
-
-    `tables`: device name -> its properties.
-    Raises UnknownPropertyError for an option that neither HETERO nor any of the devices knows.
     """
     known = HETERO_PROPERTIES.extended(*(p for table in tables.values() for p in table.values()))
     passed = (known.keys() - HETERO_PROPERTIES.keys()) | SHARED
@@ -297,11 +291,7 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
 
 
 def parse_given(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
-    """Sort what `compile_model` is given: options that several may read, and single devices'.
-
-    Raises UnknownPropertyError for an unknown option, or one of a device that is not the
-        model's.
-    """
+    """Sort what `compile_model` is given: options that several may read, and single devices'."""
     split = parse_shared(config, tables)
     for device, options in split.own.get("DEVICE_PROPERTIES", {}).items():
         name = match_name(device, tables)

@@ -24,10 +24,7 @@ Ask = Callable[[str, Model, Mapping[str, Any]], Support]
 
 
 class Answers:
-    """Devices' answers, kept as long as the model that they are about.
-
-    `ask`: asks a device about a model under its configuration.
-    """
+    """Devices' answers, kept as long as the model that they are about."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask

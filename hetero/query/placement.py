@@ -26,11 +26,7 @@ def place_by_priority(
     ask: Callable[[str, Model], Support],
     refused: Refused,
 ) -> Affinity:
-    """Give each node to the first device of the list that takes it.
-
-    Raises UnsupportedNodesError for nodes that no device takes.
-    Raises AffinityError for pins on devices that do not take the node.
-    """
+    """Give each node to the first device of the list that takes it."""
 
     def answer(device: str, part: Model) -> Support:
         return without(ask(device, part), device, refused)

@@ -38,7 +38,6 @@ def query_priority(
 ) -> Support:
     """Ask devices in order of priority who runs which node.
 
-    `devices`: device names, the most preferred first.
     `pins`: nodes that go to one device only; it is still asked whether it takes them.
     Returns: `unsupported` has the reason of every device that may have the node: of all of them, or
         of the one that it is pinned to.
@@ -85,11 +84,7 @@ def query_priority(
 
 
 def require_supported(support: Support, model: Model, devices: Sequence[str]) -> None:
-    """Raise unless every node has a device.
-
-    Raises UnsupportedNodesError with every node that no device takes in `unsupported`, and each
-        device's reason.
-    """
+    """Raise UnsupportedNodesError unless every node has a device, with each device's reason."""
     if not support.unsupported:
         return
     lines = []
@@ -120,10 +115,8 @@ def gather_pins(
 ) -> Affinity:
     """Collect pins: those of the call win over the file's, and both over the model's metadata.
 
-    Metadata is not read for a single device: a model annotated for several still runs on one.
-
-    Raises AffinityError: pins on no node, or on a device that is not in the list; a file that
-        cannot be used. All problems of the call and the file are in one error.
+    Metadata is not read for a single device: a model annotated for several still runs on one. All
+    problems of the call and the file are in one error.
     """
     pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
     problems: list[str] = []
