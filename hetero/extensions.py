@@ -22,7 +22,6 @@ from devices.model.extension import (
 )
 from devices.model.model import Model
 from devices.model.reader import check_function
-from devices.model.tensor_spec import TensorSpec
 from devices.plugin.properties import PropertyTable
 from hetero.cache.blob import ModelBlob
 
@@ -99,10 +98,7 @@ class Extensions:
         configs: Mapping[str, Mapping[str, Any]],
         tables: Mapping[str, PropertyTable],
     ) -> dict[str, dict[str, Any]]:
-        """Return devices' options with the extensions of a model that they may import.
-
-        `configs`, `tables`: device name -> its options, its properties.
-        """
+        """Return devices' options with the extensions of a model that they may import."""
         wanted = set(named_extensions(model).values()) & self._origins()
         if self._libraries and _of_libraries(model):
             wanted |= self._libraries
@@ -113,10 +109,7 @@ class Extensions:
         }
 
     def require(self, blob: ModelBlob) -> None:
-        """Check that what a blob wants to import was added here.
-
-        Raises BlobError naming what was not.
-        """
+        """Check that what a blob wants to import was added here."""
         wanted = {origin for o in blob.device_options.values() for origin in o.get(OPTION) or ()}
         if missing := sorted(wanted - self._origins()):
             names = [origin.partition("#")[0] for origin in missing]
@@ -171,10 +164,7 @@ def _of_libraries(model: Model) -> bool:
 
 
 def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
-    """Return the model with the types that the rules give, and that ONNX infers from these.
-
-    ModelError if a rule contradicts what the model declares.
-    """
+    """Return the model with the types that the rules give, and that ONNX infers from these."""
     waiting = [node for node in model.nodes if (node.domain, node.op_type) in extensions]
     while waiting:
         specs, found, left = model.specs, [], []
@@ -187,7 +177,9 @@ def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
                 known = specs.get(spec.name)
                 if known is None:
                     found.append(spec)
-                elif known.type != spec.type or not _fit(known, spec):
+                elif known.type != spec.type or not (
+                    known.partial_shape.compatible(spec.partial_shape)
+                ):
                     raise ModelError(
                         f"node {node.name!r}: the rule of extension {node.domain}::{node.op_type} "
                         f"says that {spec.name!r} is {spec}; the model declares {known}. Fix "
@@ -203,12 +195,3 @@ def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
             return model
         waiting = left
     return model
-
-
-def _fit(first: TensorSpec, second: TensorSpec) -> bool:
-    if first.shape is None or second.shape is None:
-        return True
-    return len(first.shape) == len(second.shape) and all(
-        a == b or not (isinstance(a, int) and isinstance(b, int))
-        for a, b in zip(first.shape, second.shape, strict=True)
-    )

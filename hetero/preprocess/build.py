@@ -14,6 +14,7 @@ from devices.errors import ArgumentError
 from devices.model.attributes import bodies
 from devices.model.model import Model, Node
 from devices.model.opset import raised_opset
+from devices.model.partial_shape import PartialShape
 from devices.model.tensor_spec import Dimension, TensorSpec
 from hetero.preprocess.colors import ColorFormat, plane_shapes
 from hetero.preprocess.emit import Emitter, Flow
@@ -107,10 +108,7 @@ def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
 
 
 def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
-    """Write an output's steps behind the value `raw`; return the port, and whether there are any.
-
-    The last of the nodes makes the output itself.
-    """
+    """Write an output's steps behind `raw`; return the port, and whether there are any."""
     spec, where = port.spec, f"output {port.spec.name!r}"
     if not spec.is_tensor:
         raise ArgumentError(f"{where} is a {spec.type}; only tensors are postprocessed.")
@@ -254,24 +252,15 @@ def _check_fits(flow: Flow, spec: TensorSpec) -> None:
             f"{flow.where}: the picture that the model gets is still {flow.color.name}; write "
             ".preprocess().convert_color(ColorFormat.RGB)."
         )
-    if flow.shape is None or spec.shape is None:
-        return
-    fits = len(flow.shape) == len(spec.shape) and all(
-        got == wanted or not (isinstance(got, int) and isinstance(wanted, int))
-        for got, wanted in zip(flow.shape, spec.shape, strict=True)
-    )
-    if not fits:
+    given, wanted = PartialShape(flow.shape), spec.partial_shape
+    if not wanted.compatible(given):
         raise ArgumentError(
-            f"{flow.where}: the steps lead to {_shown(flow.shape)}"
-            f"{f' ({flow.layout})' if flow.layout else ''}, the model takes {_shown(spec.shape)}. "
+            f"{flow.where}: the steps lead to {given}"
+            f"{f' ({flow.layout})' if flow.layout else ''}, the model takes {wanted}. "
             "Say what the tensor is with .tensor().set_layout, .set_shape or "
             ".set_spatial_static_shape, what the model takes with .model().set_layout, and use "
             ".resize, .crop or .pad to fit."
         )
-
-
-def _shown(shape: Sequence[Dimension]) -> str:
-    return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
 
 
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:

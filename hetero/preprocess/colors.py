@@ -41,10 +41,7 @@ PLANES: Final = {
 def plane_shapes(
     color: ColorFormat, shape: Sequence[Dimension], axes: tuple[int, int, int], where: str
 ) -> list[tuple[Dimension, ...]]:
-    """Return the shape of each plane of a picture of `shape`.
-
-    `axes`: of channels, height and width. ArgumentError for a size that cannot be halved.
-    """
+    """Return the shape of each plane of a picture; `axes` are of channels, height and width."""
     channels, height, width = axes
     found = []
     for count, *halves in PLANES[color]:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from devices.model.element_type import DTYPES, TYPE_NUMBERS
+from devices.model.free_names import FreeNames
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import Dimension
 from hetero.preprocess.colors import ColorFormat
@@ -60,19 +61,13 @@ class Emitter:
         self.needs = 1
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
-        self._taken = {port.name for port in (*model.inputs, *model.optional_inputs)}
-        self._taken |= {*model.node_names, *model.producers, *model.constants}
+        ports = (port.name for port in (*model.inputs, *model.optional_inputs))
+        self._free = FreeNames([*ports, *model.node_names, *model.producers, *model.constants])
         self.prefix = ""
 
     def name(self, text: str) -> str:
         """Return a name that is free, made of `text` behind the step's prefix."""
-        name, i = f"{self.prefix}/{text}" if self.prefix else text, 1
-        wanted = name
-        while name in self._taken:
-            i += 1
-            name = f"{wanted}_{i}"
-        self._taken.add(name)
-        return name
+        return self._free.make(f"{self.prefix}/{text}" if self.prefix else text)
 
     def node(self, op_type: str, *inputs: str, since: int = 1, **attributes: Any) -> str:
         """Add a node; return its output. `since`: the opset from which on this form is valid."""

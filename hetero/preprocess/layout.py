@@ -97,7 +97,7 @@ def axis_of(letter: str, layout: str, where: str) -> int:
 def permutation(old: str, new: str, where: str) -> tuple[int, ...]:
     """Return which dimension of `old` each dimension of `new`, of the same rank, is.
 
-    A ``?`` takes what is left, in order. ArgumentError if the layouts contradict each other.
+    A ``?`` takes what is left, in order.
     """
     free = [i for i, letter in enumerate(old) if letter == "?" or letter not in new]
     order = []

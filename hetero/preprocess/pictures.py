@@ -174,10 +174,7 @@ def _summed(flow: Flow, weights: np.ndarray, emit: Emitter) -> Flow:
 
 
 def _planes(flow: Flow, emit: Emitter) -> list[Flow]:
-    """Return the planes of a YUV picture, taken apart where they stand one under the other.
-
-    ArgumentError for such a picture of unknown size.
-    """
+    """Return the planes of a YUV picture, taken apart where they stand one under the other."""
     height, width = (flow.layout.index(letter) for letter in "HW")
     shape = flow.shape or ()
     if len(flow.values) > 1:
