@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from devices.errors import AffinityError, UnsupportedNodesError
+from devices.errors import UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
-from hetero.affinity.affinity import NO_PINS, Affinity, follows, refuse, resolve_pins
+from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
 from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import metadata_pins
 from hetero.affinity.requests import weight_positions
@@ -106,42 +106,18 @@ def require_supported(support: Support, model: Model, devices: Sequence[str]) ->
     )
 
 
-def gather_pins(
-    model: Model,
-    devices: Sequence[str],
-    *,
-    affinity: Mapping[str, str] | None = None,
-    file: str | Path | None = None,
-) -> Affinity:
-    """Collect pins: those of the call win over the file's, and both over the model's metadata.
+def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
+    """Collect pins from what a user gives in any of its forms; they win over the model's metadata.
 
-    Metadata is not read for a single device: a model annotated for several still runs on one. All
-    problems of the call and the file are in one error.
+    Metadata is not read for a single device: a model annotated for several still runs on one.
     """
     pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
-    problems: list[str] = []
-    layers: list[tuple[Mapping[str, str], str]] = []
-    if file is not None:
-        layers.append((load_affinity(file), str(file)))
-    if affinity:
-        layers.append((affinity, ""))
-    for layer, source in layers:
-        try:
-            pins = resolve_pins(model, layer, devices, source=source).over(pins)
-        except AffinityError as error:
-            problems += error.data["problems"]
-    refuse(model, problems)
-    return pins
-
-
-def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
-    """Collect pins from what a user gives in any of its forms; see `gather_pins`."""
     if isinstance(source, str) and "=" in source and not Path(source).exists():
         source = [source]
     if isinstance(source, str | Path):
-        return gather_pins(model, devices, file=source)
+        return resolve_pins(model, load_affinity(source), devices, source=f"{source}").over(pins)
     given = source if isinstance(source, Mapping) else parse_pins(source or ())
-    return gather_pins(model, devices, affinity=given)
+    return resolve_pins(model, given, devices).over(pins)
 
 
 def _with_weights(model: Model, positions: Iterable[int], weights: Iterable[int]) -> list[int]:

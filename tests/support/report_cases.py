@@ -18,7 +18,7 @@ from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.planning.cost.costs import Time
 from hetero.planning.report import Alternative, PlanReport, StagePrediction, WirePrediction
-from hetero.query.query import gather_pins, query_priority
+from hetero.query.query import pins_of, query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -50,7 +50,7 @@ def survey_of(
         return Support(taken, refused, refused)
 
     devices = list(takes)
-    chosen = gather_pins(source, devices, affinity=pins or {})
+    chosen = pins_of(source, devices, pins or {})
     support = query_priority(source, devices, ask, chosen)
     return Survey(
         source,

@@ -18,7 +18,7 @@ from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign, resolve_pins
 from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import annotate, metadata_pins
-from hetero.query.query import gather_pins
+from hetero.query.query import pins_of
 from tests.support.graphs import build, proto, value
 
 DEVICES = ("ORT", "CPU")
@@ -187,20 +187,19 @@ def test_command_line(tmp_path: Path) -> None:
             parse_pins([wrong])
 
 
-def test_the_call_wins_over_the_file_and_both_over_metadata(tmp_path: Path, model: Model) -> None:
+def test_pins_win_over_metadata(tmp_path: Path, model: Model) -> None:
     noted = annotate(model, dict.fromkeys(["conv1", "conv2", "fc"], "ORT"))
     path = tmp_path / "a.yaml"
     path.write_text("op:Abs: CPU\nfc: CPU\n")
-    pins = gather_pins(noted, DEVICES, affinity={"op:Neg": "ORT"}, file=path)
-    assert dict(pins) == {"conv1": "ORT", "conv2": "CPU", "fc": "ORT", "out[0]": "CPU"}
+    assert dict(pins_of(noted, DEVICES, {"op:Neg": "ORT"})) == dict.fromkeys(
+        ["conv1", "conv2", "fc"], "ORT"
+    )
+    pins = pins_of(noted, DEVICES, path)
+    assert dict(pins) == {"conv1": "ORT", "conv2": "CPU", "fc": "CPU", "out[0]": "CPU"}
+    path.write_text("fc: GPU\ngone: ORT\n")
     with pytest.raises(AffinityError) as caught:
-        gather_pins(noted, DEVICES, affinity={"gone": "ORT"}, file=_write(path, "fc: GPU\n"))
+        pins_of(noted, DEVICES, path)
     assert len(caught.value.data["problems"]) == 2
-
-
-def _write(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
 
 
 def test_annotation_is_valid_onnx_that_a_runtime_takes_and_reads_back(model: Model) -> None:
@@ -274,5 +273,5 @@ def test_our_own_metadata_must_be_met_unless_there_is_one_device() -> None:
     node = node_with()
     node.metadata_props.add(key="hetero.affinity", value="GPU")
     with pytest.raises(AffinityError, match=r"in metadata hetero\.affinity: no device 'GPU'"):
-        gather_pins(whole(node), DEVICES)
-    assert dict(gather_pins(whole(node), ("CPU",))) == {}
+        pins_of(whole(node), DEVICES, None)
+    assert dict(pins_of(whole(node), ("CPU",), None)) == {}

@@ -14,7 +14,7 @@ from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import assign
 from hetero.query.answers import Answers
-from hetero.query.query import SHOWN_NODES, gather_pins, query_priority, require_supported
+from hetero.query.query import SHOWN_NODES, pins_of, query_priority, require_supported
 from tests.support.graphs import build
 
 
@@ -111,7 +111,7 @@ def test_a_device_that_says_nothing_has_refused() -> None:
 
 def test_pinned_nodes_are_asked_of_their_device_only(model: Model) -> None:
     ask = Devices(ORT="Add Abs Neg", CPU="Add Abs")
-    pins = gather_pins(model, ["ORT", "CPU"], affinity={"n2": "CPU", "n3": "CPU"})
+    pins = pins_of(model, ["ORT", "CPU"], {"n2": "CPU", "n3": "CPU"})
     support = query_priority(model, ["ORT", "CPU"], ask, pins)
     assert ask.asked == [("ORT", ("make_k", "n1", "n4")), ("CPU", ("n2", "n3"))]
     assert support["n2"] == "CPU"
@@ -122,7 +122,7 @@ def test_pinned_nodes_are_asked_of_their_device_only(model: Model) -> None:
 
 def test_a_pin_that_its_device_refuses_is_an_error_with_the_reason(model: Model) -> None:
     ask = Devices(ORT="Add", CPU="Add Abs Neg")
-    pins = gather_pins(model, ["ORT", "CPU"], affinity={"n2": "ORT", "op:Neg": "ORT"})
+    pins = pins_of(model, ["ORT", "CPU"], {"n2": "ORT", "op:Neg": "ORT"})
     support = query_priority(model, ["ORT", "CPU"], ask, pins)
     with pytest.raises(AffinityError) as caught:
         assign(model, support, pins)
@@ -154,7 +154,7 @@ def test_weights_that_nodes_make_go_to_their_reader_where_it_can_have_them(
     lines = "w1: e = Exp(k)\n w2: w = Neg(e)\n n1: a = Abs(x)\n n2: y = Add(a, w)"
     model = build(lines, outputs="y", constants="k")
     ask = Devices(ORT="Abs Add Exp Neg", CPU=second)
-    pins = gather_pins(model, ["ORT", "CPU"], affinity={"n2": "CPU"})
+    pins = pins_of(model, ["ORT", "CPU"], {"n2": "CPU"})
     support = query_priority(model, ["ORT", "CPU"], ask, pins)
     assert dict(support) == {"n1": "ORT", "n2": "CPU", **homes}
     assert ask.asked == [("ORT", ("w1", "w2", "n1")), ("CPU", ("w1", "w2", "n2"))]
