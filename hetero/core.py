@@ -602,7 +602,7 @@ class Core:
             return self.compile_model(model, device_name, options, affinity=again)
         cuts = tuple(cut.on(placed, "compiled for") for cut in blob.cuts(model))
         split = self._scopes.split(options, placed.values())
-        pins = {name: placed[old] for name, old in blob.pins.items() if old in placed}
+        pins = {name: placed[old] for name, old in blob.head.pins.items() if old in placed}
         used = self._devices.described(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
         request = CompileRequest(used, split.own, split.without_caches(), Affinity(pins))
         sources = import_sources(blob, cuts, request)

@@ -110,7 +110,8 @@ class Extensions:
 
     def require(self, blob: ModelBlob) -> None:
         """Check that what a blob wants to import was added here."""
-        wanted = {origin for o in blob.device_options.values() for origin in o.get(OPTION) or ()}
+        options = blob.head.device_options.values()
+        wanted = {origin for given in options for origin in given.get(OPTION) or ()}
         if missing := sorted(wanted - self._origins()):
             names = [origin.partition("#")[0] for origin in missing]
             raise BlobError(

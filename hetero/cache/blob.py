@@ -89,13 +89,14 @@ class _Placed(msgspec.Struct):
 _PlacedRows = Annotated[list[_Placed], msgspec.Meta(min_length=1)]
 
 
-class _Header(msgspec.Struct):
+class Header(msgspec.Struct):
     """What a header has of the model and of what it was compiled for; see `header_of`."""
 
     content_hash: str
     devices: dict[str, DeviceRecord]
     options: dict[str, Any]
     device_options: dict[str, dict[str, Any]]
+    #: Nodes that the user placed.
     pins: dict[str, str]
     ports: list[Any]
     optional_inputs: list[Any]
@@ -255,23 +256,17 @@ class ModelBlob:
             )
         rows = [contents] if layout == ONE_PLAN else contents.get("variants")
         try:
-            head = msgspec.convert(contents, _Header)
+            self.head = head = msgspec.convert(contents, Header)
             self._placed = msgspec.convert(rows, _PlacedRows)
             self.plans = [Plan.from_bytes(row.plan) for row in self._placed]
-            self._affinities = [_affinity(*row.affinity) for row in self._placed]
+            #: Which device each node was compiled for, and why, by each plan.
+            self.affinities = [_affinity(*row.affinity) for row in self._placed]
             self._ports = {spec.name: spec for spec in map(unpack_spec, head.ports)}
             #: The model's inputs that have a default.
             self.optional_inputs = tuple(map(unpack_spec, head.optional_inputs))
         except (HeteroError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise BlobError(f"{self._where}: header: damaged: {str(error)[:200]}.") from error
-        self.content_hash = head.content_hash
-        self.devices = head.devices
-        self.options = head.options
-        self.device_options = head.device_options
-        #: Nodes that the user placed.
-        self.pins = head.pins
-        self._metadata = head.metadata
-        if absent := [d for d in self.used if d not in self.devices]:
+        if absent := [d for d in self.used if d not in head.devices]:
             raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
 
     @property
@@ -287,8 +282,9 @@ class ModelBlob:
     def source(self) -> Model:
         """Return the model that was compiled, read when more than its outside is asked for."""
         plan = self.plans[0]
+        metadata = self.head.metadata
         return DeferredModel(
-            plan.name, plan.inputs, plan.outputs, self._whole, self.optional_inputs, self._metadata
+            plan.name, plan.inputs, plan.outputs, self._whole, self.optional_inputs, metadata
         )
 
     def _whole(self) -> Model:
@@ -325,13 +321,9 @@ class ModelBlob:
         except KeyError as error:
             raise BlobError(f"{self._where}: ports: nothing on value {error}.") from error
 
-    def affinity(self) -> Affinity:
-        """Return which device each node was compiled for, and why; of several plans, the first."""
-        return self._affinities[0]
-
     def cuts(self, source: Model) -> tuple[Cut, ...]:
         """Return how `source`, which has to be the model that was compiled, was cut and placed."""
-        rows = zip(self.plans, self._placed, self._affinities, strict=True)
+        rows = zip(self.plans, self._placed, self.affinities, strict=True)
         try:
             return tuple(
                 Cut(_partition(source, plan, row.positions), affinity, row.share)

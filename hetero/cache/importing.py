@@ -72,7 +72,7 @@ def import_options(
     tables: Mapping[str, PropertyTable],
 ) -> dict[str, Any]:
     """Return the options of an import: those given, and the blob's own for the rest."""
-    own = _parsed(blob, blob.options, HETERO_PROPERTIES)
+    own = _parsed(blob, blob.head.options, HETERO_PROPERTIES)
     kept = {n: value for n, value in own.items() if value != HETERO_PROPERTIES[n].default}
     if memory := kept.get("DEVICE_MEMORY_NBYTES"):
         kept["DEVICE_MEMORY_NBYTES"] = {placed[d]: n for d, n in memory.items() if d in placed}
@@ -91,12 +91,12 @@ def recompiled_pins(blob: ModelBlob, placed: Mapping[str, str]) -> dict[str, str
     they went to is here.
     """
     moved = {old for old, here in placed.items() if match_name(old, [here]) is None}
-    if lost := [n for n, device in blob.pins.items() if device not in placed]:
+    if lost := [n for n, device in blob.head.pins.items() if device not in placed]:
         _log.warning("model=%s: pins on devices that are not here are gone: %s", blob.name, lost)
     return {
         name: placed[device]
-        for name, device in blob.affinity().items()
-        if device in placed and (name in blob.pins or device in moved)
+        for name, device in blob.affinities[0].items()
+        if device in placed and (name in blob.head.pins or device in moved)
     }
 
 
@@ -139,7 +139,7 @@ def import_sources(
 def _unfit(blob: ModelBlob, device: str, here: str, request: CompileRequest) -> str | None:
     """Return why the exports of a blob's device cannot be used by a device here, or None."""
     descriptor = request.descriptor(here)
-    was, now = blob.devices[device], DeviceRecord.of(descriptor)
+    was, now = blob.head.devices[device], DeviceRecord.of(descriptor)
     if was != now:
         return f"made by {_text(was)}"
     table = descriptor.properties
@@ -154,7 +154,7 @@ def _text(record: DeviceRecord) -> str:
 
 def _kept_of(blob: ModelBlob, device: str, table: PropertyTable) -> dict[str, Any]:
     """Return the options that a blob's device was compiled with, as far as they are known here."""
-    return _parsed(blob, blob.device_options.get(device, {}), table)
+    return _parsed(blob, blob.head.device_options.get(device, {}), table)
 
 
 def _parsed(blob: ModelBlob, options: Mapping[str, Any], table: PropertyTable) -> dict[str, Any]:

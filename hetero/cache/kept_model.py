@@ -109,7 +109,7 @@ class KeptModel:
         keys = contents.get(_STAGE_KEYS)
         if not isinstance(keys, list) or len(keys) != sum(len(plan.stages) for plan in entry.plans):
             raise BlobError("its subgraphs' keys are damaged.")
-        if entry.content_hash != self._model.content_hash:
+        if entry.head.content_hash != self._model.content_hash:
             raise BlobError("it is another model's.")
         if absent := set(entry.used) - set(self._request.devices):
             raise BlobError(f"it is for devices {sorted(absent)}.")
