@@ -184,16 +184,17 @@ def _no_match(model: Model, kind: str, text: str) -> str:
         known = dict.fromkeys(node.op_type for node in model.nodes)
         what = f"no node is of type {text!r}"
     elif kind == "glob":
-        return f"no node's name fits it; the model has {', '.join(_sample(model.node_names))}"
+        return f"no node's name fits it; the model has {some(model.node_names)}"
     near = difflib.get_close_matches(text, list(known), 3, 0.4)
     if near:
         return f"{what}; close: {', '.join(map(repr, near))}"
-    return f"{what}; the model has {', '.join(_sample(list(known)))}"
+    return f"{what}; the model has {some(list(known))}"
 
 
-def _sample(names: Sequence[str], most: int = 8) -> list[str]:
-    shown = [repr(name) for name in names[:most]]
-    return shown + ([f"and {len(names) - most} more"] if len(names) > most else [])
+def some(names: Sequence[str], most: int = 10) -> str:
+    """Return the first of some names for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 def refuse(model: Model, problems: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from devices.errors import AffinityError
 from devices.model.attributes import draws
 from devices.model.model import Model
-from hetero.affinity.affinity import follows
+from hetero.affinity.affinity import follows, some
 from hetero.affinity.requests import weight_positions
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
@@ -206,7 +206,7 @@ def _check_cover(model: Model, affinity: Mapping[str, str], literal: frozenset[i
     if missing:
         raise AffinityError(
             f"model {model.name!r}: {len(missing)} of {len(model.nodes)} nodes have no affinity: "
-            f"{_some(missing)}. Every node needs a device; let the query assign what is not "
+            f"{some(missing)}. Every node needs a device; let the query assign what is not "
             "pinned.",
             nodes=tuple(missing),
         )
@@ -216,7 +216,7 @@ def _check_cover(model: Model, affinity: Mapping[str, str], literal: frozenset[i
         hint = f" Close to {unknown[0]!r}: {', '.join(map(repr, close))}." if close else ""
         raise AffinityError(
             f"model {model.name!r}: an affinity names {len(unknown)} nodes that it does not have: "
-            f"{_some(unknown)}.{hint} `model.node_names` lists them all.",
+            f"{some(unknown)}.{hint} `model.node_names` lists them all.",
             nodes=tuple(unknown),
         )
 
@@ -227,16 +227,11 @@ def _check_types(model: Model, crossing: Collection[str]) -> None:
         maker = model.nodes[model.producers[names[0]]]
         raise AffinityError(
             f"model {model.name!r}: tensors that would cross between subgraphs have no known "
-            f"type: {_some(names)}; the first is made by node {maker.name!r} ({maker.op_type}). "
+            f"type: {some(names)}; the first is made by node {maker.name!r} ({maker.op_type}). "
             "Give their types in the model's value_info, or put their producers and consumers on "
             "one device.",
             tensors=tuple(names),
         )
-
-
-def _some(names: Sequence[str], most: int = 10) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
 
 
 def _adopt_literals(
