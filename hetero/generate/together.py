@@ -80,6 +80,8 @@ class Together:
 
     async def step_async(self, texts: Sequence[Text]) -> list[int | None] | None:
         """Do the same in an event loop."""
+        import asyncio  # here, as few have a loop: it is not needed at every start
+
         while True:
             changed: Future[None] = Future()
             end = partial(_settle, changed)
@@ -90,8 +92,9 @@ class Together:
                 if turn.run or not turn.texts[0].is_begun:
                     self._start(turn, end)
                 else:  # devices put caches together meanwhile
-                    aside(self._start, turn, end)
-            await until(changed)  # whoever is cancelled here leaves the step to the others
+                    asyncio.get_running_loop().run_in_executor(None, self._start, turn, end)
+            # Whoever is cancelled here leaves the step to the others.
+            await asyncio.wrap_future(changed)
 
     def states(self, texts: Sequence[Text]) -> tuple[VariableState, ...]:
         """Return the states of texts, which are rows of one run then, if they can be."""
@@ -406,17 +409,3 @@ def _settle(changed: Future[None], error: BaseException | None = None) -> None:
             changed.set_result(None)
         else:
             changed.set_exception(error)
-
-
-async def until(changed: Future[None]) -> None:
-    """Wait in an event loop."""
-    import asyncio  # here, as few have a loop: it is not needed at every start
-
-    await asyncio.wrap_future(changed)
-
-
-def aside(work: Callable[..., object], *given: object) -> None:
-    """Have another thread do what an event loop should not wait for."""
-    import asyncio
-
-    asyncio.get_running_loop().run_in_executor(None, work, *given)
