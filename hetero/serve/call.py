@@ -100,12 +100,7 @@ _USUAL: Final = CallParameters()
 def read_call(
     document: Document, tensor: Callable[[Input], np.ndarray], regions: Regions
 ) -> InferCall:
-    """Return the call that a document is.
-
-    `tensor`: reads an input that is not in the client's memory; it is asked in the inputs' order.
-
-    Raises ProtocolError: it is not as the protocol says, or asks for what is not here.
-    """
+    """Return the call that a document is; `tensor` reads inputs that are in it, in their order."""
     parameters = document.parameters or _USUAL
     if parameters.sequence_id:
         raise refused(
@@ -145,10 +140,7 @@ class Output(NamedTuple):
 def placed(
     call: InferCall, names: Iterable[str], answered: Mapping[str, Any], regions: Regions
 ) -> Iterator[Output]:
-    """Yield outputs as a call wants them; those with a place in the client's memory go there.
-
-    `names`: the model's, where the call names none.
-    """
+    """Yield outputs as a call wants them; those with a place in the client's memory go there."""
     for name in call.outputs or names:
         array = np.asarray(answered[name])
         wanted = call.outputs.get(name, _NO_PARAMETERS)

@@ -110,11 +110,9 @@ async def _answer(
     exchange: Exchange, pieces: AsyncIterator[Piece], shape: Shape, asked: GenerationRequest,
     end: bytes = b"",
 ) -> None:  # fmt: skip
-    """Answer with all that comes, or piece by piece; it ends once the client has gone.
+    """Answer with all that comes, or piece by piece, until the client has gone, and `end`.
 
     An error before the first piece is an answer of its own.
-
-    `end`: follows the events, of which the last tells how many tokens there were where it is asked.
     """
     texts: dict[int, Piece] = {}
 

@@ -49,8 +49,7 @@ NAMES: Final = {row.dtype: name for name, row in DATATYPES.items()}
 def datatype_of(port: TensorSpec) -> str:
     """Return the protocol's name of a port's element type.
 
-    Raises ProtocolError: the protocol has none: for sequences, maps, complex numbers, 4-bit and
-    8-bit floats.
+    It has none for sequences, maps, complex numbers, 4-bit and 8-bit floats.
     """
     if port.dtype is None or (name := NAMES.get(port.dtype)) is None:
         raise refused(

@@ -78,13 +78,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True):
 def read_generation(
     document: Mapping[str, Any], prompt_name: str, **usual: Any
 ) -> GenerationRequest:
-    """Return what a request asks for.
-
-    `prompt_name`: the field of the prompt.
-    `usual`: fields where the request says nothing.
-
-    Raises ProtocolError: a field is of another type, or not offered here.
-    """
+    """Return what a request asks for; `usual` has fields where it says nothing."""
     given = {name: v for name, v in document.items() if v is not None and name not in _IGNORED}
     for name in [name for name in _ONLY if name in given]:
         if (value := given.pop(name)) != _ONLY[name]:
@@ -114,20 +108,14 @@ class Piece:
 
 
 class _Row:
-    """A text as it comes, up to one of those to stop at.
-
-    `stream`: makes text of its tokens; None where there is no tokenizer.
-    """
+    """A text as it comes, up to one of those to stop at; it is text where there is a tokenizer."""
 
     def __init__(self, row: int, stream: TextStream | None, stops: tuple[str, ...]) -> None:
         self._stream, self._stops = stream, stops
         self._next = Piece(row)
 
     def add(self, token: int, ended: str | None) -> Piece | None:
-        """Return the next piece, if the token makes one.
-
-        `ended`: why it is the last token; None if it is not.
-        """
+        """Return the next piece, if the token makes one; `ended` says why it is the last token."""
         piece, text = self._next, self._next.text
         piece.tokens.append(token)
         if self._stream is not None:
@@ -166,11 +154,7 @@ class Generations:
     ) -> AsyncIterator[Piece]:
         """Yield what a model generates, a token or more at once; closing it ends the generation.
 
-        `rows`: the prompts.
         `is_continued`: whether texts go on with their prompts', not with ones of their own.
-
-        Raises OverloadedError: too many go on already; ArgumentError: the model is no decoder, or
-        an option or a prompt is out of its range.
         """
         if self._num_running + len(rows) > _MOST:
             raise OverloadedError(f"{_MOST} texts may be generated at once; try again later.")
@@ -197,11 +181,7 @@ class Generations:
 
 
 def prompt_rows(model: ServedModel, request: GenerationRequest) -> list[list[int]]:
-    """Return the token ids of each text that is asked for: `n` of each prompt.
-
-    Raises ProtocolError: a prompt is neither a text nor a list of ids, or a text and the model has
-    no tokenizer.
-    """
+    """Return the token ids of each text that is asked for: `n` of each prompt."""
     given = request.prompt
     is_several = isinstance(given, list) and all(isinstance(one, str | list) for one in given)
     rows = []

@@ -80,10 +80,7 @@ def _varint(value: int) -> bytes:
 
 
 def read_call_of(message: Message, regions: Regions) -> InferCall:
-    """Return the call of a ModelInferRequest; `InferCall.binary` says that it came as raw bytes.
-
-    Raises ProtocolError: it is not as the protocol says.
-    """
+    """Return the call of a ModelInferRequest; `InferCall.binary` says that it came as raw bytes."""
     head, raws = message
     document = {
         "id": head.id,

@@ -27,13 +27,7 @@ Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
 
 class GrpcServer:
-    """Answers gRPC calls until it is closed.
-
-    `service`: the models and rules.
-    `port`: where to listen; 0 takes one that is free.
-
-    Raises ArgumentError: it cannot listen there.
-    """
+    """Answers gRPC calls at a port, 0 for a free one, until it is closed."""
 
     def __init__(self, service: Service, port: int) -> None:
         self._service, options = service, service.options

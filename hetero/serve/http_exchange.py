@@ -59,11 +59,7 @@ class Exchange:
         return self.headers.get(name, b"").decode("latin-1")
 
     async def body(self) -> Raw:
-        """Return the request's body.
-
-        Raises ProtocolError: it is too large, or takes too long; ClientGone: only a part of it was
-        sent.
-        """
+        """Return the request's body; ClientGone: only a part of it was sent."""
         if number_of(self.headers.get(b"content-length", b"")) > self._options.body_nbytes:
             raise self._too_large()
         if (whole := self.scope.get(BODY)) is None:
@@ -96,10 +92,7 @@ class Exchange:
         return refused(f"the body has more than the {most} bytes allowed.", 413)
 
     async def unless_gone(self, run: Coroutine[Any, Any, T]) -> T:
-        """Return what `run` does, which is cancelled once the client has gone; the body was read.
-
-        Raises ClientGone: the client has gone.
-        """
+        """Return what `run` does; cancel it and raise ClientGone once the client has gone."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         listeners: list[asyncio.Task[None]] = []

@@ -52,8 +52,7 @@ class Inference:
     ) -> None:
         """Check the inputs of a call, and make the request that it is to the devices.
 
-        `left_s`: seconds until the client gives up; None where it does not say.
-        `waits`, `inline`, `trace`: as `Request` has them; what has a deadline has another thread.
+        `left_s`: seconds until the client gives up. What has a deadline has another thread.
         """
         self.call, self.values = call, self.model.values(call)
         timeout_s = call.timeout_s

@@ -45,10 +45,7 @@ class Regions:
         self._regions: dict[str, _Region] = {}
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Take in a region: bytes of the shared memory object `key`.
-
-        Raises ProtocolError: there is no such object or it is too small, or the name is taken.
-        """
+        """Take in a region: bytes of the shared memory object `key`."""
         self._require_allowed()
         if name in self._regions:
             raise refused(f"a region {name!r} is registered already; unregister it first.")
@@ -79,10 +76,7 @@ class Regions:
                 os.close(region.file)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
-        """Return the regions, or the one of a name.
-
-        Raises ProtocolError: there is none of that name.
-        """
+        """Return the regions, or the one of a name."""
         self._require_allowed()
         names = [name] if name else [*self._regions]
         return [

@@ -21,7 +21,6 @@ UNLOADED: Final = "unloaded"
 class ModelSource:
     """Where a version of a model comes from.
 
-    `load`: compiles or imports it, or returns what is compiled already.
     `stamp`: differs once what is loaded would be another.
     `folder`: where its tokenizer may be.
     """
@@ -49,11 +48,9 @@ class _Entry:
 
 
 class Repository:
-    """Models by name and version.
+    """Models by name and version, from what sources can be found when they are looked for.
 
     Who found a model keeps it: it ends once it was unloaded and its last request has ended.
-
-    `find_sources`: returns what can be loaded now.
     """
 
     def __init__(self, find_sources: Callable[[], Iterable[ModelSource]]) -> None:
@@ -64,10 +61,7 @@ class Repository:
         self._lock: Final = threading.Lock()
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Return a version of a model; without one, the highest that is ready.
-
-        Raises ProtocolError: there is none, or it is not loaded.
-        """
+        """Return a version of a model; without one, the highest that is ready."""
         entries = self._entries.get(name)
         if entries is None:
             known = ", ".join(map(repr, self._entries)) or "none"
@@ -121,10 +115,7 @@ class Repository:
             return [entry for held in self._entries.values() for entry in held.values()]
 
     def load(self, name: str) -> None:
-        """Load a model's versions, or those that have changed.
-
-        Raises ProtocolError: there is no such model, or a version of it cannot be loaded.
-        """
+        """Load a model's versions, or those that have changed."""
         with self._changing:
             sources = [source for source in self._find_sources() if source.name == name]
             if not sources:
@@ -135,10 +126,7 @@ class Repository:
             raise refused(f"model {name!r} is not loaded: {broken[0].reason}.")
 
     def unload(self, name: str) -> None:
-        """Serve a model no more; requests that run end as they would have.
-
-        Raises ProtocolError: there is no such model.
-        """
+        """Serve a model no more; requests that run end as they would have."""
         with self._changing:
             if name not in self._entries:
                 raise refused(f"no model {name!r} here to unload.", 404)
@@ -165,7 +153,7 @@ class Repository:
     def _take(self, name: str, sources: Iterable[ModelSource], *, retry: bool) -> None:
         """Have exactly these versions of a model; one that cannot be loaded keeps its old self.
 
-        `retry`: whether what failed is tried again although it has not changed.
+        With `retry` what failed is tried again although it has not changed.
         """
         before = self._entries.get(name, {})
         entries: dict[str, _Entry] = {}

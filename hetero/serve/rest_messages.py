@@ -26,11 +26,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def unpacked(body: Raw, encoding: str, most_nbytes: int) -> Raw:
-    """Return a body without its Content-Encoding.
-
-    Raises ProtocolError: it is damaged, of another encoding, or has more than `most_nbytes`
-    unpacked.
-    """
+    """Return a body, of a bounded size, without its Content-Encoding; ProtocolError if damaged."""
     if encoding in ("", "identity"):
         return body
     if encoding not in _WINDOWS:
@@ -88,12 +84,7 @@ def number_of(header: bytes) -> int:
 
 
 def read_infer(body: Raw, json_nbytes: bytes | None, regions: Regions) -> InferCall:
-    """Return the call of an unpacked body.
-
-    `json_nbytes`: the header Inference-Header-Content-Length, where raw bytes follow the JSON.
-
-    Raises ProtocolError: it is not JSON, or not as the protocol says.
-    """
+    """Return the call of an unpacked body; raw bytes follow the JSON where its length is told."""
     length = len(body)
     if json_nbytes is not None:
         length = number_of(json_nbytes)
@@ -132,10 +123,7 @@ def read_infer(body: Raw, json_nbytes: bytes | None, regions: Regions) -> InferC
 def write_infer(
     model: str, version: str, id_: str, outputs: Sequence[Output]
 ) -> tuple[int | None, list[Raw]]:
-    """Return the JSON's length where raw bytes follow it, else None; and the body, in parts.
-
-    Raises ProtocolError: JSON has no form for an output that was not asked for as raw bytes.
-    """
+    """Return the JSON's length where raw bytes follow it, else None; and the body, in parts."""
     entries: list[dict[str, Any]] = []
     raws: list[Raw] = []
     for name, datatype, array, is_binary, parameters in outputs:

@@ -27,15 +27,12 @@ PLATFORM: Final = "onnx_onnxv1"
 
 
 class ServedModel:
-    """A compiled model that is served.
+    """A compiled model that is served, by the name and version that clients ask for.
 
     Requests begin with the model's states at their beginning: nothing is kept between them.
 
-    `name`, `version`: what clients ask for.
     `compiled`: what runs it; closed once nobody holds it any more.
     `folder`: where its tokenizer may be.
-
-    Raises ProtocolError: an input or output is of a type that the protocol does not have.
     """
 
     def __init__(
@@ -60,11 +57,7 @@ class ServedModel:
         return self.compiled.deployment.has_route
 
     def values(self, call: InferCall) -> dict[str, Value]:
-        """Return a call's inputs, checked, as the devices take them.
-
-        Raises TensorNameError, TensorTypeError, TensorShapeError, ProtocolError: they are not the
-        model's, or outputs are asked for that it does not have.
-        """
+        """Return a call's inputs, checked, as the devices take them."""
         for name, array in call.inputs.items():
             wanted = self._datatypes.get(name)
             if wanted is None:

@@ -25,13 +25,7 @@ _PATIENCE_S: Final = 30.0
 
 
 class Server:
-    """Serves models until it is closed; made by `hetero.serve`.
-
-    `repository`: the models.
-    `options`: how it listens and what it allows.
-
-    Raises ArgumentError: it cannot listen there, or its certificate cannot be read.
-    """
+    """Serves models until it is closed; made by `hetero.serve`."""
 
     def __init__(self, repository: Repository, options: ServerOptions) -> None:
         import uvicorn

@@ -55,11 +55,7 @@ class Service:
         return model.metadata(self.repository.versions(name))
 
     def load(self, name: str, parameters: object) -> None:
-        """Load a model, or what of it has changed.
-
-        Raises ProtocolError: there is none, it cannot be loaded, or parameters are given: there are
-        none here.
-        """
+        """Load a model, or what of it has changed; there are no parameters here."""
         if parameters:
             raise refused("load takes no parameters here.", 501)
         self.repository.load(name)

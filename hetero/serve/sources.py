@@ -52,11 +52,9 @@ Load = Callable[[Path, ModelOptions], CompiledModel]
 
 
 def folder_sources(folder: Path, usual: ModelOptions, load: Load) -> list[ModelSource]:
-    """Return what a repository's folder holds now.
+    """Return what a repository's folder holds now; `usual` where a model has no options of its own.
 
     A model whose options cannot be read is there with that as the reason why it is not served.
-
-    `usual`: the options where a model has none of its own.
     """
     found = []
     for entry in sorted(folder.iterdir()):
@@ -73,7 +71,8 @@ def _of_model(folder: Path, usual: ModelOptions, load: Load) -> Iterator[ModelSo
     name = folder.name
     try:
         options = read_options(folder / OPTIONS_FILE, usual)
-        numbered = [entry for entry in folder.iterdir() if entry.is_dir() and _is_version(entry)]
+        folders = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.isascii()]
+        numbered = [entry for entry in folders if entry.name.isdecimal()]
         versions = {entry.name: entry for entry in sorted(numbered, key=lambda e: int(e.name))}
         if not versions:
             yield _source(name, "1", _model_file(folder), options, load)
@@ -82,10 +81,6 @@ def _of_model(folder: Path, usual: ModelOptions, load: Load) -> Iterator[ModelSo
             yield _source(name, version, _model_file(versions[version]), options, load)
     except (ArgumentError, ModelError, OSError) as error:
         yield ModelSource(name, "1", _raising(error), f"{error}")
-
-
-def _is_version(folder: Path) -> bool:
-    return folder.name.isdecimal() and folder.name.isascii()
 
 
 def _chosen(name: str, versions: Mapping[str, Path], options: ModelOptions) -> list[str]:
@@ -103,10 +98,7 @@ def _chosen(name: str, versions: Mapping[str, Path], options: ModelOptions) -> l
 
 
 def _model_file(folder: Path) -> Path:
-    """Return the file that is the model.
-
-    Raises ModelNotFoundError: there is none, or not only one.
-    """
+    """Return the file that is the model."""
     for name in _USUAL:
         if (folder / name).is_file():
             return folder / name
@@ -119,10 +111,7 @@ def _model_file(folder: Path) -> Path:
 
 
 def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
-    """Return a model's options; the usual ones where there is no such file.
-
-    Raises ArgumentError: it is not YAML, or says what is not known.
-    """
+    """Return a model's options; the usual ones where there is no such file."""
     if not path.is_file():
         return usual
     try:

@@ -34,11 +34,7 @@ def _decoder(element: type, depth: int) -> msgspec.json.Decoder[list[Any]]:
 
 
 def from_json(name: str, datatype: str, shape: Sequence[int], data: Raw) -> np.ndarray:
-    """Return the tensor that nested or flat JSON data is.
-
-    Raises ProtocolError: the data is ragged, has another number of elements than the shape, or
-    values that the datatype does not have.
-    """
+    """Return the tensor that nested or flat JSON data is."""
     element = row_of(name, datatype).element
     depth = 1
     try:
@@ -71,11 +67,7 @@ def from_values(
 
 
 def from_raw(name: str, datatype: str, shape: Sequence[int], data: Raw) -> np.ndarray:
-    """Return the tensor of raw bytes, little-endian and row-major, without a copy if aligned.
-
-    Raises ProtocolError: there are more or fewer bytes than the shape says, or strings that are not
-    UTF-8.
-    """
+    """Return the tensor of raw bytes, little-endian and row-major, without a copy if aligned."""
     dtype = row_of(name, datatype).dtype
     if dtype.hasobject:
         return _shaped(name, _strings(name, bytes(data)), shape)
@@ -131,11 +123,7 @@ def to_raw(array: np.ndarray) -> Raw:
 
 
 def to_json(name: str, array: np.ndarray) -> Any:
-    """Return a tensor's elements, flat, as JSON has them: an array of numbers, or strings.
-
-    Raises ProtocolError: JSON has no form for an element: NaN, infinities, bytes that are not
-    UTF-8.
-    """
+    """Return a tensor's elements, flat, as JSON has them: an array of numbers, or strings."""
     if array.dtype.hasobject:
         try:
             return [text.decode() for text in _to_bytes(array)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -18,11 +18,7 @@ _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Texts:
-    """A model's tokenizer, and its template for chats.
-
-    `folder`: where ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` may
-        be; None: there is no such.
-    """
+    """A model's tokenizer, and its template for chats, where its folder has them."""
 
     def __init__(self, folder: Path | None) -> None:
         self._template: str | None = None
@@ -53,10 +49,7 @@ class Texts:
             ) from error
 
     def ids(self, text: str, *, is_whole: bool = False) -> list[int]:
-        """Return a text's token ids; one that is whole has its special tokens in it.
-
-        Raises ProtocolError: there is no tokenizer.
-        """
+        """Return a text's token ids; one that is whole has its special tokens in it."""
         if self._tokenizer is None:
             raise refused(f"{self._missing}. Give the prompt as a list of token ids.", 501)
         return self._tokenizer.encode(text, is_whole=is_whole)
@@ -66,12 +59,7 @@ class Texts:
         return TextStream(self._tokenizer, after) if self._tokenizer else None
 
     def chat_ids(self, messages: Sequence[Any], more: Mapping[str, Any]) -> list[int]:
-        """Return the token ids that a chat's messages are to the model.
-
-        `more`: what else the template is told.
-
-        Raises ProtocolError: the model has no template for chats, or it refuses the messages.
-        """
+        """Return the ids that a chat's messages are to the model; `more` is told the template."""
         template = self._compiled
         from jinja2 import TemplateError  # here, as it is installed then
 
@@ -85,10 +73,7 @@ class Texts:
 
     @cached_property
     def _compiled(self) -> Any:
-        """The template, compiled once.
-
-        Raises ProtocolError: there is none, or it is damaged, or its package is not installed.
-        """
+        """The template, compiled once."""
         if not self._template:
             raise refused(
                 "chats need a chat_template in tokenizer_config.json, or chat_template.jinja, "
@@ -108,7 +93,7 @@ class Texts:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _json
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals |= {"raise_exception": raise_exception, "strftime_now": _now}
         try:
             return environment.from_string(self._template)
@@ -117,10 +102,7 @@ class Texts:
 
 
 def _plain(message: Any) -> Any:
-    """Return a chat's message with its parts, if they are texts, as one text.
-
-    Raises ProtocolError: it is none, or has parts of another kind.
-    """
+    """Return a chat's message with its parts, if they are texts, as one text."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise refused("messages is a list of {role, content}.")
     parts = message.get("content")
@@ -129,10 +111,6 @@ def _plain(message: Any) -> Any:
     if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
         raise refused("the content of a message is a text, or a list of {type: text, text}.")
     return {**message, "content": "".join(part["text"] for part in parts)}
-
-
-def _json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _now(form: str) -> str:

@@ -19,11 +19,7 @@ _LOOK_S: Final = 0.02
 
 
 class Turns:
-    """Runs the requests of one model on one event loop.
-
-    `name`: the model's.
-    `most`: requests that may wait for room.
-    """
+    """Runs the requests of one model on one event loop; `most` of them may wait for room."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name, self._most = name, most
@@ -36,11 +32,7 @@ class Turns:
             _submit(inference)
 
     async def end(self, inference: Inference) -> Answer:
-        """Return the answer of a request that was begun; whoever cancels this cancels it.
-
-        Raises OverloadedError: there is no room, and too many wait for some; HeteroError: what the
-        request failed with.
-        """
+        """Return the answer of a request that was begun; whoever cancels this cancels it."""
         submission = inference.submission or await self._wait_for_turn(inference)
         made = submission.future
         if not made.done():

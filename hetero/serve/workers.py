@@ -18,12 +18,7 @@ _LOOK_S: Final = 0.2
 
 
 def bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a socket at a port, 0 for a free one; until it listens it gets no connections.
-
-    `shared`: whether other processes have it, too.
-
-    Raises ArgumentError: it is taken.
-    """
+    """Return a socket at a port, 0 for a free one; until it listens it gets no connections."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,12 +37,7 @@ def run_workers(
 ) -> None:
     """Run a command in so many processes until it is interrupted; start anew those that end.
 
-    `command`: what a worker is.
-    `count`: how many.
-    `drain_s`: seconds that they have to end.
     `started`: called with the processes' ids, whenever they have changed.
-
-    Raises ClusterError: workers cannot start.
     """
     workers: list[tuple[subprocess.Popen[bytes], float]] = []
     failures = 0
