@@ -69,11 +69,7 @@ def main() -> None:
 
 
 def _tell(error: BaseException) -> int:
-    """Print an error and return the exit code.
-
-    Raises BaseException: the error itself, where no command expects it: its traceback
-        is wanted.
-    """
+    """Print an error and return the exit code; raise one that no command expects again."""
     kind, code, data, expected = type(error).__name__, 1, {}, True
     if isinstance(error, HeteroError):
         message, data = f"{error}", error.data

@@ -15,10 +15,7 @@ _Labels = frozenset[tuple[str, str]]
 
 
 class Look:
-    """Metrics at one moment.
-
-    `samples`: name, labels and value of each.
-    """
+    """Metrics at one moment: name, labels and value of each."""
 
     def __init__(self, samples: Iterable[tuple[str, Mapping[str, str], float]] = ()) -> None:
         self._values: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
@@ -35,10 +32,7 @@ class Look:
 
 
 def figures(now: Look, before: Look) -> dict[str, Any]:
-    """Return what happened between two looks, and how things are now.
-
-    `before`: an empty look for all that happened since counting began.
-    """
+    """Return what happened between two looks, the first perhaps empty, and how things are now."""
     seconds = now.value("uptime_seconds") - before.value("uptime_seconds")
 
     def rise(name: str, **labels: str) -> float:

@@ -53,10 +53,7 @@ def output_file(*names: str, **options: Any) -> Callable[..., Any]:
 
 
 def refuse_overwriting(context: click.Context) -> None:
-    """Refuse outputs that are an input of the command, or one another.
-
-    Raises click.UsageError, naming both options.
-    """
+    """Refuse outputs that are an input of the command, or one another, naming both options."""
     outputs = _outputs(context)
     for label, path in outputs.items():
         for parameter in context.command.params:
@@ -72,10 +69,7 @@ def refuse_overwriting(context: click.Context) -> None:
 
 
 def refuse_weights(model: Model, *more: Path) -> None:
-    """Refuse outputs of the command, and `more`, that are files of the model's own weights.
-
-    Raises click.UsageError, naming the file.
-    """
+    """Refuse outputs of the command, and `more`, that are files of the model's own weights."""
     weights = {
         Path(constant.array.filename)
         for constant in model.constants.values()
@@ -98,10 +92,7 @@ def _outputs(context: click.Context) -> dict[str, Path]:
 
 
 def write_models(folder: Path, models: Mapping[str, Model]) -> list[Path]:
-    """Write ONNX files into a folder: each appears whole, and none if there is no room for all.
-
-    Raises OSError, naming the folder.
-    """
+    """Write ONNX files into a folder: each appears whole, and none if there is no room for all."""
     temporary = folder / f".{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
     try:
         temporary.mkdir(parents=True)

@@ -66,9 +66,6 @@ def model_inputs(
 
     Inputs that have a default are among them where a file has them; those that are `hidden`, as
     states are, never.
-
-    Raises click.UsageError for files and shapes that are not the model's, given twice, or too
-        large for memory.
     """
     given: dict[str, Any] = {}
     for text in files:
@@ -99,19 +96,13 @@ def _names(names: Any) -> str:
 
 
 def given_files(inputs: Sequence[str], model: Model) -> dict[str, Path]:
-    """Return input name -> file, for files of one input each.
-
-    Raises click.UsageError for files that are not there, or without the name that they need.
-    """
+    """Return input name -> file, for files of one input each."""
     found = (_file(text, model) for text in inputs)
     return {name: path for name, path in found if name}
 
 
 def port_name(name: str, model: Model, option: str, written: str = "NAME=...") -> str:
-    """Return an input's name as an option gives it; the empty name is that of the only input.
-
-    Raises click.UsageError if there is no such input, or not just one.
-    """
+    """Return an input's name as an option gives it; the empty name is that of the only input."""
     ports = [port.name for port in model.inputs]
     if not name and len(ports) != 1:
         raise click.UsageError(f"{option}: say which of {', '.join(ports)} it is, as {written}.")

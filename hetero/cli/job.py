@@ -56,7 +56,6 @@ class Job:
     """A Core, and what a command is given for it; options that the command lacks are empty.
 
     `model`: as it was named: a file, ``light:NAME``, or a blob.
-    `pins`: pattern -> device.
     `inputs`, `shapes`: as `hetero.cli.inputs.model_inputs` takes them.
     `remap`, `weights`: of blobs, as `Core.import_model` takes them.
     """
@@ -75,10 +74,7 @@ class Job:
     compile_s: float = 0.0
 
     def read(self) -> Model:
-        """Read the model, with the preprocessing that was asked for.
-
-        Raises click.UsageError for a blob, and for outputs that are the model's weights.
-        """
+        """Read the model, with the preprocessing that was asked for; a blob is none."""
         if is_blob(self.model):
             raise click.UsageError(
                 f"{self.model} is a compiled model (a blob), cut already; give the ONNX model it "
@@ -109,10 +105,7 @@ class Job:
         return self.core.survey_model(source, self.device, self.config, affinity=self.pins or None)
 
     def start(self) -> None:
-        """Start the devices, saying so; a plugin that was asked for must be there.
-
-        Raises click.UsageError for a ``--plugin`` that cannot be loaded.
-        """
+        """Start the devices, saying so; a plugin that was asked for must be there."""
         began_s = time.monotonic()
         with progress("starting devices"):
             rows = self.core.device_descriptors
@@ -131,10 +124,7 @@ class Job:
                 raise click.UsageError(f"--plugin {row.plugin}: {row.error}")
 
     def compile(self, source: Model | None) -> CompiledModel:
-        """Compile a model that was read, or import the blob where `source` is None.
-
-        Raises click.UsageError: options that only the other of the two has.
-        """
+        """Compile a model that was read, or import the blob where `source` is None."""
         began_s = time.perf_counter()
         if source is None:
             compiled = self._import()

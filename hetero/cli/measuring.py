@@ -32,10 +32,9 @@ def measure(
 ) -> dict[str, Any]:
     """Keep `jobs` requests in flight until `requests` are done or `seconds` are over.
 
-    Returns: count, seconds, requests a second, latency percentiles in seconds; for each stage the
-        median time that it waited and ran; for each pair of stages with wires the median time from
-        the end of the one to the start of the other; how many requests were lost and run again,
-        and how long the longest of them took. ``interrupted`` says that Ctrl-C ended it.
+    Returns: medians of each stage's waits and runs, and from the end of one to the start of another
+        where wires are; how many requests were lost and run again, and how long the longest took.
+        ``interrupted`` says that Ctrl-C ended it.
     Raises KeyboardInterrupt: Ctrl-C came before any request was done.
     """
     latencies_s: list[float] = []
@@ -99,14 +98,9 @@ def measure(
 def prediction(
     compiled: CompiledModel, alone: dict[str, Any], busy: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Compare a plan's prediction with what was measured.
+    """Compare a plan's prediction, where it has one, with what was measured.
 
-    `alone`, `busy`: what `measure` gave for one request at a time, and for a
-        full pipeline.
-    Returns: predicted and measured seconds and their ratio (measured by predicted): of the time
-        between answers, of one request, of each stage's run under load and of each wire; what the
-        prediction rests on; whether the clock ended the search. None for a plan without a
-        prediction.
+    `alone`, `busy`: what `measure` gave for one request at a time, and for a full pipeline.
     """
     report = compiled.plan_report
     if report is None:

@@ -18,10 +18,7 @@ def is_picture(path: Path) -> bool:
 
 
 def read_picture(path: Path) -> np.ndarray:
-    """Return a picture as it is to be seen: bytes (height, width, 3), red first.
-
-    Raises click.UsageError without Pillow, and for files that are not pictures.
-    """
+    """Return a picture as it is to be seen: bytes (height, width, 3), red first."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:

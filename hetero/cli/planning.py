@@ -55,8 +55,6 @@ def take_planning(values: dict[str, Any], *, plans: bool) -> None:
     """Move the planning options out of a command's values and into its configuration.
 
     `plans`: whether the command plans by cost where nothing else is said.
-    Raises click.UsageError for an option that would change nothing, or that ``--config`` gives
-        too.
     """
     if "config" not in values:
         return

@@ -32,10 +32,7 @@ class Preprocessing:
         return bool(self.layouts or self.means or self.scales)
 
     def apply(self, model: Model, inputs: Sequence[str] = ()) -> Model:
-        """Return the model with what the options and the pictures among `inputs` need.
-
-        Raises click.UsageError for options and pictures that do not fit the model.
-        """
+        """Return the model with what the options and the pictures among `inputs` need."""
         files = {n: path for n, path in given_files(inputs, model).items() if is_picture(path)}
         if not files and not self:
             return model

@@ -67,10 +67,7 @@ def profile_command(
 
 
 def _default_path(model: str, source: Model) -> Path:
-    """Return ``MODEL.costs.json`` in the current folder, unless that is another model's.
-
-    Raises click.UsageError: it is there, and not of this model.
-    """
+    """Return ``MODEL.costs.json`` in the current folder, unless that is another model's."""
     path = Path(f"{Path(model.removeprefix(PREFIX)).stem}.costs.json")
     check_file(click.get_current_context(), click.Option(["--output"]), path)
     if path.exists():

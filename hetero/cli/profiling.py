@@ -45,10 +45,7 @@ profile_options: Final = together(
 def profiled(
     config: dict[str, Any], wanted: bool, html: Path | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return what to compile with, and the cost file that only tells what was expected.
-
-    Raises click.UsageError: a page is wanted of what is not measured.
-    """
+    """Return what to compile with, and the cost file that only tells what was expected."""
     if not wanted:
         if html:
             raise click.UsageError("--html: for --profile; `hetero query --html` runs nothing.")

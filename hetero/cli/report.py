@@ -91,11 +91,7 @@ def _render(
     nodes: bool,
     strict: bool,
 ) -> None:
-    """Print a report of a model and write its files.
-
-    Raises click.exceptions.Exit with 1 if a node has no device, or under `strict` if anything is
-        not as requested.
-    """
+    """Print a report and write its files; exit with 1 if a node has no device, or by `strict`."""
     if html:
         publish(html, lambda file: file.write(report_html(document).encode()))
     if annotate:

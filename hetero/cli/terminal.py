@@ -83,8 +83,7 @@ def tell(kind: str, document: Mapping[str, Any], parts: Iterable[RenderableType]
 def print_json(kind: str, document: Mapping[str, Any]) -> None:
     """Print a document for programs: times in seconds (``_s``), sizes in bytes (``_nbytes``).
 
-    `kind`: what it is; its schema is called ``hetero.<kind>``.
-    `document`: the content; numbers that JSON has not become null.
+    Numbers that JSON has not become null; the schema is called ``hetero.<kind>``.
     """
     schema = {"name": f"hetero.{kind}", "version": VERSION}
     click.echo(json_text({"schema": schema, **document}))

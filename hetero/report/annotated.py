@@ -20,9 +20,6 @@ def annotated_model(model: Model, document: dict[str, Any]) -> Model:
     device records, and ``hetero.affinity``, so that the annotated model compiles to the same
     placement again. The model gets ``hetero.verdict`` and ``hetero.placement``; its IR version
     becomes one that knows all of them.
-
-    `model`: the model that the report is about.
-    `document`: as `hetero.report.build_report` makes it.
     """
     rows = [row for row in document["nodes"] if row["device"] is not None]
     stages = {row["name"]: row["subgraph"] for row in rows if row["subgraph"] is not None}

@@ -49,10 +49,7 @@ def visible_nodes(document: Mapping[str, Any]) -> tuple[list[int], dict[int, int
 
 
 def block_items(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """Return items for blocks: parts between places where at most one value is alive.
-
-    `members`: the drawn nodes of one subgraph, in topological order.
-    """
+    """Return a subgraph's drawn nodes in parts, cut where at most one value is alive."""
     blocks = _cut(members, nodes)
     signatures = [
         tuple((nodes[p]["op_type"], nodes[p]["device"]) for p in block) for block in blocks

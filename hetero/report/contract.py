@@ -47,13 +47,12 @@ _OF_PLANS: Final = (
 def build_report(
     survey: Survey, plan: PlanReport | None = None, *, command: str = ""
 ) -> dict[str, Any]:
-    """Build the document.
+    """Build the document: plain values for JSON, valid against ``report.schema.json``.
 
-    `survey`: the model and what every device says of it.
+    Times are in seconds, sizes in bytes; a size with ``open_dims`` counts open dimensions as 1.
+
     `plan`: a plan with its predictions; its first variant's affinity then replaces the survey's.
     `command`: what to type to get this report again.
-    Returns: plain values for JSON, valid against ``report.schema.json``. Times are in seconds,
-        sizes in bytes; a size with ``open_dims`` counts open dimensions as 1.
     """
     affinity = survey.affinity if plan is None else plan.affinity
     shapes = survey.shapes if plan is None else plan.shapes

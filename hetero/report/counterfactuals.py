@@ -19,9 +19,7 @@ _FIGURES: Final = ("bottleneck_s", "latency_s", "chosen", "subgraphs", "cuts", "
 def counterfactuals(
     survey: Survey, document: dict[str, Any], plan: PlanReport | None
 ) -> list[dict[str, Any]]:
-    """Return a row for each way to run the model.
-
-    Without a plan there are no times; cuts and bytes are counted either way.
+    """Return a row for each way to run the model; without a plan there are no times in it.
 
     `document`: the report so far, with `subgraphs` and `wires` of the choice.
     """

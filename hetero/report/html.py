@@ -17,11 +17,7 @@ _TITLE: Final = "__REPORT_TITLE__"
 
 
 def report_html(document: dict[str, Any]) -> str:
-    """Return the page.
-
-    `document`: as `hetero.report.build_report` makes it. It is embedded whole, so that the page is
-        the report's JSON as well.
-    """
+    """Return the page; the document is embedded whole: the page is the report's JSON as well."""
     data = {
         "report": document,
         "drawings": drawings(document),

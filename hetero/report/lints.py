@@ -45,12 +45,7 @@ _Lints = Iterator[dict[str, Any]]
 
 
 def lints(document: _Document) -> list[dict[str, Any]]:
-    """Return what looks wrong, the worst first.
-
-    `document`: the report but for its lints and verdict.
-    Returns: ``code``, ``severity`` (error, warning, info), ``message``, and the ``nodes``,
-        ``subgraphs`` and ``devices`` that it is about.
-    """
+    """Return what looks wrong, the worst first, of a report but for its lints and verdict."""
     checks = (_nodes, _fallen, _devices, _subgraphs, _casts, _wires, _times)
     found = [lint for check in checks for lint in check(document)]
     kept: list[dict[str, Any]] = []

@@ -13,12 +13,7 @@ from hetero.query.query import reason
 
 
 def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[str, Any]]:
-    """Return a row for each operator of the model, the most frequent first.
-
-    `answers`: device name -> its answer about the whole model.
-    Returns: ``op_type``, ``domain``, ``total`` and, by device, ``supported`` and ``refusals``:
-        code, message and count, the most frequent first.
-    """
+    """Return a row for each operator of the model, the most frequent first; refusals likewise."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in model.nodes:
         nodes.setdefault((node.domain, node.op_type), []).append(node.name)

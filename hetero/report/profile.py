@@ -20,11 +20,7 @@ _OF_RUNS: Final = ("queued_s", "upload_s", "infer_s", "download_s")
 
 
 class TimedRequest(NamedTuple):
-    """A request that ran.
-
-    `began_s`: when it was given inputs, by the monotonic clock.
-    `latency_s`: until its answer was there.
-    """
+    """A request that ran: when it was given inputs, by the monotonic clock, and how long."""
 
     began_s: float
     latency_s: float
@@ -45,8 +41,7 @@ def build_profile(
 ) -> dict[str, Any]:
     """Build the document: plain values for JSON, times in seconds; null is what nobody measured.
 
-    `requests`: of `compiled`, profiled; those that ended.
-    `plan`: what was expected of it.
+    `plan`: what was expected.
     """
     times = StageTimes(wire_links(compiled))
     for request in requests:

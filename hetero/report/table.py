@@ -20,10 +20,7 @@ _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def report_table(document: dict[str, Any], *, nodes: bool = False) -> Group:
-    """Return what a terminal shows.
-
-    `document`: as `hetero.report.build_report` makes it.
-    """
+    """Return what a terminal shows."""
     return Group(*_parts(document, nodes))
 
 

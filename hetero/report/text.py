@@ -37,11 +37,9 @@ NARROWEST: Final = 8
 
 
 class Rows(rich_table.Table):
-    """A table that cuts nothing: long texts wrap, the rest is as wide as it is.
+    """A table that cuts nothing: columns in `wraps` wrap, the rest is as wide as it is.
 
     Print it with ``crop=False``.
-
-    `wraps`: heads of the columns that wrap on a narrow terminal.
     """
 
     def __init__(self, *heads: str, wraps: Collection[str] = ()) -> None:

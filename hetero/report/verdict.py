@@ -9,10 +9,7 @@ from hetero.report.units import counted, nbytes_text, seconds_text, shapes_text
 
 
 def fallback(document: dict[str, Any]) -> dict[str, Any]:
-    """Count the nodes that the most preferred device refused and another one took.
-
-    Returns: ``device``: the preferred one; ``nodes``: names; ``reasons``: code, message, count.
-    """
+    """Count the nodes that the most preferred device refused and another one took, by reason."""
     devices = document["request"]["devices"]
     first = devices[0] if devices else None
     fallen = [
