@@ -23,10 +23,7 @@ ExecutorKind = Literal["ray", "inprocess"]
 
 
 class Devices:
-    """Parameters as `Core` has them.
-
-    `options`: returns what was set of the executor; called when it starts.
-    """
+    """The devices of a Core; `options` returns what was set of the executor when it starts."""
 
     def __init__(
         self,
@@ -54,10 +51,7 @@ class Devices:
 
     @property
     def executor(self) -> Executor:
-        """The executor, started on first use.
-
-        Raises ClusterError: Ray cannot start or cannot be reached, or the Core is closed.
-        """
+        """The executor, started on first use."""
         with self._lock:
             if self._closed:
                 raise ClusterError("this Core is closed; make another.")

@@ -449,11 +449,7 @@ def optimal_requests(cuts: Sequence[Cut], configs: Mapping[str, Config]) -> int:
 
     That takes as many as pass through in the time of one, and for stages that come back to a
     device one a level, times the streams that a device runs at once; one more for each plan hides
-    the hand-over.
-
-    `cuts`: the ways of the requests.
-    `configs`: the options of each device.
-    Source: the asymptotic bounds of closed queueing networks.
+    the hand-over. Source: the asymptotic bounds of closed queueing networks.
     """
     enough = sum(1 + max(cut.plan.levels, default=0) for cut in cuts)
     report = cuts[0].report

@@ -33,11 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Compiler:
-    """Compiles models on the devices of an executor.
-
-    `executor`: where the devices are; called when one is needed.
-    `planner`: places models where the policy is not ``PRIORITY``.
-    """
+    """Compiles models on the devices of an executor, which is started when it is needed."""
 
     def __init__(
         self, executor: Callable[[], Executor], answers: Answers, planner: CostPlanner
@@ -47,10 +43,7 @@ class Compiler:
         self._planner = planner
 
     def compile(self, model: Model, request: CompileRequest, cache: Cache | None) -> CompiledModel:
-        """Compile a model, through a cache where there is one.
-
-        `cache`: where compiled models are kept.
-        """
+        """Compile a model, through a cache where there is one."""
         model = opened(model, request)
         deployment, hit = self._deployed(model, request, cache)
         return self.compiled(model, request, deployment, cache, hit=hit)
@@ -115,11 +108,7 @@ class Compiler:
             return deployment
 
     def place(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
-        """Cut a model as the policy says, without what devices are known to refuse in a part.
-
-        Raises PropertyError: there are fewer devices than NUM_REPLICAS, or STAGE_REPLICAS does not
-            fit them.
-        """
+        """Cut a model as the policy says, without what devices are known to refuse in a part."""
         count = request.own["NUM_REPLICAS"]
         others = stand_ins(request)
         devices = without_stand_ins(request).devices
@@ -187,10 +176,7 @@ def opened(model: Model, request: CompileRequest) -> Model:
 
 
 def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRequest:
-    """Return a request for the devices that are left; pins move to devices of the same plugin.
-
-    Raises DeviceError: none is left, or none for a pin.
-    """
+    """Return a request for the devices that are left; pins move to devices of the same plugin."""
     devices = tuple(device for device in request.devices if device not in gone)
     if not devices:
         raise DeviceError(f"no device is left; gone are {', '.join(sorted(gone))}.")
@@ -228,10 +214,7 @@ def _deployable(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Remade:
 
 
 def batching_of(cuts: Sequence[Cut], request: CompileRequest, limits: Limits) -> Batching | None:
-    """Return how requests are joined; None where they are not to be.
-
-    Raises PropertyError where they cannot be, with the reason.
-    """
+    """Return how requests are joined, or refuse to; None where they are not to be."""
     size = request.batch_size
     if size < 2:
         return None

@@ -21,11 +21,7 @@ StandIns = Mapping[str, tuple[str, ...]]
 
 
 def stand_ins(request: CompileRequest) -> StandIns:
-    """Return what STAGE_REPLICAS says, devices by their names.
-
-    Raises PropertyError: it names a device that is not the model's, or one twice, or one that has
-        nodes pinned to it.
-    """
+    """Return what STAGE_REPLICAS says, devices by their names, each once and without pins."""
     found = {
         _device(name, request): tuple(_device(other, request) for other in others)
         for name, others in request.own[_NAME].items()
@@ -40,10 +36,7 @@ def stand_ins(request: CompileRequest) -> StandIns:
 
 
 def without_stand_ins(request: CompileRequest) -> CompileRequest:
-    """Return a request for the devices that get subgraphs of their own.
-
-    Raises as `stand_ins` does.
-    """
+    """Return a request for the devices that get subgraphs of their own."""
     others = {device for mine in stand_ins(request).values() for device in mine}
     return request.on(tuple(device for device in request.devices if device not in others))
 
