@@ -36,13 +36,7 @@ from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.trace import Trace
 from hetero.planning.cost.costs import Costs
 from hetero.planning.report import PlanReport
-from hetero.preprocess import (
-    ColorFormat,
-    Layout,
-    PaddingMode,
-    PrePostProcessor,
-    ResizeAlgorithm,
-)
+from hetero.preprocess import ColorFormat, Layout, PaddingMode, PrePostProcessor, ResizeAlgorithm
 from hetero.query.survey import Survey
 from hetero.serve.server import serve
 from hetero.shortcuts import compile_model, get_batch, get_version, save_model, set_batch

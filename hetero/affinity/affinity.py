@@ -58,11 +58,7 @@ NO_PINS: Final = Affinity(MappingProxyType({}), MappingProxyType({}))
 
 
 def resolve_pins(
-    model: Model,
-    pins: Mapping[str, str],
-    devices: Sequence[str] | None = None,
-    *,
-    source: str = "",
+    model: Model, pins: Mapping[str, str], devices: Sequence[str] | None = None, *, source: str = ""
 ) -> Affinity:
     """Find the nodes that patterns name.
 

@@ -101,9 +101,7 @@ def recompiled_pins(blob: ModelBlob, placed: Mapping[str, str]) -> dict[str, str
 
 
 def import_sources(
-    blob: ModelBlob,
-    cuts: Sequence[Cut],
-    request: CompileRequest,
+    blob: ModelBlob, cuts: Sequence[Cut], request: CompileRequest
 ) -> list[StageSource]:
     """Return each stage's source, numbered through the cuts: with its own export, or without."""
     #: (device here, why its export cannot be used) -> stages, numbered through the plans.

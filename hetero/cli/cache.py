@@ -76,8 +76,7 @@ def prune(folder: Path, max_size: int | None, older_than_days: float | None) -> 
     if max_size is None and older_than_days is None:
         raise click.UsageError("say what may stay: --max-size, --older-than-days, or both.")
     gone = Cache(folder).prune(
-        max_size,
-        older_than_s=None if older_than_days is None else older_than_days * 86400,
+        max_size, older_than_s=None if older_than_days is None else older_than_days * 86400
     )
     _report(gone, folder)
 

@@ -31,10 +31,7 @@ from hetero.cli.terminal import tell
 )  # fmt: skip
 @with_core
 def compile_command(
-    job: Job,
-    subgraphs_dir: Path | None,
-    output: Path | None,
-    weightless: bool,
+    job: Job, subgraphs_dir: Path | None, output: Path | None, weightless: bool
 ) -> None:
     """Compile MODEL and show which device got which subgraph."""
     if weightless and not output:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 _options: Final = together(
     click.option(
-        "--address",
-        help="The cluster, as HOST:PORT or 'auto'; by default this machine's own pool.",
+        "--address", help="The cluster, as HOST:PORT or 'auto'; by default this machine's own pool."
     ),
     json_option,
 )

@@ -33,11 +33,7 @@ from hetero.report.text import Rows
 @click.option("--seconds", "-t", type=Finite(min=0, min_open=True), default=20.0,
               show_default=True, help="The most time; it ends once figures settle.")  # fmt: skip
 @with_core(runs_model=True)
-def profile_command(
-    job: Job,
-    output: Path | None,
-    seconds: float,
-) -> None:
+def profile_command(job: Job, output: Path | None, seconds: float) -> None:
     """Measure MODEL on every device of the list and write a cost file.
 
     Ctrl-C ends it and keeps what was measured; the exit code is 1 then, and when a device could

@@ -18,13 +18,7 @@ from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import SHAPES, planned_at, planning_options
 from hetero.cli.terminal import json_text, progress, remark, show, steps, wants_json
 from hetero.query.survey import Survey
-from hetero.report import (
-    annotated_model,
-    build_report,
-    report_html,
-    report_table,
-    strict_problems,
-)
+from hetero.report import annotated_model, build_report, report_html, report_table, strict_problems
 from scheduler.formats.publish import publish
 
 #: Adds the forms a report can take; they arrive as `html`, `annotate`, ...

@@ -47,12 +47,7 @@ REPEATS = 10
 @watch_options
 @blob_options
 @with_core(runs_model=True)
-def run(
-    job: Job,
-    profile: bool,
-    html: Path | None,
-    output: Path | None,
-) -> None:
+def run(job: Job, profile: bool, html: Path | None, output: Path | None) -> None:
     """Run MODEL over the devices; light models are checked against onnx's own outputs.
 
     MODEL may be a blob that `hetero compile -o` wrote: it runs on the devices it was compiled for.

@@ -95,12 +95,7 @@ _server_options: Final = together(
 @_server_options
 @with_core
 def serve(
-    job: Job,
-    name: str | None,
-    check: bool,
-    workers: int,
-    decoder: bool,
-    **listening: Any,
+    job: Job, name: str | None, check: bool, workers: int, decoder: bool, **listening: Any
 ) -> None:
     """Serve MODEL by HTTP: an ONNX model, a blob, or a folder of them.
 

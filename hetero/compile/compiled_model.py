@@ -72,11 +72,7 @@ class CompiledModel(BaseCompiledModel):
     """
 
     def __init__(
-        self,
-        deployment: Deployment,
-        request: CompileRequest,
-        *,
-        loaded_from_cache: bool = False,
+        self, deployment: Deployment, request: CompileRequest, *, loaded_from_cache: bool = False
     ) -> None:
         source = deployment.routes[0].origin.partition.source
         variables = variables_of(source)

@@ -152,10 +152,7 @@ class Steps:
                 given[decoder.positions] = self._places[None, past:lengths]
             else:
                 given[decoder.positions] = self._places[lengths - 1][:, None]
-        counts = (
-            (decoder.past_length, lengths - new.shape[1]),
-            (decoder.total_length, lengths),
-        )
+        counts = ((decoder.past_length, lengths - new.shape[1]), (decoder.total_length, lengths))
         for name, count in counts:
             if name:
                 port = self._types[name]

@@ -19,12 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from devices.errors import (
-    DeviceMemoryError,
-    HeteroError,
-    RequestCancelledError,
-    TensorLostError,
-)
+from devices.errors import DeviceMemoryError, HeteroError, RequestCancelledError, TensorLostError
 from devices.plugin.signal import Signal
 from devices.request.results import Results
 from devices.request.states import VariableState

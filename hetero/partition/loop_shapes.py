@@ -30,7 +30,7 @@ def with_loop_shapes(model: Model) -> Model:
     while found := {s.name: s for n in loops for s in _results(typed, n) if s.name not in known}:
         known |= found
         typed = model.replace(
-            value_info=[*model.value_info, *(spec.to_proto() for spec in known.values())],
+            value_info=[*model.value_info, *(spec.to_proto() for spec in known.values())]
         )
     if not known:
         return model

@@ -167,12 +167,7 @@ class _Judge:
 
 
 def _report(
-    task: Task,
-    choice: Choice,
-    planned: Planned,
-    solution: Solution,
-    judge: _Judge,
-    begin: float,
+    task: Task, choice: Choice, planned: Planned, solution: Solution, judge: _Judge, begin: float
 ) -> PlanReport:
     chosen = solution.chosen
     variants = judge.cuts(chosen.name, sorted(chosen.parts, key=lambda p: -p.share))

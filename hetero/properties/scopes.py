@@ -22,9 +22,7 @@ class Scopes:
     """The configurations of a Core; safe to use from several threads."""
 
     def __init__(
-        self,
-        rows: Callable[[], Sequence[DeviceDescriptor]],
-        read: Callable[[str, str], Any],
+        self, rows: Callable[[], Sequence[DeviceDescriptor]], read: Callable[[str, str], Any]
     ) -> None:
         self._rows = rows
         self._read_device = read

@@ -21,10 +21,7 @@ Refused = Mapping[str, Mapping[str, Refusal]]
 
 
 def place_by_priority(
-    model: Model,
-    request: CompileRequest,
-    ask: Callable[[str, Model], Support],
-    refused: Refused,
+    model: Model, request: CompileRequest, ask: Callable[[str, Model], Support], refused: Refused
 ) -> Affinity:
     """Give each node to the first device of the list that takes it."""
 

@@ -10,10 +10,4 @@ from hetero.report.html import report_html
 from hetero.report.lints import strict_problems
 from hetero.report.table import report_table
 
-__all__ = [
-    "annotated_model",
-    "build_report",
-    "report_html",
-    "report_table",
-    "strict_problems",
-]
+__all__ = ["annotated_model", "build_report", "report_html", "report_table", "strict_problems"]

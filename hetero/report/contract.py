@@ -151,11 +151,7 @@ def _devices(
 
 
 def _nodes(
-    model: Model,
-    survey: Survey,
-    affinity: Affinity,
-    cut: Partition | None,
-    plan: PlanReport | None,
+    model: Model, survey: Survey, affinity: Affinity, cut: Partition | None, plan: PlanReport | None
 ) -> list[dict[str, Any]]:
     moving = set(request_positions(model))
     rows = []

@@ -30,10 +30,7 @@ class BusyDevices:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        configs: Mapping[str, Mapping[str, Any]],
-        devices: Collection[str],
+        self, executor: Executor, configs: Mapping[str, Mapping[str, Any]], devices: Collection[str]
     ) -> None:
         self._executor = executor
         self._configs = configs

@@ -131,12 +131,7 @@ class State:
 
 
 def anneal(
-    problem: Problem,
-    start: Assignment,
-    *,
-    proposals: int,
-    seed: int,
-    deadline: float = math.inf,
+    problem: Problem, start: Assignment, *, proposals: int, seed: int, deadline: float = math.inf
 ) -> tuple[Assignment, bool]:
     """Improve a feasible assignment of a problem without groups by simulated annealing.
 

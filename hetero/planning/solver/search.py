@@ -243,11 +243,7 @@ class _Search:
         middle_s = (time.monotonic() + self.deadline) / 2
         for turn, (start, end_s) in enumerate(((first, middle_s), (second, self.deadline))):
             found, late = anneal(
-                problem,
-                start,
-                proposals=proposals,
-                seed=2 * self.seed + turn,
-                deadline=end_s,
+                problem, start, proposals=proposals, seed=2 * self.seed + turn, deadline=end_s
             )
             self.cut_short |= late
             self.add("annealing", self.small.expand(found))
