@@ -43,7 +43,7 @@ class State:
         n, k = problem.times.shape
         self.where = list(assignment)
         self._times = problem.times.tolist()
-        self._weights = problem.weights.tolist()
+        self.weights: list[float] = problem.weights.tolist()
         self._send = problem.send.tolist()
         self._receive = problem.receive.tolist()
         self._tails = problem.tails.tolist()
@@ -52,6 +52,7 @@ class State:
         self._at_head: list[list[int]] = [[] for _ in range(n)]
         mask = allowed(problem)
         self.options = [[d for d in range(k) if mask[v, d]] for v in range(n)]
+        self.allowed = [frozenset(devices) for devices in self.options]
         near: list[set[int]] = [set() for _ in range(n)]
         self._counts = []
         for h, (tail, heads) in enumerate(zip(self._tails, problem.heads, strict=True)):
@@ -68,7 +69,7 @@ class State:
         self.free: list[float] = problem.memory.tolist()
         for v, d in enumerate(self.where):
             self.loads[d] += self._times[v][d]
-            self.free[d] -= self._weights[v]
+            self.free[d] -= self.weights[v]
         for h, tail in enumerate(self._tails):
             on = self.where[tail]
             if self._counts[h][on] < self._heads[h]:
@@ -85,7 +86,7 @@ class State:
         loads = self.loads
         loads[a] -= self._times[v][a]
         loads[b] += self._times[v][b]
-        weight = self._weights[v]
+        weight = self.weights[v]
         self.free[a] += weight
         self.free[b] -= weight
         self.where[v] = b
@@ -143,14 +144,13 @@ def anneal(
     draw = rng.random
     state = State(problem, start)
     where, loads, options, near = state.where, state.loads, state.options, state.near
-    free, move, weights = state.free, state.move, problem.weights.tolist()
+    free, move, weights, allowed_sets = state.free, state.move, state.weights, state.allowed
     finite_memory = bool((problem.memory < math.inf).any())
     movable = [v for v in range(problem.node_count) if len(options[v]) > 1]
     scale = best_value = max(loads)
     best = tuple(where)
     if not movable or scale <= 0.0:
         return best, False
-    allowed_sets = [frozenset(o) for o in options]
     temperature = HOT
     begin_s = time.monotonic()
     energy = 1.0
@@ -230,33 +230,29 @@ def tidy(problem: Problem, assignment: Assignment) -> Assignment:
     wherever the sum of all loads falls and the largest load does not rise.
     """
     state = State(problem, assignment)
-    weights: list[float] = problem.weights.tolist()
-    options = [frozenset(o) for o in state.options]
     for _ in range(PASSES):
         moved = False
         pieces = [[v] for v in range(problem.node_count)]
         for group in (pieces, _pieces(state)):
             for nodes in group:
-                moved = _settle(state, nodes, options, weights) or moved
+                moved = _settle(state, nodes) or moved
         if not moved:
             break
     return tuple(state.where)
 
 
-def _settle(
-    state: State, nodes: Sequence[int], options: Sequence[frozenset[int]], weights: list[float]
-) -> bool:
+def _settle(state: State, nodes: Sequence[int]) -> bool:
     """Move one piece to the neighbouring device that lowers the sum of loads most."""
     a = state.where[nodes[0]]
     if any(state.where[v] != a for v in nodes):
         # An earlier move of this pass took part of the piece away.
         return False
     around = {state.where[w] for v in nodes for w in state.near[v]} - {a}
-    weight = sum(weights[v] for v in nodes)
+    weight = sum(state.weights[v] for v in nodes)
     top, total = max(state.loads), sum(state.loads)
     best, target = total * (1 - LEAST_GAIN), a
     for b in sorted(around):
-        if state.free[b] < weight or any(b not in options[v] for v in nodes):
+        if state.free[b] < weight or any(b not in state.allowed[v] for v in nodes):
             continue
         for v in nodes:
             state.move(v, b)
