@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from devices.errors import ArgumentError, ModelError
@@ -98,10 +99,8 @@ class Decoder:
                 "hetero.read_decoder(path) to generate with it, or serve it with --decoder."
             )
         try:
-            found: dict[str, Any] = json.loads(model.metadata[KEY])
-            several = {name: tuple(found[name]) for name in ("eos", "sources")}
-            return cls(**{**found, **several})
-        except (ValueError, TypeError, KeyError) as error:
+            return msgspec.json.decode(model.metadata[KEY], type=cls)
+        except msgspec.MsgspecError as error:
             raise ModelError(
                 f"model {model.name!r}: metadata {KEY} is {model.metadata[KEY][:80]!r}, which "
                 "hetero.read_decoder does not write; read the model with it again."
@@ -109,7 +108,7 @@ class Decoder:
 
     def text(self) -> str:
         """Return the metadata."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
 
 def find_states(model: Model) -> dict[str, str]:
