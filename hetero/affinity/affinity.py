@@ -166,11 +166,12 @@ def _matching(model: Model, kind: str, text: str) -> list[str]:
         return [text] if text in model.index_of else []
     if kind == "glob":
         return [name for name in model.node_names if fnmatchcase(name, text)]
-    return [n.name for n in model.nodes if any(fnmatchcase(t, text) for t in _types(n))]
-
-
-def _types(node: Node) -> tuple[str, str]:
-    return node.op_type, f"{node.domain or 'ai.onnx'}.{node.op_type}"
+    return [
+        node.name
+        for node in model.nodes
+        if fnmatchcase(node.op_type, text)
+        or fnmatchcase(f"{node.domain or 'ai.onnx'}.{node.op_type}", text)
+    ]
 
 
 def _no_match(model: Model, kind: str, text: str) -> str:

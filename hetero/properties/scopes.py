@@ -119,7 +119,9 @@ class Scopes:
         """Return the configuration that a device string means."""
         if device == EVERYWHERE:
             # Devices come and go: what can be set is what those that are here know.
-            self._everywhere.table = _mutable(self.tables())
+            tables = (*self.tables().values(), HETERO_PROPERTIES)  # its own where both have it
+            mutable = (p for table in tables for p in table.values() if p.mutable)
+            self._everywhere.table = PropertyTable(*mutable)
             return self._everywhere
         request = parse_device(device)
         if request.hetero and request.names:
@@ -146,9 +148,3 @@ class Scopes:
         if scope == HETERO:
             return table[name].default
         return table[name].default if table[name].mutable else self._read_device(scope, name)
-
-
-def _mutable(tables: Mapping[str, PropertyTable]) -> PropertyTable:
-    """Return all that can be set on devices or HETERO; HETERO's where both have it."""
-    every = (p for table in (*tables.values(), HETERO_PROPERTIES) for p in table.values())
-    return PropertyTable(*(p for p in every if p.mutable))

@@ -99,10 +99,9 @@ def _nodes(
     target = compiled.target
     #: Name in the runtime model -> stage, and the name by which its device tells its times.
     found = {
-        target.executed_name(stage, name): (stage, name)
+        target.executed_name(stage, node.name): (stage, node.name)
         for stage in runs
-        for prefix in (target.executed_name(stage, ""),)
-        for name in (n.name.removeprefix(prefix) for n in target.executed_nodes((stage,)))
+        for node in compiled.deployment.executed_nodes(stage)
     }
     device_of = {subgraph.index: subgraph.device for subgraph in compiled.subgraphs}
     source = compiled.source

@@ -84,11 +84,9 @@ class Simulation:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        fleet = asdict(self.fleet)
-        fleet["links"] = [
-            {"between": list(ends), **asdict(link)} for ends, link in self.fleet.links.items()
-        ]
-        document = asdict(replace(self, fleet=self.fleet)) | {"fleet": fleet}
+        document = asdict(self)
+        links = document["fleet"]["links"].items()
+        document["fleet"]["links"] = [{"between": list(ends), **link} for ends, link in links]
         document["slo_s"] = None if isinf(self.slo_s) else self.slo_s
         return document
 
