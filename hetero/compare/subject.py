@@ -17,12 +17,7 @@ from scheduler.vocabulary.names import HETERO, parse_device
 class CoreSubject:
     """A `devices.testing.Subject`: models are cut wherever its devices' support allows it.
 
-    Parameters
-    ----------
-    core : Core
-        Whose devices.
-    device_name : str
-        One device, or several: neighbouring nodes are then on different ones.
+    Of several devices, neighbouring nodes are on different ones.
     """
 
     computes: Final = True

@@ -60,15 +60,6 @@ class CompiledModel(BaseCompiledModel):
     Use it as a function for one inference, make requests for more, and as a context manager to
     give back what the devices hold for it; without one they do so once nothing holds the model or
     a request of it any more.
-
-    Parameters
-    ----------
-    deployment : Deployment
-        Where it runs; its routes' origins are cuts.
-    request : CompileRequest
-        What it was compiled for and with.
-    loaded_from_cache : bool
-        Whether a cache, not a compilation, gave all of it.
     """
 
     def __init__(

@@ -18,15 +18,6 @@ class MetricsServer:
     """Counts a Core's requests and serves the figures by HTTP, until it is closed.
 
     Made by `Core.serve_metrics`; as a block it is closed at the block's end.
-
-    Parameters
-    ----------
-    observers : list
-        The observers of requests: the counter is one of them until it is closed.
-    load : callable
-        Returns what waits and runs now.
-    host, port : str, int
-        Where to listen; port 0 takes one that is free.
     """
 
     def __init__(

@@ -32,19 +32,6 @@ class Trace:
     num_left_out : int
         Requests that ended before the last ones, which are all that is kept, besides those that
         have not ended with the block.
-
-    Parameters
-    ----------
-    path : path
-        As above.
-    observers : list
-        The observers of requests: the trace is one of them until it is closed.
-    nodes : callable
-        Returns the node of each device.
-    in_flight : callable
-        Returns the requests that have not ended.
-    requests : int
-        How many requests are kept: the last to end.
     """
 
     def __init__(
