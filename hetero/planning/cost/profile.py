@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from devices.errors import ClusterError, DeviceError, HeteroError
 from devices.plugin.program import Value
 from hetero.affinity.requests import request_positions
@@ -24,7 +26,7 @@ from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Time, T
 from hetero.planning.cost.kinds import Kind, Subject, kinds_of
 from hetero.planning.cost.load import BusyDevices
 from hetero.planning.cost.nodes import fused_groups, spread
-from hetero.planning.cost.samples import capture, feeds, regions, shapes_of
+from hetero.planning.cost.samples import capture, feeds, regions
 from hetero.planning.cost.timing import time_model
 from hetero.planning.cost.transfers import ASSUMED, measure_transfer
 from hetero.planning.cost.work import fit_speed, node_work, value_nbytes, with_shapes
@@ -55,9 +57,9 @@ class _Profile:
     def __init__(self, subject: Subject, progress: Progress) -> None:
         self._subject = subject
         self._progress = progress
-        shapes = shapes_of(subject.inputs, [p.name for p in subject.model.inputs])
-        self._shapes = shapes
-        self._model = with_shapes(subject.model, shapes)
+        given = ((port.name, subject.inputs.get(port.name)) for port in subject.model.inputs)
+        self._shapes = {name: v.shape for name, v in given if isinstance(v, np.ndarray)}
+        self._model = with_shapes(subject.model, self._shapes)
         self._kinds = kinds_of(subject)
         self._values: dict[str, Value] = dict(subject.inputs)
         #: Alike devices have one figure: to the planner they are then interchangeable.

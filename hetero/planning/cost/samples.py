@@ -6,7 +6,7 @@ depend on values (indices, masks, trip counts) as well as on shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -79,8 +79,3 @@ def feeds(model: Model, values: Mapping[str, Value]) -> dict[str, Value] | None:
             return None
         found[port.name] = sample_value(port, rng)
     return found
-
-
-def shapes_of(values: Mapping[str, Value], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the named values that are arrays."""
-    return {n: tuple(np.shape(values[n])) for n in names if isinstance(values.get(n), np.ndarray)}

@@ -55,8 +55,7 @@ def value_nbytes(spec: TensorSpec) -> int:
     """Bytes of a value; open dimensions count as 1, values that are not tensors as nothing."""
     if (known := spec.nbytes) is not None:
         return known
-    itemsize = spec.dtype.itemsize if spec.dtype is not None else 0
-    return _size(spec) * itemsize
+    return TensorSpec(spec.name, spec.type, _shape(spec)).nbytes or 0
 
 
 def node_work(model: Model, node: Node) -> Work:
