@@ -61,15 +61,11 @@ def query_priority(
                 left.discard(position)
             elif name not in taken:
                 refusals.setdefault(name, {})[device] = reason(answer, name, device)
-    for position in sorted(weights, reverse=True):
+    for position in (*sorted(weights, reverse=True), *literals):
         node = model.nodes[position]
         homes = (taken[r.name] for r in model.readers(node) if r.name in taken)
-        home = next((d for d in homes if node.name in answers[d].devices), None)
-        taken |= {} if home is None else {node.name: home}
-    for position in literals:
-        node = model.nodes[position]
-        homes = (taken[r.name] for r in model.readers(node) if r.name in taken)
-        if (home := next(homes, None)) is not None:
+        fits = (d for d in homes if position in literals or node.name in answers[d].devices)
+        if (home := next(fits, None)) is not None:
             taken[node.name] = home
     return Support(
         {name: taken[name] for name in model.node_names if name in taken},
