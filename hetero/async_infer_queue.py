@@ -84,16 +84,6 @@ def _finished(job: weakref.ref[_Job], shared: _Shared, index: int, userdata: Any
         del shared.calling_back[thread]
 
 
-def _pair(request: Any) -> tuple[Any, Any]:
-    """Return a stream's request: a dict of inputs would pass for a pair of its names."""
-    if not isinstance(request, tuple | list) or len(request) != 2:
-        raise ArgumentTypeError(
-            f"a stream takes pairs (userdata, inputs), got {type(request).__name__}; to number "
-            "requests write enumerate(requests)."
-        )
-    return request[0], request[1]
-
-
 async def _ended(running: dict[asyncio.Future[Results], Any]) -> list[tuple[Any, Results]]:
     """Return those that have ended of what runs, waiting for one, and take them out."""
     import asyncio
@@ -220,7 +210,13 @@ class AsyncInferQueue:
         running: dict[asyncio.Future[Results], Any] = {}
         try:
             for request in requests:
-                userdata, inputs = _pair(request)
+                # A dict of inputs would pass for a pair of its names.
+                if not isinstance(request, tuple | list) or len(request) != 2:
+                    raise ArgumentTypeError(
+                        "a stream takes pairs (userdata, inputs), got "
+                        f"{type(request).__name__}; to number requests write enumerate(requests)."
+                    )
+                userdata, inputs = request
                 while len(running) >= len(self):
                     for pair in await _ended(running):
                         yield pair
@@ -241,7 +237,7 @@ class AsyncInferQueue:
 
     def get_idle_request_id(self) -> int:
         """Wait until a job is idle and return its index."""
-        return self._idle_job(None)
+        return self._wait(self._first_idle, None)
 
     def wait_all(self) -> None:
         """Wait until every job is idle; raise the first error since the last call.
@@ -260,15 +256,12 @@ class AsyncInferQueue:
         """Start a request on an idle job, waiting until there is one."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            job = self._jobs[self._idle_job(deadline_s)]
+            job = self._jobs[self._wait(self._first_idle, deadline_s)]
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             try:
                 return start(job, left_s)
             except RequestBusyError:  # another thread took it
                 continue
-
-    def _idle_job(self, deadline_s: float | None) -> int:
-        return self._wait(self._first_idle, deadline_s)
 
     def _first_idle(self) -> int | None:
         """Return an idle job's index; in a callback, its own job's if no other is idle."""

@@ -64,18 +64,14 @@ class DeployedModel:
 
         The first request that gives a set of optional inputs has the model compiled for those.
         """
-        if self.optional_inputs:
-            given = frozenset(values).difference(self._required)
-            if given and (variant := self._variant(given)) is not None:
+        if self.optional_inputs and (given := frozenset(values).difference(self._required)):
+            with self._lock:
+                if given not in self._variants and self.compile_variant is not None:
+                    self._variants[given] = self.compile_variant(given)
+                variant = self._variants.get(given)
+            if variant is not None:  # else this one is closed
                 return variant.submit(values, request)
         return self._deployment.submit(values, request)
-
-    def _variant(self, given: frozenset[str]) -> DeployedModel | None:
-        """Return what runs such requests, made by the first; None once this one is closed."""
-        with self._lock:
-            if given not in self._variants and self.compile_variant is not None:
-                self._variants[given] = self.compile_variant(given)
-            return self._variants.get(given)
 
     def context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""

@@ -238,15 +238,13 @@ def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
     return lanes
 
 
-def _event(phase: str, name: str, at: Place, **more: Any) -> Event:
-    return {"ph": phase, "name": name, "pid": at[0], "tid": at[1], **more}
-
-
 def _timed(phase: str, name: str, cat: str, at: Place, ns: int, **more: Any) -> Event:
     """Return an event at a time, which the format has in microseconds."""
-    return _event(phase, name, at, cat=cat, ts=ns / 1e3, **more)
+    pid, tid = at
+    return {"ph": phase, "name": name, "pid": pid, "tid": tid, "cat": cat, "ts": ns / 1e3, **more}
 
 
 def _named(what: str, at: Place, name: str) -> Event:
     """Return the event that names a process, or a thread of it."""
-    return _event("M", f"{what}_name", at, args={"name": name})
+    pid, tid = at
+    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
