@@ -17,12 +17,11 @@ def keep_in_flight(
     jobs: int,
     more: Callable[[int], bool],
     answered: Callable[[float, float, Answer], None],
-) -> float:
+) -> None:
     """Send requests, `jobs` at a time, as long as more are wanted; wait for all of them.
 
     `more`: whether another one follows those sent so far.
     `answered`: called for each answer, from any thread, with when its request was sent and it came.
-    Returns: when the last request had been sent, in seconds of the monotonic clock.
     Raises BaseException: what the first request that failed ended with; no other was sent after it.
     """
     free = threading.Semaphore(jobs)
@@ -50,9 +49,7 @@ def keep_in_flight(
         began_s = time.monotonic()
         submit().add_done_callback(partial(finished, began_s))
         sent += 1
-    last_s = time.monotonic()
     for _ in range(jobs):
         wait_for_one()
     if errors:
         raise errors[0]
-    return last_s
