@@ -75,8 +75,6 @@ class Together:
 
     async def step_async(self, texts: Sequence[Text]) -> list[int | None] | None:
         """Do the same in an event loop."""
-        import asyncio  # here, as few have a loop: it is not needed at every start
-
         while True:
             changed: Future[None] = Future()
             end = partial(_settle, changed)
@@ -87,9 +85,8 @@ class Together:
                 if turn.run or not turn.texts[0].is_begun:
                     self._start(turn, end)
                 else:  # devices put caches together meanwhile
-                    asyncio.get_running_loop().run_in_executor(None, self._start, turn, end)
-            # Whoever is cancelled here leaves the step to the others.
-            await asyncio.wrap_future(changed)
+                    aside(self._start, turn, end)
+            await until(changed)  # whoever is cancelled here leaves the step to the others
 
     def states(self, texts: Sequence[Text]) -> tuple[VariableState, ...]:
         """Return the states of texts, which are rows of one run then, if they can be."""
@@ -404,3 +401,17 @@ def _settle(changed: Future[None], error: BaseException | None = None) -> None:
             changed.set_result(None)
         else:
             changed.set_exception(error)
+
+
+async def until(changed: Future[None]) -> None:
+    """Wait in an event loop."""
+    import asyncio  # here, as few have a loop: it is not needed at every start
+
+    await asyncio.wrap_future(changed)
+
+
+def aside(work: Callable[..., object], *given: object) -> None:
+    """Have another thread do what an event loop should not wait for."""
+    import asyncio
+
+    asyncio.get_running_loop().run_in_executor(None, work, *given)
