@@ -66,15 +66,12 @@ def test_a_seed_is_one_history_whatever_the_hashes_and_whatever_ran_before() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
-def test_many_requests_under_faults(part: int) -> None:
-    num_requests, seed = 0, 1_000_000 * (part + 1)
-    while num_requests < 100_000:
+def test_many_requests_under_faults() -> None:
+    """Thousands in one history; `python -m tests.universe --requests 2000` runs more of them."""
+    for seed in range(5):
         faults = Faults(loss=0.01, double=0.02, late=0.1, late_s=0.01, crash_s=2.0, cut_s=3.0)
         history = History(seed, num_requests=2000, faults=faults).run()
         assert history.broken == [], seed
-        num_requests += len(history.calls)
-        seed += 1
 
 
 @pytest.mark.parametrize("name", PLANTED)
