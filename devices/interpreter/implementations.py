@@ -125,10 +125,6 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     if isinstance(extension, Refusal):
         return extension
     kernel = extension or scope.backend.find_kernel(node.domain, node.op_type, opset)
-    if kernel is None and node.domain == FUSED:
-        # A pattern of an old model may be an operator of a newer opset.
-        newest = onnx.defs.onnx_opset_version()
-        kernel = scope.backend.find_kernel("", node.op_type, newest)
     if kernel is not None:
         return _check_kernel(node, kernel, scope, operator)
     if is_delegated(node.domain, node.op_type, opset):

@@ -142,7 +142,6 @@ def hard_swish(xp: Xp, x: Array) -> Array:
 
 
 @op("Swish", since=24)
-@op("Swish", since=1, domain="hetero")
 @in_float32
 def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     """Return x * sigmoid(alpha * x)."""

@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from devices.model.literals import lift_literals
 from devices.model.model import Model
-from devices.transforms.constant_folding import fold_constants, literals_to_constants
+from devices.transforms.constant_folding import fold_constants
 from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from devices.transforms.identities import eliminate_identities, remove_dead_nodes
 from devices.transforms.inline_functions import inline_functions
@@ -27,7 +28,7 @@ class Pass(NamedTuple):
 #: Dead nodes go first and last: first, so that patterns do not count them as readers.
 FIRST: Final = (
     Pass(inline_functions, oldest_opset=0),
-    Pass(literals_to_constants, oldest_opset=0),
+    Pass(lift_literals, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 THEN: Final = (

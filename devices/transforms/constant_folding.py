@@ -1,4 +1,4 @@
-"""Passes: `Constant` nodes become constants; what depends on those alone is computed once."""
+"""Pass: what depends on constants alone is computed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from devices.interpreter.implementations import (
     Scope,
     find_implementation,
 )
-from devices.model.literals import literal_value
+from devices.model.attributes import bodies
 from devices.model.model import Model, Node
 from devices.plugin.program import RunContext
 from devices.plugin.support import Refusal
@@ -22,16 +22,6 @@ from devices.transforms.rewriting import Rewrite
 
 #: A result larger than this, and than what it was made from, is not kept.
 MOST_NBYTES: Final = 1 << 29
-
-
-def literals_to_constants(model: Model) -> Model:
-    """Return the model without `Constant` nodes."""
-    rewrite = Rewrite(model)
-    for i, node in enumerate(model.nodes):
-        if node.is_constant:
-            rewrite.remove(i)
-            rewrite.set_constant(node.outputs[0], literal_value(node))
-    return rewrite.apply()
 
 
 def fold_constants(model: Model) -> Model:
@@ -87,7 +77,7 @@ def _is_left(node: Node, scope: Scope) -> bool:
     """Tell whether the run has to do the node, or one in its bodies or in the function called."""
     if node.op_type in ONLY_IN_A_RUN:
         return True
-    inner = [proto for a in node.proto.attribute for g in (a.g, *a.graphs) for proto in g.node]
+    inner = [proto for _, graph in bodies(node.proto) for proto in graph.node]
     found = find_implementation(node, scope)
     if isinstance(found, Implementation) and found.kind == "function":
         scope = scope.of_function(found.definition)
@@ -104,5 +94,5 @@ def _known_shape(node: Node, model: Model) -> dict[str, np.ndarray] | None:
     shape = np.asarray(spec.shape, np.int64)
     if node.op_type == "Size":
         return {node.outputs[0]: np.asarray(shape.prod(), np.int64)}
-    attributes = node.attributes
-    return {node.outputs[0]: shape[attributes.get("start", 0) : attributes.get("end", None)]}
+    cut = slice(node.attributes.get("start"), node.attributes.get("end"))
+    return {node.outputs[0]: shape[cut]}

@@ -54,11 +54,7 @@ def _fold(rewrite: Rewrite, i: int, conv: Node) -> None:
 def _channel_affine(
     rewrite: Rewrite, at: int, value: str, channels: int, rank: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return what the node multiplies each channel of `value` by and adds to it, or None.
-
-    Both are float64, (channels). `at` is the position of a node that reads `value`, whose second
-    axis has `channels` elements of its `rank` axes.
-    """
+    """Return what a reader of `value` multiplies each channel by and adds, in float64, or None."""
     node = rewrite.model.nodes[at]
     if rewrite.is_op(at, "BatchNormalization") and node.inputs[0] == value:
         found = _batchnorm_affine(rewrite, node)
@@ -70,28 +66,19 @@ def _channel_affine(
     if factor is None or factor.dtype.kind != "f":
         return None
     per_channel = (channels, *(1,) * (rank - 2))
-    if factor.size != 1 and factor.shape not in (per_channel, (1, *per_channel)):
-        return None
-    if factor.ndim > rank:
+    is_one = factor.size == 1 and factor.ndim <= rank
+    if not is_one and factor.shape not in (per_channel, (1, *per_channel)):
         return None
     full = np.broadcast_to(factor.reshape(-1), (channels,)).astype(np.float64)
-    if node.op_type == "Mul":
-        return full, np.zeros(channels)
-    return np.ones(channels), full
+    return (full, np.zeros(channels)) if node.op_type == "Mul" else (np.ones(channels), full)
 
 
 def _batchnorm_affine(rewrite: Rewrite, node: Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return a batch normalisation's factor and summand per channel, float64, or None.
-
-    None where its parameters are not constants, or it trains.
-    """
+    """Return the factor and summand per channel; None for parameters that vary, or in training."""
     attributes = node.attributes
     parameters = [rewrite.constant(name) for name in node.inputs[1:5]]
-    if (
-        attributes.get("training_mode", 0)
-        or len(node.writes) > 1
-        or not attributes.get("spatial", 1)
-    ):
+    trains = attributes.get("training_mode") or len(node.writes) > 1
+    if trains or not attributes.get("spatial", 1):
         return None
     if len(parameters) < 4 or any(p is None or p.dtype.kind != "f" for p in parameters):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from typing import Any, Final
 
@@ -86,14 +87,12 @@ class Rewrite:
     def add_constant(self, name: str, array: np.ndarray) -> str:
         """Add a constant under a name made from `name`; return the name."""
         unique = self._names.make(name)
-        array.setflags(write=False)
-        self._constants[unique] = array
+        self.set_constant(unique, array)
         return unique
 
     def set_constant(self, value: str, array: np.ndarray) -> None:
         """Make a value that a dropped node made a constant."""
-        if array.flags.writeable:
-            array.setflags(write=False)
+        array.setflags(write=False)
         self._constants[value] = array
 
     def apply(self) -> Model:
@@ -108,12 +107,11 @@ class Rewrite:
         constants = dict(model.constants) | {
             name: Constant(name, array) for name, array in self._constants.items()
         }
-        return model.replace(
-            header=_importing_fused(model.header),
-            nodes=nodes,
-            constants=constants,
-            specs=model.specs,
-        )
+        header = model.header
+        if FUSED not in model.opset_imports:
+            header = deepcopy(header)
+            header.opset_import.add(domain=FUSED, version=1)
+        return model.replace(header=header, nodes=nodes, constants=constants, specs=model.specs)
 
     def _with_renamed(self, node: Node) -> Node:
         if not any(name in self._renamed for name in node.inputs):
@@ -136,35 +134,19 @@ def fused_node(
     """Return a fused operator that stands for `parts` and bears the first one's name."""
     proto = onnx.helper.make_node(op_type, inputs, outputs, name=parts[0].name, domain=FUSED)
     for name, value in attributes.items():
-        if isinstance(value, onnx.AttributeProto):
-            proto.attribute.append(value)
-        elif not isinstance(value, tuple):
-            proto.attribute.append(onnx.helper.make_attribute(name, value))
-        elif value:
-            proto.attribute.append(onnx.helper.make_attribute(name, list(value)))
+        known = isinstance(value, onnx.AttributeProto)
+        proto.attribute.append(value if known else onnx.helper.make_attribute(name, value))
     return Node.from_proto(proto, covers=_covered(parts))
 
 
 def with_inputs(node: Node, inputs: Sequence[str], outputs: Sequence[str], *more: Node) -> Node:
     """Return the same operator on other values, which now stands for `more` nodes as well."""
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    proto.ClearField("input")
-    proto.ClearField("output")
-    proto.input.extend(inputs)
-    proto.output.extend(outputs)
+    proto = deepcopy(node.proto)
+    proto.input[:] = inputs
+    proto.output[:] = outputs
     return Node.from_proto(proto, covers=_covered((node, *more)))
 
 
 def _covered(parts: Sequence[Node]) -> tuple[str, ...]:
     """Return what the parts stand for, each name once; a function call is in several."""
     return tuple(dict.fromkeys(name for part in parts for name in part.covers))
-
-
-def _importing_fused(header: onnx.ModelProto) -> onnx.ModelProto:
-    if any(entry.domain == FUSED for entry in header.opset_import):
-        return header
-    changed = onnx.ModelProto()
-    changed.CopyFrom(header)
-    changed.opset_import.add(domain=FUSED, version=1)
-    return changed

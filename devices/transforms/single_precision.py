@@ -35,10 +35,11 @@ def compute_in_single(model: Model) -> Model:
     inputs = [port.name for port in model.inputs if port.element_type in _HALVES]
     if not (halves or inputs) or not _is_open(model):
         return model
-    singles = {
-        name: Constant(name, _frozen(constant.array.astype(np.float32)))
-        for name, constant in halves.items()
-    }
+    singles = {}
+    for name, constant in halves.items():
+        single = constant.array.astype(np.float32)
+        single.setflags(write=False)
+        singles[name] = Constant(name, single)
     outputs = {port.name: model.spec(port.name).element_type for port in model.outputs}
     names = FreeNames.of_values(model)
     made = (n for n, kind in outputs.items() if kind in _HALVES and n in model.producers)
@@ -80,12 +81,12 @@ def _converted(
                 yield _cast(name, inner[name], TensorProto.FLOAT, node)
         reads = [inner.get(name, name) for name in node.inputs]
         writes = [inner.get(name, name) for name in node.outputs]
-        if not _makes_halves(node):
+        if _makes_halves(node):
+            half = names.make(f"{writes[0]}/half")
+            yield with_inputs(node, reads, [half])
+            yield _cast(half, writes[0], TensorProto.FLOAT, node)
+        else:
             yield with_inputs(node, reads, writes)
-            continue
-        half = names.make(f"{writes[0]}/half")
-        yield with_inputs(node, reads, [half])
-        yield _cast(half, writes[0], TensorProto.FLOAT, node)
 
 
 def _makes_halves(node: Node) -> bool:
@@ -101,8 +102,3 @@ def _cast(x: str, y: str, to: int, beside: Node) -> Node:
     return Node.from_proto(
         helper.make_node("Cast", [x], [y], f"{y}/cast", to=to), covers=beside.covers
     )
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array
