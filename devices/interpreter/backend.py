@@ -16,21 +16,13 @@ from devices.plugin.program import Value
 
 @dataclass(frozen=True, eq=False)
 class ArrayBackend:
-    """Arrays of one library, and how a device computes with them.
+    """Arrays of one library, and how a device computes with them."""
 
-    Attributes
-    ----------
-    name : str
-        The library's, for the runtime model.
-    xp : module
-        The array namespace that kernels are given: numpy, or one with numpy's API.
-    kernels : KernelRegistry
-        Kernels of the device's own. One of them replaces the shared kernel of its operator from
-        its `since` on, until the shared ones have a newer one.
-    """
-
+    #: The library's, for the runtime model.
     name: str
+    #: The array namespace that kernels are given: numpy, or one with numpy's API.
     xp: Any
+    #: The device's own: each replaces the shared kernel of its operator until that has a newer one.
     kernels: KernelRegistry = field(default_factory=KernelRegistry)
 
     @property

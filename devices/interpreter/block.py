@@ -54,31 +54,22 @@ class Task:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(eq=False, slots=True)
 class Block:
-    """A graph ready to run, re-entrant: each run has its own slots.
+    """A graph ready to run, re-entrant: each run has its own slots."""
 
-    `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and
-    None elsewhere. The graph's captures follow its inputs in `input_slots`. `host_inputs` are the
-    positions of those that only the host reads; `finish` returns once what was begun is done.
-    """
-
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        steps: Sequence[Step],
-        template: list[Value],
-        input_slots: Sequence[int],
-        output_slots: Sequence[int],
-        host_inputs: frozenset[int],
-        finish: Callable[[], None],
-    ) -> None:
-        self.tasks: Final = tuple(tasks)
-        self.steps = tuple(steps)
-        self.template = template
-        self.input_slots: Final = tuple(input_slots)
-        self.output_slots: Final = tuple(output_slots)
-        self.host_inputs: Final = host_inputs
-        self._finish: Final = finish
+    #: The nodes in execution order, and what runs them.
+    tasks: Sequence[Task]
+    steps: Sequence[Step]
+    #: The slots of a run that begins: constants in place, None elsewhere.
+    template: list[Value]
+    #: The inputs' slots and, after them, those of the graph's captures.
+    input_slots: Sequence[int]
+    output_slots: Sequence[int]
+    #: Positions of the inputs that only the host reads.
+    host_inputs: frozenset[int]
+    #: Returns once what was begun is done.
+    finish: Callable[[], None]
 
     def release(self) -> None:
         """Let go of every constant: there will be no more runs."""
@@ -111,7 +102,7 @@ class Block:
                     check()
                     start = perf_counter()
                     step(values, context)
-                    self._finish()
+                    self.finish()
                     context.record(self.tasks[i].node.name, perf_counter() - start)
             else:
                 for i, step in enumerate(steps, first):  # noqa: B007 - the handler below names it
@@ -124,35 +115,15 @@ class Block:
         return [values[slot] for slot in self.output_slots]
 
 
-class _Body:
-    """The graph of a control flow node: compiled, and as it was written.
+class _Body(NamedTuple):
+    """The graph of a control flow node: compiled, and as it was written."""
 
-    `captures` are the outer values that it reads but those in `constants`, which are its own, and
-    `slots` are theirs outside.
-    """
-
-    def __init__(
-        self,
-        block: Block,
-        graph: onnx.GraphProto,
-        captures: Mapping[str, int],
-        constants: Mapping[str, np.ndarray],
-        scope: Scope,
-    ) -> None:
-        self.slots = tuple(captures.values())
-        self._block = block
-        self._graph = graph
-        self._names = (*captures, *constants)
-        self._constants = tuple(constants.values())
-        self._scope = scope
-
-    def run(self, inputs: Sequence[Value], context: RunContext) -> list[Value]:
-        """Compute the outputs."""
-        return self._block.run(inputs, context)
-
-    def outputs(self, inputs: Sequence[Value]) -> list[BodyOutput]:
-        """Return the element type and shape of each output."""
-        return body_outputs(self._graph, self._names, [*inputs, *self._constants], self._scope)
+    block: Block
+    graph: onnx.GraphProto
+    #: Outer values that it reads -> their slots outside, but for `constants`, which it holds.
+    captures: Mapping[str, int]
+    constants: Mapping[str, np.ndarray]
+    scope: Scope
 
 
 class _Closure:
@@ -160,16 +131,18 @@ class _Closure:
 
     def __init__(self, body: _Body, values: Sequence[Value], context: RunContext) -> None:
         self._body = body
-        self._captured = [values[slot] for slot in body.slots]
+        self._captured = [values[slot] for slot in body.captures.values()]
         self._context = context
 
     def __call__(self, *inputs: Value) -> tuple[Value, ...]:
         self._context.check_cancelled()  # a body need not have a node that asks
-        return tuple(self._body.run([*inputs, *self._captured], self._context))
+        return tuple(self._body.block.run([*inputs, *self._captured], self._context))
 
     def outputs(self, *inputs: Value) -> list[BodyOutput]:
         """Return the element type and shape of each output."""
-        return self._body.outputs([*inputs, *self._captured])
+        _, graph, captures, constants, scope = self._body
+        values = [*inputs, *self._captured, *constants.values()]
+        return body_outputs(graph, (*captures, *constants), values, scope)
 
 
 def build_block(
@@ -274,7 +247,7 @@ def _work(
     attributes |= {name: reserved[name] for name in kernel.wants}
     call = scope.backend.function(kernel, attributes, on_host)
     if bodies:
-        return _body_step(call, bodies, slots), task
+        return _call_step(call, slots, bodies), task
     return _call_step(call, slots), replace(task, call=call, attributes=attributes)
 
 
@@ -302,41 +275,25 @@ def _body(
     return _Body(block, graph, {name: slot_of(name) for name in outer}, shared, scope)
 
 
-def _call_step(call: Callable[..., Any], slots: Slots) -> Step:
-    """A node without bodies."""
+def _call_step(
+    call: Callable[..., Any], slots: Slots, bodies: Mapping[str, _Body] | None = None
+) -> Step:
+    """A node; its bodies see the values that they capture as they are now."""
     reads, writes, dying = slots
 
     def step(values: list[Value], context: RunContext) -> None:
-        store(values, writes, call(*[values[slot] for slot in reads]))
+        if bodies:
+            closures = {name: _Closure(body, values, context) for name, body in bodies.items()}
+            store(values, writes, call(*[values[slot] for slot in reads], **closures))
+        else:
+            store(values, writes, call(*[values[slot] for slot in reads]))
         for slot in dying:
             values[slot] = None
 
     return step
 
 
-def _body_step(
-    call: Callable[..., Any],
-    bodies: Mapping[str, _Body],
-    slots: Slots,
-) -> Step:
-    """A control flow node: its bodies see the values that they capture as they are now."""
-    reads, writes, dying = slots
-
-    def step(values: list[Value], context: RunContext) -> None:
-        closures = {name: _Closure(body, values, context) for name, body in bodies.items()}
-        store(values, writes, call(*[values[slot] for slot in reads], **closures))
-        for slot in dying:
-            values[slot] = None
-
-    return step
-
-
-def _function_step(
-    function: onnx.FunctionProto,
-    node: Node,
-    slots: Slots,
-    scope: Scope,
-) -> Step:
+def _function_step(function: onnx.FunctionProto, node: Node, slots: Slots, scope: Scope) -> Step:
     """A call of a function: its inputs are the node's, absent ones None."""
     reads, writes, dying = slots
     call = node.proto

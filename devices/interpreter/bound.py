@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -24,22 +25,20 @@ class _OtherShapeError(Exception):
         self.result = result
 
 
+# Apart from the block, whose calls hold it: what holds itself is freed late.
+@dataclass(eq=False, slots=True)
 class _Slots:
-    """The values of a bound block, and how what is not bound reads and writes them.
+    """The values of a bound block, and how what is not bound reads and writes them."""
 
-    It is apart from the block, whose calls hold it: what holds itself is freed late.
-    """
-
-    def __init__(self, values: list[Value], trace: Trace, memory: np.ndarray) -> None:
-        self.values = values
-        self.context = RunContext()
-        self._trace = trace
-        self._memory = memory
+    values: list[Value]
+    trace: Trace
+    memory: np.ndarray
+    context: RunContext = field(default_factory=RunContext)
 
     def own(self, value: Value) -> Value:
         if isinstance(value, list):
             return [self.own(item) for item in value]
-        shared = isinstance(value, np.ndarray) and np.may_share_memory(value, self._memory)
+        shared = isinstance(value, np.ndarray) and np.may_share_memory(value, self.memory)
         return value.copy() if shared else value
 
     def call(self, task: Task, call: Callable[..., Any]) -> None:
@@ -61,23 +60,16 @@ class _Slots:
             if slot is None or result is values[slot]:
                 continue
             array = result if type(result) is np.ndarray else single(result)
-            shape, dtype, *_ = self._trace.values[slot]
+            shape, dtype, *_ = self.trace.values[slot]
             if not is_plain(array) or array.shape != shape or array.dtype != dtype:
                 raise _OtherShapeError(tuple(results))
             np.copyto(values[slot], array)
 
 
 class BoundBlock:
-    """One request at a time runs in it, for its values stay where they are.
+    """A block bound to the shapes of a trace; one request at a time runs in it.
 
-    Parameters
-    ----------
-    block : Block
-        What is bound.
-    trace : Trace
-        Of a run with the shapes that it is bound to.
-    memory : ndarray
-        At least `trace.nbytes` bytes, for its values and the nodes' own steps.
+    `memory`: at least `trace.nbytes` bytes, for its values and the nodes' own steps.
     """
 
     def __init__(self, block: Block, trace: Trace, memory: np.ndarray) -> None:
@@ -144,16 +136,8 @@ class BoundBlock:
         shape, dtype, strides, buffer, *_ = self._trace.values[slot]
         return np.ndarray(shape, dtype, self._memory, self._trace.offsets[buffer], strides)
 
-    def _scratch(self, i: int) -> Scratch:
-        """Return the memory for a task's own steps, as much as it asked for in the trace."""
-        offset = self._trace.offsets.get(~i, 0)
-        return Scratch(self._memory[offset : offset + self._trace.scratch_nbytes.get(i, 0)])
-
     def _calls(self, i: int, task: Task, step: Step) -> Sequence[Call]:
-        """Put the arrays of a task's results into their slots and return the calls that fill them.
-
-        Views of arrays that are there already take no call.
-        """
+        """Put a task's results into their slots; return the calls that fill them (views: none)."""
         written = [slot for slot in task.slots.writes if slot is not None]
         if all(slot in self._trace.known for slot in written):
             return ()
@@ -166,5 +150,7 @@ class BoundBlock:
         if task.call is None:
             return [partial(self._slots.step, task, step)]
         outputs = [None if slot is None else self._values[slot] for slot in task.slots.writes]
-        calls = calls_of(task, self._trace.recordings.get(i), self._scratch(i), outputs, inputs)
+        offset = self._trace.offsets.get(~i, 0)  # of the memory for the task's own steps
+        own = self._memory[offset : offset + self._trace.scratch_nbytes.get(i, 0)]
+        calls = calls_of(task, self._trace.recordings.get(i), Scratch(own), outputs, inputs)
         return calls or [partial(self._slots.call, task, task.call)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Final
 
 import onnx
@@ -25,30 +26,21 @@ DELEGATED: Final[dict[tuple[str, str], frozenset[int]]] = {
 def is_delegated(domain: str, op_type: str, opset: int) -> bool:
     """Tell whether onnx.reference is right for the operator at this opset."""
     versions = DELEGATED.get((domain, op_type))
-    if versions is None:
+    if versions is None or not onnx.defs.has(op_type, opset, domain):
         return False
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return False
-    return schema.since_version in versions
+    return onnx.defs.get_schema(op_type, opset, domain).since_version in versions
 
 
 def delegate(node: Node, opset: int) -> Kernel:
     """Return what runs a node without bodies in onnx.reference, its attributes bound."""
     names = [f"input_{i}" if name else "" for i, name in enumerate(node.inputs)]
     outputs = [f"output_{i}" for i in range(len(node.outputs))]
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    proto.ClearField("input")
-    proto.ClearField("output")
-    proto.input.extend(names)
-    proto.output.extend(outputs)
+    proto = deepcopy(node.proto)
+    proto.input[:] = names
+    proto.output[:] = outputs
+    untyped = onnx.helper.make_empty_tensor_value_info
     graph = onnx.helper.make_graph(
-        [proto],
-        "delegated",
-        [onnx.helper.make_empty_tensor_value_info(name) for name in names if name],
-        [onnx.helper.make_empty_tensor_value_info(name) for name in outputs],
+        [proto], "delegated", [untyped(name) for name in names if name], [*map(untyped, outputs)]
     )
     imports = [onnx.helper.make_opsetid(node.domain, opset)]
     evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))

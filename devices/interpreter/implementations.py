@@ -15,7 +15,7 @@ from devices.interpreter.backend import NUMPY, ArrayBackend
 from devices.interpreter.delegate import is_delegated
 from devices.kernels import ALL, KERNELS, Kernel
 from devices.model.attributes import attribute_value, bodies
-from devices.model.extension import Extension, Operator, load_extension, named_extensions
+from devices.model.extension import Operator, load_extension, named_extensions
 from devices.model.functions import (
     FunctionKey,
     function_key,
@@ -60,7 +60,8 @@ class Scope:
         scopes = _scopes.setdefault(model, {})
         if backend not in scopes:
             functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
-            extensions = _extension_kernels(model)
+            named = named_extensions(model).items()
+            extensions = {operator: _extension_kernel(origin) for operator, origin in named}
             scopes[backend] = cls(model.opset_imports, functions, extensions, backend=backend)
         return scopes[backend]
 
@@ -184,29 +185,20 @@ def _first_refusal(nodes: Any, scope: Scope) -> Refusal | None:
     return None
 
 
-def _extension_kernels(model: Model) -> Mapping[Operator, Kernel | Refusal]:
-    """Return what runs each custom operator that the model names, or why nothing does."""
-    return {key: _extension_kernel(origin) for key, origin in named_extensions(model).items()}
-
-
 def _extension_kernel(origin: str) -> Kernel | Refusal:
+    """Return what runs a custom operator, held to its rule, or why nothing does."""
     try:
         extension = load_extension(origin)
     except ArgumentError as error:
         return Refusal("no_kernel", str(error))
     parameters = inspect.signature(extension.function).parameters.values()
     attributes = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return Kernel(
-        extension.domain, extension.op_type, extension.since, _called(extension),
-        host=(ALL,), attributes=attributes,
-    )  # fmt: skip
-
-
-def _called(extension: Extension) -> Any:
-    """Return the function as the interpreter calls kernels, held to its rule."""
 
     def call(xp: Any, *inputs: Any, **attributes: Any) -> Any:
         return extension.checked(inputs, extension(*inputs, **attributes), attributes)
 
     call.__name__ = extension.origin.partition("#")[0]
-    return call
+    return Kernel(
+        extension.domain, extension.op_type, extension.since, call, host=(ALL,),
+        attributes=attributes,
+    )  # fmt: skip

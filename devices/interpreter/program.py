@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, Final, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from devices.interpreter.backend import ArrayBackend
 from devices.interpreter.block import Block, build_block
 from devices.interpreter.bound_cache import BoundCache
 from devices.interpreter.implementations import Scope
+from devices.interpreter.trace import frozen
 from devices.model.extension import allowed_extensions
 from devices.model.model import Constant, Model, Node
 from devices.model.node_contents import check_inside
@@ -99,12 +101,8 @@ def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payloa
             array = payload.tensors[tensor.name]
         else:
             array = onnx.numpy_helper.to_array(tensor)
-        if array.flags.writeable:
-            array = array.view()
-            array.setflags(write=False)
-        constants[tensor.name] = Constant(tensor.name, array)
-    header = onnx.ModelProto()
-    header.CopyFrom(proto)
+        constants[tensor.name] = Constant(tensor.name, frozen(array))
+    header = deepcopy(proto)
     header.ClearField("graph")
     return Model(
         header,

@@ -28,16 +28,8 @@ def recorded(
 ) -> Recording | None:
     """Return what a task's kernel does, held to what it gave; None if it cannot be recorded.
 
-    Parameters
-    ----------
-    task : Task
-        A node and its kernel.
-    inputs : sequence
-        What the kernel has been given.
-    varying : sequence of bool
-        Which of the inputs have other elements in another run.
-    outputs : sequence of ndarray or None
-        What it returned, None for what nobody wants; in later runs they lie in memory likewise.
+    `varying`: which of the inputs that it was given have other elements in another run; `outputs`:
+    what it returned, None for what nobody wants. In later runs they lie in memory likewise.
     """
     kernel = task.implementation.definition
     if task.call is None or kernel.host == (ALL,) or task.node.op_type in ONLY_IN_A_RUN:
@@ -54,11 +46,9 @@ def recorded(
 
 
 def _record(
-    kernel: Callable[..., Any],
-    inputs: Sequence[Any],
-    varying: Sequence[bool],
+    kernel: Callable[..., Any], inputs: Sequence[Any], varying: Sequence[bool],
     outputs: Sequence[Any],
-) -> Recording | None:
+) -> Recording | None:  # fmt: skip
     tape = Tape(inputs)
     try:
         given = [
@@ -83,12 +73,11 @@ def _gives(recording: Recording, inputs: Sequence[Any], outputs: Sequence[Any]) 
     for call in calls:
         call()
     pairs = [(a, b) for a, b in zip(made, outputs, strict=True) if a is not None]
-    return all(np.array_equal(bytes_of(a), bytes_of(b)) or _same(a, b) for a, b in pairs)
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Tell whether floats are equal, NaN equal to NaN and -0 to 0."""
-    return a.dtype.kind in "fc" and np.array_equal(a, b, equal_nan=True)
+    return all(  # of floats NaN is equal to NaN, and -0 to 0
+        np.array_equal(bytes_of(a), bytes_of(b))
+        or (a.dtype.kind in "fc" and np.array_equal(a, b, equal_nan=True))
+        for a, b in pairs
+    )
 
 
 class _Namespace:

@@ -73,13 +73,11 @@ def is_plain(value: Value) -> bool:
 
 
 def _dense(array: np.ndarray) -> np.ndarray:
-    """Return the array, or a copy of it without gaps, its axes in the same order in memory.
-
-    Axes along which it repeats itself have no order; they lie where they stand.
-    """
+    """Return the array, or a copy of it without gaps, its axes in the same order in memory."""
     order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
     if array.transpose(order).flags.c_contiguous:
         return array
+    # Axes along which it repeats itself have no order; they lie where they stand.
     repeats = any(n > 1 and not step for n, step in zip(array.shape, array.strides, strict=True))
     return array.copy("C" if repeats else "K")
 
@@ -141,7 +139,12 @@ class _TracedRun:
     def follow(self, i: int, task: Task, step: Step, context: RunContext) -> bool:
         """Run a task; False if what it returns cannot be bound."""
         inputs = [self.values[slot] for slot in task.slots.reads]
-        named = self._named(task, step, inputs, context)
+        values = self.values.copy()
+        if task.call is None:
+            step(values, context)
+        else:
+            store(values, task.slots.writes, task.call(*inputs))
+        named = [(slot, values[slot]) for slot in task.slots.writes if slot is not None]
         is_bound = all(is_plain(value) for _, value in named)
         if not is_bound:
             for slot, value in named:
@@ -159,17 +162,6 @@ class _TracedRun:
             if slot in self.trace.values:
                 self._release(self.trace.values[slot].buffer, i)
         return is_bound
-
-    def _named(
-        self, task: Task, step: Step, inputs: Sequence[Value], context: RunContext
-    ) -> list[tuple[int, Any]]:
-        """Run a task and return its results with their slots, its inputs where they were."""
-        values = self.values.copy()
-        if task.call is None:
-            step(values, context)
-        else:
-            store(values, task.slots.writes, task.call(*inputs))
-        return [(slot, values[slot]) for slot in task.slots.writes if slot is not None]
 
     def _keep(
         self, i: int, task: Task, inputs: Sequence[Value], named: list[tuple[int, Any]]
@@ -212,11 +204,9 @@ class _TracedRun:
     def _is_view(self, task: Task, inputs: list[Any], results: list[Any]) -> bool:
         if task.node.op_type not in _VIEWS or task.node.domain or task.call is None:
             return False
-        if self._is_constant(task.slots.reads[0]) or not all(
-            map(self._is_constant, task.slots.reads[1:])
-        ):
-            return False
-        return all(np.may_share_memory(result, inputs[0]) for result in results)
+        first, *others = map(self._is_constant, task.slots.reads)
+        shared = (np.may_share_memory(result, inputs[0]) for result in results)
+        return not first and all(others) and all(shared)
 
     def _make(self, slot: int, value: np.ndarray, i: int) -> None:
         self.values[slot] = value
