@@ -128,10 +128,7 @@ def attend(
 
 
 def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Array]:
-    """Return exp of the scores less their maximum, in their memory, and the sums of rows.
-
-    A row with no key to see becomes zeros with sum 1.
-    """
+    """Return exp of the scores less their maximum, in their memory, and sums; no key: 0 and 1."""
     if scores.shape[-1] == 0:
         return scores, xp.ones((*scores.shape[:-1], 1), scores.dtype)
     top = reduce_max(xp, scores, (scores.ndim - 1,), True)
@@ -173,11 +170,8 @@ def attention_23(
     if nonpad_kv_seqlen is not None and past_key is not None:
         raise ValueError("nonpad_kv_seqlen cannot be combined with past_key and past_value")
     flat = q.ndim == 3
-    q, k, v = (
-        split_heads(q, q_num_heads, "Q"),
-        split_heads(k, kv_num_heads, "K"),
-        split_heads(v, kv_num_heads, "V"),
-    )  # fmt: skip
+    q = split_heads(q, q_num_heads, "Q")
+    k, v = split_heads(k, kv_num_heads, "K"), split_heads(v, kv_num_heads, "V")
     cached = 0 if past_key is None else past_key.shape[2]
     k, v = appended(xp, past_key, k), appended(xp, past_value, v)
     s, t = q.shape[2], k.shape[2]
@@ -203,9 +197,7 @@ def flex_attention_1(
 ) -> Array:  # fmt: skip
     """Return attention whose scores and probabilities the model's own subgraphs may change."""
     dtype = q.dtype
-    if softmax_precision is None:
-        softmax_precision = 11 if dtype.itemsize == 8 else 1
-    precise = element_type(softmax_precision)
+    precise = element_type(softmax_precision or (11 if dtype.itemsize == 8 else 1))
     q, k, v = wide(xp, q, k, v)
     scores = _scores(xp, q, k, scale).astype(precise, copy=False)
     if score_mod is not None:
@@ -245,10 +237,9 @@ def rotary_embedding_23(
         )
     cos, sin = cos[:, :, None], sin[:, :, None]
     half = rotated // 2
+    first, second = slice(half), slice(half, rotated)
     if interleaved:
         first, second = slice(0, rotated, 2), slice(1, rotated, 2)
-    else:
-        first, second = slice(0, half), slice(half, rotated)
     a, b = x[..., first], x[..., second]
     y = x.copy()
     y[..., first] = a * cos - b * sin

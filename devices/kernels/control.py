@@ -35,13 +35,9 @@ def if_(xp: Xp, cond: Array, *, then_branch: Body, else_branch: Body) -> tuple[A
 
 @op("Loop", since=1, host=(0, 1))
 def loop(
-    xp: Xp,
-    trip_count: Array | None = None,
-    cond: Array | None = None,
-    *initial: Any,
-    body: Body,
-    n_outputs: int,
-) -> tuple[Any, ...]:
+    xp: Xp, trip_count: Array | None = None, cond: Array | None = None, *initial: Any,
+    body: Body, n_outputs: int,
+) -> tuple[Any, ...]:  # fmt: skip
     """Run a graph at most `trip_count` times, while its condition holds.
 
     The body maps (trip number, condition, carried values...) to (condition, carried values...,
@@ -84,13 +80,9 @@ def _of_no_trips(xp: Xp, dtype: Any, shape: Sequence[Any] | None, axis: int) -> 
 
 @op("Scan", since=8)
 def scan_8(
-    xp: Xp,
-    sequence_lens: Array | None,
-    *inputs: Array,
-    body: Body,
-    num_scan_inputs: int,
-    directions: Sequence[int] | None = None,
-) -> tuple[Array, ...]:
+    xp: Xp, sequence_lens: Array | None, *inputs: Array,
+    body: Body, num_scan_inputs: int, directions: Sequence[int] | None = None,
+) -> tuple[Array, ...]:  # fmt: skip
     """Scan each batch entry on its own; every tensor has the batch first, scanned ones time next.
 
     Scan outputs of an entry shorter than the longest are filled up with zeros.
@@ -102,31 +94,22 @@ def scan_8(
         raise ValueError(f"sequence_lens {lengths} must be {batch} numbers from 0 to {steps}")
     entries = []
     for entry, length in enumerate(lengths):
+        own = [x[entry] for x in inputs[:states]]
         scanned = [x[entry, :length] for x in inputs[states:]]
-        results = _scan(
-            xp,
-            body,
-            [x[entry] for x in inputs[:states]],
-            scanned,
-            directions or (0,) * num_scan_inputs,
-        )
-        final, outputs = results[:states], results[states:]
-        filled = (pad(xp, y, (0, steps - length), axes=(0,)) for y in outputs)
-        entries.append((*final, *filled))
+        results = _scan(xp, body, own, scanned, directions)
+        filled = (pad(xp, y, (0, steps - length), axes=(0,)) for y in results[states:])
+        entries.append((*results[:states], *filled))
     return tuple(xp.stack(values) for values in zip(*entries, strict=True))
 
 
 @op("Scan", since=9)
 def scan_9(
-    xp: Xp,
-    *inputs: Array,
-    body: Body,
-    num_scan_inputs: int,
+    xp: Xp, *inputs: Array, body: Body, num_scan_inputs: int,
     scan_input_axes: Sequence[int] | None = None,
     scan_input_directions: Sequence[int] | None = None,
     scan_output_axes: Sequence[int] | None = None,
     scan_output_directions: Sequence[int] | None = None,
-) -> tuple[Array, ...]:
+) -> tuple[Array, ...]:  # fmt: skip
     """Run a graph over the slices of tensors, carrying state from step to step.
 
     The body maps (states..., slices...) to (states..., output slices...); the scan returns the last
@@ -139,31 +122,21 @@ def scan_9(
         for x, axis in zip(inputs[states:], axes, strict=True)
     ]
     return _scan(
-        xp,
-        body,
-        inputs[:states],
-        scanned,
-        scan_input_directions or (0,) * num_scan_inputs,
-        scan_output_axes,
+        xp, body, inputs[:states], scanned, scan_input_directions, scan_output_axes,
         scan_output_directions,
-    )
+    )  # fmt: skip
 
 
 def _scan(
-    xp: Xp,
-    body: Body,
-    states: Sequence[Array],
-    scanned: Sequence[Array],
-    input_directions: Sequence[int],
-    output_axes: Sequence[int] | None = None,
+    xp: Xp, body: Body, states: Sequence[Array], scanned: Sequence[Array],
+    input_directions: Sequence[int] | None, output_axes: Sequence[int] | None = None,
     output_directions: Sequence[int] | None = None,
-) -> tuple[Array, ...]:
+) -> tuple[Array, ...]:  # fmt: skip
     lengths = {x.shape[0] for x in scanned}
     if len(lengths) != 1:
         raise ValueError(f"the scanned tensors must be equally long, not {sorted(lengths)}")
-    forward = [
-        x[::-1] if backward else x for x, backward in zip(scanned, input_directions, strict=True)
-    ]
+    directions = input_directions or (0,) * len(scanned)
+    forward = [x[::-1] if backward else x for x, backward in zip(scanned, directions, strict=True)]
     current = tuple(states)
     steps: list[tuple[Array, ...]] = []
     for slices in zip(*forward, strict=True):
@@ -197,8 +170,6 @@ def sequence_map(
     length = len(input_sequence)
     if any(len(x) != length for x in inputs if isinstance(x, list)):
         raise ValueError(f"the sequences must all have {length} tensors")
-    runs = [
-        body(input_sequence[i], *(x[i] if isinstance(x, list) else x for x in inputs))
-        for i in range(length)
-    ]
+    walked = [x if isinstance(x, list) else [x] * length for x in inputs]
+    runs = [body(*each) for each in zip(input_sequence, *walked, strict=True)]
     return tuple([run[i] for run in runs] for i in range(n_outputs))

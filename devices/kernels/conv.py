@@ -46,16 +46,10 @@ def conv_1(
 
 
 def transposed_window(
-    spatial: Ints,
-    kernel: Ints,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    output_padding: Ints | None = None,
-    output_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Window:
+    spatial: Ints, kernel: Ints, *,
+    auto_pad: str = "NOTSET", dilations: Ints | None = None, output_padding: Ints | None = None,
+    output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
+) -> Window:  # fmt: skip
     """Return the window of the convolution whose transpose this is: its input is our output."""
     rank = len(spatial)
     strides, dilations = per_axis(strides, rank, "strides"), per_axis(dilations, rank, "dilations")
@@ -63,11 +57,8 @@ def transposed_window(
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     full = [s * (n - 1) + p + e for s, n, p, e in zip(strides, spatial, extra, extent, strict=True)]
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = (
-            tuple(output_shape)[-rank:]
-            if output_shape
-            else tuple(min(n * s, f) for n, s, f in zip(spatial, strides, full, strict=True))
-        )
+        same = tuple(min(n * s, f) for n, s, f in zip(spatial, strides, full, strict=True))
+        wanted = tuple(output_shape)[-rank:] if output_shape else same
         total = [max(f - o, 0) for f, o in zip(full, wanted, strict=True)]
         begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)
         end = tuple(t - s for t, s in zip(total, begin, strict=True))
@@ -121,10 +112,8 @@ def deform_conv_19(
     """
     if x.ndim != 4:
         raise ValueError(f"input has shape {x.shape}; DeformConv is for two spatial axes")
-    window = _conv_window(
-        x, w, group=group, kernel_shape=kernel_shape, dilations=dilations, pads=pads,
-        strides=strides,
-    )  # fmt: skip
+    sliding = {"dilations": dilations, "pads": pads, "strides": strides}
+    window = _conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     (n, c, height, width), (oh, ow), size = x.shape, window.output, prod(window.kernel)
     if offset.shape != (n, offset_group * size * 2, oh, ow) or c % offset_group:
         raise ValueError(

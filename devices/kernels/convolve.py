@@ -43,10 +43,7 @@ def _pointwise(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
 
 
 def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
-    """Put the products into y (M, ...), some rows at a time.
-
-    Each window is copied into a column, element by element of the kernel.
-    """
+    """Put the products into y (M, ...), some rows at a time: windows are copied to columns."""
     group, m, depth = w.shape
     size, (height, *rest) = prod(window.kernel), window.output
     width = prod(rest)

@@ -63,11 +63,7 @@ _BINARY = (
 )
 
 #: The same of boolean arrays.
-_CONNECTIVES = (
-    ("And", 7, "logical_and"),
-    ("Or", 7, "logical_or"),
-    ("Xor", 7, "logical_xor"),
-)
+_CONNECTIVES = (("And", 7, "logical_and"), ("Or", 7, "logical_or"), ("Xor", 7, "logical_xor"))
 
 
 def _unary(name: str) -> Kernel:
@@ -281,11 +277,9 @@ def bit_shift(xp: Xp, x: Array, y: Array, *, direction: str) -> Array:
     if direction == "LEFT":
         return xp.where(within, xp.left_shift(x, count), 0).astype(x.dtype)
     # Shifting by all the bits leaves the sign; no machine shifts that far at once.
-    return (
-        xp.right_shift(x, xp.where(within, count, bits - 1))
-        if x.dtype.kind == "i"
-        else (xp.where(within, xp.right_shift(x, count), 0).astype(x.dtype))
-    )
+    if x.dtype.kind == "i":
+        return xp.right_shift(x, xp.where(within, count, bits - 1))
+    return xp.where(within, xp.right_shift(x, count), 0).astype(x.dtype)
 
 
 @op("Erf", since=9)

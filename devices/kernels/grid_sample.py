@@ -10,14 +10,10 @@ from devices.kernels.element_types import Array, Xp, in_float32, to_integers, ze
 from devices.kernels.registry import op, taking
 from devices.kernels.resize import cubic_filter, linear_filter
 
-_PADDINGS = ("zeros", "border", "reflection")
+_PADDINGS = {"padding_mode": ("zeros", "border", "reflection")}
 
 
-@op(
-    "GridSample",
-    since=20,
-    choices={"mode": ("linear", "nearest", "cubic"), "padding_mode": _PADDINGS},
-)
+@op("GridSample", since=20, choices={"mode": ("linear", "nearest", "cubic")} | _PADDINGS)
 @in_float32
 def grid_sample_20(
     xp: Xp, x: Array, grid: Array, *,
@@ -60,11 +56,7 @@ def grid_sample_20(
     return xp.moveaxis(y, -1, 1).reshape(n, c, *grid.shape[1:-1])
 
 
-@op(
-    "GridSample",
-    since=16,
-    choices={"mode": ("bilinear", "nearest", "bicubic"), "padding_mode": _PADDINGS},
-)
+@op("GridSample", since=16, choices={"mode": ("bilinear", "nearest", "bicubic")} | _PADDINGS)
 @in_float32
 @taking(grid_sample_20)
 def grid_sample_16(

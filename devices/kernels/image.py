@@ -29,16 +29,8 @@ def center_crop_pad(xp: Xp, x: Array, shape: Array, *, axes: Sequence[int] | Non
 
 
 @op("Col2Im", since=18, host=(1, 2))
-def col2im(
-    xp: Xp,
-    x: Array,
-    image_shape: Array,
-    block_shape: Array,
-    *,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Array:
+@taking(sliding_window, but=("auto_pad",))
+def col2im(xp: Xp, x: Array, image_shape: Array, block_shape: Array, **sliding: Any) -> Array:
     """Add up columns of blocks into the image that they were cut from, (N, C, *image_shape).
 
     x is (N, C * prod(block_shape), L), with one column for each of L block places; both shapes are
@@ -47,7 +39,7 @@ def col2im(
     if is_string(x):
         raise TypeError("Col2Im adds up elements, and strings have no sum")
     image, block = tuple(image_shape.tolist()), tuple(block_shape.tolist())
-    window = sliding_window(image, block, dilations=dilations, pads=pads, strides=strides)
+    window = sliding_window(image, block, **sliding)
     size = math.prod(block)
     if x.ndim != 3 or x.shape[1] % size or x.shape[2] != math.prod(window.output):
         raise ValueError(
@@ -79,14 +71,11 @@ def affine_grid(xp: Xp, theta: Array, size: Array, *, align_corners: int = 0) ->
     return flat.reshape(batch, *dims, rank)
 
 
-@op(
-    "RoiAlign",
-    since=16,
-    choices={
-        "mode": ("avg", "max"),
-        "coordinate_transformation_mode": ("half_pixel", "output_half_pixel"),
-    },
-)
+_MODES = {"mode": ("avg", "max")}
+_COORDINATES = {"coordinate_transformation_mode": ("half_pixel", "output_half_pixel")}
+
+
+@op("RoiAlign", since=16, choices=_MODES | _COORDINATES)
 @in_float32
 def roi_align_16(
     xp: Xp, x: Array, rois: Array, batch_indices: Array, *,
@@ -125,15 +114,8 @@ def roi_align_16(
             continue
         regions = [i for i, own in enumerate(samples) if own == counts]
         (rows, row_weights), (columns, column_weights) = (
-            _roi_samples(
-                xp,
-                first[regions, axis],
-                bins[regions, axis],
-                pooled[axis],
-                counts[axis],
-                dims[axis],
-            )
-            for axis in (0, 1)
+            _roi_samples(xp, first[regions, i], bins[regions, i], pooled[i], counts[i], dims[i])
+            for i in (0, 1)
         )
         for k, i in enumerate(regions):
             row = (batch_indices[i] * dims[0] + rows[k]) * dims[1]
@@ -149,7 +131,7 @@ def roi_align_16(
     return xp.moveaxis(y, -1, 1)
 
 
-@op("RoiAlign", since=10, choices={"mode": ("avg", "max")})
+@op("RoiAlign", since=10, choices=_MODES)
 @taking(roi_align_16, but=("coordinate_transformation_mode",))
 def roi_align_10(xp: Xp, x: Array, rois: Array, batch_indices: Array, **pooling: Any) -> Array:
     """Pool regions of interest at sampled points; pixel centres are at whole coordinates."""
@@ -160,13 +142,10 @@ def roi_align_10(xp: Xp, x: Array, rois: Array, batch_indices: Array, **pooling:
 def _roi_samples(
     xp: Xp, first: Array, bin_size: Array, bins: int, samples: int, size: int
 ) -> tuple[Array, Array]:
-    """Return the pixels around each region's samples on an axis of `size`, and their weights.
-
-    Both are (R, bins, 2 * samples). A sample more than a pixel off the image weighs nothing.
-    """
+    """Return the pixels (R, bins, 2 * samples) around samples on an axis, and their weights."""
     step = xp.arange(bins)[:, None] + (xp.arange(samples) + 0.5) / samples
     place = first[:, None, None] + step.astype(first.dtype) * bin_size[:, None, None]
-    outside = (place < -1) | (place > size)
+    outside = (place < -1) | (place > size)  # more than a pixel off the image
     place = xp.clip(place, 0, size - 1)
     low = xp.floor(place).astype(xp.int64)
     high = xp.minimum(low + 1, size - 1)
@@ -212,14 +191,11 @@ def _roi_bins(
     first: float, last: float, scale: float, bins: int, size: int
 ) -> list[tuple[int, int]]:
     """Return each bin's pixels on an axis of `size`, as (first, end)."""
-    begin = _round(first * scale)
-    length = max(_round(last * scale) - begin + 1, 1) / bins
+    # Half is rounded away from zero.
+    scaled = (first * scale, last * scale)
+    begin, end = (int(math.copysign(math.floor(abs(x) + 0.5), x)) for x in scaled)
+    length = max(end - begin + 1, 1) / bins
     ends = [
         (begin + math.floor(i * length), begin + math.ceil((i + 1) * length)) for i in range(bins)
     ]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in ends]
-
-
-def _round(x: float) -> int:
-    """Round half away from zero."""
-    return math.floor(abs(x) + 0.5) * (1 if x >= 0 else -1)

@@ -26,11 +26,7 @@ def from_start(xp: Xp, indices: Array, size: int) -> Array:
 
 
 def element_numbers(xp: Xp, data: Array, indices: Array, axis: int) -> Array:
-    """Return the row-major numbers of data's elements that have `indices` along `axis`.
-
-    ValueError unless `indices` has data's rank and, off `axis`, no larger dimension; IndexError if
-    an index is out of range.
-    """
+    """Return the row-major numbers of data's elements that have `indices` along `axis`, checked."""
     if indices.ndim != data.ndim or any(
         m > n for i, (m, n) in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis
     ):
@@ -47,10 +43,7 @@ def element_numbers(xp: Xp, data: Array, indices: Array, axis: int) -> Array:
 
 
 def row_numbers(xp: Xp, indices: Array, shape: tuple[int, ...]) -> Array:
-    """Return the row-major numbers of the index tuples in the last dimension of `indices`.
-
-    IndexError if an index is out of range for its dimension of `shape`.
-    """
+    """Return the row-major numbers of the index tuples in the last dimension, checked."""
     number = from_start(xp, indices[..., 0], shape[0])
     for i, size in enumerate(shape[1:], 1):
         number = number * size + from_start(xp, indices[..., i], size)
@@ -205,23 +198,17 @@ def unique(
 @op("TopK", since=1)
 def top_k_1(xp: Xp, x: Array, *, k: int, axis: int = -1) -> tuple[Array, Array]:
     """Return the k largest elements along `axis`, and their indices."""
-    return _top_k(xp, x, k, axis, largest=True)
+    values, indices = top_k_10(xp, x, xp.asarray(k), axis=axis)
+    return values, indices
 
 
 @op("TopK", since=10, host=(1,), added={"largest": 11, "sorted": 11})
 def top_k_10(
     xp: Xp, x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Array, Array]:
-    """Return the k largest (or smallest) elements along `axis`, and their indices.
-
-    They are in order whether or not `sorted` asks for it.
-    """
-    return _top_k(xp, x, int(k.item()), axis, largest=bool(largest))
-
-
-def _top_k(xp: Xp, x: Array, k: int, axis: int, *, largest: bool) -> tuple[Array, Array]:
+    """Return the k largest (or smallest) elements along `axis`, and their indices, in order."""
     axis = axis_of(axis, x.ndim)
-    size = x.shape[axis]
+    size, k = x.shape[axis], int(k.item())
     if not 0 <= k <= size:
         raise ValueError(f"k {k} is out of range for the {size} elements of axis {axis}")
     keys = xp.moveaxis(x, axis, -1)

@@ -15,11 +15,10 @@ def _by_head(x: Array, heads: int, name: str) -> Array:
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(0, 1)
 
 
-@op(
-    "LinearAttention",
-    since=27,
-    choices={"update_rule": ("linear", "gated", "delta", "gated_delta")},
-)
+_RULES = {"update_rule": ("linear", "gated", "delta", "gated_delta")}
+
+
+@op("LinearAttention", since=27, choices=_RULES)
 def linear_attention_27(
     xp: Xp, query: Array, key: Array, value: Array, past_state: Array | None = None,
     decay: Array | None = None, beta: Array | None = None, *,

@@ -55,7 +55,9 @@ def gemm_7(
     if alpha != 1:
         y = _scaled(xp, y, alpha)
     if c is not None and beta != 0:
-        _check_unidirectional(c, y)
+        padded = (1,) * (y.ndim - c.ndim) + c.shape
+        if c.ndim > y.ndim or any(n not in (1, m) for n, m in zip(padded, y.shape, strict=True)):
+            raise ValueError(f"C has shape {c.shape}, which does not broadcast to {y.shape}")
         xp.add(y, c if beta == 1 else _scaled(xp, c, beta), out=y)
     return y.astype(dtype, copy=False)
 
@@ -63,12 +65,6 @@ def gemm_7(
 def _scaled(xp: Xp, y: Array, factor: float) -> Array:
     """Return y times a real factor, in y's type; integers are cut towards zero."""
     return (y * factor).astype(y.dtype, copy=False)
-
-
-def _check_unidirectional(c: Array, y: Array) -> None:
-    padded = (1,) * (y.ndim - c.ndim) + c.shape
-    if c.ndim > y.ndim or any(n not in (1, m) for n, m in zip(padded, y.shape, strict=True)):
-        raise ValueError(f"C has shape {c.shape}, which does not broadcast to {y.shape}")
 
 
 @op("Einsum", since=12)

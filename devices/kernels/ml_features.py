@@ -24,10 +24,9 @@ def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
     rows = rows_of(xp, x)
     if norm == "MAX":
         size = xp.max(rows, axis=1, keepdims=True)
-    elif norm == "L1":
-        size = xp.sum(xp.absolute(rows), axis=1, keepdims=True)
     else:
-        size = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
+        total = xp.sum(xp.absolute(rows) if norm == "L1" else rows * rows, axis=1, keepdims=True)
+        size = total if norm == "L1" else xp.sqrt(total)
     return (rows / xp.where(size == 0, 1, size)).astype(xp.float32).reshape(x.shape)
 
 
@@ -106,13 +105,8 @@ def label_encoder_1(
     return _look_up(xp, x, places, names, xp.asarray(default_string, dtype=object))
 
 
-@op(
-    "LabelEncoder",
-    since=2,
-    domain=ML,
-    host=(ALL,),
-    added={"default_tensor": 4, "keys_tensor": 4, "values_tensor": 4},
-)
+@op("LabelEncoder", since=2, domain=ML, host=(ALL,),
+    added={"default_tensor": 4, "keys_tensor": 4, "values_tensor": 4})  # fmt: skip
 def label_encoder_2(
     xp: Xp, x: Array, *, default_float: float = -0.0, default_int64: int = -1,
     default_string: str = "_Unused", default_tensor: Array | None = None,
@@ -205,24 +199,19 @@ def dict_vectorizer(
     return xp.asarray([[x.get(word, empty) for word in words]], dtype=dtype)
 
 
-@op(
-    "CastMap",
-    since=1,
-    domain=ML,
-    host=(ALL,),
-    choices={"cast_to": ("TO_FLOAT", "TO_INT64", "TO_STRING"), "map_form": ("DENSE", "SPARSE")},
-)
+_CASTS: dict[str, tuple[Any, Any]] = {
+    "TO_FLOAT": (float, "float32"), "TO_INT64": (int, "int64"), "TO_STRING": (str, object),
+}  # fmt: skip
+
+
+@op("CastMap", since=1, domain=ML, host=(ALL,),
+    choices={"cast_to": tuple(_CASTS), "map_form": ("DENSE", "SPARSE")})  # fmt: skip
 def cast_map(
     xp: Xp, x: dict[int, float | str], *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE",
     max_map: int = 1,
 ) -> Array:  # fmt: skip
     """Return a row of the map's values by key; SPARSE fills the missing keys up to `max_map`."""
-    kinds: dict[str, tuple[Any, Any]] = {
-        "TO_FLOAT": (float, xp.float32),
-        "TO_INT64": (int, xp.int64),
-        "TO_STRING": (str, object),
-    }
-    to, dtype = kinds[cast_to]
+    to, dtype = _CASTS[cast_to]
     if map_form == "DENSE":
         values = [to(x[key]) for key in sorted(x)]
     else:

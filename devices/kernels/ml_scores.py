@@ -42,10 +42,7 @@ def _softmax_zero(xp: Xp, x: Array) -> Array:
 
 
 def _probit(xp: Xp, x: Array) -> Array:
-    """Return the quantile of the normal distribution.
-
-    The inverse of erf is Winitzki's approximation, as ONNX Runtime computes it.
-    """
+    """Return the normal distribution's quantile, by ONNX Runtime's (Winitzki's) inverse of erf."""
     x = 2 * x - 1
     log = xp.log((1 - x) * (1 + x))
     half = 2 / (pi * 0.147) + 0.5 * log

@@ -104,10 +104,8 @@ def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, 
 
 
 def _kept(build: Callable[..., Trees], xp: Xp, n_targets: int, *given: Any, **named: Any) -> Trees:
-    """Return the ensemble that `build` makes of a node's attributes, each made once.
-
-    Attributes are the same objects in every run of a node: they are kept so that their ids are.
-    """
+    """Return the ensemble that `build` makes of a node's attributes, each made once."""
+    # Attributes are the same objects in every run of a node: they are kept so that their ids are.
     key = (build, xp, n_targets, *map(id, given), *map(id, named.values()))
     if key not in _ENSEMBLES:
         if len(_ENSEMBLES) >= _MOST_ENSEMBLES:
@@ -127,20 +125,17 @@ def _numbered(
 ) -> Trees:  # fmt: skip
     """Number the nodes of an ensemble whose attributes name tree and node."""
     values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
+    if isinstance(values, tuple):
+        values = xp.asarray(values, dtype=xp.float32)  # an attribute's floats have 32 bits
     place = {pair: i for i, pair in enumerate(zip(nodes_treeids, nodes_nodeids, strict=True))}
+    mode = xp.asarray([(*_MODES, "LEAF").index(name) for name in nodes_modes])
+
+    def children(ids: Ints) -> Array:
+        nodes = enumerate(zip(nodes_treeids, ids, nodes_modes, strict=True))
+        return xp.asarray([i if m == "LEAF" else place[tree, n] for i, (tree, n, m) in nodes])
+
     try:
-        mode = xp.asarray([(*_MODES, "LEAF").index(name) for name in nodes_modes])
-        if_true, if_false = (
-            xp.asarray(
-                [
-                    i if name == "LEAF" else place[tree, child]
-                    for i, (tree, child, name) in enumerate(
-                        zip(nodes_treeids, ids, nodes_modes, strict=True)
-                    )
-                ]
-            )
-            for ids in (nodes_truenodeids, nodes_falsenodeids)
-        )
+        if_true, if_false = children(nodes_truenodeids), children(nodes_falsenodeids)
         leaf = [place[pair] for pair in zip(leaf_trees, leaf_nodes, strict=True)]
     except KeyError as error:
         raise ValueError(f"the ensemble has no node (tree, node) {error}") from error
@@ -149,20 +144,14 @@ def _numbered(
         roots.setdefault(tree, i)
     added = xp.zeros((mode.size, n_targets), xp.float64)
     adds = xp.zeros(added.shape, bool)
-    xp.add.at(
-        added, (leaf, list(targets)), xp.asarray(_either("weights", weights, tensor), xp.float64)
-    )
-    adds[leaf, list(targets)] = True
+    at = (leaf, list(targets))
+    xp.add.at(added, at, xp.asarray(_either("weights", weights, tensor), xp.float64))
+    adds[at] = True
     missing_is_true = xp.asarray(nodes_missing_value_tracks_true or (0,) * mode.size, dtype=bool)
     return Trees(
-        mode, xp.asarray(nodes_featureids), xp.asarray(_floats(xp, values)), if_true, if_false,
+        mode, xp.asarray(nodes_featureids), values, if_true, if_false,
         missing_is_true, xp.asarray(list(roots.values())), added, adds, {},
     )  # fmt: skip
-
-
-def _floats(xp: Xp, values: Any) -> Array:
-    """Return an attribute's floats, which have 32 bits, or a tensor as it is."""
-    return xp.asarray(values, dtype=xp.float32) if isinstance(values, tuple) else values
 
 
 def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
@@ -171,13 +160,8 @@ def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
     return values if tensor is None else tensor
 
 
-@op(
-    "TreeEnsembleRegressor",
-    since=1,
-    domain=ML,
-    choices=_TARGETS,
-    added=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3),
-)
+@op("TreeEnsembleRegressor", since=1, domain=ML, choices=_TARGETS,
+    added=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3))  # fmt: skip
 @taking(_numbered)
 def tree_ensemble_regressor_1(
     xp: Xp, x: Array, *,
@@ -199,13 +183,8 @@ def tree_ensemble_regressor_1(
     return transformed(xp, scores, post_transform)
 
 
-@op(
-    "TreeEnsembleClassifier",
-    since=1,
-    domain=ML,
-    choices=_CLASSES,
-    added=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3),
-)
+@op("TreeEnsembleClassifier", since=1, domain=ML, choices=_CLASSES,
+    added=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3))  # fmt: skip
 @taking(_numbered)
 def tree_ensemble_classifier_1(
     xp: Xp, x: Array, *,
@@ -261,13 +240,10 @@ def _joined(
 
     mode = xp.concatenate([modes.astype(xp.int64), xp.full(leaves, _LEAF)])
     nothing = xp.zeros(leaves, xp.int64)
-    missing_is_true = xp.concatenate(
-        [xp.asarray(missing or (0,) * branches, dtype=bool), nothing.astype(bool)]
-    )
+    missing_is_true = xp.asarray([*(missing or (0,) * branches), *(0,) * leaves], dtype=bool)
     added = xp.zeros((mode.size, n_targets), xp.float64)
     adds = xp.zeros(added.shape, bool)
-    added[own, list(targets)] = weights.astype(xp.float64)
-    adds[own, list(targets)] = True
+    added[own, list(targets)], adds[own, list(targets)] = weights.astype(xp.float64), True
     return Trees(
         mode, xp.concatenate([xp.asarray(features), nothing]),
         xp.concatenate([splits, nothing.astype(splits.dtype)]),
@@ -291,12 +267,8 @@ def _members(xp: Xp, mode: Array, values: Array | None) -> dict[int, Array]:
     return {node: xp.asarray(each) for node, each in zip(nodes, sets, strict=False)}
 
 
-@op(
-    "TreeEnsemble",
-    since=5,
-    domain=ML,
-    choices={"aggregate_function": (0, 1, 2, 3), "post_transform": (0, 1, 2, 3, 4)},
-)
+@op("TreeEnsemble", since=5, domain=ML,
+    choices={"aggregate_function": (0, 1, 2, 3), "post_transform": (0, 1, 2, 3, 4)})  # fmt: skip
 @in_float32
 def tree_ensemble(
     xp: Xp, x: Array, *, leaf_targetids: Ints, leaf_weights: Array, nodes_falseleafs: Ints,
@@ -307,11 +279,10 @@ def tree_ensemble(
     post_transform: int = 0,
 ) -> Array:  # fmt: skip
     """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
-    attributes = (
-        nodes_modes, nodes_featureids, nodes_splits, nodes_truenodeids, nodes_falsenodeids,
-        nodes_trueleafs, nodes_falseleafs, tree_roots, leaf_targetids, leaf_weights,
-        nodes_missing_value_tracks_true, membership_values,
+    trees = _kept(
+        _joined, xp, n_targets, nodes_modes, nodes_featureids, nodes_splits, nodes_truenodeids,
+        nodes_falsenodeids, nodes_trueleafs, nodes_falseleafs, tree_roots, leaf_targetids,
+        leaf_weights, nodes_missing_value_tracks_true, membership_values,
     )  # fmt: skip
-    trees = _kept(_joined, xp, n_targets, *attributes)
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, _AGGREGATES[aggregate_function])
     return transformed(xp, scores, _TRANSFORMS[post_transform], x.dtype)

@@ -23,7 +23,7 @@ def _per_channel(x: Array, *parameters: Array) -> tuple[Array, ...]:
 
 
 def _batch_norm(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float
+    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *, epsilon: float
 ) -> Array:  # fmt: skip
     """Return ``(x - mean) / sqrt(var + epsilon) * scale + b``, two passes over x."""
     dtype = x.dtype
@@ -36,23 +36,12 @@ def _batch_norm(
     return y.astype(dtype, copy=False)
 
 
-def _batch_statistics(xp: Xp, x: Array) -> tuple[Array, Array]:
-    """Return mean and population variance of each channel, as (C)."""
-    (x,) = wide(xp, x)
-    axes = (0, *range(2, x.ndim))
-    return xp.mean(x, axis=axes), xp.var(x, axis=axes)
-
-
 def _running(old: Array, new: Array, momentum: float) -> Array:
     return (old * momentum + new * (1 - momentum)).astype(old.dtype, copy=False)
 
 
-@op(
-    "BatchNormalization",
-    since=(6, 9),
-    added={"training_mode": 14},
-    dropped={"is_test": 7, "spatial": 9},
-)
+@op("BatchNormalization", since=(6, 9), added={"training_mode": 14},
+    dropped={"is_test": 7, "spatial": 9})  # fmt: skip
 def batch_normalization(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
     epsilon: float = 1e-5, is_test: int = 0, momentum: float = 0.9, spatial: int = 1,
@@ -71,13 +60,12 @@ def batch_normalization(
             )
         if scale.shape != x.shape[1:]:
             raise ValueError(f"scale has shape {scale.shape}; {x.shape[1:]} wanted with spatial=0")
-        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
+        return _batch_norm(xp, x, scale, b, mean, var, epsilon=epsilon)
     if not in_training:
-        scale, b, mean, var = _per_channel(x, scale, b, mean, var)
-        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
-    now, spread = _batch_statistics(xp, x)
-    scale, b, *batch = _per_channel(x, scale, b, now, spread)
-    y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
+        return _batch_norm(xp, x, *_per_channel(x, scale, b, mean, var), epsilon=epsilon)
+    (wider,), axes = wide(xp, x), (0, *range(2, x.ndim))
+    now, spread = xp.mean(wider, axis=axes), xp.var(wider, axis=axes)
+    y = _batch_norm(xp, x, *_per_channel(x, scale, b, now, spread), epsilon=epsilon)
     if version < 14:
         now, spread = now.astype(mean.dtype), spread.astype(var.dtype)
     running = _running(mean, now, momentum), _running(var, spread, momentum)
@@ -208,10 +196,8 @@ def _power(xp: Xp, base: Array, exponent: float) -> Array:
 def lp_normalization_1(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """Divide by the 1- or 2-norm along an axis; where the norm is zero the result is zero."""
     axis = axis_of(axis, x.ndim)
-    if p == 1:
-        norm = xp.sum(abs(x), axis=axis, keepdims=True)
-    else:
-        norm = xp.sqrt(xp.sum(x * x, axis=axis, keepdims=True))
+    total = xp.sum(abs(x) if p == 1 else x * x, axis=axis, keepdims=True)
+    norm = total if p == 1 else xp.sqrt(total)
     return xp.where(norm == 0, x.dtype.type(0), x / norm)
 
 

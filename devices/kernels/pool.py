@@ -53,14 +53,11 @@ def _lowest(xp: Xp, x: Array) -> object:
 
 
 def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> tuple[Array, Array]:
-    """Return maxima and, for each, where it is in the flattened input (the first one on ties).
-
-    `storage_order` 1 numbers the last two spatial axes column by column within a plane.
-    """
+    """Return maxima and, for each, where it is in the flattened input (the first one on ties)."""
     spatial = window.input
     n, c = x.shape[:2]
     order = xp.arange(prod(spatial), dtype=xp.int64)
-    if storage_order:
+    if storage_order:  # column by column
         order = order.reshape(spatial[::-1]).T
     order = order.reshape(spatial)
     planes = xp.arange(n * c, dtype=xp.int64).reshape(n, c, *(1,) * len(spatial)) * prod(spatial)

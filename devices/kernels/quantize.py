@@ -57,10 +57,7 @@ def _match(scale: Array, zero_point: Array) -> None:
 
 
 def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: bool = True) -> Array:
-    """Round y to nearest even where `to` is an integer type, shift by the zero point, convert.
-
-    y is written into; it must be the caller's own.
-    """
+    """Round y, the caller's own, in place for an integer type, shift by the zero point, convert."""
     y = xp.asarray(y)
     integer = to.name in RANGE
     if integer:
@@ -135,19 +132,13 @@ def dequantize_10(
 @op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     """Return x as uint8, with the scale and zero point that its range, 0 included, asks for."""
-    low, high = _range_of(xp, x)
+    low = high = zero = x.dtype.type(0)
+    if x.size:
+        low, high = xp.minimum(xp.min(x), zero), xp.maximum(xp.max(x), zero)
     # A tensor of zeros has no range; any scale represents it.
     scale = xp.where(high > low, (high - low) / x.dtype.type(255), x.dtype.type(1))
     zero_point = xp.clip(xp.rint(-low / scale), 0, 255).astype(xp.uint8)
     return _saturate(xp, x / scale, zero_point, xp.dtype(xp.uint8)), scale, zero_point
-
-
-def _range_of(xp: Xp, x: Array) -> tuple[Array, Array]:
-    """Return the least and the greatest element, 0 among them."""
-    zero = x.dtype.type(0)
-    if not x.size:
-        return zero, zero
-    return xp.minimum(xp.min(x), zero), xp.maximum(xp.max(x), zero)
 
 
 @op("FakeQuantize", since=1, domain="hetero")
@@ -235,12 +226,8 @@ def _convolve_integers(
     dtype = xp.float32 if exact else xp.float64
     if w_zero_point is not None:
         w_zero_point = _per_channel(w_zero_point, w.ndim)
-    y = conv_1(
-        xp,
-        _shifted(xp, x, x_zero_point, dtype),
-        _shifted(xp, w, w_zero_point, dtype),
-        **attributes,
-    )
+    x, w = _shifted(xp, x, x_zero_point, dtype), _shifted(xp, w, w_zero_point, dtype)
+    y = conv_1(xp, x, w, **attributes)
     # Sums beyond int32 wrap, which only the conversion from int64 promises.
     return y.astype(xp.int32) if exact else y.astype(xp.int64).astype(xp.int32)
 

@@ -34,18 +34,10 @@ def dropout_7(
 
 @op("Dropout", since=12, host=(1, 2))
 def dropout_12(
-    xp: Xp,
-    data: Array,
-    ratio: Array | None = None,
-    training_mode: Array | None = None,
-    *,
-    seed: int | None = None,
-    n_outputs: int = 1,
-) -> Any:
-    """Zero a share of `ratio` of the elements and scale the others, when training.
-
-    The second output is the mask of what is kept, bool.
-    """
+    xp: Xp, data: Array, ratio: Array | None = None, training_mode: Array | None = None, *,
+    seed: int | None = None, n_outputs: int = 1,
+) -> Any:  # fmt: skip
+    """Zero a share of `ratio` of the elements and scale the others, in training; and the mask."""
     share = 0.5 if ratio is None else float(ratio.item())
     if not 0 <= share < 1:
         raise ValueError(f"ratio {share} is not from 0 up to, but not including, 1")

@@ -43,7 +43,7 @@ _ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Activation]]] = {
     "Tanh": ((), lambda xp: xp.tanh),
     "ThresholdedRelu": (
         (1.0,),
-        lambda xp, alpha: lambda x: xp.where(x > alpha, x, x.dtype.type(0)),
+        lambda xp, alpha: lambda x: xp.where(x > alpha, x, xp.zeros_like(x)),
     ),
 }
 #: ONNX Runtime, and so we, take the names in any case.
@@ -160,15 +160,14 @@ def _clipped(xp: Xp, x: Array, clip: float | None) -> Array:
 
 #: (projected input of a step, states) -> states, all (rows, B); the first is the step's output.
 Step = Callable[..., tuple[Array, ...]]
+#: Direction -> the bias to add to its input projection, and its step.
+_MakeStep = Callable[[int], tuple[Array, Step]]
 
 
 def _scan(
-    xp: Xp, layer: _Layer, initial: Sequence[Array], make_step: Callable[[int], tuple[Array, Step]]
+    xp: Xp, layer: _Layer, initial: Sequence[Array], make_step: _MakeStep
 ) -> tuple[Array, ...]:
-    """Run every direction over time; return Y and the final states, in the node's layout.
-
-    `make_step(d)` gives direction d's bias to add to its input projection, and its step.
-    """
+    """Run every direction over time; return Y and the final states, in the node's layout."""
     steps, batch, _ = layer.x.shape
     directions = layer.w.shape[0]
     y = xp.empty((steps, directions, layer.hidden, batch), layer.x.dtype)
@@ -178,9 +177,8 @@ def _scan(
         bias, step = make_step(d)
         projected = xp.matmul(rows, layer.w[d].T)
         projected += bias
-        projected = xp.ascontiguousarray(
-            projected.reshape(steps, batch, bias.shape[0]).swapaxes(1, 2)
-        )
+        projected = projected.reshape(steps, batch, bias.shape[0]).swapaxes(1, 2)
+        projected = xp.ascontiguousarray(projected)
         states = tuple(xp.ascontiguousarray(state[d].T) for state in initial)
         reverse = layer.direction == "reverse" or d == 1
         for t in range(steps - 1, -1, -1) if reverse else range(steps):

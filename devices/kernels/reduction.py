@@ -32,13 +32,9 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
             return reduce(xp, data, axes, bool(keepdims))
 
         def with_input(
-            xp: Xp,
-            data: Array,
-            axes: Array | None = None,
-            *,
-            keepdims: int = 1,
-            noop_with_empty_axes: int = 0,
-        ) -> Array:
+            xp: Xp, data: Array, axes: Array | None = None, *,
+            keepdims: int = 1, noop_with_empty_axes: int = 0,
+        ) -> Array:  # fmt: skip
             given = () if axes is None else axes_of(axes.tolist(), data.ndim)
             over = given or (() if noop_with_empty_axes else None)
             return reduce(xp, data, over, bool(keepdims))
@@ -53,17 +49,13 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
 @_reduction("ReduceSum", axes_input_since=13)
 def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the sum; 0 if there are no elements."""
-    if axes == (data.ndim - 1,) and _is_of_short_rows(data):
-        total = xp.matmul(data, xp.ones((data.shape[-1], 1), data.dtype))
-        return total if keepdims else total[..., 0]
+    if axes == (data.ndim - 1,) and data.ndim > 1 and data.shape[-1] <= _SHORT_ROW:
+        # A product with ones sums rows 2 to 6 times faster; long ones rougher.
+        is_wide = data.dtype.kind == "f" and data.itemsize >= 4
+        if is_wide and data.strides[-1] == data.itemsize:
+            total = xp.matmul(data, xp.ones((data.shape[-1], 1), data.dtype))
+            return total if keepdims else total[..., 0]
     return xp.sum(data, axis=axes, keepdims=keepdims, dtype=data.dtype)
-
-
-def _is_of_short_rows(data: Array) -> bool:
-    """Tell whether a product with ones sums rows: 2 to 6 times faster, in long ones rougher."""
-    is_float = data.dtype.kind == "f" and data.itemsize >= 4
-    in_order = data.ndim > 1 and data.strides[-1] == data.itemsize
-    return bool(is_float and in_order and data.shape[-1] <= _SHORT_ROW)
 
 
 @_reduction("ReduceMean")

@@ -98,11 +98,8 @@ def cubic_filter(xp: Xp, x: Array, a: float = -0.75) -> Array:
 
 
 def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
-    """Return indices and weights, each (taps, output): what each output is a weighted sum of.
-
-    With `antialias` the filter is stretched when it shrinks the input.
-    """
-    shrink = min(a.scale, 1.0) if rules.antialias else 1.0
+    """Return indices and weights, each (taps, output): what each output is a weighted sum of."""
+    shrink = min(a.scale, 1.0) if rules.antialias else 1.0  # by which the filter is stretched
     first = floor(-(1 if rules.mode == "linear" else 2) / shrink) + 1
     base = xp.floor(source)
     offsets = xp.arange(first, 2 - first, dtype=xp.float32)[:, None]
@@ -145,7 +142,6 @@ def _resample(xp: Xp, x: Array, a: Axis, rules: Rules) -> Array:
 
 
 def _resize(xp: Xp, x: Array, axes: list[Axis], rules: Rules) -> Array:
-    """Resample the axes."""
     for a in axes:
         if a.size == 0 and a.output > 0:
             raise ValueError(f"axis {a.axis} has size 0 and cannot be resized to {a.output}")
@@ -189,10 +185,8 @@ def _by_sizes(x: Array, sizes: Array, axes: Ints, policy: str = "stretch") -> li
         scale = min(scales) if policy == "not_larger" else max(scales)
         scales = [scale] * len(axes)
         wanted = [floor(scale * x.shape[axis] + 0.5) for axis in axes]
-    return [
-        Axis(axis, x.shape[axis], n, scale)
-        for axis, n, scale in zip(axes, wanted, scales, strict=True)
-    ]
+    resized = zip(axes, wanted, scales, strict=True)
+    return [Axis(axis, x.shape[axis], n, scale) for axis, n, scale in resized]
 
 
 def _check_count(name: str, count: int, axes: int) -> None:
@@ -205,8 +199,7 @@ def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[floa
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
     if any(float(s) < 1 for s in scales):
         raise ValueError(f"scales {[float(s) for s in scales]} must be at least 1")
-    rules = Rules("linear" if mode == "bilinear" else mode)
-    return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
+    return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), Rules(mode))
 
 
 op("Upsample", since=9, host=(1,), choices={"mode": ("nearest", "linear")})(
@@ -223,7 +216,6 @@ def resize_10(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Arra
 
 _HOST = (1, 2, 3)
 _MODES = {"mode": ("nearest", "linear", "cubic"), "nearest_mode": _ROUNDINGS}
-_POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
 def _rules_18(
@@ -256,16 +248,10 @@ def _rules_18(
     return resized, rules
 
 
-@op(
-    "Resize",
-    since=18,
-    host=_HOST,
-    choices=_MODES
-    | {
-        "coordinate_transformation_mode": (*_COORDINATES, "half_pixel_symmetric"),
-        "keep_aspect_ratio_policy": _POLICIES,
-    },
-)
+@op("Resize", since=18, host=_HOST, choices=_MODES | {
+    "coordinate_transformation_mode": (*_COORDINATES, "half_pixel_symmetric"),
+    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
+})  # fmt: skip
 @taking(_rules_18)
 def resize_18(
     xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
@@ -275,12 +261,9 @@ def resize_18(
     return _resize(xp, x, *_rules_18(xp, x, roi, scales, sizes, **rules))
 
 
-@op(
-    "Resize",
-    since=11,
-    host=_HOST,
-    choices=_MODES | {"coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn")},
-)
+@op("Resize", since=11, host=_HOST, choices=_MODES | {
+    "coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn"),
+})  # fmt: skip
 @taking(_rules_18, but=("antialias", "axes", "keep_aspect_ratio_policy"))
 def resize_11(
     xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,

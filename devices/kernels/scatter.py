@@ -42,33 +42,21 @@ def scatter_nd_11(
     picked, rest = data.shape[:depth], data.shape[depth:]
     if updates.shape != indices.shape[:-1] + rest:
         raise ValueError(f"updates of shape {updates.shape} are not {indices.shape[:-1] + rest}")
-    rows = row_numbers(xp, indices, picked)
+    rows = row_numbers(xp, indices, picked).reshape(-1)
     width = math.prod(rest)
-    flat = _place(
-        xp,
-        data.reshape(math.prod(picked), width),
-        rows.reshape(-1),
-        updates.reshape(rows.size, width),
-        reduction,
-    )
-    return flat.reshape(data.shape)
+    table, updates = data.reshape(math.prod(picked), width), updates.reshape(rows.size, width)
+    return _place(xp, table, rows, updates, reduction).reshape(data.shape)
 
 
 def _place(xp: Xp, data: Array, rows: Array, updates: Array, reduction: str) -> Array:
     """Return a copy of the data with the updates placed in, or reduced into, these rows."""
     same_type(data, updates)
-    reduce = {
-        "none": None,
-        "add": xp.add,
-        "mul": xp.multiply,
-        "max": xp.maximum,
-        "min": xp.minimum,
-    }
-    function = reduce[reduction]
-    if function is None:
+    if reduction == "none":
         result = data.copy()
         result[rows] = updates
         return result
+    names = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+    function = getattr(xp, names[reduction])
     widened = is_narrow_float(data)
     result = data.astype(xp.float32) if widened else data.copy()
     updates = updates.astype(result.dtype, copy=False)
@@ -86,14 +74,9 @@ def _place(xp: Xp, data: Array, rows: Array, updates: Array, reduction: str) -> 
 
 @op("TensorScatter", since=24, choices={"mode": ("linear", "circular")})
 def tensor_scatter(
-    xp: Xp,
-    past_cache: Array,
-    update: Array,
-    write_indices: Array | None = None,
-    *,
-    axis: int = -2,
-    mode: str = "linear",
-) -> Array:
+    xp: Xp, past_cache: Array, update: Array, write_indices: Array | None = None, *,
+    axis: int = -2, mode: str = "linear",
+) -> Array:  # fmt: skip
     """Write `update` into each batch entry's cache, from its write index on along `axis`.
 
     `past_cache` is (B, ..., M, ...), `update` (B, ..., S, ...) with S <= M, `write_indices` (B,),

@@ -52,8 +52,7 @@ def sequence_erase(
 ) -> list[Array]:
     """Return the sequence without the tensor at a position, or without the last."""
     length = len(input_sequence)
-    last = xp.asarray(-1) if position is None else position
-    place = _position(last, length, length - 1)
+    place = _position(xp.asarray(-1) if position is None else position, length, length - 1)
     return [*input_sequence[:place], *input_sequence[place + 1 :]]
 
 

@@ -60,9 +60,7 @@ def cut(x: Array, axis: int, sizes: Sequence[int]) -> tuple[Array, ...]:
     """Return the parts of these sizes along an axis."""
     axis = axis_of(axis, x.ndim)
     if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis]:
-        raise ValueError(
-            f"sizes {tuple(sizes)} do not add up to the {x.shape[axis]} of axis {axis}"
-        )
+        raise ValueError(f"sizes {tuple(sizes)} do not add up to {x.shape[axis]} of axis {axis}")
     before = (slice(None),) * axis
     return tuple(x[(*before, slice(i, j))] for i, j in pairwise(accumulate(sizes, initial=0)))
 
@@ -108,13 +106,8 @@ def pad_2(
     return pad(xp, data, pads, xp.asarray(value, dtype=data.dtype), mode=mode)
 
 
-@op(
-    "Pad",
-    since=11,
-    host=(1, 2, 3),
-    added={"axes": 18},
-    choices={"mode": ("constant", "reflect", "edge", "wrap")},
-)
+@op("Pad", since=11, host=(1, 2, 3), added={"axes": 18},
+    choices={"mode": ("constant", "reflect", "edge", "wrap")})  # fmt: skip
 def pad_11(
     xp: Xp, data: Array, pads: Array, constant_value: Array | None = None,
     axes: Array | None = None, *, mode: str = "constant",
@@ -144,6 +137,5 @@ def pad(
         if any(max(sides) and not size for sides, size in zip(around, kept.shape, strict=True)):
             raise ValueError(f"an empty axis has nothing to pad with in mode {mode!r}")
         return xp.pad(kept, around, mode)
-    if value is None:
-        return xp.pad(kept, around, constant_values="" if data.dtype.kind == "O" else 0)
-    return xp.pad(kept, around, constant_values=value.item())
+    empty = "" if data.dtype.kind == "O" else 0
+    return xp.pad(kept, around, constant_values=empty if value is None else value.item())

@@ -44,12 +44,10 @@ class Window:
         stride, size = self.strides[axis], self.input[axis]
         shift = k * self.dilations[axis] - self.begin[axis]
         first = max(0, -(shift // stride))
-        last = min(self.output[axis], (size - 1 - shift) // stride + 1)
-        last = max(first, last)
+        last = max(first, min(self.output[axis], (size - 1 - shift) // stride + 1))
         start = first * stride + shift
-        return slice(first, last), slice(
-            start, start + max(0, (last - first - 1) * stride + 1), stride
-        )
+        end = start + max(0, (last - first - 1) * stride + 1)
+        return slice(first, last), slice(start, end, stride)
 
 
 def per_axis(
@@ -67,15 +65,10 @@ def per_axis(
 
 @lru_cache(maxsize=1024)  # as dear as a small convolution, and asked for at every run of a node
 def sliding_window(
-    spatial: Sequence[int],
-    kernel: Sequence[int],
-    ceil_mode: int | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Window:
+    spatial: Sequence[int], kernel: Sequence[int], ceil_mode: int | None = None, *,
+    auto_pad: str = "NOTSET", dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+) -> Window:  # fmt: skip
     """Work out padding and output size as the pooling and convolution operators define them.
 
     `strides` and `dilations` are 1 if absent; `pads` all begins, then all ends, 0 if absent.
@@ -91,10 +84,8 @@ def sliding_window(
     extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         output = tuple(-(-n // s) for n, s in zip(spatial, step, strict=True))
-        total = tuple(
-            max((o - 1) * s + e - n, 0)
-            for o, s, e, n in zip(output, step, extent, spatial, strict=True)
-        )
+        wanted = zip(output, step, extent, spatial, strict=True)
+        total = tuple(max((o - 1) * s + e - n, 0) for o, s, e, n in wanted)
         begin = tuple((t + (auto_pad == "SAME_LOWER")) // 2 for t in total)
         end = tuple(t - b for t, b in zip(total, begin, strict=True))
     else:

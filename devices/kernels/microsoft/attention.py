@@ -7,6 +7,7 @@ values, cached ones included), P (cached ones), D (head size).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from devices.kernels.attention import (
     allowed_keys,
@@ -24,12 +25,8 @@ from devices.kernels.registry import op
 
 
 def _mask_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Array:
-    """Return what is added to scores, (B, 1, S or 1, T), from any of the forms of a mask.
-
-    (B) are numbers of keys; (2 B) their ends, then their begins; (3 B + 2) lengths and offsets;
-    (B, T), (B, S, T) and (B, 1, S, T) say of each key whether it is seen.
-    """
-    if mask.ndim == 1:
+    """Return what is added to scores, (B, 1, S or 1, T), from any of the forms of a mask."""
+    if mask.ndim == 1:  # (B) numbers of keys; (2 B) ends, then begins; (3 B + 2) lengths, offsets
         key = xp.arange(t)
         seen = key < mask[:b, None]
         if mask.shape[0] == 2 * b:
@@ -101,8 +98,8 @@ def attention(
         joint = joint + bias
     joint = joint.astype(dtype, copy=False)
     sizes = qkv_hidden_sizes or (joint.shape[2] // 3,) * 3
-    at = (0, sizes[0], sizes[0] + sizes[1], sum(sizes))
-    q, k, v = (split_heads(joint[..., at[i] : at[i + 1]], num_heads, "weights") for i in range(3))
+    parts = (joint[..., i:j] for i, j in pairwise(accumulate(sizes, initial=0)))
+    q, k, v = (split_heads(part, num_heads, "weights") for part in parts)
     if past is not None:
         k, v = appended(xp, past[0], k), appended(xp, past[1], v)
     y, _ = _attention(

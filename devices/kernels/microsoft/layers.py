@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from devices.kernels.activation import gelu, swish
+from devices.kernels.activation import gelu, hard_swish, swish
 from devices.kernels.conv import conv_1
 from devices.kernels.element_types import Array, Xp, in_float32, stash, wide
 from devices.kernels.matmul import gemm_7, matmul_1
@@ -97,18 +97,13 @@ def embed_layer_normalization(
     epsilon: float = 1e-12, mask_index_type: int = 0, n_outputs: int = 1,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return the normalised sum of three embeddings, how many ids the mask keeps, and that sum."""
-    length = input_ids.shape[1]
-    positions = position_embedding[:length] if position_ids is None else (
-        position_embedding[position_ids]
-    )  # fmt: skip
-    total = word_embedding[input_ids] + positions
+    places = slice(input_ids.shape[1]) if position_ids is None else position_ids
+    total = word_embedding[input_ids] + position_embedding[places]
     if segment_embedding is not None and segment_ids is not None:
         total = total + segment_embedding[segment_ids]
     y = layer_normalization_17(xp, total, gamma, beta, epsilon=epsilon)
-    if mask is None:
-        count = xp.zeros(input_ids.shape[:1], xp.int32)
-    else:
-        count = xp.sum(mask == 1, axis=1).astype(xp.int32)
+    kept = xp.zeros_like(input_ids) if mask is None else mask
+    count = xp.sum(kept == 1, axis=1).astype(xp.int32)
     return (y, count, total)[:n_outputs]
 
 
@@ -172,7 +167,7 @@ def _activated(xp: Xp, y: Array, name: str, parameters: Sequence[float]) -> Arra
     if name == "Clip":
         y = xp.clip(y, *parameters)
     elif name == "HardSwish":
-        y = y * xp.clip(y / 6 + 0.5, 0, 1)
+        y = hard_swish(xp, y)
     else:
         alpha, beta, *_ = (*parameters, 0.0, 0.0)
         y = named_activation(xp, name, alpha, beta)(y)

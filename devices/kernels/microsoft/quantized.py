@@ -12,12 +12,7 @@ from devices.kernels.element_types import Array, Kernel, Xp, wide
 from devices.kernels.microsoft import MICROSOFT
 from devices.kernels.microsoft.attention import attention
 from devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
-from devices.kernels.quantize import (
-    dequantize_10,
-    dynamic_quantize,
-    matmul_integer,
-    quantize_10,
-)
+from devices.kernels.quantize import dequantize_10, dynamic_quantize, matmul_integer, quantize_10
 from devices.kernels.recurrent import long_short_term_memory, lstm_7
 from devices.kernels.registry import KERNELS, op, taking
 from devices.kernels.slicing import concat
@@ -139,7 +134,7 @@ def qgemm(
     Scales and zero points of b are one for each column of the product.
     """
     y = matmul_integer(xp, a.T if transA else a, b.T if transB else b, a_zero_point, b_zero_point)
-    y = y.astype(xp.float32) if c is None else (y + c).astype(xp.float32)
+    y = (y if c is None else y + c).astype(xp.float32)
     y = y * (alpha * a_scale * b_scale).astype(xp.float32)
     return y if y_scale is None else _quantized(xp, y, y_scale, y_zero_point, a)
 
@@ -182,10 +177,8 @@ def dynamic_quantize_lstm(
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return LSTM of quantised weights (D, inputs, 4 H) on states quantised at each step."""
 
-    def weights(q: Array, scale: Array, zero_point: Array) -> Array:
-        scale, zero_point = (
-            v.reshape(q.shape[0], 1, -1).astype(xp.float32) for v in (scale, zero_point)
-        )
+    def weights(q: Array, *of: Array) -> Array:
+        scale, zero_point = (v.reshape(q.shape[0], 1, -1).astype(xp.float32) for v in of)
         return ((q.astype(xp.float32) - zero_point) * scale).swapaxes(1, 2)
 
     return long_short_term_memory(
