@@ -28,21 +28,16 @@ _LENGTH: Final = 2
 
 
 class _Rooms:
-    """Memory of a model's caches with room behind them, and what binds a session to it.
-
-    `length` positions of each are somebody's.
-    """
+    """Memory of a model's caches with room behind them, and what binds a session to it."""
 
     def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        pairs: Mapping[str, str],
-        caches: Sequence[np.ndarray],
-        length: int,
-    ) -> None:
+        self, session: onnxruntime.InferenceSession, pairs: Mapping[str, str],
+        caches: Sequence[np.ndarray], length: int,
+    ) -> None:  # fmt: skip
         self.session = session
         self.binding = session.io_binding()
         self.arrays: list[np.ndarray] = []
+        #: So many positions of each are somebody's, of those that there are.
         self.length = 0
         self.most = -(-length // _BLOCK) * _BLOCK
         for (past, present), cache in zip(pairs.items(), caches, strict=True):
@@ -108,14 +103,12 @@ class Caches:
             if past in inputs and present in outputs and len(model.consumers[past]) == 1
         }
         query = model.spec(nodes[0].inputs[0]).shape if pairs else None
-        places = (
-            (port.name, axis)
-            for port in model.inputs
-            for axis, size in enumerate(port.shape or ())
-            if query and isinstance(size, str) and size == query[1] and port.name not in pairs
-        )
-        count = next(places, None)
-        return cls(pairs, count) if count else None
+        new = query[1] if query else None
+        for port in model.inputs if isinstance(new, str) else ():
+            shape = port.shape or ()
+            if new in shape and port.name not in pairs:
+                return cls(pairs, (port.name, shape.index(new)))
+        return None
 
     def length(self, given: Mapping[str, Value]) -> int:
         """Return how many positions all caches hold; 0 where they differ.
@@ -126,12 +119,9 @@ class Caches:
         return lengths.pop() if len(lengths) == 1 else 0
 
     def run(
-        self,
-        session: onnxruntime.InferenceSession,
-        given: Mapping[str, Value],
-        wanted: Sequence[str],
-        options: onnxruntime.RunOptions,
-    ) -> list[Value]:
+        self, session: onnxruntime.InferenceSession, given: Mapping[str, Value],
+        wanted: Sequence[str], options: onnxruntime.RunOptions,
+    ) -> list[Value]:  # fmt: skip
         """Return what a session makes of caches that hold something; they stay where they are."""
         name, axis = self.count
         past = self.length(given)
@@ -156,12 +146,9 @@ class Caches:
         return [made[name] for name in wanted]
 
     def _rooms(
-        self,
-        session: onnxruntime.InferenceSession,
-        caches: Sequence[CacheTensor | np.ndarray],
-        past: int,
-        length: int,
-    ) -> _Rooms:
+        self, session: onnxruntime.InferenceSession, caches: Sequence[CacheTensor | np.ndarray],
+        past: int, length: int,
+    ) -> _Rooms:  # fmt: skip
         """Return where caches are lengthened: where they are, unless another run did so before."""
         rooms: _Rooms | None = getattr(caches[0], "rooms", None)
         with self._lock:

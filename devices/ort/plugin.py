@@ -43,6 +43,8 @@ class ORTPlugin(Plugin):
     """
 
     name: ClassVar[str] = "ORT"
+    #: What it compiles models to.
+    program: ClassVar[type[OrtProgram]] = OrtProgram
     #: Caches alone, which its programs lengthen where they are.
     leaves_outputs: ClassVar[bool] = True
     rank: ClassVar[int] = 40
@@ -89,22 +91,17 @@ class ORTPlugin(Plugin):
 
     def compile(self, model: Model, config: Config) -> Program:
         """Make a session of the whole model."""
-        return OrtProgram(model, config, self.provider(config))
+        return self.program(model, config, self.provider(config))
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make a session of an optimised model."""
-        self.check_payload(payload, model)
-        return OrtProgram(model, config, self.provider(config), payload=payload)
-
-    def check_payload(self, payload: Payload, model: Model) -> None:
-        """Raise BlobError if a payload is another device's, or of another ONNX Runtime version."""
-        header = payload.header
+        """Make a session of an optimised model, of this version's: other providers compile it."""
         payload.check_format(PAYLOAD_FORMAT, model.name)
-        if header["version"] != self.version():
+        if (version := payload.header["version"]) != self.version():
             raise BlobError(
-                f"model {model.name!r} was compiled by ONNX Runtime {header['version']}; this is "
+                f"model {model.name!r} was compiled by ONNX Runtime {version}; this is "
                 f"{self.version()}. Compile the model again."
             )
+        return self.program(model, config, self.provider(config), payload=payload)
 
     def version(self) -> str:
         """Return ONNX Runtime's version."""

@@ -53,12 +53,7 @@ class OrtProgram(Program):
     """
 
     def __init__(
-        self,
-        model: Model,
-        config: Config,
-        provider: Provider,
-        *,
-        payload: Payload | None = None,
+        self, model: Model, config: Config, provider: Provider, *, payload: Payload | None = None
     ) -> None:
         self._model = model
         self._provider = provider
@@ -87,7 +82,7 @@ class OrtProgram(Program):
         self._caches: Caches | None = None
         if provider.is_cpu and payload is None:
             self._caches = Caches.of(model)
-        elif provider.is_cpu and payload is not None and "caches" in payload.header:
+        elif provider.is_cpu and payload and "caches" in payload.header:
             self._caches = Caches(*payload.header["caches"])
         presents = set(self._caches.pairs.values()) if self._caches else set()
         #: Positions of the caches' next values.
@@ -207,14 +202,9 @@ class OrtProgram(Program):
 
     def _outputs(self, given: Mapping[str, Value], made: Mapping[str, Value]) -> list[Value]:
         """Return the outputs: what the session made, inputs, and constants."""
-        return [
-            made[p.name]
-            if p.name in made
-            else given[p.name]
-            if p.name in given
-            else self._source.constants[p.name].array
-            for p in self._model.outputs
-        ]
+        known = {**given, **made}
+        names = [port.name for port in self._model.outputs]
+        return [known[n] if n in known else self._source.constants[n].array for n in names]
 
     def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         return {name: value for name, value in given.items() if name in self._fed}
@@ -228,11 +218,9 @@ class OrtProgram(Program):
             options = self._options(level)
             options.optimized_model_filepath = str(path)
             options.log_severity_level = 4
-            for key, value in (
-                ("session.optimized_model_external_initializers_file_name", "weights"),
-                ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
-            ):
-                options.add_session_config_entry(key, value)
+            beside = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{beside}_file_name", "weights")
+            options.add_session_config_entry(f"{beside}_min_size_in_bytes", "1024")
             self._open(options)
             # Arrays mapped from the folder outlive its name: the mapping keeps the file.
             return read_model(path)
@@ -247,16 +235,11 @@ class OrtProgram(Program):
         for node in plain.nodes:
             names = _covered(self._model, node.writes, stops)
             covers |= dict.fromkeys((node.name, *node.writes), names)
-        return tuple(
-            ExecutedNode(
-                node.name,
-                node.op_type,
-                i,
-                self._provider.name,
-                covers.get(node.name) or covers.get(_NCHWC.sub("", node.name), ()),
-            )
-            for i, node in enumerate(optimised.nodes)
-        )
+        rows = []
+        for i, node in enumerate(optimised.nodes):
+            stands_for = covers.get(node.name) or covers.get(_NCHWC.sub("", node.name), ())
+            rows.append(ExecutedNode(node.name, node.op_type, i, self._provider.name, stands_for))
+        return tuple(rows)
 
     def _profile(self, given: Mapping[str, Value]) -> dict[str, float]:
         """Return seconds by executed node, measured once: ONNX Runtime profiles a whole session."""
@@ -287,11 +270,8 @@ class OrtProgram(Program):
 
 
 def _of_a_run(spans: Sequence[float], runs: int) -> float:
-    """Return the median of what a node took in each run but the first, which warms up.
-
-    A node of a loop's body runs several times.
-    """
-    each = max(1, len(spans) // runs)
+    """Return the median of what a node took in each run but the first, which warms up."""
+    each = max(1, len(spans) // runs)  # several times in a loop's body
     return median(sum(spans[i : i + each]) for i in range(each, len(spans), each) or (0,))
 
 
@@ -305,11 +285,8 @@ def _read_payload(payload: Payload) -> Model:
     proto.graph.initializer.extend(inside)
     # The reader wants a source for every value: weights that lie beside are inputs for it.
     known = {port.name for port in proto.graph.input}
-    proto.graph.input.extend(
-        TensorSpec.from_array(name, array).to_proto()
-        for name, array in tensors.items()
-        if name not in known
-    )
+    beside = [TensorSpec.from_array(n, array) for n, array in tensors.items() if n not in known]
+    proto.graph.input.extend(spec.to_proto() for spec in beside)
     read = read_model(proto)
     weights = {name: Constant(name, array) for name, array in tensors.items()}
     return read.replace(
@@ -321,14 +298,10 @@ def _read_payload(payload: Payload) -> Model:
 def _covered(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:
     """Return the nodes that make `values`, back to what other executed nodes make."""
     found: set[int] = set()
-    pending = [model.producers[v] for v in values if v in model.producers]
+    pending = list(values)
     while pending:
-        i = pending.pop()
-        if i not in found:
+        i = model.producers.get(pending.pop())
+        if i is not None and i not in found:
             found.add(i)
-            pending += [
-                model.producers[v]
-                for v in model.nodes[i].reads
-                if v in model.producers and v not in stops
-            ]
+            pending += [value for value in model.nodes[i].reads if value not in stops]
     return tuple(model.nodes[i].name for i in sorted(found))

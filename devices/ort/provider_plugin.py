@@ -18,7 +18,7 @@ from devices.ort.query import quiet_options
 from devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
 from devices.plugin.failures import reason_of
 from devices.plugin.faults import Fault, FaultTable, Use
-from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.plugin.program import ExecutedNode, RunContext, Value
 from devices.plugin.properties import Config, Property, PropertyTable
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.support import Refusal
@@ -46,11 +46,38 @@ _FAULTS: Final = FaultTable(
 )  # fmt: skip
 
 
+class ProviderProgram(OrtProgram):
+    """A session on another provider, which keeps its form of the model to itself."""
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Run the session; inputs that are in the device's memory are read there."""
+        if self._session and any(isinstance(value, OrtRemoteTensor) for value in inputs):
+            given = dict(zip(self._names, inputs, strict=True))
+            values = run_bound(self._session, self._feeds(given), self._wanted)
+            return self._outputs(given, dict(zip(self._wanted, values, strict=True)))
+        return super().run(inputs, context)
+
+    def takes_remote(self, tensor: RemoteTensor) -> bool:
+        """Take tensors in the device's memory where they are."""
+        return isinstance(tensor, OrtRemoteTensor)
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return nothing: what a provider fuses, it does not tell."""
+        return ()
+
+    def _optimised(self, *arguments: Any, **options: Any) -> Model:
+        return self._source
+
+    def _profile(self, given: Mapping[str, Value]) -> dict[str, float]:
+        return {}
+
+
 class ProviderPlugin(ORTPlugin):
     """An execution provider: it takes what ONNX Runtime really runs on it."""
 
     #: ONNX Runtime's name of the provider.
     provider_name: ClassVar[str]
+    program: ClassVar[type[OrtProgram]] = ProviderProgram
     leaves_outputs: ClassVar[bool] = False
     properties: ClassVar[PropertyTable] = ORTPlugin.properties.extended(
         Property(
@@ -96,15 +123,6 @@ class ProviderPlugin(ORTPlugin):
             ) from error
         return {**self._query.judge(rest, asked), **wrong}
 
-    def compile(self, model: Model, config: Config) -> Program:
-        """Make a session of the whole model."""
-        return ProviderProgram(model, config, self.provider(config))
-
-    def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make a session of a model that was exported: the provider compiles it again."""
-        self.check_payload(payload, model)
-        return ProviderProgram(model, config, self.provider(config), payload=payload)
-
     def full_name(self, device_id: str) -> str:
         """Return the runtime and the provider."""
         return f"ONNX Runtime {self.version()} with {self.provider_name}"
@@ -114,13 +132,7 @@ class ProviderPlugin(ORTPlugin):
         return f"{super().fingerprint(device_id)}-{self.provider_name}"
 
     def create_context(self, config: Config | None = None) -> RemoteContext:
-        """Return the memory of the provider's device.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            It computes in the host's memory.
-        """
+        """Return the memory of the provider's device, if that is not the host's."""
         if self.provider_name not in MEMORIES:
             raise UnsupportedOperationError(f"{self.name} computes in the host's memory")
         return OrtContext(f"{self.name}.0", MEMORIES[self.provider_name])
@@ -149,32 +161,6 @@ class ProviderPlugin(ORTPlugin):
         if how := _FAULTS.how(Use(node, model)):
             return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
         return refusal(node, model, False, model.integer_ranges)
-
-
-class ProviderProgram(OrtProgram):
-    """A session on another provider, which keeps its form of the model to itself."""
-
-    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Run the session; inputs that are in the device's memory are read there."""
-        if self._session and any(isinstance(value, OrtRemoteTensor) for value in inputs):
-            given = dict(zip(self._names, inputs, strict=True))
-            values = run_bound(self._session, self._feeds(given), self._wanted)
-            return self._outputs(given, dict(zip(self._wanted, values, strict=True)))
-        return super().run(inputs, context)
-
-    def takes_remote(self, tensor: RemoteTensor) -> bool:
-        """Take tensors in the device's memory where they are."""
-        return isinstance(tensor, OrtRemoteTensor)
-
-    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return nothing: what a provider fuses, it does not tell."""
-        return ()
-
-    def _optimised(self, *arguments: Any, **options: Any) -> Model:
-        return self._source
-
-    def _profile(self, given: Mapping[str, Value]) -> dict[str, float]:
-        return {}
 
 
 def provider_class(provider: str) -> type[ProviderPlugin]:

@@ -73,12 +73,6 @@ def quiet_options() -> onnxruntime.SessionOptions:
     return options
 
 
-def is_feedable(type_text: str) -> bool:
-    """Whether values of an ONNX type, or those in it, can be handed to and from ONNX Runtime."""
-    tensor = re.search(r"\b(\w+)\((\w+)\)", type_text)
-    return tensor is not None and tensor[1] == "tensor" and tensor[2] in FEEDABLE
-
-
 def _known(node: Node, model: Model) -> Refusal | None:
     """Return a refusal that needs no session."""
     opset = model.opset_imports.get(node.domain)
@@ -101,7 +95,8 @@ def _known(node: Node, model: Model) -> Refusal | None:
                 "dtype",
                 f"the type of {value!r} is not known, so it cannot be handed to ONNX Runtime",
             )
-        if not is_feedable(kind) and value not in model.constants:
+        tensor = re.search(r"\btensor\((\w+)\)", kind)  # or that of a sequence's or map's values
+        if (not tensor or tensor[1] not in FEEDABLE) and value not in model.constants:
             return Refusal("dtype", f"{value!r} is {kind}, which ONNX Runtime takes no arrays of")
     return None
 
@@ -142,10 +137,8 @@ FAULTS: Final = FaultTable(
 
 
 def _question(node: Node, model: Model, provider: Provider) -> OrtQuestion:
-    """Return the question about a node, with a model of it alone that ONNX Runtime reads.
-
-    To its CPU provider nodes that differ in sizes are the same; another may want to know the sizes.
-    """
+    """Return the question about a node, with a model of it alone that ONNX Runtime reads."""
+    # To its CPU provider nodes that differ in sizes are the same; another may want to know them.
     port = _any_size if provider.is_cpu else lambda spec: spec
     alone = lowered(single_node_model(node, model, lambda c: _shown(c, node), port))
     return OrtQuestion(
@@ -207,10 +200,8 @@ def _try(question: OrtQuestion, provider: Provider) -> Verdict:
         types -= kernels.get((question.domain, question.op_type), frozenset())
         cast = kernels and "tensor(float16)" in types
         return "computed in float32, with casts" if cast else None
-    if not assigned:
-        return "eliminated"
     parts = ", ".join(dict.fromkeys(part.op_type for part in assigned))
-    return f"decomposed into {parts}"
+    return f"decomposed into {parts}" if parts else "eliminated"
 
 
 #: What a failed session says -> the code of the refusal; the first that matches.
@@ -236,11 +227,8 @@ def _refusal(question: OrtQuestion, error: Exception) -> Refusal:
 
 @cache
 def _kernel_types() -> dict[tuple[str, str], frozenset[str]]:
-    """Return the types that any kernel of an operator is registered for; empty if it cannot tell.
-
-    With providers whose libraries come beside it, ONNX Runtime's own list ends the process.
-    """
-    if provider_names():
+    """Return the types that any kernel of an operator is registered for, if it can tell."""
+    if provider_names():  # with libraries beside it, ONNX Runtime's own list ends the process
         return {}
     found: dict[tuple[str, str], set[str]] = {}
     for kernel in onnxruntime.capi.onnxruntime_pybind11_state.get_all_opkernel_def():

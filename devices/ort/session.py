@@ -45,11 +45,9 @@ def session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]
 
 
 def open_session(
-    data: bytes,
-    weights: Mapping[str, np.ndarray],
-    options: onnxruntime.SessionOptions,
+    data: bytes, weights: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions,
     provider: Provider,
-) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
+) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:  # fmt: skip
     """Return a session, and the arrays whose memory it reads as long as it lives.
 
     `data` is what `session_model` gave and `weights` what it named; `options` gets the weights.
@@ -67,13 +65,8 @@ def with_types(model: Model, extensions: Sequence[str] = ()) -> Model:
     ONNX's inference stops at operators of other domains; where it does, ONNX Runtime is asked.
     The model is returned as it is if every type is known, or ONNX Runtime cannot read it.
     """
-    outputs = {port.name for port in model.outputs}
-    unknown = [
-        value
-        for node in model.nodes
-        for value in node.writes
-        if not model.spec(value).type and (value in outputs or value in model.consumers)
-    ]
+    wanted = {*model.consumers, *(port.name for port in model.outputs)}
+    unknown = [v for v in model.producers if v in wanted and not model.spec(v).type]
     if not unknown:
         return model
     data, stubs = session_model(model, unknown)
@@ -89,10 +82,8 @@ def with_types(model: Model, extensions: Sequence[str] = ()) -> Model:
 def _types(
     data: bytes, weights: Sequence[tuple[str, str, Sequence[int]]], libraries: Sequence[str]
 ) -> list[tuple[str, str, list[int | str | None] | None]]:
-    """Return name, type and shape of what a model gives out; called in a process of its own.
-
-    `weights` are name, element type and shape of what is given beside it: nobody reads contents.
-    """
+    """Return name, type and shape of what a model gives out; called in a process of its own."""
+    # Nobody reads the contents of what is given beside it.
     arrays = {name: np.zeros(shape, dtype) for name, dtype, shape in weights}
     options = quiet_options()
     options.add_session_config_entry("session.disable_prepacking", "1")
