@@ -67,23 +67,16 @@ class CPUPlugin(InterpreterPlugin):
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
         Property(
-            "OPTIMIZATION_CAPABILITIES",
-            tuple,
-            ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
-            False,
-            "Element types and abilities.",
+            "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
+            False, "Element types and abilities.",
         ),
         Property(
-            "EXECUTION_MODE_HINT",
-            str,
-            "PERFORMANCE",
-            True,
+            "EXECUTION_MODE_HINT", str, "PERFORMANCE", True,
             "ACCURACY: convolutions and half precision round as the model is written.",
-            choices=("PERFORMANCE", "ACCURACY"),
-            shapes_result=True,
+            choices=("PERFORMANCE", "ACCURACY"), shapes_result=True,
         ),
         EXTENSIONS,
-    )
+    )  # fmt: skip
 
     def transform_model(self, model: Model, config: Config) -> Model:
         """Return the model with constants folded, patterns fused and dead nodes gone."""
@@ -99,12 +92,8 @@ class CPUPlugin(InterpreterPlugin):
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make a program from an exported one, without transforming again."""
-        return CPUProgram.load(
-            payload,
-            config["EXTENSIONS"],
-            threads=config["INFERENCE_NUM_THREADS"],
-            backend=self.backend,
-        )
+        target = {"threads": config["INFERENCE_NUM_THREADS"], "backend": self.backend}
+        return CPUProgram.load(payload, config["EXTENSIONS"], **target)
 
     def version(self) -> str:
         """Return the versions that results depend on."""

@@ -35,24 +35,11 @@ def use_threads(count: int) -> None:
     if count == _wanted:
         return
     with _lock:
-        if count != _wanted:
-            _wanted = count
-            _limit()
-
-
-def _limit() -> None:
-    """Set the libraries' threads to what is wanted now; the lock is held."""
-    for library, started_with in _libraries():
-        _set(library, _wanted or started_with)
-
-
-def _set(library: Any, count: int) -> None:
-    """Set a library's threads, and leave the next thread free to set them again.
-
-    Newer versions of threadpoolctl let only the first thread that ever set OpenBLAS's
-    limit set it again, and ignore the others; device threads come and go.
-    """
-    library.set_num_threads(count)
-    release = getattr(library, "clear_controlling_thread", None)
-    if release is not None:
-        release()
+        _wanted = count
+        for library, started_with in _libraries():
+            library.set_num_threads(count or started_with)
+            # Newer versions of threadpoolctl let only the first thread that ever set OpenBLAS's
+            # limit set it again, and ignore the others; device threads come and go.
+            release = getattr(library, "clear_controlling_thread", None)
+            if release is not None:
+                release()

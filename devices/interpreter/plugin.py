@@ -12,13 +12,9 @@ from devices.plugin.properties import Config, Property
 from devices.plugin.support import Refusal
 
 EXTENSIONS: Final = Property(
-    "EXTENSIONS",
-    tuple,
-    (),
-    True,
-    "Custom operators that a model may import: Core lists those added to it.",
-    shapes_result=True,
-)
+    "EXTENSIONS", tuple, (), True,
+    "Custom operators that a model may import: Core lists those added to it.", shapes_result=True,
+)  # fmt: skip
 
 
 class InterpreterPlugin(Plugin):

@@ -29,25 +29,15 @@ def executed_nodes(
     }
     run = {name: facts for name, facts in told.items() if facts["layerType"] not in _NOT_RUN}
     names = sorted(run, key=lambda name: int(run[name]["execOrder"]))
-    rows = [
-        {
-            owner
-            for part in run[name]["originalLayersNames"].split(",")
-            for owner in owners.get(part, ())
-        }
-        for name in names
-    ]
+    parts = [run[name]["originalLayersNames"].split(",") for name in names]
+    rows = [{owner for part in each for owner in owners.get(part, ())} for each in parts]
     _spread(model, rows)
-    return tuple(
-        ExecutedNode(
-            name,
-            run[name]["layerType"],
-            i,
-            run[name]["primitiveType"],
-            tuple(sorted(covers, key=model.index_of.__getitem__)),
-        )
-        for i, (name, covers) in enumerate(zip(names, rows, strict=True))
-    )
+    executed = []
+    for i, (name, covers) in enumerate(zip(names, rows, strict=True)):
+        kind, by = run[name]["layerType"], run[name]["primitiveType"]
+        sources = tuple(sorted(covers, key=model.index_of.__getitem__))
+        executed.append(ExecutedNode(name, kind, i, by, sources))
+    return tuple(executed)
 
 
 def operator_owners(model: Model, source: openvino.Model) -> dict[str, set[str]]:

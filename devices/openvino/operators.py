@@ -108,22 +108,21 @@ def _wrong_type(
     operator = node.op_type
     if kind not in NARROWED | _CARRIED:
         return f"OpenVINO does not compute in {kind}"
-    if kind in NARROWED and not fits(value, ranges, INT32.max):
-        if narrow:
-            return None
-        return f"OpenVINO computes {kind} in 32 bits"
-    if operator in _MOVES or kind in _INTEGERS.get(operator, ()):
+    if narrow and kind in NARROWED:
         return None
-    if kind in NARROWED | {"int32"} and operator in _WHOLE:
+    if kind in NARROWED and not fits(value, ranges, INT32.max):
+        return f"OpenVINO computes {kind} in 32 bits"
+    small = [fits(v, ranges, EXACT_FLOAT) for v in (*node.inputs, *node.outputs) if v in ranges]
+    if (
+        operator in _MOVES
+        or kind in _INTEGERS.get(operator, ())
+        or (operator in _WHOLE and kind in NARROWED | {"int32"})
+        or (operator in _AS_FLOATS and all(small))
+    ):
         return None
     if operator in _COMPARED and (
         kind == "bool" or any(fits(v, ranges, EXACT_FLOAT) for v in node.inputs)
     ):
-        return None
-    integers = [v for v in (*node.inputs, *node.outputs) if v in ranges]
-    if operator in _AS_FLOATS and all(fits(v, ranges, EXACT_FLOAT) for v in integers):
-        return None
-    if narrow and kind in NARROWED:
         return None
     return f"OpenVINO's {operator} is not exact for it"
 
@@ -188,11 +187,9 @@ def _is_dequantised_between(use: Use) -> bool:
 
 
 def _is_scaled_by_place(use: Use) -> bool:
-    """Whether one axis of three is reduced, the first or the last, and constants go with it.
-
-    OpenVINO computes what follows in the same step, with one constant for another's places; in
-    quantised models also what comes before, which it moves behind.
-    """
+    """Whether one axis of three is reduced, the first or the last, and constants go with it."""
+    # What follows is computed in the same step, with one constant for another's places; in
+    # quantised models also what comes before, which OpenVINO moves behind.
     model = use.model
     if len(use.shape(0) or ()) != 3:
         return False
