@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import onnx
@@ -48,7 +49,10 @@ def attribute_value(attribute: AttributeProto) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, TensorProto):
         return tensor_array(value)
-    return _text(value) if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+    return value
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -75,10 +79,11 @@ def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 def draws(node: onnx.NodeProto) -> bool:
     """Whether a node draws random numbers, itself or in a body."""
-    trains = node.op_type == "Dropout" and any(node.input[2:])
-    if not node.domain and (node.op_type in _DRAWING or trains):
-        return True
-    return any(draws(inner) for _, body in bodies(node) for inner in body.node)
+    return any(
+        inner.op_type in _DRAWING or (inner.op_type == "Dropout" and any(inner.input[2:]))
+        for inner in with_bodies(node)
+        if not inner.domain
+    )
 
 
 def captured_names(proto: onnx.NodeProto) -> tuple[str, ...]:
@@ -95,10 +100,3 @@ def _free_names(graph: onnx.GraphProto) -> Iterator[str]:
                 yield name
         bound.update(node.output)
     yield from (v.name for v in graph.output if v.name not in bound)
-
-
-def _text(data: bytes) -> str | bytes:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data

@@ -76,7 +76,8 @@ def value_ranges(
 
     `longest`: the length that an open axis has at most; `given`: what is known of inputs besides.
     """
-    known = _known_of_whole(model) | dict(given or {})
+    of_whole = json.loads(model.metadata.get(RANGES, "{}"))
+    known = {n: (int(a), int(b)) for n, (a, b) in of_whole.items()} | dict(given or {})
     forward = _forward(model, known, longest)
     known = _backward(model, forward, known)
     return _forward(model, known, longest)
@@ -90,11 +91,6 @@ def boundary_ranges(model: Model, values: Mapping[str, TensorSpec]) -> str | Non
     ranges = model.integer_ranges
     proven = {n: ranges[n] for n in wanted if n in ranges and ranges[n] != _type_range(model, n)}
     return json.dumps(proven, sort_keys=True) if proven else None
-
-
-def _known_of_whole(model: Model) -> dict[str, Range]:
-    text = model.metadata.get(RANGES)
-    return {} if text is None else {n: (int(a), int(b)) for n, (a, b) in json.loads(text).items()}
 
 
 def _type_range(model: Model, value: str) -> Range | None:
@@ -147,9 +143,8 @@ class _Step:
             return _of_array(np.asarray(node.attributes.get("value", 0)))
         if node.op_type in _POSITIONS:
             return self._position(index)
-        moved = _MOVED.get(node.op_type)
-        if node.op_type == "Concat":
-            moved = tuple(range(len(node.inputs)))
+        every = tuple(range(len(node.inputs))) if node.op_type == "Concat" else None
+        moved = _MOVED.get(node.op_type, every)
         if moved is not None:
             # A damaged model's node may have fewer than its operator takes.
             inputs = [self.inputs[i] if i < len(self.inputs) else None for i in moved]
@@ -210,10 +205,7 @@ def _corners(of: Callable[[int, int], int]) -> Rule:
 
 
 def _within(which: int) -> Rule:
-    """Return the rule of a result of no greater magnitude than one of two inputs, and of its sign.
-
-    A divisor is a whole number, at least one.
-    """
+    """Return the rule of a result of no greater magnitude than one of two inputs, and its sign."""
 
     def rule(step: _Step, *inputs: Range) -> Range:
         bound = max(map(abs, inputs[which]))

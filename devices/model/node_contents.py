@@ -30,9 +30,7 @@ def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, file: Path | Non
     for node in nodes:
         check_text((node.name, node.op_type, node.domain, node.overload), where)
         check_text((*node.input, *node.output), where)
-        check_text(
-            (text for entry in node.metadata_props for text in (entry.key, entry.value)), where
-        )
+        check_text((text for e in node.metadata_props for text in (e.key, e.value)), where)
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             literal_attribute(node)
         for attribute in node.attribute:
@@ -60,8 +58,9 @@ def check_inside(model: onnx.ModelProto, given: Collection[str], where: str) -> 
 
 def complete_attribute(attribute: AttributeProto, where: str, file: Path | None) -> None:
     """Do for an attribute what `complete_nodes` does for nodes."""
-    tensors = [*((attribute.t,) if attribute.HasField("t") else ()), *attribute.tensors]
-    sparse = list(attribute.sparse_tensors)
+    tensors, sparse = [*attribute.tensors], [*attribute.sparse_tensors]
+    if attribute.HasField("t"):
+        tensors.append(attribute.t)
     if attribute.HasField("sparse_tensor"):
         sparse.append(attribute.sparse_tensor)
     for graph in graphs_of(attribute):
@@ -73,15 +72,10 @@ def complete_attribute(attribute: AttributeProto, where: str, file: Path | None)
     for tensor in (*tensors, *(part for s in sparse for part in (s.values, s.indices))):
         check_tensor(tensor, where)
         if tensor.data_location == TensorProto.EXTERNAL:
-            _fetch(tensor, where, file)
-
-
-def _fetch(tensor: TensorProto, where: str, file: Path | None) -> None:
-    """Put the contents of a tensor inside, in its place."""
-    array = tensor_array(tensor, where, file)
-    if array.nbytes > PROTOBUF_NBYTES:
-        raise ModelError(
-            f"{where}: tensor {tensor.name!r} has {array.nbytes} bytes; a node holds at most "
-            f"{PROTOBUF_NBYTES}. Make it an initializer of the main graph."
-        )
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+            array = tensor_array(tensor, where, file)
+            if array.nbytes > PROTOBUF_NBYTES:
+                raise ModelError(
+                    f"{where}: tensor {tensor.name!r} has {array.nbytes} bytes; a node holds at "
+                    f"most {PROTOBUF_NBYTES}. Make it an initializer of the main graph."
+                )
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

@@ -27,13 +27,7 @@ from devices.model.tensor_spec import TensorSpec
 
 
 def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
-    """Return the port that a position, name or port means; None means the only one.
-
-    Raises
-    ------
-    TensorNameError
-        Naming what there is, and what is nearest.
-    """
+    """Return the port that a position, name or port means, None the only one; TensorNameError."""
     if key is None and len(ports) == 1:
         return ports[0]
     if isinstance(key, TensorSpec):

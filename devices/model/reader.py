@@ -138,7 +138,8 @@ def _from_proto(proto: onnx.ModelProto, where: str, file: Path | None) -> Model:
         raise ModelError(f"{where}: inputs {twice} are declared twice; give each its own name.")
     if not outputs and graph.node:
         raise ModelError(f"{where}: the graph has no outputs; declare what the model computes.")
-    protos = [_whole(node, where, file) for node in graph.node]
+    protos = [deepcopy(node) for node in graph.node]
+    complete_nodes(protos, where, file)
     nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
     return Model(
         header,
@@ -216,13 +217,6 @@ def check_function(function: onnx.FunctionProto, where: str) -> None:
         made.update(node.writes)
     if missing := [value for value in function.output if value not in made]:
         raise ModelError(f"{where}: function {function.name!r}: no node makes output {missing}.")
-
-
-def _whole(node: onnx.NodeProto, where: str, file: Path | None) -> onnx.NodeProto:
-    """Return a copy that holds the contents of all its tensors, those of its bodies included."""
-    copy = deepcopy(node)
-    complete_nodes([copy], where, file)
-    return copy
 
 
 def _named(protos: Sequence[onnx.NodeProto]) -> list[Node]:

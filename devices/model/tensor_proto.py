@@ -27,14 +27,9 @@ def tensor_array(
     """Return a tensor's contents, read-only; those in a file are memory-mapped.
 
     `where` says in errors what it is part of; beside the model's `file` are those with contents,
-    which must be inside the tensor without it.
-
-    Raises
-    ------
-    ModelError
-        An element type that ONNX does not define, or contents that do not fit type and shape.
-    ExternalDataError
-        A file that is missing, short, outside the model's folder, or cannot hold such elements.
+    which must be inside the tensor without it. ModelError for an element type that ONNX does not
+    define, or contents that do not fit; ExternalDataError for a file that is missing, short,
+    outside the model's folder, or cannot hold such elements.
     """
     what = f"{where}: tensor {tensor.name!r}"
     shape = tuple(tensor.dims)
@@ -135,10 +130,7 @@ def _external(tensor: onnx.TensorProto, what: str, file: Path | None) -> np.ndar
 
 
 def _file(location: str, what: str, file: Path | None) -> Path:
-    """Return what is at `location` in the folder of the model's file; refuse any other.
-
-    A download cache has links in that folder, to where the model's own file really is.
-    """
+    """Return what is at `location` in the folder of the model's file; refuse any other."""
     if file is None:
         raise ExternalDataError(
             f"{what}, but there is no folder to look in. Read the model by its path, or load its "
@@ -154,6 +146,7 @@ def _file(location: str, what: str, file: Path | None) -> Path:
         raise ExternalDataError(f"{what}, which cannot be opened: {error}.") from error
     if path == root:
         raise ExternalDataError(f"{what}, which does not name a file in {root}.")
+    # A download cache has links in that folder, to where the model's own file really is.
     named = Path(os.path.normpath(root / location))
     is_inside = path.is_relative_to(root) or path.parent == home
     if not (is_inside and named.is_relative_to(root)) or Path(location).is_absolute():

@@ -19,7 +19,7 @@ import onnx
 from onnx import onnx_cpp2py_export
 
 from devices.errors import ModelError
-from devices.model.attributes import bodies
+from devices.model.attributes import bodies, with_bodies
 from devices.model.worker_process import Ended, WorkerProcess
 
 #: Memory for inference beyond a fixed multiple of the model's size, in bytes.
@@ -65,16 +65,11 @@ def forget_hints(
     outputs = {port.name: port for port in graph.output if port.name in made}
     del graph.output[:]
     graph.output.extend(known.get(name) or without_shape(port) for name, port in outputs.items())
-    _open_bodies(graph.node)
-
-
-def _open_bodies(nodes: Iterable[onnx.NodeProto]) -> None:
-    for node in nodes:
-        for _, graph in bodies(node):
-            # The first two inputs may be a Loop's count and condition, which are scalars.
-            for info in (*graph.input[2:], *graph.output, *graph.value_info):
-                _open(info)
-            _open_bodies(graph.node)
+    inner = (part for node in graph.node for part in with_bodies(node))
+    for _, body in (held for part in inner for held in bodies(part)):
+        # The first two inputs may be a Loop's count and condition, which are scalars.
+        for info in (*body.input[2:], *body.output, *body.value_info):
+            _open(info)
 
 
 def _open(info: onnx.ValueInfoProto) -> None:

@@ -51,27 +51,16 @@ def with_states(model: Model, states: Mapping[str, str]) -> Model:
 def variables_of(model: Model) -> tuple[Variable, ...]:
     """Return the variables that a model declares in its metadata, in the order of its inputs.
 
-    Raises
-    ------
-    ModelError
-        The metadata is no JSON of names.
-    ArgumentError
-        A pattern has more ``*`` in its output than in its input.
-    TensorNameError
-        There is no such input or output.
-    TensorTypeError, TensorShapeError
-        The two of a pair are not alike: open dimensions may differ.
+    ModelError: the metadata is no JSON of names. ArgumentError: a pattern has more ``*`` in its
+    output than in its input. TensorNameError: there is no such input or output. TensorTypeError,
+    TensorShapeError: the two of a pair are not alike; open dimensions may differ.
     """
     if STATES not in model.metadata:
         return ()
-    pairs = {
-        name: output
-        for pattern, target in _declared(model).items()
-        for name, output in _matched(model, pattern, target)
-    }
-    return tuple(
-        _variable(model, port, pairs[port.name]) for port in model.inputs if port.name in pairs
-    )
+    pairs: dict[str, str] = {}
+    for pattern, target in _declared(model).items():
+        pairs |= _matched(model, pattern, target)
+    return tuple(_variable(model, p, pairs[p.name]) for p in model.inputs if p.name in pairs)
 
 
 def visible_ports(
@@ -100,18 +89,19 @@ def _declared(model: Model) -> dict[str, str]:
     return found
 
 
-def _matched(model: Model, pattern: str, target: str) -> list[tuple[str, str]]:
+def _matched(model: Model, pattern: str, target: str) -> dict[str, str]:
     if target.count("*") > pattern.count("*"):
         raise ArgumentError(
             f"states {pattern!r}: {target!r}: each * of the output takes its text from one of the "
             "input."
         )
     expression = re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
-    found = [
-        (port.name, _filled(target, match.groups()))
-        for port in model.inputs
-        if (match := expression.fullmatch(port.name))
-    ]
+    first, *rest = target.split("*")
+    found = {}
+    for port in model.inputs:
+        if match := expression.fullmatch(port.name):
+            texts = zip(match.groups(), rest, strict=False)
+            found[port.name] = first + "".join(text + part for text, part in texts)
     if not found:
         raise TensorNameError(
             f"model {model.name!r}: no input for state {pattern!r}; it has "
@@ -119,11 +109,6 @@ def _matched(model: Model, pattern: str, target: str) -> list[tuple[str, str]]:
             name=pattern,
         )
     return found
-
-
-def _filled(target: str, texts: tuple[str, ...]) -> str:
-    first, *rest = target.split("*")
-    return first + "".join(text + part for text, part in zip(texts, rest, strict=False))
 
 
 def _variable(model: Model, port: TensorSpec, name: str) -> Variable:

@@ -117,10 +117,7 @@ class WorkerProcess:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes, until_s: float) -> bytes | None:
-    """Send a request and return the answer; None where the process ends before.
-
-    Raises TimeoutError where time does.
-    """
+    """Send a request and return the answer; None where the process ends before, or TimeoutError."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -25,10 +25,7 @@ _LOOK_S: Final = 0.001
 class NativeCall:
     """The block in which a runtime is called; `stop` asks it to return soon.
 
-    Raises
-    ------
-    RequestCancelledError
-        On entry, where the program ends.
+    RequestCancelledError on entry, where the program ends.
     """
 
     __slots__ = ("_stop",)

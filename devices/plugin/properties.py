@@ -217,10 +217,6 @@ def unknown_property(name: object, owner: str, names: Iterable[str]) -> UnknownP
     return UnknownPropertyError(f"no property {name!r} on {owner}{hint}", property=name)
 
 
-def _read_only(name: str, kind: type, default: Any, doc: str) -> Property:
-    return Property(name, kind, default, False, doc)
-
-
 #: What every plugin has: the base classes and Core obey these.
 COMMON_PROPERTIES: Final = PropertyTable(
     Property("DEVICE_ID", str, "0", True, "Which of the plugin's devices."),
@@ -239,19 +235,21 @@ COMMON_PROPERTIES: Final = PropertyTable(
         "ENABLE_MMAP", bool, True, True,
         "Whether weights of imported and cached models are mapped rather than read.",
     ),
-    _read_only("SUPPORTED_PROPERTIES", tuple, (), "Every property's name."),
-    _read_only("CACHING_PROPERTIES", tuple, (), "Properties that change what compilation makes."),
-    _read_only("AVAILABLE_DEVICES", tuple, ("0",), "The plugin's device ids."),
-    _read_only("FULL_DEVICE_NAME", str, "", "The device's name for people."),
-    _read_only("DEVICE_ARCHITECTURE", str, "", "What compiled code depends on."),
-    _read_only("DEVICE_TYPE", str, "INTEGRATED", "INTEGRATED or DISCRETE."),
-    _read_only("OPTIMIZATION_CAPABILITIES", tuple, ("FP32",), "Element types and abilities."),
-    _read_only("RANGE_FOR_STREAMS", tuple, (1, 1024), "Fewest and most."),
-    _read_only("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 1, 1), "Fewest, most, step."),
-    _read_only("EXECUTION_DEVICES", tuple, (), "Devices that the compiled model runs on."),
-    _read_only("NETWORK_NAME", str, "", "The compiled model's name."),
-    _read_only("LOADED_FROM_CACHE", bool, False, "Whether compilation was a cache hit."),
-    _read_only("OPTIMAL_NUMBER_OF_INFER_REQUESTS", int, 1, "Requests that keep it busy."),
+    Property("SUPPORTED_PROPERTIES", tuple, (), False, "Every property's name."),
+    Property(
+        "CACHING_PROPERTIES", tuple, (), False, "Properties that change what compilation makes."
+    ),
+    Property("AVAILABLE_DEVICES", tuple, ("0",), False, "The plugin's device ids."),
+    Property("FULL_DEVICE_NAME", str, "", False, "The device's name for people."),
+    Property("DEVICE_ARCHITECTURE", str, "", False, "What compiled code depends on."),
+    Property("DEVICE_TYPE", str, "INTEGRATED", False, "INTEGRATED or DISCRETE."),
+    Property("OPTIMIZATION_CAPABILITIES", tuple, ("FP32",), False, "Element types and abilities."),
+    Property("RANGE_FOR_STREAMS", tuple, (1, 1024), False, "Fewest and most."),
+    Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 1, 1), False, "Fewest, most, step."),
+    Property("EXECUTION_DEVICES", tuple, (), False, "Devices that the compiled model runs on."),
+    Property("NETWORK_NAME", str, "", False, "The compiled model's name."),
+    Property("LOADED_FROM_CACHE", bool, False, False, "Whether compilation was a cache hit."),
+    Property("OPTIMAL_NUMBER_OF_INFER_REQUESTS", int, 1, False, "Requests that keep it busy."),
 )  # fmt: skip
 
 #: The guide's names that a plugin adds to its table where it obeys them.

@@ -87,23 +87,18 @@ class Questions:
         answer = self._of(questions, target)
         if not isinstance(answer, Ended):
             return answer
-        if len(questions) == 1:
-            return [self._crashed(questions[0], answer)]
         found: list[Verdict] = []
         crashes = 0
         for question in questions:
-            if crashes < _CRASHES:
+            if crashes < _CRASHES and len(questions) > 1:
                 answer = self._of([question], target)
             if isinstance(answer, Ended):
                 crashes += 1
-                found.append(self._crashed(question, answer))
+                asked = f"{self._vendor} crashed when it was asked about {question.op_type}"
+                found.append(Refusal("no_kernel", f"{asked}: {answer.how}"))
             else:
                 found += answer
         return found
-
-    def _crashed(self, question: Question, ended: Ended) -> Refusal:
-        said = f"{self._vendor} crashed when it was asked about {question.op_type}: {ended.how}"
-        return Refusal("no_kernel", said)
 
     def _of(self, questions: Sequence[Question], target: Any) -> list[Verdict] | Ended:
         fields = [astuple(question) for question in questions]

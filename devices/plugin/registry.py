@@ -12,7 +12,7 @@ import difflib
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -192,8 +192,8 @@ def _no_plugin(text: str) -> PluginLoadError:
     )
 
 
-def _itself(cls: type[Plugin]) -> object:
-    return cls
+def _itself(given: object) -> object:
+    return given
 
 
 def _wants_arguments(function: Callable[..., object]) -> bool:
@@ -204,29 +204,28 @@ def _wants_arguments(function: Callable[..., object]) -> bool:
     return False
 
 
-def _entries(name: str | None, origin: str, load: Callable[[], object]) -> Iterator[PluginEntry]:
-    """Yield what an object gives: a plugin class is one, a function returns those it finds."""
-    shown = name or origin
+def _entries(name: str | None, origin: str, load: Callable[[], object]) -> list[PluginEntry]:
+    """Return what an object gives: a plugin class is one, a function returns those it finds."""
     try:
         found = load()
         if inspect.isfunction(found) and not _wants_arguments(found):
-            for cls in found():
-                yield from _entries(None, origin, partial(_itself, cls))
-            return
-        if not (isinstance(found, type) and issubclass(found, Plugin)):
-            yield PluginEntry(
-                shown, origin, None, f"{found!r} is not a subclass of devices.Plugin; make it one."
-            )
-            return
-        shown = name or getattr(found, "name", "") or origin
-        if wrong := _name_error(found, name):
-            yield PluginEntry(shown, origin, None, wrong)
-            return
-        plugin = found()
-    except Exception as error:  # whatever a plugin's import or start raises belongs to its row
-        yield PluginEntry(shown, origin, None, _sentence(error))
-        return
-    yield PluginEntry(found.name, origin, plugin)
+            return [_entry(None, origin, cls) for cls in found()]
+    except Exception as error:  # whatever a plugin's import raises belongs to its row
+        return [PluginEntry(name or origin, origin, None, _sentence(error))]
+    return [_entry(name, origin, found)]
+
+
+def _entry(name: str | None, origin: str, found: object) -> PluginEntry:
+    if not (isinstance(found, type) and issubclass(found, Plugin)):
+        wrong: str | None = f"{found!r} is not a subclass of devices.Plugin; make it one."
+        return PluginEntry(name or origin, origin, None, wrong)
+    shown = name or getattr(found, "name", "") or origin
+    if wrong := _name_error(found, name):
+        return PluginEntry(shown, origin, None, wrong)
+    try:
+        return PluginEntry(found.name, origin, found())
+    except Exception as error:  # so does what its start raises
+        return PluginEntry(shown, origin, None, _sentence(error))
 
 
 def _name_error(cls: type[Plugin], entry_name: str | None) -> str | None:

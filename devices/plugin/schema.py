@@ -68,14 +68,12 @@ class _Judge:
         if opset is None:
             return None
         proto = node.proto
-        refusal = check_operator(
-            node.domain,
-            node.op_type,
-            opset,
-            tuple([types.get(name, "") if name else None for name in node.inputs]),
-            tuple([types.get(name, "") if name else None for name in node.outputs]),
-            tuple([(a.name, a.type) for a in proto.attribute]),
+        inputs, outputs = (
+            tuple([types.get(name, "") if name else None for name in names])
+            for names in (node.inputs, node.outputs)
         )
+        attributes = tuple([(a.name, a.type) for a in proto.attribute])
+        refusal = check_operator(node.domain, node.op_type, opset, inputs, outputs, attributes)
         if refusal or not any(True for _ in bodies(proto)):
             return refusal
         shift = int(node.op_type == "Scan" and opset < 9)  # lengths of sequences come first
@@ -150,13 +148,9 @@ class _Judge:
 
 @lru_cache(maxsize=20_000)
 def check_operator(
-    domain: str,
-    op_type: str,
-    opset: int,
-    inputs: tuple[str | None, ...],
-    outputs: tuple[str | None, ...],
-    attributes: tuple[tuple[str, int], ...],
-) -> Refusal | None:
+    domain: str, op_type: str, opset: int, inputs: tuple[str | None, ...],
+    outputs: tuple[str | None, ...], attributes: tuple[tuple[str, int], ...],
+) -> Refusal | None:  # fmt: skip
     """Return how a node breaks its operator's definition, if ONNX defines it.
 
     `inputs`, `outputs`: types as ONNX writes them, empty where not known; None for an absent one.
@@ -191,10 +185,10 @@ def _attributes(schema: OpSchema, given: tuple[tuple[str, int], ...]) -> str | N
             got = onnx.AttributeProto.AttributeType.Name(kind)
             return f"with {name!r} of kind {expected.name}; the node's is {got}"
     names = {name for name, _ in given}
-    absent = [n for n, a in schema.attributes.items() if a.required and n not in names]
-    return (
-        f"with a required attribute {absent[0]!r}, which the node does not have" if absent else None
-    )
+    for name, attribute in schema.attributes.items():
+        if attribute.required and name not in names:
+            return f"with a required attribute {name!r}, which the node does not have"
+    return None
 
 
 def _counts(
