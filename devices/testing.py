@@ -73,17 +73,11 @@ class CheckResult:
 
 def device_checks() -> tuple[Check, ...]:
     """Return a plugin's checks, in the order in which their failures explain each other."""
-    return (*_checks((plugin_checks,)), *map(_of_plugin, subject_checks()))
 
+    def of_plugin(check: SubjectCheck) -> Check:
+        return wraps(check)(lambda plugin: check(PluginSubject(plugin)))
 
-def _of_plugin(check: SubjectCheck) -> Check:
-    """Return the check of a plugin that a check of subjects is."""
-
-    @wraps(check)
-    def check_plugin(plugin: Plugin) -> None:
-        check(PluginSubject(plugin))
-
-    return check_plugin
+    return (*_checks((plugin_checks,)), *map(of_plugin, subject_checks()))
 
 
 def subject_checks() -> tuple[SubjectCheck, ...]:

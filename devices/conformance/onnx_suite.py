@@ -51,12 +51,10 @@ class Case:
         if self.kind == "real":
             given = list(light_model_inputs(read_model(model)).values())
             return [(given, list(light_model_outputs(self.case.model_name)))]
+        graph, folders = model.graph, Path(self.case.model_dir or "").glob("test_data_set*")
         return [
-            (
-                _read(folder, "input", model.graph.input),
-                _read(folder, "output", model.graph.output),
-            )
-            for folder in sorted(Path(self.case.model_dir or "").glob("test_data_set*"))
+            (_read(folder, "input", graph.input), _read(folder, "output", graph.output))
+            for folder in sorted(folders)
         ]
 
     def compare(self, outputs: Sequence[Any], wanted: Sequence[Any]) -> None:

@@ -14,7 +14,6 @@ from devices.conformance.samples import (
     ill_formed,
     samples,
     typed_samples,
-    unknown_operator,
 )
 from devices.conformance.subject import Subject
 from devices.errors import UnsupportedNodesError
@@ -82,7 +81,7 @@ def check_query_leaves_the_model_alone(subject: Subject) -> None:
 
 def check_refusals_say_why(subject: Subject) -> None:
     """An operator that nobody knows is refused with a sentence, by query and by compile."""
-    model = unknown_operator()
+    model = foreign_operator("Odd")
     odd = model.node_names[1]
     support = subject.query_model(model)
     if subject.computes:

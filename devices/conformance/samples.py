@@ -113,11 +113,6 @@ def typed_samples(element_type: str) -> Iterator[Sample]:
         yield Sample(name, read_model(proto), given, {"z": want}, rtol)
 
 
-def unknown_operator() -> Model:
-    """Return a model whose second node no device knows."""
-    return foreign_operator("Odd")
-
-
 def foreign_operator(op_type: str) -> Model:
     """Return a model whose second node is an operator of a domain that no device knows."""
     graph = f"(float[2,3] x) => (float[2,3] z) {{h = Relu(x) z = nobody.knows.{op_type}(h)}}"

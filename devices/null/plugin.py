@@ -67,13 +67,9 @@ class NullProgram(Program):
     """
 
     def __init__(
-        self,
-        model: Model,
-        rows: Sequence[ExecutedNode],
-        seconds: Mapping[str, float],
-        constants: Mapping[str, np.ndarray],
-        config: Config,
-    ) -> None:
+        self, model: Model, rows: Sequence[ExecutedNode], seconds: Mapping[str, float],
+        constants: Mapping[str, np.ndarray], config: Config,
+    ) -> None:  # fmt: skip
         self._model = model
         self._config = dict(config)
         self._rows = tuple(rows)
@@ -95,7 +91,9 @@ class NullProgram(Program):
         if number == self._faulty_run:
             self._fault(context)
         if self._config["NULL_BUSY"]:
-            _spin(self._total_s, context)
+            end_s = time.perf_counter() + self._total_s
+            while time.perf_counter() < end_s:
+                context.check_cancelled()
         elif self._total_s:
             context.sleep(self._total_s)
         context.check_cancelled()
@@ -232,11 +230,8 @@ class NullPlugin(Plugin):
             for i, node in enumerate(model.nodes)
         ]
         seconds = {node.name: _seconds(node, config) for node in model.nodes}
-        given = {
-            port.name: model.constants[port.name].array
-            for port in model.outputs
-            if port.name in model.constants
-        }
+        names = [port.name for port in model.outputs if port.name in model.constants]
+        given = {name: model.constants[name].array for name in names}
         return NullProgram(model, rows, seconds, given, config)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
@@ -285,9 +280,3 @@ def _sizes(ports: Sequence[TensorSpec], inputs: Sequence[Value]) -> dict[str, in
         for symbol, length in zip(port.shape or (), value.shape, strict=False)
         if isinstance(symbol, str)
     }
-
-
-def _spin(seconds: float, context: RunContext) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        context.check_cancelled()

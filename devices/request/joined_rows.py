@@ -9,23 +9,15 @@ import numpy as np
 
 
 class RowLayout(NamedTuple):
-    """How rows of tensors lie in one tensor.
+    """How rows of tensors lie in one tensor."""
 
-    Attributes
-    ----------
-    axis : int
-        Along which they lie.
-    grows : int or None
-        The axis of which tensors may have more or less; None where they are alike.
-    length : int
-        How much of that axis there is then: zeros are added, or what is too much is left out.
-    at_end : bool
-        Whether a tensor's own lie at that axis' end; else they begin it.
-    """
-
+    #: Along which they lie.
     axis: int
+    #: The axis of which tensors may have more or less; None where they are alike.
     grows: int | None = None
+    #: How much of that axis there is then: zeros are added, or what is too much is left out.
     length: int = 0
+    #: Whether a tensor's own lie at that axis' end; else they begin it.
     at_end: bool = False
 
     def shape(self, first: Sequence[int], num_rows: int) -> tuple[int, ...]:

@@ -61,13 +61,7 @@ class _Next(NamedTuple):
 
 
 class RequestMachine:
-    """Runs a model, once at a time, and keeps the last run.
-
-    Parameters
-    ----------
-    target : RequestTarget
-        What runs it.
-    """
+    """Has a target run its model, once at a time, and keeps the last run."""
 
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
@@ -150,15 +144,9 @@ class RequestMachine:
         return self.settle(run, share_outputs)
 
     def start(
-        self,
-        inputs: Any,
-        userdata: Any,
-        share: bool,
-        timeout_s: float | None,
-        *,
-        call_back: bool = False,
-        inline: bool = False,
-    ) -> Run:
+        self, inputs: Any, userdata: Any, share: bool, timeout_s: float | None, *,
+        call_back: bool = False, inline: bool = False,
+    ) -> Run:  # fmt: skip
         """Start a run; with `inline` its caller does nothing but wait for it."""
         if not isinstance(share, (bool, int, np.bool_)):
             raise TensorTypeError(
@@ -218,15 +206,11 @@ class RequestMachine:
         keep, restore_s = self.tensors.kept, 0.0
         if self.states.variables:
             keep, restore_s = keep + self.states.outputs, self.restore_s
+        copies = tuple(name for name in self.feedback.values() if name not in keep)
         return Request(
-            timeout_s,
-            waits=waits,
-            inline=inline,
-            priority=self.priority,
-            restore_s=restore_s,
-            keep=keep,
-            keep_copies=tuple(name for name in self.feedback.values() if name not in keep),
-        )
+            timeout_s, waits=waits, inline=inline, priority=self.priority, restore_s=restore_s,
+            keep=keep, keep_copies=copies,
+        )  # fmt: skip
 
     def start_next(self, inputs: Mapping[str, Any]) -> bool:
         """Start the run after the one that runs, if that may be: whether it was started."""

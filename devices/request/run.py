@@ -54,14 +54,9 @@ class Run:
     @property
     def times(self) -> RequestTimes:
         """Where its time went, once it has ended."""
-        in_flight_s = self.latency_s - self.preprocess_s - self.admission_s
-        return RequestTimes(
-            self.preprocess_s,
-            self.admission_s,
-            max(0.0, in_flight_s),
-            self.postprocess_s,
-            self.stage_runs,
-        )
+        in_flight_s = max(0.0, self.latency_s - self.preprocess_s - self.admission_s)
+        times_s = (self.preprocess_s, self.admission_s, in_flight_s, self.postprocess_s)
+        return RequestTimes(*times_s, self.stage_runs)
 
 
 def node_times_s(runs: Sequence[StageRun], target: RequestTarget) -> dict[str, float]:

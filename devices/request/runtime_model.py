@@ -30,14 +30,9 @@ def runtime_model(
     header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
     header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
     return Model(
-        header,
-        name=model.name,
-        nodes=nodes,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        constants={},
-        specs=model.specs,
-    )
+        header, name=model.name, nodes=nodes, inputs=model.inputs, outputs=model.outputs,
+        constants={}, specs=model.specs,
+    )  # fmt: skip
 
 
 def _nodes(
@@ -46,24 +41,20 @@ def _nodes(
     covers = _covers(model, executed)
     owner = {name: i for i, names in enumerate(covers) for name in names}
     given = {port.name for port in model.inputs}
-    literals = {value for node in model.nodes if node.is_constant for value in node.writes}
+    owners = {v: owner.get(n.name) for n in model.nodes if not n.is_constant for v in n.writes}
+    outputs = {port.name for port in model.outputs}
+
+    def is_for_others(value: str, i: int) -> bool:
+        readers = (model.nodes[c].name for c in model.consumers.get(value, ()))
+        return value in outputs or any(owner.get(reader, i) != i for reader in readers)
+
     for i, (node, names) in enumerate(zip(executed, covers, strict=True)):
         mine = [model.nodes[model.index_of[name]] for name in names]
         mine = [n for n in mine if not n.is_constant or len(names) == 1]
         made = dict.fromkeys(value for n in mine for value in n.writes)
-        read = dict.fromkeys(
-            value
-            for n in mine
-            for value in n.reads
-            if value in given or (owner.get(_maker(model, value), i) != i and value not in literals)
-        )
-        wanted = {port.name for port in model.outputs}
-        written = [
-            value
-            for value in made
-            if value in wanted
-            or any(owner.get(model.nodes[c].name, i) != i for c in model.consumers.get(value, ()))
-        ]
+        reads = dict.fromkeys(value for n in mine for value in n.reads)
+        read = [v for v in reads if v in given or owners.get(v) not in (None, i)]
+        written = [value for value in made if is_for_others(value, i)]
         proto = onnx.NodeProto(name=node.name, op_type=node.layer_type, domain=RUNTIME_DOMAIN)
         proto.input.extend(read)
         proto.output.extend(written or list(made)[:1])
@@ -93,12 +84,7 @@ def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, .
             if user is not None:
                 owner[node.name] = user
     names: list[list[str]] = [[] for _ in executed]
-    for node in model.nodes:
-        if node.name in owner:
-            names[owner[node.name]].append(node.name)
+    for name in model.node_names:
+        if name in owner:
+            names[owner[name]].append(name)
     return [tuple(n) for n in names]
-
-
-def _maker(model: Model, value: str) -> str:
-    maker = model.maker(value)
-    return "" if maker is None else maker.name

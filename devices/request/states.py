@@ -160,11 +160,9 @@ class VariableState:
     """
 
     def __init__(
-        self,
-        variable: Variable,
-        states: RequestStates,
+        self, variable: Variable, states: RequestStates,
         idle: Callable[[str], AbstractContextManager[None]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = variable.name
         self._variable = variable
         self._states = states

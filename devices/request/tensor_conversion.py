@@ -25,10 +25,7 @@ _ALWAYS_READ: Final = (list, tuple, int, float, complex, str, bytes)
 def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
     """Return `value` if it fits the port exactly, without any conversion: for shared memory.
 
-    Raises
-    ------
-    TensorTypeError, TensorShapeError
-        Naming the port, what it has and what was given.
+    TensorTypeError and TensorShapeError name the port, what it has and what was given.
     """
     if value is not None and not spec.is_tensor:
         return value

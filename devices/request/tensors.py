@@ -116,10 +116,9 @@ class RequestTensors:
         return held
 
     def _output(self, port: TensorSpec) -> Tensor:
-        held = self._results.get(port.name)
-        if held is None:
-            held = self._results[port.name] = empty_tensor(port)
-        return held
+        if port.name not in self._results:
+            self._results[port.name] = empty_tensor(port)
+        return self._results[port.name]
 
     def set_output(self, port: TensorSpec, tensor: Any) -> None:
         """Write an output into `tensor`'s memory from now on."""
@@ -158,12 +157,8 @@ class RequestTensors:
     def collect(self, inputs: Any, *, copy: bool) -> dict[str, Value]:
         """Return one checked value an input, from what is given now and was set before.
 
-        Raises
-        ------
-        TensorNameError
-            Listing every input that is missing, or those given that the model does not have.
-        TensorTypeError, TensorShapeError
-            A value does not fit its port.
+        TensorNameError lists every input that is missing, or those given that the model does not
+        have; TensorTypeError, TensorShapeError: a value does not fit its port.
         """
         given = self._by_name(inputs)
         values = {}
@@ -233,7 +228,11 @@ class RequestTensors:
     def _is_input_memory(self, value: np.ndarray) -> bool:
         for tensor in self._given.values():
             held = tensor.held()
-            if isinstance(held, np.ndarray) and _may_share(held, value):
+            if not isinstance(held, np.ndarray):
+                continue
+            is_own = held is not value and held.flags.owndata and value.flags.owndata
+            # numpy lets other threads in while it looks.
+            if not is_own and np.may_share_memory(held, value):
                 return True
         return False
 
@@ -290,13 +289,6 @@ def _lists_inputs(inputs: Sequence[Any], port: TensorSpec) -> bool:
     if isinstance(inputs[0], np.ndarray | Tensor) or not port.is_tensor:
         return True
     return port.shape is not None and np.ndim(inputs[0]) == len(port.shape)
-
-
-def _may_share(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays may share memory; numpy lets other threads in while it looks."""
-    if one is not other and one.flags.owndata and other.flags.owndata:
-        return False
-    return np.may_share_memory(one, other)
 
 
 def _batch_axis(port: TensorSpec) -> int:
