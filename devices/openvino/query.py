@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -109,16 +110,11 @@ def _taken(models: Sequence[openvino.Model], device: str) -> set[str]:
     try:
         return set(core().query_model(openvino.Model(results, parameters, "nodes"), device))
     except RuntimeError:  # one spoils it for all
-        if len(models) == 1:
-            return set()
-        return {name for model in models for name in _taken_alone(model, device)}
-
-
-def _taken_alone(model: openvino.Model, device: str) -> set[str]:
-    try:
-        return set(core().query_model(model, device))
-    except RuntimeError:
-        return set()
+        taken: set[str] = set()
+        for model in models:
+            with suppress(RuntimeError):
+                taken.update(core().query_model(model, device))
+        return taken
 
 
 def _verdict(

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 from devices.plugin.signal import Signal
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Promised(Protocol[T_co]):
-    """What is asked of a `Promise`, and of a `concurrent.futures.Future`."""
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-
-    def result(self, timeout: float | None = None) -> T_co:
-        """Wait for the value and return it, or raise the error in its place."""
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end; return the error, if it is one."""
-
-    def add_done_callback(self, fn: Callable[[Any], object], /) -> None:
-        """Call `fn` with this object once it has ended, at once if it has."""
 
 
 class Promise(Generic[T]):
@@ -103,3 +87,7 @@ class Promise(Generic[T]):
         self.add_done_callback(lambda _: ended.set())
         if not ended.wait(timeout):
             raise TimeoutError(f"there is no answer after {timeout} s")
+
+
+#: What is waited for.
+Promised = Promise[T] | Future[T]
