@@ -12,12 +12,7 @@ from devices.conformance.expectation import expect, expect_raises
 from devices.conformance.query_checks import compiled_samples, expect_outputs, supported_samples
 from devices.conformance.samples import Sample
 from devices.conformance.subject import Subject
-from devices.errors import (
-    RequestCancelledError,
-    TensorNameError,
-    TensorShapeError,
-    TensorTypeError,
-)
+from devices.errors import RequestCancelledError, TensorNameError, TensorShapeError, TensorTypeError
 from devices.request.infer_request import InferRequest
 
 

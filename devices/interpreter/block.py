@@ -297,10 +297,7 @@ def _function_step(function: onnx.FunctionProto, node: Node, slots: Slots, scope
     """A call of a function: its inputs are the node's, absent ones None."""
     reads, writes, dying = slots
     call = node.proto
-    key = (
-        function_key(node),
-        *(a.SerializeToString(deterministic=True) for a in call.attribute),
-    )
+    key = (function_key(node), *(a.SerializeToString(deterministic=True) for a in call.attribute))
     block = scope.blocks.get(key)
     if block is None:
         block = build_block(

@@ -78,10 +78,7 @@ def _kernel(xp: Xp, x: Array, vectors: Array, kernel_type: str, params: Floats |
     return xp.tanh(gamma * dots + coef0)  # SIGMOID
 
 
-_CHOICES = {
-    "kernel_type": ("LINEAR", "POLY", "RBF", "SIGMOID"),
-    "post_transform": POST_TRANSFORMS,
-}
+_CHOICES = {"kernel_type": ("LINEAR", "POLY", "RBF", "SIGMOID"), "post_transform": POST_TRANSFORMS}
 
 
 @op("SVMRegressor", since=1, domain=ML, choices=_CHOICES)

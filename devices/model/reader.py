@@ -12,12 +12,7 @@ from typing import BinaryIO, Final
 import onnx
 from google.protobuf.message import DecodeError
 
-from devices.errors import (
-    ModelError,
-    ModelNotFoundError,
-    ModelTypeError,
-    UnsupportedOpsetError,
-)
+from devices.errors import ModelError, ModelNotFoundError, ModelTypeError, UnsupportedOpsetError
 from devices.model.light import PREFIX, light_model_path
 from devices.model.model import Constant, Model, Node
 from devices.model.node_contents import complete_attribute, complete_nodes

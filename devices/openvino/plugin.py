@@ -23,20 +23,9 @@ except ImportError as error:
 from devices.openvino.conversion import convert
 from devices.openvino.executed import executed_nodes, operator_owners
 from devices.openvino.limits import Limits, checked_limits, kept_to
-from devices.openvino.program import (
-    PAYLOAD_FORMAT,
-    Interface,
-    OpenVinoProgram,
-    imported_interface,
-)
+from devices.openvino.program import PAYLOAD_FORMAT, Interface, OpenVinoProgram, imported_interface
 from devices.openvino.query import OpenVinoQuery
-from devices.openvino.runtime import (
-    compile_options,
-    core,
-    device_ids,
-    property_table,
-    read_only,
-)
+from devices.openvino.runtime import compile_options, core, device_ids, property_table, read_only
 
 
 class OpenVinoPlugin(Plugin):

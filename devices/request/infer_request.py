@@ -325,9 +325,7 @@ class InferRequest:
                 self._machine.states.reset(variable)
 
     def join_states(
-        self,
-        parts: Sequence[tuple[InferRequest, Sequence[int]]],
-        layouts: Mapping[str, RowLayout],
+        self, parts: Sequence[tuple[InferRequest, Sequence[int]]], layouts: Mapping[str, RowLayout]
     ) -> None:
         """Have the next run go on with rows of the states of other requests of the same model.
 

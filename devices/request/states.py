@@ -63,9 +63,7 @@ class RequestStates:
         return all(type(own.get(name)) is Kept and own[name] == v for name, v in values.items())
 
     def join(
-        self,
-        parts: Sequence[tuple[RequestStates, Sequence[int]]],
-        layouts: Mapping[str, RowLayout],
+        self, parts: Sequence[tuple[RequestStates, Sequence[int]]], layouts: Mapping[str, RowLayout]
     ) -> None:
         """Take over rows of others, where they are kept.
 
