@@ -34,17 +34,13 @@ def standard_function(node: Node, opset: int) -> onnx.FunctionProto | None:
 
     Bodies that depend on the input types are not among them.
     """
-    try:
-        schema: Any = onnx.defs.get_schema(  # its type stub lacks the functions
-            node.op_type, opset, node.domain
-        )
-    except onnx.defs.SchemaError:
+    if not onnx.defs.has(node.op_type, opset, node.domain):
         return None
-    if not schema.has_function:
-        return None
+    # Its type stub lacks the functions.
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
     # A body is written for one opset or several; the newest not above the model's is meant.
     versions = [v for v in schema.function_opset_versions if v <= opset]
-    if not versions:
+    if not schema.has_function or not versions:
         return None
     function = onnx.FunctionProto()
     function.ParseFromString(schema.get_function_with_opset_version(max(versions)))
