@@ -56,7 +56,7 @@ def take_planning(values: dict[str, Any], *, plans: bool) -> None:
 
     `plans`: whether the command plans by cost where nothing else is said.
     """
-    if "config" not in values:
+    if "policy" not in values:  # the command has none of them; its seed, if any, is another
         return
     taken = ((name, values.pop(name, None)) for name in PROPERTIES)
     given = {name: str(v) if isinstance(v, Path) else v for name, v in taken if v is not None}

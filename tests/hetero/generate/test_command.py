@@ -33,6 +33,15 @@ def test_ids_go_in_and_out(shell: Shell, model: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("plan", ["", "-c PERFORMANCE_HINT=LATENCY"])
+def test_what_is_drawn_follows_from_the_seed(shell: Shell, model: Path, plan: str) -> None:
+    line = f"generate {model} --executor inprocess -d CPU {plan} --ids 3 -n 8 --temperature 50"
+    first, again, other = (
+        shell(f"{line} --seed {seed}", "--json").document["tokens"] for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
 @pytest.mark.parametrize("below", ["", "onnx"])
 def test_text_goes_in_and_streams_out(shell: Shell, model: Path, below: str) -> None:
     tokenizers = pytest.importorskip("tokenizers")
