@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from hetero.serve.generation import (
     GenerationRequest,
     Generations,
     Piece,
+    chat_rows,
     prompt_rows,
     read_generation,
 )
@@ -53,7 +55,7 @@ class Completions:
             piece = pieces[0]
             return {**head, "text_output": piece.text, "token_ids": piece.tokens}
 
-        rows = prompt_rows(model, asked)
+        rows = await asyncio.to_thread(prompt_rows, model, asked)
         if len(rows) > 1:
             raise refused("text_input is one prompt here; /v1/completions takes several, and n.")
         pieces = self._generations.pieces(model, rows, asked, is_continued=True)
@@ -67,12 +69,8 @@ class Completions:
         if not isinstance(name := document.get("model"), str):
             raise refused("model is the name of one.")
         model = self._service.repository.find(name)
-        if is_chat and not isinstance(asked.prompt, list):
-            raise refused("messages is a list of {role, content}.")
-        if is_chat:
-            rows = [model.texts.chat_ids(asked.prompt, asked.chat_template_kwargs)] * asked.n
-        else:
-            rows = prompt_rows(model, asked)
+        # A long prompt takes its tokenizer seconds, in which others are answered.
+        rows = await asyncio.to_thread(chat_rows if is_chat else prompt_rows, model, asked)
         chunk = ".chunk" if asked.stream else ""
         head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",

@@ -191,3 +191,13 @@ def prompt_rows(model: ServedModel, request: GenerationRequest) -> list[list[int
             raise refused("a prompt is a text, or a list of token ids; or there are several such.")
         rows += [ids] * request.n
     return rows
+
+
+def chat_rows(model: ServedModel, request: GenerationRequest) -> list[list[int]]:
+    """Return the token ids of each text that is asked for: `n` of a chat, its messages the prompt.
+
+    Raises ProtocolError: they are no messages, or none that the model's template takes.
+    """
+    if not isinstance(request.prompt, list):
+        raise refused("messages is a list of {role, content}.")
+    return [model.texts.chat_ids(request.prompt, request.chat_template_kwargs)] * request.n

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,30 @@ def test_texts_and_chats(server: Server) -> None:
         assert "".join(part["choices"][0]["text"] for part in told) == until
         assert told[-1]["choices"][0]["finish_reason"] == "stop"
     assert complete(server, prompt=[PROMPT]).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_others_are_answered_while_a_long_prompt_becomes_tokens(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    pytest.importorskip("jinja2")
+    read, is_read, may_end = Texts.ids, threading.Event(), threading.Event()
+
+    def slow(texts: Texts, text: str, **options: bool) -> list[int]:
+        is_read.set()
+        was_told.append(may_end.wait(5))
+        return read(texts, text, **options)
+
+    was_told: list[bool] = []
+    monkeypatch.setattr(Texts, "ids", slow)
+    prompt = {"messages": CHAT, "prompt": None} if "chat" in path else {"prompt": words(PROMPT)}
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(complete, server, path, **prompt)
+        assert is_read.wait(60)
+        assert ask(server, "/v2/health/live").status == 200
+        may_end.set()
+        assert answer.result().status == 200
+    assert was_told == [True]
 
 
 def test_only_what_may_be_a_stop_is_held(server: Server) -> None:
