@@ -81,7 +81,9 @@ def read_generation(
     """Return what a request asks for; `usual` has fields where it says nothing."""
     given = {name: v for name, v in document.items() if v is not None and name not in _IGNORED}
     for name in [name for name in _ONLY if name in given]:
-        if (value := given.pop(name)) != _ONLY[name]:
+        value, only = given.pop(name), _ONLY[name]
+        # logprobs=0 asks for the chosen tokens' scores: it is not False.
+        if value != only or isinstance(value, bool) != isinstance(only, bool):
             raise refused(f"{name}={value!r}: not offered here; leave it out.")
     if (most := given.pop("max_completion_tokens", None)) is not None:
         given.setdefault("max_tokens", most)

@@ -319,6 +319,7 @@ def test_the_generate_extension(server: Server) -> None:
         ({"n": 257}, 400),
         ({"seed": 2**63}, 400),
         ({"logprobs": 2}, 400),
+        ({"logprobs": 0}, 400),
         ({"temperature": -1}, 400),
         ({"temperature": "hot"}, 400),
         ({"max_tokens": -1}, 400),
