@@ -64,10 +64,12 @@ class PastRun(Past):
         self.route: Final = route
         self.runs: Final = runs
 
-    def took_s(self, name: str) -> float:
-        """Return how long the stage ran that made a value."""
-        stage = self.route.stages[self.route.plan.producers[name]]
-        return sum(run.run_s for run in self.runs if run.stage == stage)
+    def took_s(self, plan: Plan, stages: Collection[int]) -> float:
+        """Return how long stages of a plan ran; all stages, where it is cut otherwise."""
+        own = zip(self.route.plan.stages, self.route.stages, strict=True)
+        place_of = {stage.node_names: place for stage, place in own}
+        places = {place_of.get(plan.stages[stage].node_names) for stage in stages}
+        return sum(run.run_s for run in self.runs if None in places or run.stage in places)
 
 
 class PastJoin(Past):
@@ -198,7 +200,7 @@ def steps(
                 if stage not in stages:
                     stages.add(stage)
                     left += [n for n in plan.stages[stage].inputs if not is_given(stage, n)]
-                    took_s += _TURN_S + past.took_s(plan.stages[stage].outputs[0])
+        took_s += len(stages) * _TURN_S + past.took_s(plan, stages)
         for origin in read:
             want(origin)
         found.append(Step(past, names, tuple(sorted(stages))))
