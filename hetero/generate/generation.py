@@ -19,7 +19,7 @@ import numpy.typing as npt
 from devices.errors import ArgumentError, ArgumentTypeError, TensorNameError
 from devices.request.infer_request import InferRequest
 from devices.request.states import VariableState
-from hetero.generate.ports import Decoder
+from hetero.generate.ports import Decoder, checked_ids
 from hetero.generate.sampling import Sampling
 from hetero.generate.steps import TextOptions
 from hetero.generate.texts import FinishReason, Text
@@ -200,9 +200,8 @@ def generate(
         seed = int(np.random.default_rng().integers(2**63))
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
         raise ArgumentError(f"seed={seed!r}: wanted a whole number from 0, of 64 bits, or None.")
-    ends = frozenset([*stop, *(decoder.eos if eos is None else eos)])
-    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ends):
-        raise ArgumentTypeError(f"stop={stop!r}, eos={eos!r}: wanted token ids.")
+    own = decoder.eos if eos is None else checked_ids("eos", eos)
+    ends = frozenset([*checked_ids("stop", stop), *own])
     given = {name: np.asarray(source) for name, source in sources.items()}
     texts = []
     for i, prompt in enumerate(prompts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from devices.errors import ArgumentError, ModelError
+from devices.errors import ArgumentError, ArgumentTypeError, ModelError
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import variables_of
@@ -163,7 +163,7 @@ def find_ports(
             f"decoder {model.name!r}: {logits} does not say how large the vocabulary is, nor does "
             "a config.json beside the model; export it with a fixed last dimension."
         )
-    ends = _numbers(read.get("eos_token_id")) if eos is None else _numbers(list(eos))
+    ends = _numbers(read.get("eos_token_id")) if eos is None else checked_ids("eos", eos)
     return Decoder(
         logits=logits.name,
         vocabulary=size,
@@ -272,9 +272,18 @@ def _context_length(model: Model, named: Mapping[str, str], read: Mapping[str, A
 
 def _numbers(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int | np.integer) for i in values):
-        raise ArgumentError(f"eos={value!r}: wanted token ids.")
-    return [int(i) for i in values]
+    return checked_ids("eos_token_id", values)
+
+
+def checked_ids(name: str, given: Any) -> list[int]:
+    """Return token ids that an argument gives.
+
+    Raises ArgumentTypeError: it is none, or holds what is none.
+    """
+    ids: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
+        raise ArgumentTypeError(f"{name}={given!r}: wanted a list of token ids, as [2, 7].")
+    return [int(i) for i in ids]
 
 
 def step_shapes(model: Model) -> dict[str, tuple[int, ...]]:

@@ -304,6 +304,8 @@ def test_a_blob_and_a_cache_generate_too(core: hetero.Core, tmp_path: Path) -> N
         ([1], {"repetition_penalty": 0}, ArgumentError, "repetition_penalty"),
         ([1], {"seed": -1}, ArgumentError, "seed"),
         ([1], {"stop": ["."]}, ArgumentTypeError, "stop"),
+        ([1], {"stop": 2}, ArgumentTypeError, "stop=2: wanted a list"),
+        ([1], {"eos": 2}, ArgumentTypeError, "eos=2: wanted a list"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_others_go_on(
@@ -351,6 +353,12 @@ def test_a_part_of_a_decoder_says_what_is_missing() -> None:
         hetero.read_decoder(renamed(logits="hidden_states"))
     with pytest.raises(ArgumentError, match=r"'inputs_embeds'.*embeddings.*merge_models"):
         hetero.read_decoder(renamed(input_ids="inputs_embeds"))
+
+
+@pytest.mark.parametrize("eos", [2, "</s>", [None], [True]])
+def test_what_ends_texts_is_a_list_of_tokens(eos: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"eos=.*: wanted a list"):
+        hetero.read_decoder(decoder(), eos=eos)
 
 
 def test_logits_are_asked_for_of_the_newest_position(core: hetero.Core) -> None:
