@@ -14,6 +14,8 @@ from devices.errors import ArgumentError, ArgumentTypeError
 DOMAIN: Final = "hetero.generate"
 #: The oldest operator set in which `_BODY` is written.
 OPSET: Final = 13
+#: Scores that are divided by less may be none any more; the best is drawn long before.
+_COLDEST: Final = 1e-30
 
 #: logits [batch, length, vocabulary], sampling [batch, 6] of float32 (the fields of `Sampling`,
 #: then a number drawn from [0, 1)), seen [batch, n] of int64 -> token [batch, 1] of int64.
@@ -168,7 +170,7 @@ class Sampling:
 
     def row(self, vocabulary: int) -> np.ndarray:
         """Return what the node is told, [1, 6] of float32, the last to be drawn for each token."""
-        greedy = self.temperature == 0
+        greedy = self.temperature < _COLDEST
         told = [
             1.0 if greedy else self.temperature,
             1 if greedy else self.top_k or vocabulary,

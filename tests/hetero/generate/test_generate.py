@@ -191,6 +191,13 @@ def test_tokens_are_drawn_as_the_options_say_on_any_split(
     assert list(whole.generate(PROMPT, 12, seed=11, **options)) == want
 
 
+@pytest.mark.parametrize("temperature", [1e-29, 1e-38, 1e-50])
+def test_where_it_is_very_cold_the_best_is_drawn(
+    compiled: hetero.CompiledModel, temperature: float
+) -> None:
+    assert list(compiled.generate(PROMPT, 4, temperature=temperature)) == greedy(PROMPT, 4)
+
+
 def test_without_a_seed_each_text_is_another(whole: hetero.CompiledModel) -> None:
     first, second = (whole.generate(PROMPT, 20, temperature=1e4) for _ in range(2))
     assert list(first) != list(second)  # chance: 50 ** -20
