@@ -42,12 +42,19 @@ class StageLoader:
     def load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
         """Load stages; return how many requests each runs at once.
 
-        First come those that make the same for every request: it is loaded with its readers.
+        First come those that make the same for every request: it is loaded with its readers, unless
+        some are there without it.
         """
         known, placement, sources = deployment.known, deployment.placement, deployment.sources
+        loaded = {stage.index for stage in stages}
         num_streams: dict[int, int] = {}
         while left := [stage for stage in stages if stage.index not in num_streams]:
-            once = [s for s in left if known.includes(placement, s.index, sources[s.index].model)]
+            once = [
+                stage
+                for stage in left
+                if loaded.issuperset(placement.readers(stage.index))
+                and known.includes(placement, stage.index, sources[stage.index].model)
+            ]
             num_streams |= self._load(deployment, once or left)
             for stage in once:
                 known.make(stage.index, partial(deployment.make, stage.index))

@@ -118,6 +118,10 @@ class Placement:
                 found[place][number] = tuple((c, tuple(names)) for c, names in tensors.items())
         return tuple(found)
 
+    def readers(self, stage: int) -> set[int]:
+        """Return the stages that take a stage's outputs, on any route."""
+        return {consumer for targets in self.sends[stage].values() for consumer, _ in targets}
+
     def extended(self, more: Placement) -> Placement:
         """Return this placement with more routes, and with those stages that it has not got."""
         numbers = {replace(stage, index=0): stage.index for stage in self.stages}

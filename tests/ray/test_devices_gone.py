@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from onnx.parser import parse_model
 
 import hetero
 from devices.errors import DeviceLostError, UnknownDeviceError
@@ -167,6 +168,36 @@ def test_a_placement_that_comes_while_a_device_is_loaded_again_stays(
     mine.take_back(*was)
     for model in kept:
         np.testing.assert_allclose(model({"x": X})[0], branches_output(X), rtol=1e-6)
+
+
+def test_what_is_the_same_for_every_request_is_sent_to_stages_that_were_loaded_without_it(
+    local_ray: None,
+) -> None:
+    """On the way that is added it is made by a stage of its own, and read by one of both ways."""
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2] x) => (float[2] y) {
+            [drawn] c = Constant <value = float[2] {-3.0, 4.0}> ()
+            [same] k = Abs (c)
+            [other] n = Neg (x)
+            [sum] y = Add (n, k)
+        }"""
+    )
+    x = np.float32([1, 2])
+    with hetero.Core(devices={"CPU": 3}) as core:
+        executor: Any = core.executor
+        pins = {"drawn": "CPU.0", "same": "CPU.0", "sum": "CPU.1"}
+        devices = "HETERO:CPU.0,CPU.1,CPU.2"
+        compiled = [
+            core.compile_model(model, devices, affinity={**pins, "other": where})
+            for where in ("CPU.0", "CPU.2")
+        ]
+        mine, other = executor._deployments
+        assert (len(mine.known.made), len(other.known.made)) == (0, 1)
+        executor._add(mine, Remade(other.placement, other.sources, {}))
+        assert 1 in mine.placement.routes[1].stages
+        for _ in range(4):  # by either way
+            np.testing.assert_array_equal(compiled[0]({"x": x})[0], [2, 2])
 
 
 def test_devices_whose_node_is_back_start_side_by_side(
