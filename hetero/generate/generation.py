@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from devices.errors import ArgumentError, ArgumentTypeError, TensorNameError
+from devices.errors import ArgumentError, ArgumentTypeError, TensorNameError, TensorShapeError
 from devices.request.infer_request import InferRequest
 from devices.request.states import VariableState
 from hetero.generate.ports import Decoder, checked_ids
@@ -203,6 +203,12 @@ def generate(
     own = decoder.eos if eos is None else checked_ids("eos", eos)
     ends = frozenset([*checked_ids("stop", stop), *own])
     given = {name: np.asarray(source) for name, source in sources.items()}
+    for name, source in given.items():
+        if source.ndim == 0 or (several and len(source) not in (1, len(prompts))):
+            raise TensorShapeError(
+                f"inputs[{name!r}] has shape {list(source.shape)}: wanted an array of one row, or "
+                "of one for each prompt."
+            )
     texts = []
     for i, prompt in enumerate(prompts):
         options = TextOptions(

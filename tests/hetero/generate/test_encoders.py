@@ -9,7 +9,7 @@ from onnx import numpy_helper
 from onnx.parser import parse_model
 
 import hetero
-from hetero.errors import TensorNameError
+from hetero.errors import TensorNameError, TensorShapeError
 from hetero.generate.layers import find_layers
 
 #: Adds up embeddings in one cache and reads the mean of what is made of the source in the other,
@@ -66,6 +66,10 @@ def test_what_an_encoder_made_is_read_once_and_kept() -> None:
             compiled.generate([3, 9])
         with pytest.raises(TensorNameError, match="word"):
             compiled.generate([3, 9], inputs={"word": source})
+        two = np.concatenate([source, source])
+        for prompts, wrong in (([3, 9], None), ([[3], [9], [4]], two)):
+            with pytest.raises(TensorShapeError, match="wanted an array of one row"):
+                compiled.generate(prompts, inputs={"encoder_hidden_states": wrong})
 
 
 #: A layer of the branch for the first step, which sees several tokens, each those before it; and of
