@@ -1,9 +1,9 @@
 """Makes tiny decoders with random weights, exported by optimum and by onnxruntime-genai's builder.
 
 ``python tests/wild/export_decoders.py FOLDER [NAME ...] [--exporters optimum,...]`` in an
-environment that has torch, transformers, optimum-onnx and onnxruntime-genai, or in one for each
-exporter where they want different transformers; `tests.wild.decoders` says how the folder is laid
-out. An export that fails is said and left out.
+environment that has torch, transformers, optimum-onnx, onnxruntime-genai and onnx_ir, or in one for
+each exporter where they want different transformers; `tests.wild.decoders` says how the folder is
+laid out. An export that fails is said and left out.
 """
 
 from __future__ import annotations
