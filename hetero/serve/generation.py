@@ -86,7 +86,7 @@ def read_generation(
         if value != only or isinstance(value, bool) != isinstance(only, bool):
             raise refused(f"{name}={value!r}: not offered here; leave it out.")
     if (most := given.pop("max_completion_tokens", None)) is not None:
-        given.setdefault("max_tokens", most)
+        given["max_tokens"] = most  # the newer name, where both are given
     if (prompt := given.pop(prompt_name, None)) is not None:
         given["prompt"] = prompt
     try:

@@ -118,6 +118,11 @@ def test_tokens_for_tokens(server: Server) -> None:
     assert ask(server, "/v1/models/none").status == 404
 
 
+def test_of_both_names_of_a_limit_the_newer_one_counts(server: Server) -> None:
+    told = complete(server, max_tokens=6, max_completion_tokens=2).json
+    assert told["choices"][0]["token_ids"] == greedy(PROMPT, 2)
+
+
 def test_a_stream_has_what_the_whole_has(server: Server) -> None:
     answer = complete(server, stream=True, stream_options=USAGE)
     *chunks, usage, done = events(answer)
