@@ -25,7 +25,7 @@ from devices.model.reader import read_model
 from devices.model.tensor_spec import TensorSpec
 from hetero.observe.exposition import write_text
 from scheduler.channels.direct import DirectChannel
-from scheduler.client.liveness import Liveness, Silent, Started, TimePassed
+from scheduler.client.liveness import Liveness
 from scheduler.inprocess import InProcessExecutor
 from scheduler.observe.load import DeviceLoad, Load
 from scheduler.observe.metrics import Metrics
@@ -107,13 +107,13 @@ def kept(count: int) -> Iterator[Row]:
     """Measure the keeper's machine."""
     liveness, names = Liveness(), [f"D{i}" for i in range(count)]
     for name in names:
-        liveness.handle(Started(0.0, name, "n", name))
-    yield "keeper, a look", took(lambda: liveness.handle(TimePassed(1.0))), "us"
+        liveness.started(0.0, name, "n", name)
+    yield "keeper, a look", took(lambda: liveness.passed(1.0)), "us"
 
     def fall_silent() -> None:
         for name in names:
-            liveness.handle(Silent(2.0, name, 2.0))
-            liveness.handle(TimePassed(2.0))
+            liveness.silent(2.0, name, 2.0)
+            liveness.passed(2.0)
 
     yield "keeper, all fall silent at once", took(fall_silent) / count, "us a device"
 

@@ -50,107 +50,6 @@ _LONGEST_DOUBT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A device listens at an address, its stages loaded."""
-
-    now_s: float
-    device: str
-    node: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """A device could not be started; `forever` where it never can."""
-
-    now_s: float
-    device: str
-    cause: str
-    forever: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Silent:
-    """Nothing was heard from an address for `silent_s`."""
-
-    now_s: float
-    address: str
-    silent_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """An address is heard; a stage has run for `overdue_s`, longer than it may; 0: none has."""
-
-    now_s: float
-    address: str
-    overdue_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class MessagesLost:
-    """Messages from or to an address were lost on their way."""
-
-    now_s: float
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEnded:
-    """The process at an address has ended."""
-
-    now_s: float
-    address: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLeft:
-    """A device's node has left the cluster."""
-
-    now_s: float
-    device: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """It is `now_s`; restarts may be due."""
-
-    now_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unloaded:
-    """The device at an address has let go of our stages, as it had not heard of us for long."""
-
-    now_s: float
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unreached:
-    """The node of the device at an address lets nobody in."""
-
-    now_s: float
-    address: str
-
-
-Sighting = (
-    Started
-    | StartFailed
-    | Silent
-    | Heard
-    | MessagesLost
-    | ProcessEnded
-    | NodeLeft
-    | TimePassed
-    | Unloaded
-    | Unreached
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Restart:
     """End the process at an address, whatever it does, and start the device anew.
 
@@ -233,7 +132,7 @@ class Liveness:
         #: Addresses of processes that were given up, until their devices have started anew: some
         #: are heard until they are ended.
         self.given_up: set[str] = set()
-        #: When `TimePassed` is wanted next: before, there is nothing to look at.
+        #: When `passed` is wanted next: before, there is nothing to look at.
         self.next_time_s = inf
 
     def state(self, device: str) -> DeviceState | None:
@@ -246,70 +145,31 @@ class Liveness:
             return None
         return self._back(self._devices[device], now_s)
 
-    def handle(self, seen: Sighting) -> list[Order]:
-        """Take in what was seen; return what is to be done, in order."""
-        match seen:
-            case Started():
-                return self._start(seen)
-            case TimePassed(now_s):
-                return self._look(now_s) if now_s >= self.next_time_s else []
-            case StartFailed(now_s, name, cause, forever):
-                device = self._devices.get(name)
-                if device is None or device.state is not _S.RESTARTING:
-                    return []
-                return self._lose(device, now_s, cause) if forever else self._again(device, now_s)
-            case NodeLeft(now_s, name, cause):
-                device = self._devices.get(name)
-                return self._lose(device, now_s, cause) if device else []
-        device = self._at.get(seen.address)
-        if device is None:
-            return []
-        match seen:
-            case Silent(now_s, _, silent_s):
-                return self._silence(device, now_s, silent_s)
-            case Heard(now_s, _, overdue_s):
-                return self._hear(device, now_s, overdue_s)
-            case MessagesLost(now_s):
-                if device.state is not _S.LIVE:
-                    return []
-                cause = "messages were lost on their way"
-                lost = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
-                return [lost, self._back(device, now_s)]
-            case Unreached(now_s):
-                return self._do_without(device, now_s)
-            case Unloaded(now_s):
-                cause = "it has not heard of this client for long"
-                return self._end(device, now_s, cause, keep=True)
-            case ProcessEnded(now_s, _, cause):
-                return self._end(device, now_s, cause)
+    # What is seen; each returns what is to be done, in order.
 
-    def _look(self, now_s: float) -> list[Order]:
-        devices = self._devices.values()
-        orders = [order for device in devices for order in self._wait(device, now_s)]
-        times = [t for d in devices for t in (d.restart_s, d.away_s, d.steady_s)]
-        self.next_time_s = min((time for time in times if time is not None), default=inf)
-        return orders
-
-    def _by(self, time_s: float) -> float:
-        """Have the devices looked at by then."""
-        self.next_time_s = min(self.next_time_s, time_s)
-        return time_s
-
-    def _start(self, seen: Started) -> list[Order]:
-        device = self._devices.setdefault(
-            seen.device, _Device(seen.device, seen.node, seen.address)
-        )
+    def started(self, now_s: float, name: str, node: str, address: str) -> list[Order]:
+        """Take in that a device listens at an address, its stages loaded."""
+        device = self._devices.setdefault(name, _Device(name, node, address))
         was_away = device.state is not _S.LIVE
         self._at.pop(device.address, None)
-        self.given_up -= {device.address, seen.address}
-        self._at[seen.address] = device
-        device.address, device.node = seen.address, seen.node
-        device.state, device.since_s, device.restart_s = _S.LIVE, seen.now_s, None
+        self.given_up -= {device.address, address}
+        self._at[address] = device
+        device.address, device.node = address, node
+        device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None
         device.away_s = None
-        return [DeviceReturned(seen.now_s, seen.device)] if was_away else []
+        return [DeviceReturned(now_s, name)] if was_away else []
 
-    def _silence(self, device: _Device, now_s: float, silent_s: float) -> list[Order]:
-        if device.state is not _S.LIVE:
+    def start_failed(self, now_s: float, name: str) -> list[Order]:
+        """Take in that a device could not be started."""
+        device = self._devices.get(name)
+        if device is None or device.state is not _S.RESTARTING:
+            return []
+        return self._again(device, now_s)
+
+    def silent(self, now_s: float, address: str, silent_s: float) -> list[Order]:
+        """Take in that nothing was heard from an address for `silent_s`."""
+        device = self._at.get(address)
+        if device is None or device.state is not _S.LIVE:
             return []
         cause = f"nothing was heard for {silent_s:.1f} s"
         device.state, device.cause = _S.SILENT, cause
@@ -324,16 +184,10 @@ class Liveness:
         device.steady_s = None
         return [lost, StaysAway(now_s, device.name, device.node, cause)]
 
-    def _do_without(self, device: _Device, now_s: float) -> list[Order]:
-        """Have clients go round a device that is cut off; it may be there yet, with its stages."""
-        if device.state is not _S.SILENT:
-            return []
-        if self._keeps:
-            device.restart_s = self._by(now_s + self._device_timeout_s)
-        return [StaysAway(now_s, device.name, device.node, device.cause)]
-
-    def _hear(self, device: _Device, now_s: float, overdue_s: float) -> list[Order]:
-        if 0 < overdue_s <= self._least_overdue_s:
+    def heard(self, now_s: float, address: str, overdue_s: float = 0.0) -> list[Order]:
+        """Take in that an address is heard; a stage has run for `overdue_s`, longer than it may."""
+        device = self._at.get(address)
+        if device is None or 0 < overdue_s <= self._least_overdue_s:
             return []
         if overdue_s:
             cause = f"a stage has run for {overdue_s:.1f} s, longer than its STAGE_TIMEOUT_S"
@@ -345,6 +199,59 @@ class Liveness:
         doubt_s = min(_DOUBT * (now_s - device.heard_s), _LONGEST_DOUBT_S)
         device.steady_s = self._by(now_s + doubt_s)
         return [self._back(device, now_s)]
+
+    def messages_lost(self, now_s: float, address: str) -> list[Order]:
+        """Take in that messages from or to an address were lost on their way."""
+        device = self._at.get(address)
+        if device is None or device.state is not _S.LIVE:
+            return []
+        cause = "messages were lost on their way"
+        lost = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
+        return [lost, self._back(device, now_s)]
+
+    def ended(self, now_s: float, address: str, cause: str) -> list[Order]:
+        """Take in that the process at an address has ended."""
+        device = self._at.get(address)
+        return self._end(device, now_s, cause) if device else []
+
+    def unloaded(self, now_s: float, address: str) -> list[Order]:
+        """Take in that a device has let go of our stages, as it had not heard of us for long."""
+        device, cause = self._at.get(address), "it has not heard of this client for long"
+        return self._end(device, now_s, cause, keep=True) if device else []
+
+    def unreached(self, now_s: float, address: str) -> list[Order]:
+        """Take in that a device's node lets nobody in; it may be there yet, with its stages."""
+        device = self._at.get(address)
+        if device is None or device.state is not _S.SILENT:
+            return []
+        if self._keeps:
+            device.restart_s = self._by(now_s + self._device_timeout_s)
+        return [StaysAway(now_s, device.name, device.node, device.cause)]
+
+    def node_left(self, now_s: float, name: str, cause: str) -> list[Order]:
+        """Take in that a device's node has left the cluster."""
+        device = self._devices.get(name)
+        if device is None or device.state is _S.GONE:
+            return []
+        self._at.pop(device.address, None)
+        device.state, device.restart_s, device.away_s = _S.GONE, None, None
+        device.steady_s = None
+        return [DeviceGone(now_s, device.name, device.node, cause)]
+
+    def passed(self, now_s: float) -> list[Order]:
+        """Take in what time it is: restarts may be due."""
+        if now_s < self.next_time_s:
+            return []
+        devices = self._devices.values()
+        orders = [order for device in devices for order in self._wait(device, now_s)]
+        times = [t for d in devices for t in (d.restart_s, d.away_s, d.steady_s)]
+        self.next_time_s = min((time for time in times if time is not None), default=inf)
+        return orders
+
+    def _by(self, time_s: float) -> float:
+        """Have the devices looked at by then."""
+        self.next_time_s = min(self.next_time_s, time_s)
+        return time_s
 
     def _end(self, device: _Device, now_s: float, cause: str, *, keep: bool = False) -> list[Order]:
         """Give up a process: start the device anew, at once if it is the first time of late."""
@@ -387,14 +294,6 @@ class Liveness:
         device.restart_s = None
         keep, device.keep = device.keep, False
         return [Restart(device.name, device.address, device.cause, keep)]
-
-    def _lose(self, device: _Device, now_s: float, cause: str) -> list[Order]:
-        if device.state is _S.GONE:
-            return []
-        self._at.pop(device.address, None)
-        device.state, device.restart_s, device.away_s = _S.GONE, None, None
-        device.steady_s = None
-        return [DeviceGone(now_s, device.name, device.node, cause)]
 
     def _back(self, device: _Device, now_s: float) -> DeviceReturned:
         return DeviceReturned(now_s, device.name, is_steady=device.steady_s is None)

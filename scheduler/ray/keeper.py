@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 import ray
 from ray import exceptions
@@ -29,6 +29,7 @@ from scheduler.ray.start import RaySession
 from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 #: Seconds that Ray may take to say why a process has ended.
 _REASON_S: Final = 1.0
@@ -118,8 +119,7 @@ class DeviceKeeper:
             self.num_changes += 1
         self._gone.discard(device.descriptor.name)
         name, node = device.descriptor.name, device.descriptor.node
-        started = see.Started(time.monotonic(), name, node, device.address)
-        self._orders.put(partial(self._see, started))
+        self._note(self._liveness.started, name, node, device.address)
         self._channel.watch(device.address)
 
     @property
@@ -138,7 +138,7 @@ class DeviceKeeper:
         """Take in that nothing is heard of an address; 0 seconds: its process has ended."""
         device = self._actors.get(address)
         if silent_s or device is None:
-            self._orders.put(partial(self._see, see.Silent(time.monotonic(), address, silent_s)))
+            self._note(self._liveness.silent, address, silent_s)
         else:
             self._orders.put(partial(self._ask_why, device))
         if silent_s and device is not None and device.node_id not in self._asked:
@@ -147,11 +147,11 @@ class DeviceKeeper:
 
     def heard(self, address: str) -> None:
         """Take in that an address is heard again."""
-        self._orders.put(partial(self._see, see.Heard(time.monotonic(), address)))
+        self._note(self._liveness.heard, address)
 
     def lost(self, address: str) -> None:
         """Take in that messages from or to an address were lost."""
-        self._orders.put(partial(self._see, see.MessagesLost(time.monotonic(), address)))
+        self._note(self._liveness.messages_lost, address)
 
     def ended(self, device: ActorDevice, error: BaseException) -> None:
         """Take in what Ray says of an actor; one that it cannot reach may be heard all the same."""
@@ -172,15 +172,24 @@ class DeviceKeeper:
                 return  # a call to an actor would have Ray start, or join, another cluster
             try:
                 order()
-                self._see(see.TimePassed(time.monotonic()))
+                self._see(partial(self._liveness.passed, time.monotonic()))
             except ClusterError as error:
                 self._cluster_gone(error)
             except Exception:  # one device's trouble must not end the care for the others
                 _log.exception("devices go on being kept")
 
-    def _see(self, seen: see.Sighting) -> None:
+    def _note(
+        self,
+        seen: Callable[Concatenate[float, P], list[see.Order]],
+        *what: P.args,
+        **more: P.kwargs,
+    ) -> None:
+        """Have the keeper's thread take in what is seen now: one of the liveness's methods."""
+        self._orders.put(partial(self._see, partial(seen, time.monotonic(), *what, **more)))
+
+    def _see(self, seen: Callable[[], list[see.Order]]) -> None:
         with self._lock:
-            orders = self._liveness.handle(seen)
+            orders = seen()
         for order in orders:
             if self._closed or self._session.is_left:
                 return  # actors end with the Ray that this process leaves
@@ -223,13 +232,11 @@ class DeviceKeeper:
                 if not silent:
                     return
                 for address, device in silent if not is_reached else ():
-                    now_s, name = time.monotonic(), device.descriptor.name
-                    seen = (
-                        see.NodeLeft(now_s, name, "its node has left the cluster")
-                        if is_reached is None
-                        else see.Unreached(now_s, address)
-                    )
-                    self._orders.put(partial(self._see, seen))
+                    if is_reached is None:
+                        why = "its node has left the cluster"
+                        self._note(self._liveness.node_left, device.descriptor.name, why)
+                    else:
+                        self._note(self._liveness.unreached, address)
                 if is_reached is None:
                     return
                 time.sleep(_LOOK_S)
@@ -253,8 +260,7 @@ class DeviceKeeper:
             try:
                 deployment.open_on(order.device)
             except Exception:  # whatever it is, the device is not left
-                lost = see.Silent(time.monotonic(), device.address, 0.0)
-                self._orders.put(partial(self._see, lost))
+                self._note(self._liveness.silent, device.address, 0.0)
             else:
                 self._orders.put(tell)
 
@@ -278,7 +284,7 @@ class DeviceKeeper:
 
     def _end(self, device: ActorDevice, cause: str) -> None:
         self._devices.forget(device.actor_id)
-        self._see(see.ProcessEnded(time.monotonic(), device.address, cause))
+        self._see(partial(self._liveness.ended, time.monotonic(), device.address, cause))
 
     def _ask_why(self, device: ActorDevice) -> None:
         """Take in that a device's process has ended, with Ray's reason if its node can give it."""
@@ -303,7 +309,7 @@ class DeviceKeeper:
             status = self._channel.status_of(address)
             overdue_s, ended = status.get("overdue_s", 0.0), status.get("leases_ended", 0.0)
             if overdue_s:
-                self._see(see.Heard(time.monotonic(), address, overdue_s))
+                self._see(partial(self._liveness.heard, time.monotonic(), address, overdue_s))
             elif ended > self._leases_ended.setdefault(address, ended):
                 self._leases_ended[address] = ended
                 self._check_stages(device)
@@ -337,7 +343,7 @@ class DeviceKeeper:
             self._leases_ended[device.address] -= 1  # look again
             return
         if not has_all:
-            self._see(see.Unloaded(time.monotonic(), device.address))
+            self._see(partial(self._liveness.unloaded, time.monotonic(), device.address))
 
     def _find(self, gone: Collection[str]) -> None:
         """Start those of the gone devices that are there again; in a thread."""
@@ -367,23 +373,20 @@ class DeviceKeeper:
             old = self._actors.pop(order.address, None)
             self.num_changes += 1
             self._leases_ended.pop(order.address, None)
-        seen: see.Sighting
         try:
             if old is not None and not order.keep:
                 self._give_up(old)
             device = self._start(name, reload=order.keep)
         except UnknownDeviceError as error:
-            seen = see.NodeLeft(time.monotonic(), name, error.message)
+            self._note(self._liveness.node_left, name, error.message)
         except Exception as error:  # whatever it is, the device is tried again
             _log.info("device=%s is not back: %s", name, error)
-            seen = see.StartFailed(time.monotonic(), name, str(error))
+            self._note(self._liveness.start_failed, name)
         else:
             self.watch(device)
-            return
         finally:
             self._coming.discard(name)
             self._loading.discard(name)
-        self._orders.put(partial(self._see, seen))
 
     def _give_up(self, device: ActorDevice) -> None:
         """End an actor, whatever it does; on a node that does not answer it is left."""

@@ -9,24 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 from scheduler.client.deployments import Deployments
-from scheduler.client.liveness import (
-    Heard,
-    Liveness,
-    MessagesLost,
-    ProcessEnded,
-    Restart,
-    Sighting,
-    Silent,
-    Started,
-    StartFailed,
-    StaysAway,
-    TimePassed,
-    Unloaded,
-    Unreached,
-)
+from scheduler.client.liveness import Liveness, Order, Restart, StaysAway
 from scheduler.observe.observer import Observer
 from scheduler.universe.client import PlayedClient, PlayedDeployment
 from scheduler.universe.device import PlayedDevice
@@ -36,6 +22,7 @@ from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Placement
 from tests.universe.faulty_cluster import FaultyCluster
 
+P = ParamSpec("P")
 #: Seconds that a call to a device's process takes, there or back; and after which it has failed.
 _WAY_S: Final = 0.001
 _CALL_S: Final = 2.0
@@ -128,7 +115,7 @@ class KeptClient(PlayedClient):
     def _watch(self, device: PlayedDevice) -> None:
         self._watched[device.address] = device
         self._silent.discard(device.address)
-        self.see(Started(self.world.now, device.name, device.node, device.address))
+        self.see(self._liveness.started, device.name, device.node, device.address)
         if not self.cluster.is_heard(device.process, self.process):
             self.look()
 
@@ -137,7 +124,7 @@ class KeptClient(PlayedClient):
     def ended(self, address: str, cause: str) -> None:
         """Take in that a device's process has ended."""
         self._silent.add(address)
-        self.see(ProcessEnded(self.world.now, address, cause))
+        self.see(self._liveness.ended, address, cause)
 
     def published(self, device: PlayedDevice) -> None:
         """Take in that the pool's keeper has started a device anew; older news is too late."""
@@ -151,7 +138,7 @@ class KeptClient(PlayedClient):
 
     def lost(self, address: str) -> None:
         """Take in that messages from or to a device were lost."""
-        self.see(MessagesLost(self.world.now, address))
+        self.see(self._liveness.messages_lost, address)
 
     def look(self) -> None:
         """See which devices are heard."""
@@ -159,38 +146,40 @@ class KeptClient(PlayedClient):
             address, is_heard = device.address, self.cluster.is_heard(device.process, self.process)
             if is_heard and address in self._silent:
                 self._silent.discard(address)
-                self.see(Heard(self.world.now, address))
+                self.see(self._liveness.heard, address)
             elif not is_heard and address not in self._silent:
                 self.process.do(self.cluster.timeout_s, 0.0, self._still_silent, device)
             if is_heard and (address, self.address) in self.cluster.given_up:
                 self.cluster.given_up.discard((address, self.address))
                 keys = [d.key for d in self.deployments if device.name in d.placement.devices]
                 if not device.host.has_all(keys):
-                    self.see(Unloaded(self.world.now, address))
+                    self.see(self._liveness.unloaded, address)
 
     def _still_silent(self, device: PlayedDevice) -> None:
         is_watched = device.address in self._watched and device.address not in self._silent
         if is_watched and not self.cluster.is_heard(device.process, self.process):
             self._silent.add(device.address)
-            self.see(Silent(self.world.now, device.address, self.cluster.timeout_s))
+            self.see(self._liveness.silent, device.address, self.cluster.timeout_s)
             self._reach(device)
 
     def _reach(self, device: PlayedDevice) -> None:
         """While a silent device's node is cut off, say so."""
         if device.address in self._silent and self.cluster.is_cut(device.process, self.process):
-            self.see(Unreached(self.world.now, device.address))
+            self.see(self._liveness.unreached, device.address)
             self.process.do(_LOOK_S, 0.0, self._reach, device)
 
     def _look_for_overdue(self) -> None:
         for device in list(self._watched.values()):
             overdue_s = device.loop.status()["overdue_s"]
             if overdue_s and self.cluster.is_heard(device.process, self.process):
-                self.see(Heard(self.world.now, device.address, overdue_s))
+                self.see(self._liveness.heard, device.address, overdue_s)
         self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
 
-    def see(self, seen: Sighting) -> None:
-        """Take in a sighting, after those before it."""
-        self._do(partial(self._see, seen))
+    def see(
+        self, seen: Callable[Concatenate[float, P], list[Order]], *what: P.args, **more: P.kwargs
+    ) -> None:
+        """Take in what is seen now, after what was before it: one of the liveness's methods."""
+        self._do(partial(self._see, partial(seen, self.world.now, *what, **more)))
 
     def _do(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
@@ -201,15 +190,15 @@ class KeptClient(PlayedClient):
     def _keep(self) -> None:
         while self._orders:
             self._orders.popleft()()
-            self._see(TimePassed(self.world.now))
+            self._see(partial(self._liveness.passed, self.world.now))
         self._is_keeping = False
         due_s = self._liveness.next_time_s
         if due_s < inf:
             late_s = max(0.0, due_s - self.world.now)
-            self.process.do(late_s, 0.0, self.see, TimePassed(self.world.now + late_s))
+            self.process.do(late_s, 0.0, self.see, self._liveness.passed)
 
-    def _see(self, seen: Sighting) -> None:
-        for order in self._liveness.handle(seen):
+    def _see(self, seen: Callable[[], list[Order]]) -> None:
+        for order in seen():
             self.world.note(f"{self.process.name}: {type(order).__name__} {order.device}")
             if isinstance(order, Restart):
                 self.world.spawn(partial(self._restart, order))
@@ -238,7 +227,7 @@ class KeptClient(PlayedClient):
             self._do(partial(self._welcome_if_live, deployment, order))
         else:
             deployment.stale.add(device.name)
-            self.see(Silent(self.world.now, device.address, 0.0))
+            self.see(self._liveness.silent, device.address, 0.0)
 
     def _welcome_if_live(self, deployment: KeptDeployment, order: DeviceReturned) -> None:
         if back := self._liveness.returned(self.world.now, order.device):
@@ -256,7 +245,7 @@ class KeptClient(PlayedClient):
         else:
             device = self._another(name, order.address)
         if device is None or not self._use(device):
-            self.see(StartFailed(self.world.now, name, "it cannot be started"))
+            self.see(self._liveness.start_failed, name)
             return
         self._watch(device)
         if self._keeps_pool:
