@@ -74,26 +74,17 @@ class Executor(Protocol):
         The devices of one node that the plan uses share the node's cores; other deployments on
         the same devices are not looked at: models that run at the same time compete for them.
 
-        Parameters
-        ----------
-        plan : Plan or Placement
-            Its stages name devices of `devices`. A placement has several ways for requests, which
-            share its admission; its stages are numbered through all of them.
-        sources : sequence of StageSource
-            One for each of the placement's stages.
-        constants : mapping of str to numpy.ndarray
-            Values of the plans' constant outputs.
-        limits : Limits, optional
-            Bounds of its queues.
-        company : collection of str
-            Devices that work beside the plan's, as those of another replica do: they have their
-            share of their node's cores too.
-        remake : callable, optional
-            Called where no route is left without devices that are gone for good: requests, those
-            in flight included, take the routes of what it returns.
-        stateful : bool
-            Whether requests go on from what devices keep of earlier ones, so that a device that is
-            away is done without at once, not only where it takes long to start.
+        `plan`: its stages name devices of `devices`. A placement has several ways for requests,
+            which share its admission; its stages are numbered through all of them.
+        `sources`: one for each of the placement's stages.
+        `constants`: values of the plans' constant outputs.
+        `limits`: bounds of its queues.
+        `company`: devices that work beside the plan's, as those of another replica do: they have
+            their share of their node's cores too.
+        `remake`: called where no route is left without devices that are gone for good: requests,
+            those in flight included, take the routes of what it returns.
+        `stateful`: whether requests go on from what devices keep of earlier ones, so that a device
+            that is away is done without at once, not only where it takes long to start.
         """
 
     def requests_in_flight(self) -> Sequence[ObservedRequest]:

@@ -127,14 +127,9 @@ class InProcessDeployment(Deployment):
 class InProcessExecutor:
     """Devices of this process.
 
-    Parameters
-    ----------
-    devices : mapping of str to int
-        Plugin -> how many logical devices; one for each of the plugin's ids by default.
-    plugins : sequence of str or type
-        Plugins besides the installed ones: ``module:attr`` or classes.
-    observers : sequence of Observer
-        Who is told of each request that ends; its owner may add and remove.
+    `devices`: plugin -> how many logical devices; one for each of the plugin's ids by default.
+    `plugins`: plugins besides the installed ones: ``module:attr`` or classes.
+    `observers`: who is told of each request that ends; its owner may add and remove.
     """
 
     def __init__(

@@ -37,51 +37,32 @@ class DirectChannel:
     the callbacks, and hands in `Dropped`: these overtake what was sent before. Callbacks must
     return quickly, and may use the channel, but for `close`.
 
-    Parameters
-    ----------
-    receive : callable
-        Takes the messages that come: in the threads that pump, and in the control thread.
-    folder : path, optional
-        Where the sockets lie: for this user alone (mode 0700), at most 47 bytes. By default a
+    `receive`: takes the messages that come: in the threads that pump, and in the control thread.
+    `folder`: where the sockets lie: for this user alone (mode 0700), at most 47 bytes. By default a
         folder of the user's among the temporary ones.
-    host : str, optional
-        This node's network address, for parties on other nodes; without it only those on this
+    `host`: this node's network address, for parties on other nodes; without it only those on this
         node reach the party.
-    curve : bool, default True
-        Whether what goes between nodes is encrypted, and taken only from those who know the
+    `curve`: whether what goes between nodes is encrypted, and taken only from those who know the
         secret. Without, a message takes about 0.8 of the time at 1 kB, a third at 10 MB.
-    secret : bytes, optional
-        What all parties of a cluster know, as CURVE's secret key in Z85: `zmq.curve_keypair` makes
-        one. By default only this process's channels reach each other by the network.
-    shared_nbytes : int, optional
-        Size from which on tensors for parties on this node go through shared memory; None: never.
-    pool_nbytes : int, optional
-        How much shared memory may be used, by default a quarter of ``/dev/shm``; what does not fit
-        goes over the sockets.
-    beat_s : float, default 0.25
-        Seconds between two beats.
-    timeout_s : float, default 2.0
-        Silence after which a party is taken for lost.
-    on_silent : callable, optional
-        Called as ``on_silent(address, silent_s)``, once, when a watched party has been silent for
-        the time-out; at once, with 0 seconds, when its process on this node has ended or its
-        channel was closed.
-    on_heard : callable, optional
-        Called as ``on_heard(address)`` when a party that was silent is heard again.
-    on_lost : callable, optional
-        Called as ``on_lost(address)`` when messages from or to a party were lost or damaged on
-        their way, or when that party says so of its own. What was sent to it, or through it, may
+    `secret`: what all parties of a cluster know, as CURVE's secret key in Z85: `zmq.curve_keypair`
+        makes one. By default only this process's channels reach each other by the network.
+    `shared_nbytes`: size from which on tensors for parties on this node go through shared memory;
+        None: never.
+    `pool_nbytes`: how much shared memory may be used, by default a quarter of ``/dev/shm``; what
+        does not fit goes over the sockets.
+    `beat_s`: seconds between two beats.
+    `timeout_s`: silence after which a party is taken for lost.
+    `on_silent`: called as ``on_silent(address, silent_s)``, once, when a watched party has been
+        silent for the time-out; at once, with 0 seconds, when its process on this node has ended or
+        its channel was closed.
+    `on_heard`: called as ``on_heard(address)`` when a party that was silent is heard again.
+    `on_lost`: called as ``on_lost(address)`` when messages from or to a party were lost or damaged
+        on their way, or when that party says so of its own. What was sent to it, or through it, may
         have to be sent anew.
-    status : callable, optional
-        Returns up to 64 numbers by name, that each beat carries; called in any thread.
-
-    Raises
-    ------
-    ClusterError
-        If it cannot listen: the folder is not private, the host is not this node's; or too few
-        files may be opened.
-    OverloadedError
-        If the system has no threads for it.
+    `status`: returns up to 64 numbers by name, that each beat carries; called in any thread.
+    Raises ClusterError: it cannot listen: the folder is not private, the host is not this node's;
+        or too few files may be opened.
+    Raises OverloadedError: the system has no threads for it.
     """
 
     def __init__(
@@ -160,12 +141,8 @@ class DirectChannel:
         Messages may overtake each other. What a party sends itself is handed in at once, in this
         thread. Tensors of a message must not be written to afterwards.
 
-        Raises
-        ------
-        TypeError, BlobError
-            If the message holds what cannot be sent, or `address` is none.
-        ClusterError
-            If the party is on another node and listens on its own only.
+        Raises TypeError, BlobError: the message holds what cannot be sent, or `address` is none.
+        Raises ClusterError: the party is on another node and listens on its own only.
         """
         peer = self._peers.met.get(address)
         if peer is None:
@@ -186,16 +163,10 @@ class DirectChannel:
         Any number of threads may call it; one waits for messages, the others for their turn. The
         turn is passed on before the message is handed in.
 
-        Parameters
-        ----------
-        timeout_s : float, optional
-            How long to wait for a message, the turn included: 0 takes what is there, None waits
-            until one comes, or `wake`, or `close`.
-
-        Returns
-        -------
-        int
-            1 if a message was handed in; 0 if none came in time, or a double, or a damaged one.
+        `timeout_s`: how long to wait for a message, the turn included: 0 takes what is there, None
+            waits until one comes, or `wake`, or `close`.
+        Returns: 1 if a message was handed in; 0 if none came in time, or a double, or a damaged
+            one.
         """
         if self._closed or not self._turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return 0
@@ -238,10 +209,7 @@ class DirectChannel:
     def watch(self, address: str) -> None:
         """Tell of a party from now on when it is silent or heard again.
 
-        Raises
-        ------
-        BlobError, ClusterError
-            As `send` does.
+        Raises BlobError, ClusterError: as `send` does.
         """
         peer = self._peers.met.get(address) or self._meet(address)
         if peer is not None:

@@ -22,23 +22,14 @@ _LONGEST: Final = 1024
 class Endpoint(NamedTuple):
     """Where a party's sockets are: datagrams, data and control.
 
-    Attributes
-    ----------
-    identity : bytes
-        8 random bytes: no two channels share them, not even one after another.
-    node : str
-        The node as `this_node` tells it: those that share it share sockets in files and
+    `identity`: 8 random bytes: no two channels share them, not even one after another.
+    `node`: the node as `this_node` tells it: those that share it share sockets in files and
         ``/dev/shm``.
-    number, started : int and str
-        Of the process.
-    path : str
-        Of the sockets on its node, less their suffixes.
-    host : str
-        Where the tcp sockets listen; empty without.
-    data_port, control_port : int
-        Their ports.
-    key : bytes
-        CURVE's public key, as Z85; empty without.
+    `number`, `started`: of the process.
+    `path`: of the sockets on its node, less their suffixes.
+    `host`: where the tcp sockets listen; empty without.
+    `data_port`, `control_port`: their ports.
+    `key`: CURVE's public key, as Z85; empty without.
     """
 
     identity: bytes

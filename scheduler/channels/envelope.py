@@ -62,10 +62,7 @@ def frames(message: Message) -> list[Any]:
 class MessageWriter:
     """Turns messages into frames; from one thread at a time.
 
-    Parameters
-    ----------
-    inline_nbytes : int
-        Size up to which contents of tensors lie in the head.
+    `inline_nbytes`: size up to which contents of tensors lie in the head.
     """
 
     def __init__(self, inline_nbytes: int = INLINE_NBYTES) -> None:
@@ -77,21 +74,12 @@ class MessageWriter:
     def frames(self, message: Message, put: Put | None = None, before: bytes = b"") -> list[Any]:
         """Return a message as frames, bytes first; the others are the tensors' own memory.
 
-        Parameters
-        ----------
-        message : Message
-            A message of any kind. Errors outside the error tree become their nearest base in it.
-        put : callable, optional
-            Where contents of more than `inline_nbytes` go if it takes them.
-        before : bytes
-            What the first frame starts with.
+        Errors outside the error tree become their nearest base in it.
 
-        Raises
-        ------
-        TypeError
-            If a value in it is none of ONNX's.
-        BlobError
-            If one is nested too deep.
+        `put`: where contents of more than `inline_nbytes` go if it takes them.
+        `before`: what the first frame starts with.
+        Raises TypeError: a value in it is none of ONNX's.
+        Raises BlobError: one is nested too deep.
         """
         segments = self._segments = []
         self._put = put
@@ -150,19 +138,10 @@ class MessageWriter:
 def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Message:
     """Return the message of frames; its tensors are read-only views of them.
 
-    Parameters
-    ----------
-    parts : sequence of bytes, then bytes or memoryview
-        As `frames` gave them.
-    get : callable, optional
-        Finds what `put` put elsewhere.
-    start : int
-        Where in the first frame the message starts.
-
-    Raises
-    ------
-    BlobError
-        If they are no message, one of another version, damaged, or cut short.
+    `parts`: as `frames` gave them.
+    `get`: finds what `put` put elsewhere.
+    `start`: where in the first frame the message starts.
+    Raises BlobError: they are no message, one of another version, damaged, or cut short.
     """
     head: bytes = parts[0]
     if not head.startswith(_PREFIX, start):

@@ -39,16 +39,10 @@ _Found = Arrival | tuple[()]
 class Inbox:
     """The sockets, and what came on each link. `next` is for one thread at a time.
 
-    Attributes
-    ----------
-    incoming : dict of bytes to Incoming
-        By link.
-    losses : deque
-        (link, first number, last number, why) of what did not come whole.
-    missed : dict
-        Link -> a mark's number, and messages that did not come before it.
-    num_waits : int
-        How many times a thread has waited.
+    `incoming`: by link.
+    `losses`: (link, first number, last number, why) of what did not come whole.
+    `missed`: link -> a mark's number, and messages that did not come before it.
+    `num_waits`: how many times a thread has waited.
     """
 
     def __init__(self, identity: bytes, path: str, far: list[Socket]) -> None:

@@ -25,18 +25,11 @@ MOST_KEPT_NBYTES: Final = 256 * 1024 * 1024
 class Incoming:
     """What came on one link.
 
-    Attributes
-    ----------
-    address : str
-        Whose it is; empty until its first beat.
-    count : int
-        Up to which number messages came, or are known to be missing or lost.
-    whole : int
-        Up to which number nothing is missing that may still come.
-    missing : dict of int to None
-        What is, in order.
-    num_lost : int
-        What is not asked for as there is too much.
+    `address`: whose it is; empty until its first beat.
+    `count`: up to which number messages came, or are known to be missing or lost.
+    `whole`: up to which number nothing is missing that may still come.
+    `missing`: what is, in order.
+    `num_lost`: what is not asked for as there is too much.
     """
 
     address: str = ""

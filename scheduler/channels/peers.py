@@ -74,11 +74,8 @@ class Peer:
     What is about liveness is the control thread's; `silent` is read by all. Data and control
     messages have a lock each: however long a tensor takes, beats do not wait for it.
 
-    Attributes
-    ----------
-    near, far : Outgoing
-        The links by datagrams, which lose nothing, and by ZeroMQ, which sends again what a broken
-        connection has lost.
+    `near`, `far`: the links by datagrams, which lose nothing, and by ZeroMQ, which sends again what
+        a broken connection has lost.
     """
 
     def __init__(

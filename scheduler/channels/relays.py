@@ -28,11 +28,7 @@ class Relays:
     """Those of a party on other nodes, and what to say to and as a relay.
 
     `fresh_s`: how old may be what is said of others.
-
-    Attributes
-    ----------
-    asks : dict of Peer to list of str
-        For whom to ask each relay: peers of its node that nothing is heard of by others.
+    `asks`: for whom to ask each relay: peers of its node that nothing is heard of by others.
     """
 
     def __init__(self, fresh_s: float) -> None:

@@ -62,19 +62,10 @@ Socket = zmq.Socket[bytes]
 class Sockets:
     """Makes a channel's sockets.
 
-    Parameters
-    ----------
-    curve : bool
-        Whether what goes over tcp is encrypted.
-    secret : bytes, optional
-        CURVE's secret key that all clients share, as Z85: who has another one is refused.
-
-    Attributes
-    ----------
-    public_key : bytes
-        What those who connect over tcp need besides; empty without CURVE.
-    gate : Socket or None
-        Where clients' keys are asked about; answer by `admit`.
+    `curve`: whether what goes over tcp is encrypted.
+    `secret`: CURVE's secret key that all clients share, as Z85: who has another one is refused.
+    `public_key`: what those who connect over tcp need besides; empty without CURVE.
+    `gate`: where clients' keys are asked about; answer by `admit`.
     """
 
     def __init__(self, *, curve: bool, secret: bytes | None = None) -> None:

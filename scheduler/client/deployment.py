@@ -156,26 +156,15 @@ class Deployment(ABC):
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request; block while as many requests or bytes are in flight as may be.
 
-        Parameters
-        ----------
-        inputs : mapping of str to value
-            One for each input of the plan, already checked and converted. The caller must not
+        `inputs`: one for each input of the plan, already checked and converted. The caller must not
             write to the arrays until the answer is there.
-        request : Request
-            How long it may take, and so on.
-
-        Raises
-        ------
-        TensorNameError
-            An input is missing, or one too many.
-        TensorError
-            One is kept where this request cannot have it from.
-        OverloadedError
-            There is no room, and `request.waits` is not set or too many callers wait for some.
-        DeadlineError
-            No room within its `timeout_s`, or none of it is left.
-        DeviceLostError
-            A device of the plan is gone.
+        `request`: how long it may take, and so on.
+        Raises TensorNameError: an input is missing, or one too many.
+        Raises TensorError: one is kept where this request cannot have it from.
+        Raises OverloadedError: there is no room, and `request.waits` is not set or too many callers
+            wait for some.
+        Raises DeadlineError: no room within its `timeout_s`, or none of it is left.
+        Raises DeviceLostError: a device of the plan is gone.
         """
         if inputs.keys() != self._inputs:
             missing = sorted(self._inputs - set(inputs))

@@ -35,21 +35,12 @@ from scheduler.vocabulary.record import RequestRecord, StoryLine
 class Submission:
     """A request that was admitted.
 
-    Attributes
-    ----------
-    request_id : int
-        Its id.
-    future : Promised
-        Its answer, once it is there.
-    cancel : callable
-        Cancels it; True if its future now ends with RequestCancelledError.
-    waited_s : float
-        Seconds until it was admitted.
-    story : callable
-        Returns what happened to it so far.
-    to_come : callable
-        Returns what stands for the outputs that devices will keep, by name, while its first attempt
-        runs; else nothing.
+    `future`: its answer, once it is there.
+    `cancel`: cancels it; True if its future now ends with RequestCancelledError.
+    `waited_s`: seconds until it was admitted.
+    `story`: returns what happened to it so far.
+    `to_come`: returns what stands for the outputs that devices will keep, by name, while its first
+        attempt runs; else nothing.
     """
 
     request_id: int

@@ -20,17 +20,11 @@ _log = logging.getLogger(__name__)
 class StageSource:
     """What a device makes a stage from.
 
-    Attributes
-    ----------
-    model : Model
-        The subgraph; with a payload its ports are enough.
-    payload : Payload or None
-        The device's own earlier export, imported instead of compiling. Where that fails, the
+    `model`: the subgraph; with a payload its ports are enough.
+    `payload`: the device's own earlier export, imported instead of compiling. Where that fails, the
         model is compiled after all, and a warning says so.
-    config : mapping
-        Properties for the compilation.
-    stored : StoredPayload or None
-        The file that `payload` is in: a device of another process reads it from there, if its
+    `config`: properties for the compilation.
+    `stored`: the file that `payload` is in: a device of another process reads it from there, if its
         node has it, and is sent the payload only if not.
     """
 

@@ -10,14 +10,9 @@ from dataclasses import dataclass, field
 class DeviceLoad:
     """A device that is used.
 
-    Attributes
-    ----------
-    node : str
-        Where it is.
-    status : mapping of str to float
-        What `DeviceLoop.status` last said; empty before it said anything.
-    silent_s : float or None
-        Seconds since it was heard; None for a device of this process.
+    `node`: where it is.
+    `status`: what `DeviceLoop.status` last said; empty before it said anything.
+    `silent_s`: seconds since it was heard; None for a device of this process.
     """
 
     node: str
@@ -38,14 +33,9 @@ class DeploymentLoad:
 class Load:
     """What waits and what runs.
 
-    Attributes
-    ----------
-    deployments : tuple of DeploymentLoad
-        Those that are open.
-    devices : mapping of str to DeviceLoad
-        By name.
-    nbytes_in_flight : int
-        Bytes that the requests in flight are counted for.
+    `deployments`: those that are open.
+    `devices`: by name.
+    `nbytes_in_flight`: bytes that the requests in flight are counted for.
     """
 
     deployments: tuple[DeploymentLoad, ...] = ()

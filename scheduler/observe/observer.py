@@ -16,16 +16,10 @@ DeviceEvent = DeviceLost | DeviceGone | DeviceReturned
 class ObservedRequest(NamedTuple):
     """A request that has ended, however, or is on its way.
 
-    Attributes
-    ----------
-    deployment : str
-        Whose it was.
-    route : Route
-        The way of its last attempt, with the plan that it ran.
-    record : RequestRecord
-        Its number, times, state and story.
-    runs : tuple of StageRun
-        How the stages of its answer went; empty where there is none. Requests that were joined
+    `deployment`: whose it was.
+    `route`: the way of its last attempt, with the plan that it ran.
+    `record`: its number, times, state and story.
+    `runs`: how the stages of its answer went; empty where there is none. Requests that were joined
         have the same ones.
     """
 

@@ -65,33 +65,20 @@ def _key(what: str) -> str:
 class RayExecutor:
     """Devices of a Ray cluster.
 
-    Parameters
-    ----------
-    address : str, optional
-        A running cluster's ``host:port``; without one a local Ray is started, and stopped by
+    `address`: a running cluster's ``host:port``; without one a local Ray is started, and stopped by
         `close`. A Ray that this process is in already is used, and left running.
-    devices : mapping of str to int
-        Plugin -> how many logical devices each node offers; before that the node's own labels
-        ``hetero/PLUGIN=COUNT``, and before those one for each of the plugin's ids.
-    plugins : sequence of str or type
-        Plugins besides the installed ones: ``module:attr`` that every node can import, or
+    `devices`: plugin -> how many logical devices each node offers; before that the node's own
+        labels ``hetero/PLUGIN=COUNT``, and before those one for each of the plugin's ids.
+    `plugins`: plugins besides the installed ones: ``module:attr`` that every node can import, or
         classes, which are sent along; ``PLUGIN@PYTHON`` where an interpreter of its own runs them.
-    ray_options : mapping
-        More of `ray.init`'s arguments for a local Ray.
-    observers : sequence of Observer
-        Who is told of each request that ends; its owner may add and remove.
-    probe_timeout_s, load_timeout_s : float
-        Seconds that a node may take to list its devices, and a device to compile its stages.
-    device_timeout_s : float
-        Seconds of silence after which a device is lost: what it had is sent again elsewhere, or
-        to itself once it is heard; after as many more its process is started anew.
-    keeps_pool : bool
-        Whether it is that of a pool's keeper: see `scheduler.ray.pool_keeper`.
-
-    Raises
-    ------
-    ClusterError
-        Ray could not start, or nothing answers at `address`.
+    `ray_options`: more of `ray.init`'s arguments for a local Ray.
+    `observers`: who is told of each request that ends; its owner may add and remove.
+    `probe_timeout_s`, `load_timeout_s`: seconds that a node may take to list its devices, and a
+        device to compile its stages.
+    `device_timeout_s`: seconds of silence after which a device is lost: what it had is sent again
+        elsewhere, or to itself once it is heard; after as many more its process is started anew.
+    `keeps_pool`: whether it is that of a pool's keeper: see `scheduler.ray.pool_keeper`.
+    Raises ClusterError: Ray could not start, or nothing answers at `address`.
     """
 
     def __init__(

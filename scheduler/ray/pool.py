@@ -35,12 +35,8 @@ _LEAVE_S: Final = 3.0
 class Pool:
     """What a pool offers.
 
-    Attributes
-    ----------
-    devices : mapping of str to int
-        Plugin -> how many logical devices each node offers.
-    plugins : tuple of str
-        Plugins besides the installed ones: ``module:attr``.
+    `devices`: plugin -> how many logical devices each node offers.
+    `plugins`: plugins besides the installed ones: ``module:attr``.
     """
 
     devices: Mapping[str, int] = field(default_factory=dict)

@@ -26,20 +26,12 @@ _STATUS_S: Final = 5.0
 class PoolDevice:
     """A device of a pool.
 
-    Attributes
-    ----------
-    name : str
-        As every client calls it.
-    process : int
-        Its actor's process id; 0 where it says nothing.
-    clients : int
-        How many have stages on it.
-    tasks, running : int
-        Tasks that it holds, and of those that run.
-    kept_nbytes : int
-        Bytes of the tensors that it keeps for clients.
-    error : str
-        Why it says nothing.
+    `name`: as every client calls it.
+    `process`: its actor's process id; 0 where it says nothing.
+    `clients`: how many have stages on it.
+    `tasks`, `running`: tasks that it holds, and of those that run.
+    `kept_nbytes`: bytes of the tensors that it keeps for clients.
+    `error`: why it says nothing.
     """
 
     name: str
@@ -67,20 +59,11 @@ def bring_up(
 ) -> PoolStatus:
     """Announce a pool in a cluster and start its devices; again is harmless.
 
-    Parameters
-    ----------
-    address : str, optional
-        The cluster; by default what ``RAY_ADDRESS`` says, and without it a Ray of this user's own
-        on this machine, which is started if there is none.
-    devices : mapping of str to int, optional
-        Plugin -> logical devices on each node.
-    plugins : sequence of str
-        ``module:attr``, importable on each node.
-
-    Raises
-    ------
-    ClusterError
-        There is another pool, or no Ray can be started or reached.
+    `address`: the cluster; by default what ``RAY_ADDRESS`` says, and without it a Ray of this
+        user's own on this machine, which is started if there is none.
+    `devices`: plugin -> logical devices on each node.
+    `plugins`: ``module:attr``, importable on each node.
+    Raises ClusterError: there is another pool, or no Ray can be started or reached.
     """
     known = address or os.environ.get("RAY_ADDRESS") or find_head()
     try:
@@ -108,10 +91,7 @@ def _bring_up(
 def look_at(address: str | None = None) -> PoolStatus:
     """Return how a pool is.
 
-    Raises
-    ------
-    ClusterError
-        None is up, or its cluster cannot be reached.
+    Raises ClusterError: none is up, or its cluster cannot be reached.
     """
     address = _known(address)
     with _joined(address):
@@ -121,10 +101,7 @@ def look_at(address: str | None = None) -> PoolStatus:
 def take_down(address: str | None = None) -> tuple[str, ...]:
     """End a pool's devices, and its Ray where `bring_up` started that; return their names.
 
-    Raises
-    ------
-    ClusterError
-        None is up, or its cluster cannot be reached.
+    Raises ClusterError: none is up, or its cluster cannot be reached.
     """
     own = find_head()
     address = _known(address)

@@ -66,10 +66,7 @@ class PlayedDeployment(Deployment):
 class PlayedClient:
     """One client.
 
-    Parameters
-    ----------
-    cost_s : float
-        Seconds of its own that each message which comes takes.
+    `cost_s`: seconds of its own that each message which comes takes.
     """
 
     #: What its deployments are.

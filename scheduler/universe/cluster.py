@@ -13,14 +13,9 @@ from scheduler.vocabulary.events import Run
 class PlayedCluster:
     """Devices by name.
 
-    Parameters
-    ----------
-    nodes : mapping of str to str
-        Device -> its node.
-    cost_s : float
-        Seconds of a device's own that each message takes.
-    cores : mapping of str to Cores
-        By node, where devices and clients share them.
+    `nodes`: device -> its node.
+    `cost_s`: seconds of a device's own that each message takes.
+    `cores`: by node, where devices and clients share them.
     """
 
     def __init__(

@@ -43,10 +43,7 @@ class Work:
 class PlayedDevice:
     """One life of a device: a process with a host and a loop.
 
-    Parameters
-    ----------
-    cost_s : float
-        Seconds of its own that each message takes.
+    `cost_s`: seconds of its own that each message takes.
     """
 
     def __init__(

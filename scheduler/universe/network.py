@@ -51,12 +51,8 @@ class Link:
 class Network:
     """Who is where, and what is between them.
 
-    Parameters
-    ----------
-    link : callable
-        Takes two nodes, returns a new link from the first to the second.
-    is_coded : bool
-        Whether messages travel as bytes, as they do between processes.
+    `link`: takes two nodes, returns a new link from the first to the second.
+    `is_coded`: whether messages travel as bytes, as they do between processes.
     """
 
     def __init__(

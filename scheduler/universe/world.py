@@ -52,15 +52,10 @@ class Fiber:
 class World:
     """What happens, in order of time; what is due at once happens in the order it was asked for.
 
-    Parameters
-    ----------
-    seed : int
-        Decides whatever is drawn.
-    is_threaded : bool
-        Whether all that processes do is done by fibers, so that it may wait; else only what is
-        spawned.
-    is_traced : bool
-        Whether to keep the history's lines, and not their hash alone.
+    `seed`: decides whatever is drawn.
+    `is_threaded`: whether all that processes do is done by fibers, so that it may wait; else only
+        what is spawned.
+    `is_traced`: whether to keep the history's lines, and not their hash alone.
     """
 
     def __init__(
@@ -230,12 +225,9 @@ class WorldEvent:
 class Cores:
     """A node's cores: what computes there shares them evenly, as far as each can use them.
 
-    Parameters
-    ----------
-    count : int
-        How many there are.
-    together : float
-        What is left of a core's speed while all of them work: they share memory, and some more.
+    `count`: how many there are.
+    `together`: what is left of a core's speed while all of them work: they share memory, and some
+        more.
     """
 
     def __init__(self, world: World, count: int, together: float = 1.0) -> None:
@@ -296,14 +288,9 @@ class Cores:
 class Process:
     """A process: it does one thing after the other, may be stopped for a while, and may end.
 
-    Attributes
-    ----------
-    node : str
-        Where it is.
-    lane : Process
-        Whose turn it takes to do something: that of an interpreter, which processes may share.
-    cores : Cores or None
-        What it computes on; None: as many as it likes.
+    `node`: where it is.
+    `lane`: whose turn it takes to do something: that of an interpreter, which processes may share.
+    `cores`: what it computes on; None: as many as it likes.
     """
 
     def __init__(self, world: World, name: str, node: str, cores: Cores | None = None) -> None:

@@ -9,16 +9,10 @@ from dataclasses import dataclass
 class Batching:
     """How requests are joined.
 
-    Attributes
-    ----------
-    size : int
-        Rows of a batch at most, >= 1; a request that brings more is a batch of its own.
-    timeout_s : float
-        Seconds that a request waits for others at most.
-    busy : int
-        Batches in flight, >= 1, with which the pipeline is busy; with fewer, none waits.
-    most : int
-        Batches in flight at most, >= `busy`.
+    `size`: rows of a batch at most, >= 1; a request that brings more is a batch of its own.
+    `timeout_s`: seconds that a request waits for others at most.
+    `busy`: batches in flight, >= 1, with which the pipeline is busy; with fewer, none waits.
+    `most`: batches in flight at most, >= `busy`.
     """
 
     size: int
@@ -31,31 +25,21 @@ class Batching:
 class Limits:
     """Bounds of a deployment's queues, and the order of its answers.
 
-    Attributes
-    ----------
-    requests : int
-        Requests in flight at once, >= 1; where they are joined, so many for each row of a batch.
-    nbytes : int
-        Bytes in flight, of all deployments of the executor, at which requests wait: of inputs
+    `requests`: requests in flight at once, >= 1; where they are joined, so many for each row of a
+        batch.
+    `nbytes`: bytes in flight, of all deployments of the executor, at which requests wait: of inputs
         and of what stages are expected to make. One request of the deployment may exceed it.
-    waiting : int
-        Callers that may wait for admission.
-    timeout_s : float
-        Seconds until a request without a deadline of its own expires.
-    remembered : int
-        Ended requests whose story is kept.
-    admission_timeout_s : float
-        Seconds that a request waits for admission at most.
-    attempts : int
-        How often a request that may itself be why its attempts fail is tried at most, >= 1.
+    `waiting`: callers that may wait for admission.
+    `timeout_s`: seconds until a request without a deadline of its own expires.
+    `remembered`: ended requests whose story is kept.
+    `admission_timeout_s`: seconds that a request waits for admission at most.
+    `attempts`: how often a request that may itself be why its attempts fail is tried at most, >= 1.
         What is lost with a device among others is replayed free; lost so twice, it is replayed
         alone, and each further loss counts. 1: nothing is replayed.
-    stage_timeout_s : float
-        Seconds that a stage may run before its device's process is ended; 0: any.
-    in_order : bool
-        Whether answers come in the order of admission; else each as soon as it is there.
-    batching : Batching or None
-        How requests are joined into batches, each an attempt of several; None: they are not.
+    `stage_timeout_s`: seconds that a stage may run before its device's process is ended; 0: any.
+    `in_order`: whether answers come in the order of admission; else each as soon as it is there.
+    `batching`: how requests are joined into batches, each an attempt of several; None: they are
+        not.
     """
 
     requests: int = 32

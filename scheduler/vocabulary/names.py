@@ -22,12 +22,8 @@ HETERO: Final = "HETERO"
 class DeviceRequest:
     """What a device string asks for.
 
-    Attributes
-    ----------
-    hetero : bool
-        Whether the model may be cut.
-    names : tuple of str
-        Devices in order of priority, each once; empty for a bare ``HETERO``: all there are.
+    `hetero`: whether the model may be cut.
+    `names`: devices in order of priority, each once; empty for a bare ``HETERO``: all there are.
     """
 
     hetero: bool
@@ -39,12 +35,8 @@ def parse_device(text: str) -> DeviceRequest:
 
     Spaces are ignored and repetitions dropped.
 
-    Raises
-    ------
-    UnknownDeviceError
-        If it is empty, has an empty place, or lists several devices without ``HETERO:``.
-    ArgumentTypeError
-        If it is no text.
+    Raises UnknownDeviceError: it is empty, has an empty place, or lists several devices without
+        ``HETERO:``; ArgumentTypeError: it is no text.
     """
     if not isinstance(text, str):
         raise ArgumentTypeError(
@@ -96,10 +88,7 @@ def match_name(name: str, available: Iterable[str]) -> str | None:
 def resolve_name(name: str, available: Collection[str]) -> str:
     """Return the one of `available` that `name` means.
 
-    Raises
-    ------
-    UnknownDeviceError
-        Listing what there is, and the nearest to what was asked for.
+    Raises UnknownDeviceError: listing what there is, and the nearest to what was asked for.
     """
     if name in available:
         return name

@@ -19,16 +19,10 @@ from scheduler.vocabulary.plan import Plan, Stage
 class Route:
     """One way of an attempt.
 
-    Attributes
-    ----------
-    plan : Plan
-        What it runs, each stage on the device of this route.
-    stages : tuple of int
-        The placement's numbers of the plan's stages.
-    share : float
-        Of the requests, in proportion to the other routes' shares; positive.
-    origin : object
-        What whoever made the plan keeps with it.
+    `plan`: what it runs, each stage on the device of this route.
+    `stages`: the placement's numbers of the plan's stages.
+    `share`: of the requests, in proportion to the other routes' shares; positive.
+    `origin`: what whoever made the plan keeps with it.
     """
 
     plan: Plan
@@ -41,18 +35,10 @@ class Route:
 class Placement:
     """Stages on devices, and routes through them.
 
-    Attributes
-    ----------
-    stages : tuple of Stage
-        Each with its number through all routes.
-    routes : tuple of Route
-        At least one; all have the same ports.
-
-    Raises
-    ------
-    PlanError
-        No route, a share that is not positive, ports that differ, or a route that gives a stage
-        another number.
+    `stages`: each with its number through all routes.
+    `routes`: at least one; all have the same ports.
+    Raises PlanError: no route, a share that is not positive, ports that differ, or a route that
+        gives a stage another number.
     """
 
     stages: tuple[Stage, ...]

@@ -25,16 +25,11 @@ _VERSION: Final = 1
 class Stage:
     """A subgraph on its device.
 
-    Attributes
-    ----------
-    index : int
-        Position in `Plan.stages`.
-    device : str
-        Name of the device that runs it.
-    inputs, outputs : tuple of str
-        Values it takes and gives, by their names in the whole model, in port order.
-    node_names : tuple of str
-        The model's nodes in it.
+    `index`: position in `Plan.stages`.
+    `device`: name of the device that runs it.
+    `inputs`, `outputs`: values it takes and gives, by their names in the whole model, in port
+        order.
+    `node_names`: the model's nodes in it.
     """
 
     index: int
@@ -48,12 +43,7 @@ class Stage:
 class Wire:
     """A tensor that goes from one stage to another; once for each consumer.
 
-    Attributes
-    ----------
-    tensor : str
-        The value's name.
-    producer, consumer : int
-        Stage indices.
+    `tensor`: the value's name; `producer`, `consumer`: stage indices.
     """
 
     tensor: str
@@ -65,26 +55,13 @@ class Wire:
 class Plan:
     """A model cut into stages.
 
-    Parameters
-    ----------
-    name : str
-        The model's name.
-    inputs, outputs : tuple of TensorSpec
-        The model's ports; an output may be listed twice.
-    stages : tuple of Stage
-        Each after every stage that it takes a value from.
-    passthrough : tuple of str
-        Inputs that are also outputs.
-    constant_outputs : tuple of str
-        Outputs that depend on no input and no node.
-    draws : bool
-        Whether a node draws random numbers: a stage that runs again may make something else.
-
-    Raises
-    ------
-    PlanError
-        A stage takes what is not there before it, a value is made twice, or an output has no
-        source.
+    `name`, `inputs`, `outputs`: the model's name and ports; an output may be listed twice.
+    `stages`: each after every stage that it takes a value from.
+    `passthrough`: inputs that are also outputs.
+    `constant_outputs`: outputs that depend on no input and no node.
+    `draws`: whether a node draws random numbers: a stage that runs again may make something else.
+    Raises PlanError: a stage takes what is not there before it, a value is made twice, or an output
+        has no source.
     """
 
     name: str
@@ -210,10 +187,7 @@ class Plan:
     def from_bytes(cls, data: bytes) -> Plan:
         """Read what `to_bytes` wrote.
 
-        Raises
-        ------
-        BlobError
-            If `data` is no plan, or one of another version.
+        Raises BlobError: `data` is no plan, or one of another version.
         """
         try:
             form, version, body = msgpack.unpackb(data)
