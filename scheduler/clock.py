@@ -46,10 +46,7 @@ class Timer:
 
 
 class Clock:
-    """Looks at timers when they are due, and does what others leave to it; nothing that waits.
-
-    `now_s`: returns monotonic seconds.
-    """
+    """Looks at timers when they are due, and does what others leave to it; nothing that waits."""
 
     def __init__(self, name: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self.now_s = now_s

@@ -41,12 +41,7 @@ from scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 
 
 class InProcessDeployment(Deployment):
-    """A placement on devices of this process.
-
-    `devices`: the placement's, by name.
-    `workers`: the threads that run their stages.
-    `count_streams`: called when stages come and go.
-    """
+    """A placement on devices of this process."""
 
     def __init__(
         self,

@@ -39,10 +39,7 @@ def plan_shares(
     rows: Sequence[DeviceDescriptor],
     company: Collection[str],
 ) -> dict[str, int]:
-    """Return how many threads each device of a placement gets, beside devices that work with it.
-
-    `sources`, `company`: as for `Executor.deploy`.
-    """
+    """Return how many threads each device of a placement gets, beside devices that work with it."""
     working = {split_name(name) for name in (*placement.devices, *company)}
     devices = {row.name: split_name(row.name) for row in rows if split_name(row.name) in working}
     given = {

@@ -46,10 +46,6 @@ _ENDED_S: Final = attrgetter("ended_s")
 class Deployment(ABC):
     """A plan, or a placement, on its devices, ready for requests, by a channel.
 
-    `key`: the deployment's name, unique in its executor.
-    `deployments`: the executor's, which hold this one until it is closed.
-    `connect`: returns the deployment's channel, given what receives.
-    `addresses`: device name -> where it is reached.
     `clock_offset_s`: returns how far an address's monotonic clock is before ours, None where that
         is not known; None where devices go by ours.
     `help_with`: calls what starts a request and has the calling thread run that request's stages,
@@ -158,7 +154,6 @@ class Deployment(ABC):
 
         `inputs`: one for each input of the plan, already checked and converted. The caller must not
             write to the arrays until the answer is there.
-        `request`: how long it may take, and so on.
         Raises TensorNameError: an input is missing, or one too many.
         Raises TensorError: one is kept where this request cannot have it from.
         Raises OverloadedError: there is no room, and `request.waits` is not set or too many callers

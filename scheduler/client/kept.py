@@ -48,7 +48,6 @@ class Past:
     """A run or a join that made states.
 
     `before`: what its own states were made by.
-    `nbytes`: of its own.
     `restore`: has bundles made again that it, or what came before it, made.
     """
 
@@ -68,10 +67,7 @@ class Past:
 
 
 class DeviceBundle(Bundle):
-    """Tensors in a device's process; freed there once nothing here holds this any more.
-
-    `key`: of the bundle there.
-    """
+    """Tensors in a device's process; freed there once nothing here holds this any more."""
 
     def __init__(
         self,

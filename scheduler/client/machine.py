@@ -55,11 +55,7 @@ _Next = tuple[RequestState, list[ClientInstruction]]
 
 
 class ClientMachine(Requests):
-    """Decides what becomes of a deployment's requests.
-
-    `routes`: the ways of its requests, by their numbers.
-    `in_flight`: the executor's count; one of its own by default.
-    """
+    """Decides what becomes of a deployment's requests."""
 
     def __init__(
         self,

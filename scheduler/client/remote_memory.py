@@ -71,9 +71,6 @@ class RemoteMemory:
     """What an executor's client has devices keep.
 
     `name`: the client's, among the parties that its channel serves.
-    `connect`: returns its channel, given its name and what receives.
-    `clock`: the executor's.
-    `is_lost`: whether nothing is heard of an address.
     `expect`: called when an answer is awaited, so that somebody receives it.
     """
 

@@ -55,10 +55,7 @@ class Suspects:
 
 
 class Requests:
-    """Requests that have not ended, and those that have lately.
-
-    `in_flight`: the executor's count.
-    """
+    """Requests that have not ended, and those that have lately."""
 
     def __init__(self, limits: Limits, in_flight: BytesInFlight) -> None:
         self.limits = limits

@@ -44,7 +44,6 @@ class Way:
     """Where stages run again.
 
     `route`: of `placement`, with devices that are all heard.
-    `addresses`: where devices are reached.
     `is_given`: whether an input was loaded with a stage of the placement.
     """
 
@@ -58,9 +57,7 @@ class Way:
 class Restorer:
     """Has stages of a deployment run again.
 
-    `key`: the deployment's.
     `ids`: gives request ids, ascending, as its requests' own.
-    `way`: returns where they run on a route.
     `live_route`: returns a route that has all its devices, None where there is none now.
     """
 

@@ -35,10 +35,8 @@ from scheduler.vocabulary.record import RequestRecord, StoryLine
 class Submission:
     """A request that was admitted.
 
-    `future`: its answer, once it is there.
     `cancel`: cancels it; True if its future now ends with RequestCancelledError.
     `waited_s`: seconds until it was admitted.
-    `story`: returns what happened to it so far.
     `to_come`: returns what stands for the outputs that devices will keep, by name, while its first
         attempt runs; else nothing.
     """
@@ -107,11 +105,9 @@ class _Call:
 class RequestRunner:
     """Runs requests of one deployment.
 
-    `routes`: the ways of its requests, by their numbers.
     `deployment`: the key that its devices know it by, where it is theirs.
     `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
     `in_flight`: bytes of all that share devices.
-    `clock`: the executor's.
     `ended`: called with each request that has ended and how the stages of its answer went, before
         its caller hears of it.
     """

@@ -47,10 +47,7 @@ _REMEMBERED: Final = 4096
 
 
 class DeviceHost:
-    """A device with its stages.
-
-    `now_s`: returns monotonic seconds.
-    """
+    """A device with its stages."""
 
     def __init__(
         self,

@@ -53,7 +53,6 @@ _CARRIED: Final = 8
 class DeviceLoop:
     """One device at work.
 
-    `connect`: returns the device's channel, given what receives.
     `start`: takes each run that is due; some thread then calls `run` with it, or `give_up`.
     `is_shared`: whether there may be several clients.
     `now_s`: returns monotonic seconds, as its host's does.

@@ -31,7 +31,6 @@ def probe_node(
 
     `counts`: plugin -> how many logical devices; one for each of the plugin's ids by default.
     `num_cores`: cores that devices may use, at most what this process may; all of those by default.
-    `entries`: plugins that are loaded already.
     """
     entries = load_plugins(specs) if entries is None else entries
     rows: list[DeviceDescriptor] = []

@@ -39,7 +39,6 @@ def unpack(data: bytes | memoryview, where: str, *, is_file: bool = False, **opt
     msgpack takes no length over that of the data, nor more than 1,024 containers inside each
     other, so that small data cannot make it reserve much; a file may have very many of those.
 
-    `options`: of `msgpack.unpackb`.
     Raises BlobError: it does not pass, or holds what msgpack does not take.
     """
     if is_file or len(data) > _SMALL_NBYTES:

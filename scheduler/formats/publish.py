@@ -22,7 +22,6 @@ def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
     file is locked as long as it is written, so that others can tell one whose writer was killed.
 
     `path`: the file; its folder is there.
-    `write`: writes the contents to a binary file.
     Raises OSError: it cannot be written, under the file's own name; nothing is left.
     """
     if path.exists() and not path.is_file():

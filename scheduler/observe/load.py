@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 class DeviceLoad:
     """A device that is used.
 
-    `node`: where it is.
     `status`: what `DeviceLoop.status` last said; empty before it said anything.
     `silent_s`: seconds since it was heard; None for a device of this process.
     """
@@ -33,8 +32,6 @@ class DeploymentLoad:
 class Load:
     """What waits and what runs.
 
-    `deployments`: those that are open.
-    `devices`: by name.
     `nbytes_in_flight`: bytes that the requests in flight are counted for.
     """
 

@@ -27,11 +27,7 @@ _Rows = Iterable[tuple[Mapping[str, str], float]]
 
 
 class Metrics:
-    """Counts what it is told from its making on: an observer.
-
-    `load`: returns what waits and runs now.
-    `clock`: returns monotonic seconds.
-    """
+    """Counts what it is told from its making on: an observer."""
 
     def __init__(
         self, load: Callable[[], Load], clock: Callable[[], float] = time.monotonic

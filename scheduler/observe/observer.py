@@ -16,9 +16,7 @@ DeviceEvent = DeviceLost | DeviceGone | DeviceReturned
 class ObservedRequest(NamedTuple):
     """A request that has ended, however, or is on its way.
 
-    `deployment`: whose it was.
     `route`: the way of its last attempt, with the plan that it ran.
-    `record`: its number, times, state and story.
     `runs`: how the stages of its answer went; empty where there is none. Requests that were joined
         have the same ones.
     """

@@ -38,8 +38,6 @@ class RayDeployment(Deployment):
 
     `devices`: the placement's devices by the names that it uses.
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
-    `clock_offset_s`: as of `Deployment`.
-    `reception`: receives what the devices send.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
     `remake`, `stateful`: see `scheduler.executor.Executor.deploy`.
     """

@@ -52,7 +52,6 @@ class PoolTable:
     """What a pool's keeper says.
 
     `address`, `version`: where its beats come from, and what they say till there is another table.
-    `nodes`: by their ids.
     `rows`: by the devices' names, with their nodes' ids.
     `started`: the devices that live, by name.
     """
@@ -67,10 +66,8 @@ class PoolTable:
 class RayDevices:
     """The devices that the nodes list, and the actors of those that are used.
 
-    `specs`, `counts`, `probe_timeout_s`: as of `NodeSurvey`.
     `ended`: is given a device whose actor has ended, and Ray's reason, in a thread of Ray's that
         must not be kept.
-    `load_timeout_s`: seconds that a device may take to answer.
     `pool`: the cluster's, whose devices are used rather than devices of our own.
     `keeper`: the actor of the pool's keeper, for its clients: it asks nodes, and starts devices.
     """
@@ -196,10 +193,7 @@ class RayDevices:
     def table(
         self, address: str, version: float, live: Sequence[ActorDevice], *, wait: bool
     ) -> PoolTable:
-        """Return what a pool's keeper says: `live` are the devices that it keeps.
-
-        `wait`: as of `descriptors`.
-        """
+        """Return what a pool's keeper says: `live` are the devices that it keeps."""
         self._refresh(wait=wait)
         started = {device.descriptor.name: device for device in live}
         return PoolTable(address, version, self._survey.nodes, self._survey.rows, started)

@@ -44,11 +44,8 @@ _AGAIN_S: Final = 0.1
 class DeviceKeeper:
     """Keeps the devices of an executor's deployments alive.
 
-    `deployments`: those that are open.
-    `loader`: loads stages again.
     `spawn`: has what may wait done by a thread of its own, with a name.
     `do_without`: has a deployment do without a device that is gone for good.
-    `cluster_gone`: told if the whole cluster is.
     `of_pool`: whether the devices are a pool's; `keeps`: whether they are ended and started here.
     """
 

@@ -25,10 +25,7 @@ _SHARED_NBYTES: Final = 100_000
 
 
 class StageLoader:
-    """Sends stages to their devices.
-
-    `devices`: where actors' answers are fetched.
-    """
+    """Sends stages to their devices."""
 
     def __init__(self, devices: RayDevices) -> None:
         self._devices = devices

@@ -95,7 +95,6 @@ class DeviceNumbers:
         A node that comes back gets the numbers that it had.
 
         `kind`: what is counted: the devices of a plugin, for clients that want the same of them.
-        `alive`: ids of the nodes that are alive.
         """
         wanted = [(place, node.id, node.host) for place in range(count)]
         table = self._known.get(kind, [])

@@ -26,12 +26,9 @@ _STATUS_S: Final = 5.0
 class PoolDevice:
     """A device of a pool.
 
-    `name`: as every client calls it.
     `process`: its actor's process id; 0 where it says nothing.
-    `clients`: how many have stages on it.
     `tasks`, `running`: tasks that it holds, and of those that run.
     `kept_nbytes`: bytes of the tensors that it keeps for clients.
-    `error`: why it says nothing.
     """
 
     name: str

@@ -56,8 +56,6 @@ class _Probe:
 class NodeSurvey:
     """The nodes that are alive, and the devices that they have listed.
 
-    `specs`: plugins besides the installed ones.
-    `counts`: plugin -> logical devices on each node.
     `probe_timeout_s`: seconds that a node may take to list its devices before the others are used
         without it.
     """

@@ -52,7 +52,6 @@ class Fiber:
 class World:
     """What happens, in order of time; what is due at once happens in the order it was asked for.
 
-    `seed`: decides whatever is drawn.
     `is_threaded`: whether all that processes do is done by fibers, so that it may wait; else only
         what is spawned.
     `is_traced`: whether to keep the history's lines, and not their hash alone.
@@ -225,7 +224,6 @@ class WorldEvent:
 class Cores:
     """A node's cores: what computes there shares them evenly, as far as each can use them.
 
-    `count`: how many there are.
     `together`: what is left of a core's speed while all of them work: they share memory, and some
         more.
     """
@@ -288,7 +286,6 @@ class Cores:
 class Process:
     """A process: it does one thing after the other, may be stopped for a while, and may end.
 
-    `node`: where it is.
     `lane`: whose turn it takes to do something: that of an interpreter, which processes may share.
     `cores`: what it computes on; None: as many as it likes.
     """

@@ -127,7 +127,6 @@ def share(plans: Sequence[Plan], shares: Sequence[float], origins: Sequence[Any]
 
     What several plans do alike on one device is one stage.
 
-    `origins`: each route's.
     Raises PlanError: plans whose ports differ, or shares that are not one positive number each.
     """
     if len(plans) != len(shares):

@@ -25,11 +25,8 @@ _VERSION: Final = 1
 class Stage:
     """A subgraph on its device.
 
-    `index`: position in `Plan.stages`.
-    `device`: name of the device that runs it.
     `inputs`, `outputs`: values it takes and gives, by their names in the whole model, in port
         order.
-    `node_names`: the model's nodes in it.
     """
 
     index: int
@@ -41,10 +38,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A tensor that goes from one stage to another; once for each consumer.
-
-    `tensor`: the value's name; `producer`, `consumer`: stage indices.
-    """
+    """A tensor that goes from one stage to another; once for each consumer."""
 
     tensor: str
     producer: int

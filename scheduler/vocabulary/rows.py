@@ -18,7 +18,6 @@ class DeviceDescriptor:
 
     `name`: ``PLUGIN`` where the cluster has one such device, else ``PLUGIN.<id>``, ids counted
         through the cluster, the head node's first.
-    `plugin`: the plugin's name.
     `device_id`: its id for the plugin, on its node: what ``DEVICE_ID`` is set to.
     `node`: the node's name for people; ``local`` in process.
     `full_name`, `version`, `fingerprint`: as the plugin gives them.
