@@ -21,15 +21,7 @@ from scheduler.channels.direct_address import Endpoint, to_endpoint
 from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
 from scheduler.channels.links import Outgoing
-from scheduler.channels.protocol import (
-    DROPPED,
-    GONE,
-    LENGTH,
-    MARK,
-    MARK_NUMBER,
-    PREFIX,
-    VERSION,
-)
+from scheduler.channels.protocol import DROPPED, GONE, LENGTH, MARK, MARK_NUMBER, PREFIX, VERSION
 from scheduler.channels.shared_memory import Slot, SlotPool
 from scheduler.channels.sockets import MOST_FRAME_NBYTES, ControlSockets, Socket, Sockets
 from scheduler.vocabulary.messages import Message
@@ -78,13 +70,7 @@ class Peer:
         a broken connection has lost.
     """
 
-    def __init__(
-        self,
-        address: str,
-        endpoint: Endpoint,
-        links: Links,
-        now_s: float,
-    ) -> None:
+    def __init__(self, address: str, endpoint: Endpoint, links: Links, now_s: float) -> None:
         if not endpoint.data_url:
             raise ClusterError(
                 f"{endpoint} is on another node and listens on its own only: give its channel "

@@ -25,12 +25,7 @@ from scheduler.vocabulary.limits import Batching
 from scheduler.vocabulary.record import RequestRecord
 
 #: What no input is the reason of: to try requests of a batch one by one would change nothing.
-_NOT_OF_THE_INPUTS: Final = (
-    DeviceLostError,
-    ClusterError,
-    OverloadedError,
-    RequestCancelledError,
-)
+_NOT_OF_THE_INPUTS: Final = (DeviceLostError, ClusterError, OverloadedError, RequestCancelledError)
 
 
 @dataclass(slots=True)

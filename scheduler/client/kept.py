@@ -54,10 +54,7 @@ class Past:
     __slots__ = ("nbytes", "number", "restore")
 
     def __init__(
-        self,
-        before: Iterable[Past],
-        nbytes: int,
-        restore: Callable[[Sequence[DeviceBundle]], None],
+        self, before: Iterable[Past], nbytes: int, restore: Callable[[Sequence[DeviceBundle]], None]
     ) -> None:
         self.restore = restore
         #: Ascends: those before it have lower ones.

@@ -16,12 +16,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
-from devices.errors import (
-    ClusterError,
-    DeadlineError,
-    OverloadedError,
-    RequestCancelledError,
-)
+from devices.errors import ClusterError, DeadlineError, OverloadedError, RequestCancelledError
 from scheduler.client.batching import Batcher
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
 from scheduler.client.failures import (
@@ -312,11 +307,7 @@ class ClientMachine(Requests):
             if not (self._routes.may_come() and event.waits):
                 return self._refuse(request, event.now_s, lost)
         if not event.waits or self.num_waiting >= self.limits.waiting:
-            return self._refuse(
-                request,
-                event.now_s,
-                self._overload(request),
-            )
+            return self._refuse(request, event.now_s, self._overload(request))
         for due_s in {event.deadline_s, min(event.deadline_s, request.admit_by_s)}:
             self.due.push((due_s, request.id))
         self._waiting.push((-event.priority, request.id))

@@ -169,11 +169,7 @@ class Restorer:
         self._closed = True
 
     def _restore(
-        self,
-        lost: Sequence[DeviceBundle],
-        way: Way,
-        most_s: float,
-        is_wanted: Callable[[], bool],
+        self, lost: Sequence[DeviceBundle], way: Way, most_s: float, is_wanted: Callable[[], bool]
     ) -> None:
         """Have states that are lost made again, in no more than `most_s` of stages' runs.
 
@@ -229,11 +225,7 @@ class Restorer:
                 promise.set_exception(_lost(device))
 
     def _made(
-        self,
-        todo: Sequence[Step],
-        uses: dict[Origin, int],
-        way: Way,
-        is_wanted: Callable[[], bool],
+        self, todo: Sequence[Step], uses: dict[Origin, int], way: Way, is_wanted: Callable[[], bool]
     ) -> dict[Origin, Value]:
         """Do what is to be done; return what nothing of it has used."""
         made: dict[Origin, Value] = {}

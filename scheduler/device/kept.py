@@ -53,10 +53,7 @@ class KeptTensors:
     """
 
     def __init__(
-        self,
-        descriptor: DeviceDescriptor,
-        place: Callable[[Value], Value],
-        is_shared: bool = True,
+        self, descriptor: DeviceDescriptor, place: Callable[[Value], Value], is_shared: bool = True
     ) -> None:
         self._is_shared = is_shared
         self._descriptor = descriptor

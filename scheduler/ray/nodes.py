@@ -70,10 +70,7 @@ def _node(row: Mapping[str, Any], unique: bool) -> ClusterNode:
         for key, value in labels.items()
         if key.startswith(_LABEL_PREFIX) and value.isdigit()
     }
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        "label_selector": {"ray.io/node-id": row["NodeID"]},
-    }
+    options: dict[str, Any] = {"num_cpus": 0, "label_selector": {"ray.io/node-id": row["NodeID"]}}
     cores = int(row["Resources"].get("CPU", 0))
     address = f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
     return ClusterNode(row["NodeID"], name, row["NodeName"], address, counts, cores, options)
