@@ -260,22 +260,17 @@ class Deployment(ABC):
         with self._taking:
             placement = self.placement if placement is None else placement
             self.known.keep(len(placement.stages))
-            self._firsts = self._first_stages(placement)
-            self.placement = placement
-
-    def _first_stages(
-        self, placement: Placement
-    ) -> tuple[tuple[tuple[Stage, tuple[str, ...]], ...], ...]:
-        """Return each route's stages that take inputs of the model, with those, or none at all."""
-        return tuple(
-            tuple(
-                (stage, tuple(dict.fromkeys(n for n in stage.inputs if n in self._inputs)))
-                for stage in (placement.stages[number] for number in route.stages)
-                if not self._inputs.isdisjoint(stage.inputs)
-                or self.known.given(placement, stage.index).keys() >= set(stage.inputs)
+            #: Each route's stages that take inputs of the model, with those, or none at all.
+            self._firsts = tuple(
+                tuple(
+                    (stage, tuple(dict.fromkeys(n for n in stage.inputs if n in self._inputs)))
+                    for stage in (placement.stages[number] for number in route.stages)
+                    if not self._inputs.isdisjoint(stage.inputs)
+                    or self.known.given(placement, stage.index).keys() >= set(stage.inputs)
+                )
+                for route in placement.routes
             )
-            for route in placement.routes
-        )
+            self.placement = placement
 
     def opened(self, stage: int, num_streams: int) -> events.StageOpened:
         """Return what a stage's device is to know of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -39,7 +39,12 @@ class KnownStages:
 
     def includes(self, placement: Placement, stage: int, model: Model) -> bool:
         """Whether a stage, given what is known, makes the same for every request."""
-        return _is_constant(model, self.given(placement, stage))
+        given = self.given(placement, stage)
+        return (
+            all(spec.name in given for spec in model.inputs)  # first: known before it is read
+            and bool(model.nodes)
+            and all(node.domain in _KNOWN and not draws(node.proto) for node in model.nodes)
+        )
 
     def make(self, stage: int, make: Callable[[], Mapping[str, Value]]) -> None:
         """Have a loaded stage make its outputs, unless they are known.
@@ -55,12 +60,3 @@ class KnownStages:
     def keep(self, num_stages: int) -> None:
         """Forget the stages from a number on."""
         self.made = {stage: made for stage, made in self.made.items() if stage < num_stages}
-
-
-def _is_constant(model: Model, given: Collection[str]) -> bool:
-    """Whether a model is known to make the same in every run; `given`: inputs that are the same."""
-    return (
-        all(spec.name in given for spec in model.inputs)  # first: known before the model is read
-        and bool(model.nodes)
-        and all(node.domain in _KNOWN and not draws(node.proto) for node in model.nodes)
-    )

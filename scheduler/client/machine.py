@@ -404,19 +404,12 @@ class ClientMachine(Requests):
         request.note(event.now_s, f"failed: {error}")
         return _S.FAILED, [*self._stop(request), failed(request, error)]
 
-    def _resume(
-        self,
-        request: RequestRecord,
-        event: events.DeviceReturned | events.DeviceSteady | events.RoutesAdded,
-    ) -> _Next:
-        return self._unpark(request, event.now_s)
-
-    def _unpark(self, request: RequestRecord, now_s: float) -> _Next:
-        if now_s < request.resume_s or request.is_suspect:
+    def _unpark(self, request: RequestRecord, event: ClientEvent) -> _Next:
+        if event.now_s < request.resume_s or request.is_suspect:
             return _S.PARKED, []
         if not self._routes.is_any_live(request.avoided):
             return _S.PARKED, []
-        return self._enter(request, now_s, request.avoided)
+        return self._enter(request, event.now_s, request.avoided)
 
     def _fall_due(self, request: RequestRecord, event: events.TimePassed) -> _Next:
         if request.submitted.deadline_s <= event.now_s:
@@ -426,7 +419,7 @@ class ClientMachine(Requests):
             why = lost_error(request, away) if away else self._overload(request)
             return self._refuse(request, event.now_s, why)
         if request.state is _S.PARKED:
-            return self._unpark(request, event.now_s)
+            return self._unpark(request, event)
         return request.state, []
 
     def _cancel(self, request: RequestRecord, event: events.CancelAsked | events.Closed) -> _Next:

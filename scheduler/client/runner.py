@@ -260,8 +260,8 @@ class RequestRunner:
             due = self._machine.due.entries
             if due and due[0][0] < self._timer.due_s:
                 self._timer.by(due[0][0])
-            if self._machine.num_waiting and self._waits_for_bytes():
-                is_new_wait = True
+            if self._machine.num_waiting and not self._awaits_bytes:
+                self._awaits_bytes = is_new_wait = self._machine.waits_for_bytes
         if is_new_wait:
             self._in_flight.when_fewer(partial(self._clock.later, self._look_for_room))
             # Some may have been given back since the machine looked.
@@ -363,12 +363,6 @@ class RequestRunner:
         self.handle(events.TimePassed(self.now_s()))
         with self._lock:
             return self._machine.next_deadline_s
-
-    def _waits_for_bytes(self) -> bool:
-        """Whether this runner is to hear from now on of bytes that are given back."""
-        waits = self._machine.waits_for_bytes and not self._awaits_bytes
-        self._awaits_bytes |= waits
-        return waits
 
     def _look_for_room(self) -> None:
         with self._lock:
