@@ -27,7 +27,18 @@ def find_address(address: str) -> str:
     Raises ClusterError: it is no such address, or no Ray runs on this machine.
     """
     if address == "auto":
-        address = _address_here()
+        # Ray itself asks for a minute where the process that it finds does not answer.
+        from ray._private.services import canonicalize_bootstrap_address
+
+        try:
+            address = str(canonicalize_bootstrap_address("auto"))
+        except (ConnectionError, ValueError) as error:
+            raise ClusterError(
+                "no Ray cluster runs on this machine, and address 'auto' means that one. Start it "
+                "(`ray start --head`), give its host:port, or leave the address out to start one "
+                "for this process.",
+                address="auto",
+            ) from error
     if address.startswith("ray://"):
         raise ClusterError(
             f"{address!r} is an address for Ray Client, which hetero cannot work through: it "
@@ -44,22 +55,6 @@ def find_address(address: str) -> str:
             address=address,
         )
     return address
-
-
-def _address_here() -> str:
-    # Ray itself asks for a minute where the process that it finds does not answer.
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        found = canonicalize_bootstrap_address("auto")
-    except (ConnectionError, ValueError) as error:
-        raise ClusterError(
-            "no Ray cluster runs on this machine, and address 'auto' means that one. Start it "
-            "(`ray start --head`), give its host:port, or leave the address out to start one for "
-            "this process.",
-            address="auto",
-        ) from error
-    return str(found)
 
 
 def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:

@@ -144,10 +144,6 @@ class RayDeployment(Deployment):
         super().drop(request)
         self._reception.look()
 
-    def stages_on(self, device: str) -> list[int]:
-        """Return the stages that a device runs."""
-        return [stage.index for stage in self.placement.on.get(device, ())]
-
     def open(self, num_streams: Mapping[int, int], devices: Iterable[str]) -> None:
         """Have devices take tasks of their stages, `num_streams` of those that were loaded."""
         self._num_streams.update(num_streams)
@@ -184,8 +180,8 @@ class RayDeployment(Deployment):
 
     def _opened_on(self, name: str) -> list[events.StageOpened]:
         """Return what a device is to know of its stages."""
-        loaded = [stage for stage in self.stages_on(name) if stage in self._num_streams]
-        return [self.opened(stage, self._num_streams[stage]) for stage in loaded]
+        stages = [stage.index for stage in self.placement.on.get(name, ())]
+        return [self.opened(i, self._num_streams[i]) for i in stages if i in self._num_streams]
 
     def tell(self, event: events.ClientEvent) -> None:
         """Hand in what became of a device."""

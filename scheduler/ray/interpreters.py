@@ -82,7 +82,13 @@ def probe_elsewhere(
     served: dict[str, list[DeviceDescriptor]] = {}
     for row in rows:
         served.setdefault(row.plugin, []).append(row)
-    return [row for of in served.values() for row in _of_one(of) if counts.get(row.plugin) != 0]
+    for plugin, mine in served.items():
+        given_as = dict.fromkeys(str(row.source) for row in mine)
+        if len(given_as) > 1:
+            names = " and as ".join(given_as)
+            reason = f"it is given as {names}; name one of them otherwise, as OTHER=..."
+            served[plugin] = [replace(mine[0], error=reason)]
+    return [row for mine in served.values() for row in mine if counts.get(row.plugin) != 0]
 
 
 def _probe(
@@ -115,8 +121,9 @@ def _interpreter(given: str) -> str:
         raise PluginLoadError(f"{python} is no Python of use: {error}", device=given) from error
     ours = {"Python": platform.python_version(), **{n: metadata.version(n) for n in _SHARED}}
     # Objects are sent as the minor version of Python has them.
-    minor = {**there, "Python": _minor(there["Python"])}
-    wanted = {**ours, "Python": _minor(ours["Python"])}
+    minor, wanted = (
+        {**versions, "Python": versions["Python"].rpartition(".")[0]} for versions in (there, ours)
+    )
     if wrong := [name for name in wanted if minor[name] != wanted[name]]:
         told = [f"{name} {there[name] or 'missing'}, not {ours[name]}" for name in wrong]
         raise PluginLoadError(
@@ -127,19 +134,5 @@ def _interpreter(given: str) -> str:
     return python
 
 
-def _minor(version: str) -> str:
-    return version.rpartition(".")[0]
-
-
 def _broken(node: str, source: PluginSource, error: str) -> DeviceDescriptor:
     return DeviceDescriptor(source.shown, source.shown, "", node, error=error, source=source)
-
-
-def _of_one(rows: list[DeviceDescriptor]) -> list[DeviceDescriptor]:
-    """Return a plugin's rows, or one that is broken where several interpreters have given it."""
-    row = rows[0]
-    given = dict.fromkeys(str(row.source) for row in rows)
-    if len(given) == 1:
-        return rows
-    reason = f"it is given as {' and as '.join(given)}; name one of them otherwise, as OTHER=..."
-    return [replace(row, error=reason)]

@@ -413,7 +413,7 @@ class DeviceKeeper:
             used = deployment.devices.get(name)
             if used is not None and (reload or used.address != device.address):
                 deployment.devices[name] = device
-                stages = [deployment.placement.stages[i] for i in deployment.stages_on(name)]
+                stages = deployment.placement.on.get(name, ())
                 try:
                     deployment.use(name, device, self._loader.load(deployment, stages))
                 except BaseException:

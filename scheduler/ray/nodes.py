@@ -49,7 +49,7 @@ class ClusterNode:
 
 def alive_nodes() -> tuple[ClusterNode, ...]:
     """Return the nodes that are alive, the head first, then by host name, address and port."""
-    rows = [row for row in _rows() if row["Alive"]]
+    rows = [row for row in ray.nodes() if row["Alive"]]  # type: ignore[no-untyped-call]  # Ray's gap
     rows.sort(
         key=lambda row: (
             _HEAD not in row["Resources"],
@@ -102,8 +102,11 @@ class DeviceNumbers:
             for place in missing:
                 _enter(changed, place, alive)
             if changed != table:
-                _write_table(kind, version + 1, changed)
-                table = []  # read again: another client may have been first
+                # Another client may have been first; the version before stays for who reads it.
+                key, held = _table_key(kind, version + 1), msgpack.packb(changed)
+                if not _internal_kv_put(key, held, overwrite=False, namespace=_TABLE):
+                    _internal_kv_del(_table_key(kind, version - 1), namespace=_TABLE)
+                table = []  # read again
         return [table.index(place) for place in wanted]
 
 
@@ -128,13 +131,6 @@ def _read_table(kind: str) -> tuple[int, list[_Place]]:
             return version, [(place, node, host) for place, node, host in msgpack.unpackb(held)]
 
 
-def _write_table(kind: str, version: int, table: list[_Place]) -> None:
-    """Write a version, unless another client has; the one before stays for those who read it."""
-    held = msgpack.packb(table)
-    if not _internal_kv_put(_table_key(kind, version), held, overwrite=False, namespace=_TABLE):
-        _internal_kv_del(_table_key(kind, version - 2), namespace=_TABLE)
-
-
 def _table_key(kind: str, version: int) -> bytes:
     return f"{kind}/{version}".encode()
 
@@ -145,8 +141,3 @@ def cluster_secret() -> bytes:
     _internal_kv_put(_SECRET, made, overwrite=False, namespace=_TABLE)
     found: bytes = _internal_kv_get(_SECRET, namespace=_TABLE)
     return found
-
-
-def _rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own gap
-    return rows

@@ -64,25 +64,20 @@ def bring_up(
     """
     known = address or os.environ.get("RAY_ADDRESS") or find_head()
     try:
-        return _bring_up(known or start_head(), devices, plugins)
+        address = known or start_head()
+        with _joined(address):
+            keeper = open_pool(Pool(dict(devices or {}), tuple(plugins)))
+            try:
+                ray.get(keeper.start_all.remote())
+            except exceptions.RayTaskError as error:
+                if isinstance(error.cause, HeteroError):
+                    raise error.cause from None
+                raise ClusterError(f"the pool's keeper: {error}") from error
+            return _status(address)
     except BaseException:
         if known is None:  # a Ray without a pool is of use to nobody
             stop_head()
         raise
-
-
-def _bring_up(
-    address: str, devices: Mapping[str, int] | None, plugins: Sequence[str]
-) -> PoolStatus:
-    with _joined(address):
-        keeper = open_pool(Pool(dict(devices or {}), tuple(plugins)))
-        try:
-            ray.get(keeper.start_all.remote())
-        except exceptions.RayTaskError as error:
-            if isinstance(error.cause, HeteroError):
-                raise error.cause from None
-            raise ClusterError(f"the pool's keeper: {error}") from error
-        return _status(address)
 
 
 def look_at(address: str | None = None) -> PoolStatus:
@@ -148,11 +143,5 @@ def _device(name: str, ref: Any) -> PoolDevice:
         return PoolDevice(name, error=f"its process did not answer within {_STATUS_S:.0f} s")
     except exceptions.RayError as error:
         return PoolDevice(name, error=why_lost(error))
-    return PoolDevice(
-        name,
-        told["pid"],
-        told["clients"],
-        int(told["tasks"]),
-        int(told["running"]),
-        int(told["kept_nbytes"]),
-    )
+    tasks, running, kept_nbytes = (int(told[n]) for n in ("tasks", "running", "kept_nbytes"))
+    return PoolDevice(name, told["pid"], told["clients"], tasks, running, kept_nbytes)

@@ -92,7 +92,10 @@ class RaySession:
     def watch(self) -> RaySession:
         """Begin to look after the cluster, once Ray is connected to it."""
         if self._started:
-            _mute()
+            # Ray prints what happens to processes: errors tell it to those concerned.
+            worker: Any = ray._private.worker.global_worker
+            worker.threads_stopped.set()
+            worker.gcs_error_subscriber.close()
         self._connection = _connection()
         self._watch = ClusterWatch(ray.get_runtime_context().gcs_address, self._lose)
         return self
@@ -313,16 +316,12 @@ def _make_folder() -> Path:
             "or run in process: --executor inprocess.",
             cause=str(error),
         ) from error
-    _sweep_folders(folder.parent)
-    return folder
-
-
-def _sweep_folders(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for other in folder.parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):  # not one of ours, or somebody is faster
-            number, started = (folder / _OWNER).read_text().split()
+            number, started = (other / _OWNER).read_text().split()
             if process_start(int(number)) != started:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
 
 
 def _join(address: str) -> RaySession:
@@ -379,13 +378,6 @@ def _leave_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_fork)
-
-
-def _mute() -> None:
-    """Keep Ray from printing what happens to processes: errors tell it to those concerned."""
-    worker: Any = ray._private.worker.global_worker
-    worker.threads_stopped.set()
-    worker.gcs_error_subscriber.close()
 
 
 @contextlib.contextmanager

@@ -77,17 +77,14 @@ class ClusterWatch:
                     silent_since_s = None
                     continue
                 silent_since_s = silent_since_s or begun_s
-                if time.monotonic() - silent_since_s >= _patience_s(error):
+                patience_s = _UNREACHED_S if isinstance(error, ConnectionError) else _SILENT_S
+                if isinstance(error, ConnectionRefusedError):
+                    patience_s = _REFUSED_S
+                if time.monotonic() - silent_since_s >= patience_s:
                     self.gone = _gone(self.address, error)
                     _log.error("cluster=%s is gone: %s", self.address, error)
                     self._tell(self.gone)
                     return
-
-
-def _patience_s(cause: OSError) -> float:
-    if isinstance(cause, ConnectionRefusedError):
-        return _REFUSED_S
-    return _UNREACHED_S if isinstance(cause, ConnectionError) else _SILENT_S
 
 
 def _gone(address: str, cause: OSError) -> ClusterError:

@@ -182,7 +182,7 @@ def test_a_lease_ends_where_its_client_stays_silent_and_not_where_it_was_heard()
 def test_a_device_that_hears_where_others_are_hears_it_again_if_one_moves_meanwhile() -> None:
     deployment = RayDeployment.__new__(RayDeployment)  # of all the rest nothing is wanted here
     deployment.stale, deployment.devices, deployment._num_streams = {"D"}, {"D": _device("a1")}, {}
-    deployment.stages_on = lambda device: []  # type: ignore[method-assign]
+    deployment._opened_on = lambda name: []  # type: ignore[method-assign]
     deployment._ask = lambda device, method, stages: deployment.stale.add("D")
     deployment._telling = threading.RLock()
     deployment.open_on("D")
