@@ -147,7 +147,9 @@ class DirectChannel:
         peer = self._peers.met.get(address)
         if peer is None:
             if address == self._address:
-                self._send_self(message)
+                if isinstance(message, Values):
+                    message = message._replace(tensors=read_only(message.tensors))
+                self._receive(message)
                 return
             peer = self._meet(address)
             if peer is None:
@@ -278,11 +280,6 @@ class DirectChannel:
         if is_new:
             self._control.greet(peer)
         return peer
-
-    def _send_self(self, message: Message) -> None:
-        if isinstance(message, Values):
-            message = message._replace(tensors=read_only(message.tensors))
-        self._receive(message)
 
     def _tidy(self) -> None:
         self._pool.give_back()

@@ -59,6 +59,8 @@ _FIELDS: Final[dict[int, tuple[Any, ...]]] = {
     ASK: (list,),
     ROLL: (list,),
 }
+#: What the last field of a kind lists: requests, numbers of messages, addresses.
+_LISTED: Final[dict[int, type]] = {DROPPED: bytes, MISSED: int, ASK: str}
 _ROW: Final[tuple[Any, ...]] = (bytes, _NUMBER, _NUMBER, _NUMBER, bytes, int)
 
 
@@ -84,12 +86,8 @@ def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
         raise BlobError("control message with damaged fields.")
     if kind == BEAT:
         unpacked_status(fields[-2])
-    if kind == DROPPED and not all(type(request) is bytes for request in fields[0]):
-        raise BlobError("requests dropped that are none.")
-    if kind == MISSED and not all(type(number) is int for number in fields[-1]):
-        raise BlobError("messages asked for that have no numbers.")
-    if kind == ASK and not all(type(address) is str for address in fields[0]):
-        raise BlobError("parties asked for that have no addresses.")
+    if kind in _LISTED and not all(type(it) is _LISTED[kind] for it in fields[-1]):
+        raise BlobError(f"control message of kind {kind} with a damaged list.")
     if kind == ROLL and not is_roll(fields[0]):
         raise BlobError("damaged roll.")
     return kind, sender, fields

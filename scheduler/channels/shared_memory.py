@@ -80,11 +80,6 @@ class _File:
     is_used: bool = True
 
     @property
-    def first_free(self) -> Slot | None:
-        """The first slot that nobody reads any more."""
-        return next((slot for slot in self.slots if slot.is_free), None)
-
-    @property
     def is_free(self) -> bool:
         """Whether nobody reads any."""
         return all(slot.is_free for slot in self.slots)
@@ -117,7 +112,9 @@ class SlotPool:
 
     def fill(self, contents: np.ndarray, reader: Process) -> Slot | None:
         """Copy flat bytes to a slot for a reader; None if there is no slot."""
-        size = _slot_nbytes(contents.nbytes)
+        # At most a quarter more, whole pages.
+        step = max(_PAGE, 1 << max(0, contents.nbytes.bit_length() - 3))
+        size = -(-contents.nbytes // step) * step
         with self._lock:
             slot = self._find(size)
             if slot is None:
@@ -178,7 +175,7 @@ class SlotPool:
         # A file's first free slot, always: few are in use then, and those are in the caches.
         files = self._files.get(size, [])
         for _ in files:
-            if (slot := files[0].first_free) is not None:
+            if slot := next((slot for slot in files[0].slots if slot.is_free), None):
                 files[0].is_used = True
                 return slot
             files.append(files.pop(0))  # where most are held, those are found last
@@ -300,12 +297,6 @@ class SlotReader:
 
 def _path(owner: str, number: int) -> Path:
     return FOLDER / f"{_PREFIX}{owner}.{number}"
-
-
-def _slot_nbytes(nbytes: int) -> int:
-    """Return the size of the slots that a tensor goes to: at most a quarter more, whole pages."""
-    step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 3))
-    return -(-nbytes // step) * step
 
 
 def _checked(place: Any) -> list[Any]:

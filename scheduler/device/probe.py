@@ -33,9 +33,7 @@ def probe_node(
     `num_cores`: cores that devices may use, at most what this process may; all of those by default.
     """
     entries = load_plugins(specs) if entries is None else entries
-    rows: list[DeviceDescriptor] = []
-    for entry in entries.values():
-        rows += _rows(node, entry, counts or {})
+    rows = [row for entry in entries.values() for row in _rows(node, entry, counts or {})]
     cores = len(os.sched_getaffinity(0))
     cores = min(cores, num_cores) if num_cores else cores
     return tuple(replace(row, num_threads=cores if row.num_threads else 1) for row in rows)
@@ -63,10 +61,9 @@ def usable(descriptor: DeviceDescriptor) -> DeviceDescriptor:
 
 def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[DeviceDescriptor]:
     plugin = entry.plugin
-    if plugin is None and counts.get(entry.name) == 0:
-        return []
     if plugin is None:
-        return [DeviceDescriptor(entry.name, entry.name, "", node, error=entry.error)]
+        row = DeviceDescriptor(entry.name, entry.name, "", node, error=entry.error)
+        return [] if counts.get(entry.name) == 0 else [row]
     try:
         ids = plugin.device_ids()
         count = counts.get(plugin.name, len(ids))
@@ -78,9 +75,8 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
             for i, device_id in enumerate(placed)
         ]
     except Exception as error:  # a plugin that cannot describe itself is a row, not a crash
-        reason = (
-            str(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
-        )
+        kind = "" if isinstance(error, HeteroError) else f"{type(error).__name__}: "
+        reason = f"{kind}{error}"
         return [DeviceDescriptor(entry.name, entry.name, "", node, error=reason)]
 
 

@@ -21,7 +21,8 @@ def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> li
     One whose class is not of the tree travels as its nearest base, one that is not of ours at all
     as an InferenceError. Data that are no values travel as what `repr` says.
     """
-    name = next((base.__name__ for base in type(error).__mro__ if _is_ours(base)), None)
+    bases = ((base.__name__, base) for base in type(error).__mro__)
+    name = next((name for name, base in bases if _CLASSES.get(name) is base), None)
     if name is None or not isinstance(error, HeteroError):
         name, message = "InferenceError", f"{type(error).__name__}: {shown(error)}"
         data: dict[str, Any] = {"cause": shown(error, repr)}
@@ -56,10 +57,6 @@ def error_of(entry: Any, contents: Contents, causes: int = _CAUSES) -> HeteroErr
             raise BlobError("message with an error that has too many causes.")
         error.__cause__ = error_of(below, contents, causes - 1)
     return error
-
-
-def _is_ours(kind: type) -> bool:
-    return _CLASSES.get(kind.__name__) is kind
 
 
 def _tree(value: Any, place: Place) -> Any:

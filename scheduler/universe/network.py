@@ -84,7 +84,10 @@ class Network:
             return
         receiver, cost_s, _ = self._parties[address]
         if self._is_coded:
-            message = _recoded(message)
+            parts = [bytes(frame) for frame in envelope.frames(message)]
+            message = envelope.message(parts)
+            if isinstance(message, Values | Outputs | Keep):
+                message = message._replace(tensors=read_only(message.tensors))
             self._world.note(f"{sender.name} > {receiver.name}: {_line(message)}")
         way = (sender.node, receiver.node)
         link = self.links.get(way)
@@ -124,18 +127,11 @@ class WorldChannel:
         self._network.forget(self.address)
 
 
-def _recoded(message: Message) -> Message:
-    parts = [bytes(frame) for frame in envelope.frames(message)]
-    found = envelope.message(parts)
-    if isinstance(found, Values | Outputs | Keep):
-        return found._replace(tensors=read_only(found.tensors))
-    return found
-
-
 def _line(message: Message) -> str:
     if isinstance(message, Values | Outputs | Failure | Dropped):
         request = message.request if isinstance(message, Dropped) else message.task.request
         stage = "" if isinstance(message, Dropped) else f" stage {message.task.stage}"
-        what = type(message).__name__
-        return f"{what} {request.deployment} {request.id}.{request.attempt}{stage}"
+        return (
+            f"{type(message).__name__} {request.deployment} {request.id}.{request.attempt}{stage}"
+        )
     return type(message).__name__

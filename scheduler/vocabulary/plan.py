@@ -90,9 +90,6 @@ class Plan:
                         tensor=tensor,
                     )
                 made[tensor] = i
-        self._check_ends(given, made)
-
-    def _check_ends(self, given: set[str], made: dict[str, int]) -> None:
         outputs = {spec.name for spec in self.outputs}
         for kind, names, allowed in (
             ("passthrough", self.passthrough, given & outputs),
