@@ -25,10 +25,7 @@ _NBYTES: Final = 16 * 1024
 
 
 class Stamp:
-    """A party's own.
-
-    Raises ClusterError: it finds no room.
-    """
+    """A party's own; ClusterError if it finds no room."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -61,10 +58,7 @@ class Stamp:
 
 
 class StampReader:
-    """Another party's.
-
-    Raises OSError, ValueError: it cannot be mapped.
-    """
+    """Another party's; OSError or ValueError if it cannot be mapped."""
 
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

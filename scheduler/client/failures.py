@@ -56,14 +56,11 @@ def lost_error(
     request: RequestRecord, event: events.DeviceLost | events.DeviceGone
 ) -> DeviceLostError:
     """Return the error of a request whose device is away."""
-    forever = isinstance(event, events.DeviceGone)
+    todo = "A device whose node is alive is restarted: send the request again."
+    if isinstance(event, events.DeviceGone):
+        todo = "It does not return, and no other route is left: compile the model again."
     return DeviceLostError(
-        f"{request.where}: {away_text(event)}. "
-        + (
-            "It does not return, and no other route is left: compile the model again."
-            if forever
-            else "A device whose node is alive is restarted: send the request again."
-        ),
+        f"{request.where}: {away_text(event)}. {todo}",
         device=event.device,
         node=event.node,
         attempt=request.attempt,

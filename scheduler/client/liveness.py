@@ -121,7 +121,7 @@ class Liveness:
     """
 
     def __init__(
-        self, *, device_timeout_s: float = 2.0, of_pool: bool = False, keeps: bool = True
+        self, device_timeout_s: float = 2.0, *, of_pool: bool = False, keeps: bool = True
     ) -> None:
         self._device_timeout_s = device_timeout_s
         self._least_overdue_s = _LEAST_OVERDUE_S if of_pool else 0.0

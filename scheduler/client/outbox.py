@@ -15,10 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Orders that are to be carried out.
-
-    `later`: has another thread call what it is given.
-    """
+    """Orders that are to be carried out; `later`: has another thread call what it is given."""
 
     def __init__(self, later: Callable[[Callable[[], None]], None]) -> None:
         self._later = later

@@ -82,7 +82,7 @@ class DeviceHost:
 
     def query(self, model: Model, config: Mapping[str, Any]) -> Support:
         """Ask the plugin; the answer names the device as the cluster does."""
-        with self._typed(f"cannot be asked about {model.name!r}"):
+        with _Typed(self.descriptor, f"cannot be asked about {model.name!r}"):
             support = self._plugin.query_model(model, self._config(config))
         name = self.descriptor.name
         return Support(
@@ -115,7 +115,7 @@ class DeviceHost:
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):
             config[THREADS] = num_threads
-        with self._typed(f"cannot compile stage {stage} ({source.model.name!r})"):
+        with _Typed(self.descriptor, f"cannot compile stage {stage} ({source.model.name!r})"):
             if source.payload is None:
                 compiled = self._plugin.compile_model(source.model, config)
             else:
@@ -198,7 +198,7 @@ class DeviceHost:
         if not self.leaves_outputs or not isinstance(value, np.ndarray) or value.dtype.kind == "O":
             return value
         name = self.descriptor.name
-        with self._typed("cannot keep a tensor"):
+        with _Typed(self.descriptor, "cannot keep a tensor"):
             try:
                 return self._plugin.create_context(self._config({})).from_host(value)
             except UnsupportedOperationError:  # what it leaves, only its own programs make
@@ -226,7 +226,7 @@ class DeviceHost:
 
     def export(self, deployment: str, stage: int) -> Payload:
         """Return the device's own form of a stage."""
-        with self._typed(f"cannot export stage {stage}"):
+        with _Typed(self.descriptor, f"cannot export stage {stage}"):
             return self._stage(deployment, stage).export_model()
 
     def has_all(self, deployments: Iterable[str]) -> bool:
@@ -277,9 +277,6 @@ class DeviceHost:
                 node=self.descriptor.node,
                 attempt=0,
             ) from None
-
-    def _typed(self, what: str) -> _Typed:
-        return _Typed(self.descriptor, what)
 
     def _placed(self, error: HeteroError, stage: int, request: Request) -> HeteroError:
         """Add to an error where it happened; an InferenceError also says so."""

@@ -37,10 +37,7 @@ def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> li
 
 
 def error_of(entry: Any, contents: Contents, causes: int = _CAUSES) -> HeteroError:
-    """Return the error of an entry.
-
-    Raises BlobError: it is no error's.
-    """
+    """Return the error of an entry; BlobError if it is no error's."""
     try:
         name, message, pairs, below = entry
         trees = zip(pairs[::2], pairs[1::2], strict=True)

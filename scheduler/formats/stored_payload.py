@@ -47,9 +47,8 @@ def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
     if not isinstance(documents, list) or not 0 <= index < len(documents):
         raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: no such payload.")
     payload = blob.contents(documents[index])
-    header, tensors = (
-        (payload.get("header"), payload.get("tensors")) if isinstance(payload, dict) else (0, 0)
-    )
+    found = payload if isinstance(payload, dict) else {}
+    header, tensors = found.get("header"), found.get("tensors")
     if not isinstance(header, dict) or not isinstance(tensors, dict):
         raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: not a payload.")
     return Payload(header, tensors)

@@ -19,10 +19,7 @@ _MAX_RANK: Final = 64
 
 
 def texts_of(array: np.ndarray) -> list[str | bytes]:
-    """Return a tensor's strings in C order.
-
-    Raises TypeError: it is of objects that are no strings.
-    """
+    """Return a tensor's strings in C order; TypeError if it is of objects that are no strings."""
     texts = array.ravel().tolist()
     for text in texts:
         if not isinstance(text, str | bytes):
@@ -45,9 +42,7 @@ def raw(array: np.ndarray) -> memoryview:
 def shape_of(sizes: Any, where: str) -> tuple[int, ...]:
     """Return a shape that was read, checked."""
     sound = isinstance(sizes, list) and len(sizes) <= _MAX_RANK
-    for size in sizes if sound else ():
-        sound = sound and type(size) is int and 0 <= size < 2**62
-    if not sound:
+    if not sound or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
         raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
     return tuple(sizes)
 

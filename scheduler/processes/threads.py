@@ -9,10 +9,7 @@ from devices.errors import OverloadedError
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """Have a thread of its own do `work`; return it.
-
-    Raises OverloadedError: none can be started.
-    """
+    """Have a thread of its own do `work`, and return it; OverloadedError if none can be started."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()

@@ -309,8 +309,7 @@ def why_lost(error: BaseException) -> str:
         return "the connection to it was lost"
     if found := re.search(r"The actor is dead because (.+?)\.?(?: Worker exit|\n|$)", text):
         process = re.search(r"pid: (\d+)", text)
-        memory = (
-            ", killed for want of memory" if "OOM" in text.split("Some common causes")[0] else ""
-        )
+        is_oom = "OOM" in text.split("Some common causes")[0]
+        memory = ", killed for want of memory" if is_oom else ""
         return found[1] + memory + (f" (pid {process[1]})" if process else "")
     return first_line(text) or type(error).__name__

@@ -139,9 +139,12 @@ class RayExecutor:
             self._remaking = threading.Lock()
             self._home = HomeProcess()
             self._closed = False
+            host: str | None = None  # no other nodes reach it
+            if not self._session.is_local:
+                host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray's gap
             self._channel = DirectChannel(
                 self._shared.receive,
-                host=self._host(),
+                host=host,
                 secret=self._devices.secret,
                 timeout_s=device_timeout_s,
                 status=lambda: {"version": self._keeper.num_changes},
@@ -367,13 +370,6 @@ class RayExecutor:
             )  # fmt: skip
             return None
         return pool
-
-    def _host(self) -> str | None:
-        """Return this node's address where other nodes reach it, or None where there are none."""
-        if self._session.is_local:
-            return None
-        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray's gap
-        return host
 
     def _cluster_gone(self, error: ClusterError) -> None:
         """Fail whatever is in flight, and what is to come."""

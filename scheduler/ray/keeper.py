@@ -70,9 +70,7 @@ class DeviceKeeper:
         self._spawn = spawn
         self._do_without = do_without
         self._cluster_gone = cluster_gone
-        self._liveness = see.Liveness(
-            device_timeout_s=device_timeout_s, of_pool=of_pool, keeps=keeps
-        )
+        self._liveness = see.Liveness(device_timeout_s, of_pool=of_pool, keeps=keeps)
         self._keeps = keeps
         self._keeps_pool = of_pool and keeps
         #: How many times the devices that live have changed; those of a pool that are gone.
@@ -352,13 +350,10 @@ class DeviceKeeper:
             except HeteroError:
                 return
             for name in sorted(there.intersection(gone) - self._coming):
-                if self._liveness.state(name) in (
-                    see.DeviceState.RESTARTING,
-                    see.DeviceState.SILENT,
-                ):
-                    continue
-                self._coming.add(name)
-                self._restart_soon(see.Restart(name, "", "its node is back"))
+                coming = (see.DeviceState.RESTARTING, see.DeviceState.SILENT)
+                if self._liveness.state(name) not in coming:
+                    self._coming.add(name)
+                    self._restart_soon(see.Restart(name, "", "its node is back"))
 
     def _restart_soon(self, order: see.Restart) -> None:
         self._spawn(partial(self._restart, order), f"{order.device}-start")

@@ -59,10 +59,7 @@ class Pool:
 
 
 def announce(pool: Pool) -> None:
-    """Tell the cluster of a pool.
-
-    Raises ClusterError: it has another.
-    """
+    """Tell the cluster of a pool; ClusterError if it has another."""
     known = find_pool()
     if known is not None and known != pool:
         raise ClusterError(
@@ -91,10 +88,7 @@ def find_pool() -> Pool | None:
 
 
 def pool_keeper() -> Any:
-    """Return the actor of the pool's keeper.
-
-    Raises ClusterError: there is none.
-    """
+    """Return the actor of the pool's keeper; ClusterError if there is none."""
     try:
         return ray.get_actor(KEEPER, namespace=KEEPERS)
     except ValueError as error:

@@ -81,10 +81,7 @@ def bring_up(
 
 
 def look_at(address: str | None = None) -> PoolStatus:
-    """Return how a pool is.
-
-    Raises ClusterError: none is up, or its cluster cannot be reached.
-    """
+    """Return how a pool is; ClusterError if none is up, or its cluster cannot be reached."""
     address = _known(address)
     with _joined(address):
         return _status(address)

@@ -64,10 +64,7 @@ class PlayedDeployment(Deployment):
 
 
 class PlayedClient:
-    """One client.
-
-    `cost_s`: seconds of its own that each message which comes takes.
-    """
+    """One client; `cost_s`: seconds of its own that each message which comes takes."""
 
     #: What its deployments are.
     kind: ClassVar[type[PlayedDeployment]] = PlayedDeployment

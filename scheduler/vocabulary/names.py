@@ -49,10 +49,8 @@ def parse_device(text: str) -> DeviceRequest:
         return DeviceRequest(True, ())
     parts = [part.strip() for part in (tail if colon else head).split(",")]
     if head == "AUTO" and not colon:
-        wrong = (
-            f"is OpenVINO's; to have devices chosen and the model cut over them write {HETERO}, "
-        )
-        wrong += f"or {HETERO}:ORT,CPU"
+        wrong = "is OpenVINO's; to have devices chosen and the model cut over them write "
+        wrong += f"{HETERO}, or {HETERO}:ORT,CPU"
     elif colon and head != HETERO:
         wrong = f"has a list after its colon, which {HETERO} alone takes; write "
         wrong += f"{HETERO}:{tail.strip().upper() or 'CPU'}"

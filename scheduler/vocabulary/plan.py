@@ -176,10 +176,7 @@ class Plan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
-        """Read what `to_bytes` wrote.
-
-        Raises BlobError: `data` is no plan, or one of another version.
-        """
+        """Read what `to_bytes` wrote; BlobError if `data` is no plan, or one of another version."""
         try:
             form, version, body = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.UnpackException) as error:

@@ -75,9 +75,8 @@ class RequestRecord:
     @property
     def where(self) -> str:
         """Where it is, for errors."""
-        return (
-            f"request {self.id}, attempt {self.attempt}" if self.attempt else f"request {self.id}"
-        )
+        attempt = f", attempt {self.attempt}" if self.attempt else ""
+        return f"request {self.id}{attempt}"
 
     def note(self, now_s: float, what: str) -> None:
         """Add a line to its story."""
