@@ -78,8 +78,7 @@ class MessageWriter:
 
         `put`: where contents of more than `inline_nbytes` go if it takes them.
         `before`: what the first frame starts with.
-        Raises TypeError: a value in it is none of ONNX's.
-        Raises BlobError: one is nested too deep.
+        Raises TypeError: a value in it is none of ONNX's; BlobError: one is nested too deep.
         """
         segments = self._segments = []
         self._put = put

@@ -114,7 +114,6 @@ class Requests:
         return list(request.story) if request else []
 
     def _move(self, request: RequestRecord, after: RequestState, now_s: float) -> None:
-        """Have a request be in a state."""
         before, request.state = request.state, after
         if before is after:
             return

@@ -157,7 +157,6 @@ class Routes:
         return chosen
 
     def _first(self, but: Collection[int]) -> int:
-        """Return the route that is due first."""
         passed: list[int] = []
         while True:
             due, number = heapq.heappop(self._heap)

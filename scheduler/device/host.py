@@ -262,7 +262,6 @@ class DeviceHost:
             self.unload(deployment)
 
     def _contexts(self, deployment: str) -> list[RunContext]:
-        """Return what runs of a deployment."""
         running = list(self._running.values())
         return [context for request, context in running if request.deployment == deployment]
 

@@ -314,7 +314,6 @@ class DeviceMachine:
         return done
 
     def _run(self, run: Run) -> Run:
-        """Have a task run."""
         run.state, stage = _S.RUNNING, run.stage
         if len(self._clients) > 1:  # else nobody's turns are compared
             self._ready.ran(stage.deployment.client.name)

@@ -216,7 +216,6 @@ class DeviceActor:
 
 
 def _model(parts: Sequence[Any], weights: Mapping[str, Any]) -> Model:
-    """Put a model together."""
     return join_model(ModelParts(*parts)._replace(weights=_fetched(weights)))
 
 

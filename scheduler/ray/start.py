@@ -255,7 +255,6 @@ def _restore(before: Mapping[str, str | None]) -> None:
 
 
 def _set(variables: Mapping[str, str]) -> None:
-    """Set those of the environment's variables that are not set."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 

@@ -178,7 +178,6 @@ class NodeSurvey:
             )
 
     def _ask(self, node: ClusterNode, until_s: float) -> _Probe:
-        """Have a node list its devices."""
         counts = {**node.counts, **self._counts}
         # A probe that its node's death interrupts is of no use elsewhere: no retries.
         pinned = ray.remote(probe).options(**node.options, max_retries=0)
