@@ -103,7 +103,8 @@ class DirectChannel:
         endpoint = Endpoint(
             self._identity, this_node(), number, started, path, host or "", *ports, key
         )
-        self._address = to_address(endpoint)
+        #: Where others reach this party; it holds the key, so hand it to friends only.
+        self.address = to_address(endpoint)
         self._inbox = Inbox(self._identity, endpoint.datagram_path, data)
         self._closing = threading.Lock()
         self._turn = threading.Lock()
@@ -112,7 +113,7 @@ class DirectChannel:
         self._held = Held()
         controls = self._control_sockets
         self._peers = Peers(
-            Links(self._address, self._sockets, controls, self._held, self._pool, shared_nbytes)
+            Links(self.address, self._sockets, controls, self._held, self._pool, shared_nbytes)
         )
         self._slots = SlotReader()
         undelivered = self._pool.free_undelivered
@@ -130,11 +131,6 @@ class DirectChannel:
             timeout_s=timeout_s,
         )
 
-    @property
-    def address(self) -> str:
-        """Where others reach this party; it holds the key, so hand it to friends only."""
-        return self._address
-
     def send(self, address: str, message: Message) -> None:
         """Send a message; never waits for the other party, and does not raise if it is gone.
 
@@ -146,7 +142,7 @@ class DirectChannel:
         """
         peer = self._peers.met.get(address)
         if peer is None:
-            if address == self._address:
+            if address == self.address:
                 if isinstance(message, Values):
                     message = message._replace(tensors=read_only(message.tensors))
                 self._receive(message)

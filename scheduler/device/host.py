@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -75,10 +74,6 @@ class DeviceHost:
     def leaves_outputs(self) -> bool:
         """Whether outputs may stay in a memory of the device's own."""
         return self._plugin.leaves_outputs
-
-    def ping(self) -> int:
-        """Return the id of the process that the device lives in."""
-        return os.getpid()
 
     def query(self, model: Model, config: Mapping[str, Any]) -> Support:
         """Ask the plugin; the answer names the device as the cluster does."""

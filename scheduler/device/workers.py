@@ -62,17 +62,9 @@ class BaseWorkers(ABC):
         self._name = name
         #: Threads that live, by their idents, those included that end with what they run now.
         self._threads: dict[int | None, threading.Thread] = {}
-        self._count = 0
+        #: How many there are, but for those.
+        self.count = 0
         self._lock = threading.Lock()
-
-    @property
-    def count(self) -> int:
-        """How many threads there are."""
-        return self._count
-
-    @abstractmethod
-    def start(self, loop: DeviceLoop, due: Run) -> None:
-        """Have a task run by one of the threads."""
 
     @abstractmethod
     def _work(self) -> None:
@@ -91,19 +83,19 @@ class BaseWorkers(ABC):
             self._keep(count)
 
     def _keep(self, count: int) -> None:
-        while self._count < count:
-            name = f"{self._name}-{self._count}"
+        while self.count < count:
+            name = f"{self._name}-{self.count}"
             try:
                 thread = start_thread(self._live, name)
             except OverloadedError as error:
-                if not self._count:
+                if not self.count:
                     raise
-                _log.warning("%d threads do the work of %d: %s", self._count, count, error)
+                _log.warning("%d threads do the work of %d: %s", self.count, count, error)
                 return
-            self._count += 1
+            self.count += 1
             self._threads[thread.ident] = thread
-        while self._count > count:
-            self._count -= 1
+        while self.count > count:
+            self.count -= 1
             self._end_one()
 
     def stop(self) -> None:
@@ -282,7 +274,7 @@ class PumpingWorkers(BaseWorkers):
         self._jobs.append((loop, due))
         one_of_us = threading.get_ident() in self._threads
         if self._channel is not None and (
-            not one_of_us or (self._count > 1 and len(self._jobs) > 1)
+            not one_of_us or (self.count > 1 and len(self._jobs) > 1)
         ):
             self._channel.wake()
 
@@ -298,7 +290,7 @@ class PumpingWorkers(BaseWorkers):
             if (waits := self._channel.num_waits) != num_waits:
                 num_waits = waits
                 is_many, num_run = num_run > 1, 0  # as it was the last time
-            if is_many and self._count == 1 and self._usual_s < _HAND_OVER_S:
+            if is_many and self.count == 1 and self._usual_s < _HAND_OVER_S:
                 self._channel.hold()
                 try:
                     num_run += self._run_all(_TOGETHER)
