@@ -119,7 +119,8 @@ class Deployment(ABC):
         #: first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.RLock()
-        self._closed = False
+        #: Whether `close` has begun.
+        self.is_closed = False
         self._deployments = deployments
         self._channel = connect(self._receive)
         deployments.add(self)
@@ -208,17 +209,12 @@ class Deployment(ABC):
         """Return what happened to a request so far; empty for one long forgotten."""
         return self._runner.story(request_id)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` has begun."""
-        return self._closed
-
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
         with self._close_lock:  # who comes second waits for the first
-            if self._closed or not self._runner.home.is_here:
+            if self.is_closed or not self._runner.home.is_here:
                 return
-            self._closed = True
+            self.is_closed = True
             try:
                 self._restorer.close()
                 self._runner.close()
@@ -231,7 +227,7 @@ class Deployment(ABC):
     def close_later(self) -> None:
         """Close soon, in another thread: for finalizers, which run anywhere, locks held or not."""
         # Not from here: a finalizer may run while this thread starts another.
-        if not self._closed:
+        if not self.is_closed:
             name = f"{self.key}-close"
             closing = threading.Thread(target=self.close, name=name, daemon=True)
             self._deployments.clock.later(closing.start)

@@ -79,13 +79,10 @@ class DeviceLoop:
         #: What each thread runs, and since when.
         self._begun: dict[int, tuple[Run, float]] = {}
         self._channel = connect(self.receive)
+        #: Where others reach the device.
+        self.address = self._channel.address
         #: Sends a message; values in the device's memory are copied to the host for others.
         self._send = self._send_left if self._leaves_outputs else self._channel.send
-
-    @property
-    def address(self) -> str:
-        """Where others reach the device."""
-        return self._channel.address
 
     @property
     def num_streams(self) -> int:
