@@ -1,5 +1,42 @@
 """The error tree: every error this project raises on purpose.
 
+::
+
+    HeteroError (RuntimeError)
+    ├── ModelError (ValueError)                a model that cannot be used
+    │   ├── ModelTypeError (TypeError)         what is given as a model is not one
+    │   ├── ModelNotFoundError (FileNotFoundError)
+    │   ├── ExternalDataError                  weights beside the model: missing, short, outside
+    │   └── UnsupportedOpsetError              an opset newer than the installed onnx knows
+    ├── UnsupportedNodesError (NotImplementedError)   nodes that no device takes, with reasons
+    ├── AffinityError (ValueError)             a pin on no node, no device, or an unsupporting one
+    ├── DeviceError (RuntimeError)
+    │   ├── UnknownDeviceError (LookupError)
+    │   ├── PluginLoadError (ImportError)      a backend that is missing or broken
+    │   └── DeviceLostError (ConnectionError)  a device that died with work in flight
+    ├── PropertyError (ValueError)
+    │   ├── UnknownPropertyError (LookupError)
+    │   └── ReadOnlyPropertyError (AttributeError)
+    ├── ArgumentError (ValueError)             an argument that a call cannot use
+    │   └── ArgumentTypeError (TypeError)
+    ├── TensorError (ValueError)               an input or output tensor that does not fit its port
+    │   ├── TensorNameError (KeyError)
+    │   ├── TensorTypeError (TypeError)
+    │   ├── TensorShapeError
+    │   └── TensorLostError (ConnectionError)  kept by a device that is gone
+    ├── KernelError (ValueError)               a node whose inputs break its specification
+    ├── InferenceError (RuntimeError)          a device failed while it ran a stage
+    │   └── DeviceMemoryError (MemoryError)    for want of memory: another device may have more
+    ├── RequestBusyError (RuntimeError)
+    ├── RequestNotStartedError (RuntimeError)
+    ├── RequestCancelledError (RuntimeError)
+    ├── DeadlineError (TimeoutError)
+    ├── OverloadedError (RuntimeError)         a bounded queue is full
+    ├── ClusterError (RuntimeError)            Ray cannot start, or cannot be reached
+    ├── BlobError (ValueError)                 a blob that is damaged, foreign or of another version
+    ├── PlanError (ValueError)                 constraints that no plan meets
+    └── UnsupportedOperationError (NotImplementedError)   what a device or plugin does not offer
+
 Each error is also the fitting built-in type, carries its data as attributes and survives pickling.
 A message says where, what was got, what was wanted, and how to fix it.
 """
