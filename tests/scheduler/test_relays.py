@@ -113,8 +113,15 @@ def test_beats_between_nodes_do_not_grow_with_their_parties(
     assert all(offset is not None and abs(offset) < 1.0 for offset in offsets)  # it is one clock
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("is_relay", [True, False])
+@pytest.mark.parametrize(
+    ("is_relay", "number"),
+    [
+        (True, signal.SIGKILL),
+        (False, signal.SIGSTOP),
+        pytest.param(True, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param(False, signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_who_ends_or_stops_is_silent_and_nobody_else(
     party: Callable[..., Party],
     elsewhere: Callable[..., Elsewhere],

@@ -152,6 +152,7 @@ def held() -> Counter[str]:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_nothing_of_a_request_stays(
     server: Server, name: str, caplog: pytest.LogCaptureFixture
