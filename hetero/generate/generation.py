@@ -186,6 +186,8 @@ def generate(
     several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
     each: Sequence[Any] = list(ids) if several else [ids]
     prompts = tuple(checked_prompt(decoder, one) for one in each)
+    if not isinstance(sources, Mapping):
+        raise ArgumentTypeError(f"inputs={sources!r}: wanted a dict, of arrays by name.")
     if sources.keys() != set(decoder.sources):
         raise TensorNameError(
             f"inputs={{{', '.join(map(repr, sources))}}}: wanted what an encoder made for each of "

@@ -16,6 +16,8 @@ DOMAIN: Final = "hetero.generate"
 OPSET: Final = 13
 #: Scores that are divided by less may be none any more; the best is drawn long before.
 _COLDEST: Final = 1e-30
+#: The node is told float32.
+_MOST: Final = float(np.finfo(np.float32).max)
 
 #: logits [batch, length, vocabulary], sampling [batch, 6] of float32 (the fields of `Sampling`,
 #: then a number drawn from [0, 1)), seen [batch, n] of int64 -> token [batch, 1] of int64.
@@ -155,14 +157,14 @@ class Sampling:
             if isinstance(value, bool) or not isinstance(value, int | float | np.number):
                 raise ArgumentTypeError(f"{field.name}={value!r}: wanted a number.")
         ranges = {
-            "temperature": (0 <= self.temperature < np.inf, "0, which takes the best, or more"),
+            "temperature": (0 <= self.temperature <= _MOST, "0, which takes the best, or more"),
             "top_k": (
                 0 <= self.top_k < 2**24 and int(self.top_k) == self.top_k,
                 "how many of the best to choose from, 0 for all",
             ),
             "top_p": (0 < self.top_p <= 1, "more than 0, at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty < np.inf, "more than 0; 1 is none"),
+            "repetition_penalty": (0 < self.repetition_penalty <= _MOST, "more than 0; 1 is none"),
         }
         for name, (fits, wanted) in ranges.items():
             if not fits:

@@ -307,6 +307,8 @@ def test_a_blob_and_a_cache_generate_too(core: hetero.Core, tmp_path: Path) -> N
         ([1], {"temperature": "hot"}, ArgumentTypeError, "temperature"),
         ([1], {"top_k": 1.5}, ArgumentError, "top_k"),
         ([1], {"top_p": 0}, ArgumentError, "top_p"),
+        ([1], {"temperature": 10**400}, ArgumentError, "temperature"),
+        ([1], {"inputs": 5}, ArgumentTypeError, "a dict"),
         ([1], {"min_p": 2}, ArgumentError, "min_p"),
         ([1], {"repetition_penalty": 0}, ArgumentError, "repetition_penalty"),
         ([1], {"seed": -1}, ArgumentError, "seed"),
