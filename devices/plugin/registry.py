@@ -12,7 +12,7 @@ import difflib
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -204,15 +204,17 @@ def _wants_arguments(function: Callable[..., object]) -> bool:
     return False
 
 
-def _entries(name: str | None, origin: str, load: Callable[[], object]) -> list[PluginEntry]:
-    """Return what an object gives: a plugin class is one, a function returns those it finds."""
+def _entries(name: str | None, origin: str, load: Callable[[], object]) -> Iterator[PluginEntry]:
+    """Yield what an object gives: a plugin class is one, a function returns those it finds."""
     try:
         found = load()
         if inspect.isfunction(found) and not _wants_arguments(found):
-            return [_entry(None, origin, cls) for cls in found()]
+            for cls in found():
+                yield _entry(None, origin, cls)
+        else:
+            yield _entry(name, origin, found)
     except Exception as error:  # whatever a plugin's import raises belongs to its row
-        return [PluginEntry(name or origin, origin, None, _sentence(error))]
-    return [_entry(name, origin, found)]
+        yield PluginEntry(name or origin, origin, None, _sentence(error))
 
 
 def _entry(name: str | None, origin: str, found: object) -> PluginEntry:

@@ -49,6 +49,16 @@ def test_a_function_gives_the_plugins_that_it_finds():
     assert "division by zero" in row.error
 
 
+def test_what_a_function_found_before_it_failed_stays():
+    def found():
+        yield make("LEFT")
+        raise OSError("no more")
+
+    left, failed = load_plugins([found], entry_points=False).values()
+    assert left.plugin.name == "LEFT"
+    assert "no more" in failed.error
+
+
 def test_a_class():
     entry = load_plugins([make("MINE")], entry_points=False)["MINE"]
     assert isinstance(entry.plugin, Plugin)
