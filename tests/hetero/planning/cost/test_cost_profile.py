@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,8 @@ def test_scripted_times_come_back_in_proportion(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Clock().install(core, monkeypatch)
+    # Nor does other work on the machine spoil a figure: `test_cost_work` has that.
+    monkeypatch.setattr("hetero.planning.cost.calibration.SPOILED", math.inf)
     costs = core.profile_model(CHAIN, "HETERO:NULL.0,NULL.1", SCRIPT, seconds=0.5)
     assert not costs.missing
     assert not costs.interrupted
