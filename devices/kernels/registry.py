@@ -136,16 +136,31 @@ def op(
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register the decorated function as `op_type`'s kernel.
 
-    `since`: first opset(s) with these semantics; several when the schema changed but not what the
-    function computes, so that a test can compare signatures at each. `domain` ``""`` is ai.onnx;
-    ``"hetero"`` holds fused operators that `transform_model` makes. `host`: positions of inputs
-    wanted as host arrays, or ``(ALL,)``. `choices`: valid values of attributes, beside those that
-    mean the same everywhere. `added`: input or attribute -> the opset that brought it, where that
-    is later than `since`; `dropped`: attribute -> the first opset without it. A device's own kernel
-    goes into its `registry`.
+    Parameters
+    ----------
+    op_type : str
+        The operator's name in the specification.
+    since : int or tuple of int
+        First opset(s) with these semantics; several when the schema changed but not what the
+        function computes, so that a test can compare signatures at each.
+    domain : str
+        ``""`` is ai.onnx; ``"hetero"`` holds fused operators that `transform_model` makes.
+    host : tuple of int
+        Positions of inputs wanted as host arrays, or ``(ALL,)``.
+    choices : mapping of str to tuple, optional
+        The valid values of attributes, beside those that mean the same in every operator.
+    added : mapping of str to int, optional
+        Input or attribute -> the opset that brought it, where that is later than `since`.
+    dropped : mapping of str to int, optional
+        Attribute -> the first opset without it.
+    registry : KernelRegistry, optional
+        Where a device's own kernel goes; without it the kernel is every device's.
 
-    ValueError if the operator has a kernel of this opset already, `choices` names no attribute, or
-    `added` or `dropped` no parameter.
+    Raises
+    ------
+    ValueError
+        The operator has a kernel of this opset already, or `choices` names no attribute, or
+        `added` or `dropped` no parameter.
     """
 
     def register(function: KernelFunction) -> KernelFunction:

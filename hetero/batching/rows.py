@@ -44,7 +44,7 @@ def require_joinable(model: Model, size: int) -> None:
 
 
 def why_not_joined(model: Model) -> str | None:
-    """Return why requests of a model cannot be joined on axis 0, of what; None where they can."""
+    """Return what keeps requests of a model from being joined on axis 0; None for nothing."""
     for port in model.inputs:
         if not port.is_tensor or not port.shape or isinstance(port.shape[0], int):
             return f"input {port.name!r} ({port}) has no batch of any size on axis 0"

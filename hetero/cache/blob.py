@@ -204,7 +204,7 @@ def open_blob(
     source: str | Path | bytes | bytearray | memoryview | BinaryIO,
     weights: Callable[[], Model] | None = None,
 ) -> BlobFile:
-    """Open a blob that the user names; `weights` returns the model that it was written without."""
+    """Open a blob that the user names; `weights` returns a model that has those it lacks."""
     if not isinstance(source, str | Path | bytes | bytearray | memoryview):
         if not hasattr(source, "read"):
             raise ArgumentTypeError(

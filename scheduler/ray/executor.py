@@ -297,7 +297,8 @@ class RayExecutor:
         for name, device in devices.items():
             if deployment.devices.get(name, device).address != device.address:
                 raise DeviceLostError(
-                    f"device {name} is started again, and has not its stages yet.",
+                    f"device {name} is being started again and does not have its stages yet; it "
+                    "is tried again soon.",
                     device=name,
                     node=device.descriptor.node,
                     attempt=0,

@@ -16,24 +16,40 @@ THIS_PROCESS: Final = "local"
 class DeviceDescriptor:
     """A device of the cluster, or a plugin that could not be loaded.
 
-    `name`: ``PLUGIN`` where the cluster has one such device, else ``PLUGIN.<id>``, ids counted
+    Attributes
+    ----------
+    name : str
+        ``PLUGIN`` where the cluster has one such device, else ``PLUGIN.<id>``, ids counted
         through the cluster, the head node's first.
-    `device_id`: its id for the plugin, on its node: what ``DEVICE_ID`` is set to.
-    `node`: the node's name for people; ``local`` in process.
-    `full_name`, `version`, `fingerprint`: as the plugin gives them.
-    `capabilities`: the plugin's ``OPTIMIZATION_CAPABILITIES``.
-    `error`: why the plugin cannot be used; such a row takes no work.
-    `memory_nbytes`: memory of its own, or its share of its node's with those that compute there
-        too.
-    `num_threads`: what ``INFERENCE_NUM_THREADS=0`` comes to for a model that uses no other device
-        of the node: its cores. Devices of one node that a model uses share them. 1 for a device
-        that computes elsewhere.
-    `automatic`: whether a bare ``HETERO`` means it too.
-    `rank`: its place in a bare ``HETERO``, lower first.
-    `shares_memory`: whether `memory_nbytes` is the node's, which the node's other devices use too.
-    `properties`: the plugin's, with the device's own id, which its name says already: read-only.
-    `source`: the plugin, where it is of another interpreter than the node's own, which then runs
-        the device; None for the node's own.
+    plugin : str
+        The plugin's name.
+    device_id : str
+        Its id for the plugin, on its node: what ``DEVICE_ID`` is set to.
+    node : str
+        The node's name for people; ``local`` in process.
+    full_name, version, fingerprint : str
+        As the plugin gives them.
+    capabilities : tuple of str
+        The plugin's ``OPTIMIZATION_CAPABILITIES``.
+    error : str or None
+        Why the plugin cannot be used; such a row takes no work.
+    memory_nbytes : int or None
+        Memory of its own, or its share of its node's with those that compute there too.
+    num_threads : int
+        What ``INFERENCE_NUM_THREADS=0`` comes to for a model that uses no other device of the
+        node: its cores. Devices of one node that a model uses share them. 1 for a device that
+        computes elsewhere.
+    automatic : bool
+        Whether a bare ``HETERO`` means it too.
+    rank : int
+        Its place in a bare ``HETERO``, lower first.
+    shares_memory : bool
+        Whether `memory_nbytes` is the node's, which the node's other devices use too.
+    properties : PropertyTable
+        The plugin's, with the device's own id, which its name says already: read-only.
+    source : PluginSource or None
+        The plugin, where it is of another interpreter than the node's own, which then runs the
+        device; None for the node's own.
     """
 
     name: str

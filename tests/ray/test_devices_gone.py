@@ -145,7 +145,7 @@ def test_a_placement_waits_for_a_device_that_has_not_its_stages_again(core: hete
     executor: Any = core.executor
     _, (mine, other) = one_each(core)
     mine.devices["CPU.1"] = replace(other.devices["CPU.1"], address="of the process before")
-    with pytest.raises(DeviceLostError, match="not its stages"):
+    with pytest.raises(DeviceLostError, match="not have its stages"):
         executor._add(mine, Remade(other.placement, other.sources, {}))
     assert set(mine.placement.devices) == {"CPU.0"}
 

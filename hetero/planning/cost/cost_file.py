@@ -35,7 +35,7 @@ def write_costs(costs: Costs, path: str | Path) -> None:
 
 
 def read_costs(path: str | Path) -> Costs:
-    """Read a cost file; PlanError says what of it is wrong, or of another version."""
+    """Read a cost file; PlanError says which value is wrong, or that it is none of this version."""
 
     def wrong(what: object, fix: str) -> PlanError:
         return PlanError(f"cost file {path}: {what}. {fix}", path=str(path))
