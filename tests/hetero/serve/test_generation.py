@@ -151,6 +151,7 @@ def test_texts_and_chats(server: Server) -> None:
 def test_others_are_answered_while_a_long_prompt_becomes_tokens(
     server: Server, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
+    pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     read, is_read, may_end = Texts.ids, threading.Event(), threading.Event()
 
