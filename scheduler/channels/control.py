@@ -25,15 +25,16 @@ from scheduler.channels.direct_address import to_endpoint
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
 from scheduler.channels.protocol import (
-    ASK,
-    BEAT,
-    DROPPED,
-    LEAVE,
-    LOST,
-    MISSED,
-    ROLL,
-    control_message,
+    Ask,
+    Beat,
+    Drop,
+    Leave,
+    Lost,
+    Missed,
+    Roll,
+    Row,
     packed_status,
+    read_control,
     unpacked_status,
 )
 from scheduler.channels.relays import Relays, pages
@@ -172,37 +173,34 @@ class Control:
             _log.exception("the control thread of a channel goes on")
 
     def _take(self, data: bytes, now_s: float) -> None:
-        kind, sender, fields = control_message(data, self._identity)
-        if kind == BEAT:
-            self._hear(sender, fields, now_s)
-            return
-        if kind == DROPPED:
-            for request in fields[0]:
-                self._guarded(self._drop, request)
-            return
+        sender, said = read_control(data, self._identity)
         peer = self._peers.met.get(sender)
-        if peer is None:
+        if isinstance(said, Beat):
+            self._hear(sender, said, now_s)
+        elif isinstance(said, Drop):
+            for request in said.requests:
+                self._guarded(self._drop, request)
+        elif peer is None:
             return
-        if kind == LEAVE:
-            counts = dict(zip(fields[0][::2], fields[0][1::2], strict=True))
-            if counts.keys().isdisjoint((peer.near.id, peer.far.id)):
+        elif isinstance(said, Leave):
+            if said.counts.keys().isdisjoint((peer.near.id, peer.far.id)):
                 return  # it does not know our links: another says it in its name
             for link in (peer.near.id, peer.far.id):
-                self._callbacks.on_undelivered(link, counts.get(link, 0) + 1, 2**64)
+                self._callbacks.on_undelivered(link, said.counts.get(link, 0) + 1, 2**64)
             self._lose(peer)
-        elif kind == MISSED and fields[0] == peer.far.id:
-            peer.send_again(*fields[1:])
-        elif kind == LOST and fields[0] in (peer.near.id, peer.far.id):
-            link, first, last, why = fields
-            _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, why)
-            self._callbacks.on_undelivered(link, first, last)
+        elif isinstance(said, Missed) and said.link == peer.far.id:
+            peer.send_again(said.mark, said.numbers)
+        elif isinstance(said, Lost) and said.link in (peer.near.id, peer.far.id):
+            first, last = said.first, said.last
+            _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, said.why)
+            self._callbacks.on_undelivered(said.link, first, last)
             self._callbacks.on_lost(sender)
-        elif kind == ASK:
+        elif isinstance(said, Ask):
             peer.asked_s = now_s
-            for address in fields[0]:
+            for address in said.addresses:
                 self._guarded(self._relay, peer, address, now_s)
-        elif kind == ROLL and not peer.silent and peer.clocks:
-            self._hear_roll(peer, fields[0], now_s)
+        elif isinstance(said, Roll) and not peer.silent and peer.clocks:
+            self._hear_roll(peer, said.rows, now_s)
 
     def _relay(self, asker: Peer, address: str, now_s: float) -> None:
         """See how a party of this node is from now on, and have it see our stamp."""
@@ -220,31 +218,30 @@ class Control:
         if isinstance(message, Dropped):
             self._callbacks.receive(message)
 
-    def _hear(self, sender: str, fields: list[Any], now_s: float) -> None:
-        far, near, came, clock_s, echo_s, held_s, status, is_owed = fields
+    def _hear(self, sender: str, beat: Beat, now_s: float) -> None:
         met = self._peers.meet(sender, now_s, stranger=True)
         if met is None:
             return
         peer, is_new = met
-        peer.owed, peer.acked = peer.owed or is_owed, came
+        peer.owed, peer.acked = peer.owed or beat.is_owed, beat.came
         if peer.address in self._stamps and self._stamps[peer.address] is None:
             del self._stamps[peer.address]  # it has not left, after all
-        peer.link = far
-        self._inbox.link(far).address = self._inbox.link(near).address = sender
+        peer.link = beat.far
+        self._inbox.link(beat.far).address = self._inbox.link(beat.near).address = sender
         # What it has heard of us is as old: a link that is cut one way is of no use.
-        heard_s = now_s - held_s if held_s > self._fresh_s else now_s
+        heard_s = now_s - beat.held_s if beat.held_s > self._fresh_s else now_s
         if not peer.endpoint.is_near:
             peer.said_s = max(peer.said_s, heard_s)
-        peer.beat_s = (clock_s, now_s)
-        if echo_s is not None and held_s <= self._silent_after_s:  # since when clocks drift
-            round_s = max(0.0, now_s - echo_s - held_s)
-            peer.clocks.append((round_s, clock_s + round_s / 2 - now_s))
+        peer.beat_s = (beat.clock_s, now_s)
+        if beat.echo_s is not None and beat.held_s <= self._silent_after_s:  # since clocks drift
+            round_s = max(0.0, now_s - beat.echo_s - beat.held_s)
+            peer.clocks.append((round_s, beat.clock_s + round_s / 2 - now_s))
         is_heard = self._heard(peer, heard_s, now_s)
         if is_heard:
-            peer.came(came)
+            peer.came(beat.came)
             if is_new:
                 self._send_beat(peer, now_s, self._packed_status())
-        self._said(peer, status, is_heard)
+        self._said(peer, beat.status, is_heard)
 
     def _look_at(self, peer: Peer, now_s: float) -> None:
         """See how a party of this node is, by its stamp."""
@@ -265,7 +262,7 @@ class Control:
             self._said(peer, status, self._heard(peer, clock_s, now_s))
             self._hear_roll(peer, roll, now_s)
 
-    def _hear_roll(self, sender: Peer, roll: list[list[Any]], now_s: float) -> None:
+    def _hear_roll(self, sender: Peer, roll: list[Row], now_s: float) -> None:
         """Take in what a party says of those of its node; or, on ours, of those of other nodes.
 
         One that is silent has to be heard itself, and so has one that should have answered.
@@ -321,7 +318,7 @@ class Control:
         came = self._inbox.link(peer.link).whole if peer.link else 0
         links = (peer.far.id, peer.near.id, came)
         peer.owed = False
-        peer.say(BEAT, *links, now_s, echo_s, held_s, status, is_owed)
+        peer.say(Beat(*links, now_s, echo_s, held_s, status, is_owed))
 
     def _tend(self, peer: Peer, status: bytes, now_s: float, late_s: float) -> None:
         num_dropped = peer.num_dropped
@@ -338,12 +335,12 @@ class Control:
         if is_needed or peer.owed:
             self._send_beat(peer, now_s, status, is_owed=is_needed)
         if peer in self._relays.asks:
-            peer.say(ASK, self._relays.asks[peer])
+            peer.say(Ask(self._relays.asks[peer]))
         is_asked = self._relays.is_asked_by(peer, now_s)
         peer.asked = {it for it in peer.asked if is_asked and it in self._peers.met}
         asked = [self._peers.met[address] for address in peer.asked]
         for page in pages(self._relays.roll(asked, now_s)):
-            peer.say(ROLL, page)
+            peer.say(Roll(page))
         peer.send_held(wait=False)  # the thread that holds it may be stuck
         self._guard_process(peer)
         silent_s = now_s - peer.heard_s
@@ -430,14 +427,14 @@ class Control:
             link, (mark, numbers) = inbox.missed.popitem()
             peer = self._peers.met.get(inbox.link(link).address)
             if peer is not None:
-                peer.tell(MISSED, link, mark, numbers)
+                peer.tell(Missed(link, mark, numbers))
         lost_by: set[Peer] = set()
         while inbox.losses:
             link, first, last, why = inbox.losses.popleft()
             self._num_lost += last - first + 1
             peer = self._peers.met.get(inbox.link(link).address)
             if peer is not None:
-                peer.tell(LOST, link, first, last, why)
+                peer.tell(Lost(link, first, last, why))
                 lost_by.add(peer)
             of = link.hex() if peer is None else peer.endpoint
             _log.warning("messages %d to %d of %s are lost: %s", first, last, of, why)

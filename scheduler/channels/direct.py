@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import zmq
 
@@ -20,7 +19,7 @@ from scheduler.channels.direct_address import Endpoint, this_node, to_address
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.memory import read_only
 from scheduler.channels.peers import SHARED_NBYTES, Held, Links, Peer, Peers
-from scheduler.channels.protocol import LEAVE
+from scheduler.channels.protocol import Leave
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import ControlSockets, Sockets, check_room, socket_path, tcp_url
 from scheduler.channels.stamps import Stamp
@@ -256,11 +255,10 @@ class DirectChannel:
             self._inbox.wake()
         self._inbox.close()
         self._turn.release()
-        counts: dict[str, list[Any]] = {}
-        for link, incoming in self._inbox.incoming.items():
-            counts.setdefault(incoming.address, []).extend((link, incoming.count))
+        incoming = self._inbox.incoming.items()
         for peer in self._peers:
-            peer.tell(LEAVE, counts.get(peer.address, []))
+            counts = {link: it.count for link, it in incoming if it.address == peer.address}
+            peer.tell(Leave(counts))
         self._control_sockets.close()
         self._peers.close()
         self._pool.close()

@@ -7,16 +7,18 @@ import functools
 import hashlib
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-import msgpack
+from msgspec import Meta
+from msgspec.msgpack import Decoder, encode
 
 from devices.errors import BlobError
-from scheduler.formats.msgpack_check import unpack
+from scheduler.formats.unpack import unpack
 from scheduler.processes.owned_files import Process
 
 _SCHEME: Final = "hetero1:"
 _LONGEST: Final = 1024
+_Number = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class Endpoint(NamedTuple):
@@ -32,14 +34,14 @@ class Endpoint(NamedTuple):
     `key`: CURVE's public key, as Z85; empty without.
     """
 
-    identity: bytes
+    identity: Annotated[bytes, Meta(min_length=8, max_length=8)]
     node: str
-    number: int
+    number: _Number
     started: str
     path: str
     host: str = ""
-    data_port: int = 0
-    control_port: int = 0
+    data_port: _Number = 0
+    control_port: _Number = 0
     key: bytes = b""
 
     def __str__(self) -> str:
@@ -86,9 +88,12 @@ class Endpoint(NamedTuple):
         return f"tcp://{host}:{port}" if host else ""
 
 
+_READ: Final = Decoder(Endpoint)
+
+
 def to_address(endpoint: Endpoint) -> str:
     """Return the address of an endpoint."""
-    return _SCHEME + base64.urlsafe_b64encode(msgpack.packb(endpoint)).decode()
+    return _SCHEME + base64.urlsafe_b64encode(encode(endpoint)).decode()
 
 
 @functools.lru_cache(4096)
@@ -103,18 +108,10 @@ def to_endpoint(address: str) -> Endpoint:
         data = base64.urlsafe_b64decode(address[len(_SCHEME) :])
     except ValueError as error:
         raise BlobError(f"address {address[:80]!r} is damaged: {error}") from error
-    fields = unpack(data, "address")
-    kinds = (bytes, str, int, str, str, str, int, int, bytes)
-    if (
-        not isinstance(fields, list)
-        or len(fields) != len(kinds)
-        or not all(map(isinstance, fields, kinds))
-        or len(fields[0]) != 8
-        or len(fields[8]) not in (0, 40)
-        or not all(0 <= number < 2**31 for number in (fields[2], fields[6], fields[7]))
-    ):
-        raise BlobError(f"address {address[:80]!r} is damaged.")
-    return Endpoint(*fields)
+    endpoint = unpack(data, _READ, f"address {address[:80]!r}")
+    if len(endpoint.key) not in (0, 40):
+        raise BlobError(f"address {address[:80]!r} is damaged: its key is no key.")
+    return endpoint
 
 
 @functools.cache

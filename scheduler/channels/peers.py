@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-import msgpack
 import numpy as np
 import zmq
 
@@ -21,7 +20,16 @@ from scheduler.channels.direct_address import Endpoint, to_endpoint
 from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
 from scheduler.channels.links import Outgoing
-from scheduler.channels.protocol import DROPPED, GONE, LENGTH, MARK, MARK_NUMBER, PREFIX, VERSION
+from scheduler.channels.protocol import (
+    GONE,
+    LENGTH,
+    MARK,
+    MARK_NUMBER,
+    PREFIX,
+    Drop,
+    Said,
+    control_message,
+)
 from scheduler.channels.shared_memory import Slot, SlotPool
 from scheduler.channels.sockets import MOST_FRAME_NBYTES, ControlSockets, Socket, Sockets
 from scheduler.vocabulary.messages import Message
@@ -300,10 +308,10 @@ class Peer:
             self._data = data
         return self._data
 
-    def tell(self, kind: int, *fields: Any) -> None:
+    def tell(self, said: Said) -> None:
         """Send a control message, now or once there is room."""
         with self._telling:
-            self._untold.append(self._packed(kind, fields))
+            self._untold.append(self._packed(said))
             self._tell()
 
     def drop(self, request: bytes) -> None:
@@ -312,11 +320,11 @@ class Peer:
             self._dropped.append(request)
             self._tell()
 
-    def say(self, kind: int, *fields: Any) -> None:
+    def say(self, said: Said) -> None:
         """Send what had no room, and this; without room it is dropped: a later one will do."""
         with self._telling:
             if self._tell():
-                self._control.send(self.endpoint, self._packed(kind, fields))
+                self._control.send(self.endpoint, self._packed(said))
 
     @property
     def is_untold(self) -> bool:
@@ -331,16 +339,14 @@ class Peer:
                 while self._dropped and nbytes < _MOST_DROPPED_NBYTES:
                     requests.append(self._dropped.popleft())
                     nbytes += len(requests[-1])
-                self._untold.append(self._packed(DROPPED, (requests,)))
+                self._untold.append(self._packed(Drop(requests)))
             if not self._control.send(self.endpoint, self._untold[0]):
                 return False
             self._untold.popleft()
         return True
 
-    def _packed(self, kind: int, fields: tuple[Any, ...]) -> bytes:
-        message = (VERSION, self._identity, kind, self._own, *fields)
-        packed: bytes = msgpack.packb(message)
-        return packed
+    def _packed(self, said: Said) -> bytes:
+        return control_message(said, self._identity, self._own)
 
     def close(self) -> None:
         """Send nothing more."""

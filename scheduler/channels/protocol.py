@@ -7,21 +7,8 @@ number were sent before: what has not come by then is missing; then comes the ma
 small messages: the number is the first's, that of further ones stands negated in place of frames,
 then come their lengths, but for the last's, and the messages.
 
-Control: msgpack of version, the receiver's identity, a kind, the
-sender's address, and the kind's fields::
-
-    BEAT     far link, near link, up to which all came on the receiver's far link, clock, the
-             receiver's clock at its last beat or None, seconds since then, the sender's
-             status as `packed_status` returns it, whether to answer. Parties of one node, and those
-             that hear of each other by relays, beat only as they meet, and while they have links to
-             say something of
-    DROPPED  [requests, each as an envelope]
-    LEAVE    [link of the receiver's, messages that came on it, ...]: the channel is closed
-    LOST     link, first number, last number, why: they did not come, or came damaged
-    MISSED   link, mark's number, [numbers that did not come before that]: send them again
-    ASK      [addresses on the receiver's node]: be our relay, for those besides earlier ones
-    ROLL     [[identity, seconds since it was heard, round trip, its clock less the sender's,
-             status, of how many it asks], ...]: parties that the sender hears
+Control: three letters, the version's byte, the receiver's identity, and msgpack of the sender's
+address and what it says, which is one of the classes below.
 """
 
 from __future__ import annotations
@@ -29,81 +16,140 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Mapping
-from typing import Any, Final
+from itertools import islice
+from typing import Final, NamedTuple
 
-import msgpack
+import msgspec
+from msgspec.msgpack import Decoder
 
 from devices.errors import BlobError
-from scheduler.formats.msgpack_check import unpack
+from scheduler.formats.unpack import refuse, unpack
 
-VERSION: Final = 5
 PREFIX: Final = struct.Struct("<8s8sQi")
 LENGTH: Final = struct.Struct("<I")
 MARK_NUMBER: Final = struct.Struct("<Q")
-BEAT, DROPPED, LOST, LEAVE, MISSED, ASK, ROLL = range(7)
 MARK: Final = -(2**31)
 GONE: Final = MARK + 1
+#: Raised whenever the form of control messages changes; other versions are refused by name.
+VERSION: Final = 6
 #: No control message is longer.
 MOST_CONTROL_NBYTES: Final = 64 * 1024
+_START: Final = b"HTC" + bytes([VERSION])
 #: What a party says of how it is has no more bytes, and no more numbers.
 _MOST_STATUS_NBYTES: Final = 8 * 1024
 _MOST_STATUS: Final = 64
 
-_NUMBER = (int, float)
-_FIELDS: Final[dict[int, tuple[Any, ...]]] = {
-    BEAT: (bytes, bytes, int, _NUMBER, (*_NUMBER, type(None)), _NUMBER, bytes, bool),
-    DROPPED: (list,),
-    LOST: (bytes, int, int, str),
-    LEAVE: (list,),
-    MISSED: (bytes, int, list),
-    ASK: (list,),
-    ROLL: (list,),
-}
-#: What the last field of a kind lists: requests, numbers of messages, addresses.
-_LISTED: Final[dict[int, type]] = {DROPPED: bytes, MISSED: int, ASK: str}
-_ROW: Final[tuple[Any, ...]] = (bytes, _NUMBER, _NUMBER, _NUMBER, bytes, int)
+
+class Said(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What a control message says."""
 
 
-def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
-    """Return kind, sender's address and fields of a control message to `identity`.
+class Beat(Said, tag=0):
+    """The sender is there.
+
+    Parties of one node, and those that hear of each other by relays, beat only as they meet, and
+    while they have links to say something of.
+
+    `far`, `near`: its links; `came`: up to which all came on the receiver's far link.
+    `clock_s`: its clock; `echo_s`, `held_s`: the receiver's at its last beat, and seconds since.
+    `status`: as `packed_status` returns it.
+    `is_owed`: whether to answer.
+    """
+
+    far: bytes
+    near: bytes
+    came: int
+    clock_s: float
+    echo_s: float | None
+    held_s: float
+    status: bytes
+    is_owed: bool
+
+
+class Drop(Said, tag=1):
+    """Nobody waits for requests any more, each a message in an envelope."""
+
+    requests: list[bytes]
+
+
+class Leave(Said, tag=2):
+    """The channel is closed; so many messages came on the receiver's links."""
+
+    counts: dict[bytes, int]
+
+
+class Lost(Said, tag=3):
+    """Messages on a link did not come, or came damaged."""
+
+    link: bytes
+    first: int
+    last: int
+    why: str
+
+
+class Missed(Said, tag=4):
+    """Messages did not come before a mark did: send them again."""
+
+    link: bytes
+    mark: int
+    numbers: list[int]
+
+
+class Ask(Said, tag=5):
+    """Be our relay, for these addresses on the receiver's node besides earlier ones."""
+
+    addresses: list[str]
+
+
+class Row(NamedTuple):
+    """A party that another one hears: how long ago, its clock less that one's, its status.
+
+    `num_asked`: of how many it asks.
+    """
+
+    identity: bytes
+    age_s: float
+    round_s: float
+    offset_s: float
+    status: bytes
+    num_asked: int
+
+
+class Roll(Said, tag=6):
+    """The sender hears these parties."""
+
+    rows: list[Row]
+
+
+_READ: Final = Decoder(tuple[str, Beat | Drop | Leave | Lost | Missed | Ask | Roll])
+_STATUS: Final = Decoder(tuple[int, dict[str, float]])
+
+
+def control_message(said: Said, receiver: bytes, sender: str) -> bytes:
+    """Return a control message."""
+    return b"".join((_START, receiver, msgspec.msgpack.encode((sender, said))))
+
+
+def read_control(data: bytes, identity: bytes) -> tuple[str, Said]:
+    """Return the sender's address, and what it says to `identity`.
 
     Raises BlobError: it is damaged, of another version, or for somebody else.
     """
     if len(data) > MOST_CONTROL_NBYTES:
         raise BlobError(f"control message of {len(data)} bytes.")
-    tree = unpack(data, "control message")
-    if not isinstance(tree, list) or len(tree) < 4:
-        raise BlobError("control message that is cut short.")
-    version, receiver, kind, sender, *fields = tree
-    if version != VERSION:
-        raise BlobError(f"control message of version {version!r}; this program reads {VERSION}.")
-    if receiver != identity:
+    if not data.startswith(_START):
+        refuse(data[: len(_START)], _START, "control message")
+    if not data.startswith(identity, len(_START)):
         raise BlobError("control message for another party.")
-    kinds = _FIELDS.get(kind) if type(kind) is int else None
-    if kinds is None or type(sender) is not str or len(fields) != len(kinds):
-        raise BlobError("control message of an unknown kind.")
-    if not all(map(isinstance, fields, kinds)):
-        raise BlobError("control message with damaged fields.")
-    if kind == BEAT:
-        unpacked_status(fields[-2])
-    if kind in _LISTED and not all(type(it) is _LISTED[kind] for it in fields[-1]):
-        raise BlobError(f"control message of kind {kind} with a damaged list.")
-    if kind == ROLL and not is_roll(fields[0]):
-        raise BlobError("damaged roll.")
-    return kind, sender, fields
-
-
-def is_roll(value: Any) -> bool:
-    """Whether something is what a ROLL has."""
-    return isinstance(value, list) and all(
-        isinstance(row, list) and len(row) == len(_ROW) and all(map(isinstance, row, _ROW))
-        for row in value
-    )
+    told = unpack(memoryview(data)[len(_START) + len(identity) :], _READ, "control message")
+    if isinstance(told[1], Beat):
+        unpacked_status(told[1].status)
+    return told
 
 
 def packed_status(num_lost: int, status: Mapping[str, float]) -> bytes:
     """Return how a party is: how many messages it has lost, and its status if that has room."""
-    packed: bytes = msgpack.packb((num_lost, status))
+    packed = msgspec.msgpack.encode((num_lost, status))
     return packed if len(packed) <= _MOST_STATUS_NBYTES else packed_status(num_lost, {})
 
 
@@ -113,10 +159,5 @@ def unpacked_status(packed: bytes) -> tuple[int, Mapping[str, float]]:
 
     Raises BlobError: it was given nothing of the kind.
     """
-    tree = unpack(packed, "status")
-    if not (isinstance(tree, list) and list(map(type, tree)) == [int, dict]):
-        raise BlobError("damaged status.")
-    num_lost, status = tree
-    if not all(type(it) is str and isinstance(status[it], _NUMBER) for it in status):
-        raise BlobError("damaged status: no numbers by name.")
-    return num_lost, dict(list(status.items())[:_MOST_STATUS])
+    num_lost, status = unpack(packed, _STATUS, "status")
+    return num_lost, dict(islice(status.items(), _MOST_STATUS))

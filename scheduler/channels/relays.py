@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from scheduler.channels.direct_address import this_node
 from scheduler.channels.peers import Peer
-from scheduler.channels.protocol import MOST_CONTROL_NBYTES
+from scheduler.channels.protocol import MOST_CONTROL_NBYTES, Row
 
 #: Addresses that are asked for together: they are a control message still.
 _MOST_ASKED: Final = 40
@@ -67,16 +67,16 @@ class Relays:
         node = peer.endpoint.node
         return (num_asked, node) > (self._counts.get(node, 0), this_node())
 
-    def roll(self, peers: Iterable[Peer], now_s: float) -> list[list[Any]]:
+    def roll(self, peers: Iterable[Peer], now_s: float) -> list[Row]:
         """Return what to say of peers to others, as far as it is fresh."""
         return [
-            [
+            Row(
                 peer.endpoint.identity,
                 now_s - peer.said_s,
                 *((0.0, 0.0) if peer.endpoint.is_near else min(peer.clocks)),
                 peer.packed_status,
                 len(peer.asked) + 1,
-            ]
+            )
             for peer in peers
             if peer.clocks and self._is_fresh(peer.said_s, now_s)
         ]
@@ -89,13 +89,13 @@ class Relays:
         return now_s - said_s <= self._fresh_s
 
 
-def pages(roll: list[list[Any]]) -> Iterator[list[list[Any]]]:
+def pages(roll: list[Row]) -> Iterator[list[Row]]:
     """Yield a roll in parts that are control messages."""
-    page: list[list[Any]] = []
+    page: list[Row] = []
     nbytes = 0
     for row in roll:
         page.append(row)
-        nbytes += len(row[4]) + _ROW_NBYTES
+        nbytes += len(row.status) + _ROW_NBYTES
         if nbytes > _PAGE_NBYTES:
             yield page
             page, nbytes = [], 0

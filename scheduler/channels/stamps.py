@@ -10,17 +10,18 @@ import mmap
 import os
 import struct
 import zlib
-from typing import Any, Final
+from typing import Final
 
-import msgpack
+from msgspec.msgpack import Decoder, encode
 
-from devices.errors import BlobError, ClusterError
-from scheduler.channels.protocol import is_roll
-from scheduler.formats.msgpack_check import unpack
+from devices.errors import ClusterError
+from scheduler.channels.protocol import Row
+from scheduler.formats.unpack import unpack
 
-#: The writer's clock, the checksum of all that follows and its bytes: its status, packed, and a
-#: roll of parties on other nodes.
+#: The writer's clock, the checksum of all that follows and its bytes.
 _HEAD: Final = struct.Struct("<dII")
+#: Its status, packed, and what it says of parties on other nodes.
+_SAID: Final = Decoder(tuple[bytes, list[Row]])
 _NBYTES: Final = 16 * 1024
 
 
@@ -43,11 +44,11 @@ class Stamp:
                 cause=str(error),
             ) from error
 
-    def write(self, now_s: float, status: bytes, roll: list[list[Any]]) -> None:
+    def write(self, now_s: float, status: bytes, roll: list[Row]) -> None:
         """Say how the party is now, and others, as far as there is room."""
-        said = msgpack.packb((status, roll))
+        said = encode((status, roll))
         if len(said) > _NBYTES - _HEAD.size:
-            said = msgpack.packb((status, []))
+            said = encode((status, []))
         self._file[: _HEAD.size + len(said)] = (
             _HEAD.pack(now_s, _sum(now_s, said), len(said)) + said
         )
@@ -68,7 +69,7 @@ class StampReader:
             os.close(descriptor)
         self._seen_s = 0.0
 
-    def read(self) -> tuple[float, bytes, list[list[Any]]] | None:
+    def read(self) -> tuple[float, bytes, list[Row]] | None:
         """Return its clock, its status and what it says of others; None: nothing is new.
 
         Raises BlobError: what it says is no stamp.
@@ -79,13 +80,9 @@ class StampReader:
         said = self._file[_HEAD.size : _HEAD.size + nbytes]
         if _sum(now_s, said) != checksum:
             return None  # it is being written
-        tree = unpack(said, "stamp")
-        if not (isinstance(tree, list) and list(map(type, tree)) == [bytes, list]):
-            raise BlobError("damaged stamp.")
-        if not is_roll(tree[1]):
-            raise BlobError("stamp with a damaged roll.")
+        status, roll = unpack(said, _SAID, "stamp")
         self._seen_s = now_s
-        return now_s, tree[0], tree[1]
+        return now_s, status, roll
 
     def close(self) -> None:
         """Look no more."""

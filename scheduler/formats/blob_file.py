@@ -15,15 +15,17 @@ from typing import Any, Final
 
 import numpy as np
 import xxhash
+from msgspec.msgpack import Decoder
 
 from devices.errors import BlobError
 from scheduler.formats import blob_format as form
-from scheduler.formats.msgpack_check import unpack
 from scheduler.formats.regular_file import open_regular
 from scheduler.formats.tensor_entries import DTYPES, frozen, shape_of, strings_of
+from scheduler.formats.unpack import unpack
 
 #: Files up to this size are read: one that is mapped ends its readers when another program cuts it.
 _READ_NBYTES: Final = 2**24
+_STRINGS: Final = Decoder(tuple[list[int], list[Any]])
 
 
 class ForeignError(BlobError):
@@ -86,14 +88,14 @@ class BlobFile:
 
     def outline(self, document: bytes | None = None) -> Any:
         """Return a document, the header's by default, with `Stowed` for what is in segments."""
-        return self._unpack(document, lambda stowed: stowed)
+        return self._unpack(document, self._stowed)
 
     def contents(self, document: bytes | None = None) -> Any:
         """Return a document, the header's by default; arrays are read-only views of the blob.
 
         Raises BlobError: the document, or a segment that it points to, is damaged.
         """
-        return self._unpack(document, self._resolve)
+        return self._unpack(document, self._resolved)
 
     def verify(self) -> None:
         """Check every segment's checksum.
@@ -147,26 +149,21 @@ class BlobFile:
             yield segment
             end = offset + nbytes
 
-    def _unpack(self, document: bytes | None, resolve: Callable[[form.Stowed], Any]) -> Any:
+    def _unpack(self, document: bytes | None, hook: Callable[[int, memoryview], Any]) -> Any:
         data = self._document if document is None else document
         where = f"{self._where}: document"
         if not isinstance(data, bytes):
             raise BlobError(f"{where}: {type(data).__name__}, wanted bytes.")
+        return unpack(data, Decoder(ext_hook=hook), where)
 
-        def hook(code: int, entry: bytes) -> Any:
-            stowed = self._stowed(code, entry)
-            return resolve(stowed) if isinstance(stowed, form.Stowed) else stowed
-
-        return unpack(data, where, is_file=True, ext_hook=hook, strict_map_key=False)
-
-    def _stowed(self, code: int, entry: bytes) -> Any:
+    def _stowed(self, code: int, entry: memoryview) -> form.Stowed | np.ndarray:
+        """Return what an extension stands for: strings, or where it lies."""
         where = f"{self._where}: document"
         if code == form.BYTES and len(entry) == form.BYTES_ENTRY.size:
             (index,) = form.BYTES_ENTRY.unpack(entry)
             return form.Stowed(index, self._length(index), "bytes")
         if code == form.STRINGS:
-            sizes, texts = unpack(entry, where, is_file=True)
-            return strings_of(sizes, texts, where)
+            return strings_of(*unpack(entry, _STRINGS, where), where)
         size = len(entry) - form.TENSOR_ENTRY.size
         if code != form.TENSOR or size < 0 or size % 8:
             raise BlobError(f"{where}: unknown extension {code} of {len(entry)} bytes.")
@@ -186,7 +183,10 @@ class BlobFile:
             raise BlobError(f"{self._where}: document: no segment {index!r}.")
         return self.segments[index].nbytes
 
-    def _resolve(self, stowed: form.Stowed) -> Any:
+    def _resolved(self, code: int, entry: memoryview) -> np.ndarray | bytes:
+        stowed = self._stowed(code, entry)
+        if not isinstance(stowed, form.Stowed):
+            return stowed
         if stowed.dtype == "bytes":
             return bytes(self._segment(stowed.segment or 0))
         if stowed.segment is None:

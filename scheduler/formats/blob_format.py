@@ -28,10 +28,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
+from msgspec.msgpack import Decoder
 
 from devices.errors import BlobError
 from devices.model.element_type import DTYPES
-from scheduler.formats.msgpack_check import unpack
+from scheduler.formats.unpack import unpack
 
 #: Raised whenever the form changes; other versions are refused by name.
 FORMAT_VERSION: Final = 1
@@ -56,6 +57,8 @@ BYTES_ENTRY: Final = struct.Struct("<I")
 #: A segment's number, -1 for an empty tensor; ONNX's number of the element type; dimensions follow.
 TENSOR_ENTRY: Final = struct.Struct("<iH")
 
+#: Segments and document.
+_HEADER: Final = Decoder(tuple[bytes, bytes])
 #: Names of element types by ONNX's number, and the reverse.
 NAME_OF: Final = {n: dtype.name for n, dtype in DTYPES.items() if dtype != np.dtype(object)}
 NUMBER_OF: Final = {name: number for number, name in NAME_OF.items()}
@@ -102,12 +105,9 @@ def read_header(first: bytes, header: bytes, where: str) -> tuple[Iterator[Segme
     """
     if header_checksum(first[:SUMMED_NBYTES], header) != first[SUMMED_NBYTES:]:
         raise BlobError(f"{where}: header: damaged, its checksum is another.")
-    tree = unpack(header, f"{where}: header", is_file=True)
-    rows, document = tree if isinstance(tree, list) and len(tree) == 2 else (None, None)
-    if not isinstance(rows, bytes) or len(rows) % SEGMENT_ROW.size:
+    rows, document = unpack(header, _HEADER, f"{where}: header")
+    if len(rows) % SEGMENT_ROW.size:
         raise BlobError(f"{where}: header: segments: no table.")
-    if not isinstance(document, bytes):
-        raise BlobError(f"{where}: header: no document.")
     return itertools.starmap(Segment, SEGMENT_ROW.iter_unpack(rows)), document
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from devices import errors
 from devices.errors import BlobError, HeteroError, shown
@@ -15,8 +15,17 @@ _CLASSES: Final[dict[str, type[HeteroError]]] = {
 _CAUSES: Final = 4
 
 
-def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> list[Any]:
-    """Return an error as a tree.
+class ErrorEntry(NamedTuple):
+    """An error; its data as trees."""
+
+    name: str
+    message: str
+    data: dict[str, Any]
+    cause: ErrorEntry | None
+
+
+def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> ErrorEntry:
+    """Return an error's entry.
 
     One whose class is not of the tree travels as its nearest base, one that is not of ours at all
     as an InferenceError. Data that are no values travel as what `repr` says.
@@ -28,31 +37,23 @@ def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> li
         data: dict[str, Any] = {"cause": shown(error, repr)}
     else:
         message, data = str(error), error.data
-    pairs: list[Any] = []
-    for key, value in data.items():
-        pairs += (key, _tree(value, place))
+    trees = {key: _tree(value, place) for key, value in data.items()}
     cause = error.__cause__
     below = error_entry(cause, place, causes - 1) if cause is not None and causes else None
-    return [name, message, pairs, below]
+    return ErrorEntry(name, message, trees, below)
 
 
-def error_of(entry: Any, contents: Contents, causes: int = _CAUSES) -> HeteroError:
-    """Return the error of an entry; BlobError if it is no error's."""
-    try:
-        name, message, pairs, below = entry
-        trees = zip(pairs[::2], pairs[1::2], strict=True)
-        data = {key: value_of(tree, contents) for key, tree in trees}
-        if not isinstance(message, str):
-            raise BlobError("message with an error that says nothing.")
-        error = _CLASSES[name](message, **data)
-    except (TypeError, ValueError, KeyError, RecursionError) as caught:
-        if isinstance(caught, BlobError):
-            raise
-        raise BlobError(f"message with a damaged error: {caught}.") from caught
-    if below is not None:
+def error_of(entry: ErrorEntry, contents: Contents, causes: int = _CAUSES) -> HeteroError:
+    """Return the error of an entry.
+
+    Raises BlobError, LookupError, TypeError, ValueError: it is no error's.
+    """
+    data = {key: value_of(tree, contents) for key, tree in entry.data.items()}
+    error = _CLASSES[entry.name](entry.message, **data)
+    if entry.cause is not None:
         if not causes:
             raise BlobError("message with an error that has too many causes.")
-        error.__cause__ = error_of(below, contents, causes - 1)
+        error.__cause__ = error_of(entry.cause, contents, causes - 1)
     return error
 
 

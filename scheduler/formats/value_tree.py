@@ -1,9 +1,9 @@
 """Values as trees that msgpack can hold, with the contents of tensors apart.
 
-None, booleans, integers, floats, strings and bytes stand for themselves; all else is an array that
-starts with a tag. A tensor's entry names its element type, shape, place and, where it is not C's,
-the order of its axes in memory. What a place is, is up to whoever writes and reads: an offset, a
-frame, the bytes themselves.
+None, booleans, integers, floats, strings, bytes and maps stand for themselves; all else is an array
+that starts with a tag. A tensor's entry names its element type, shape, place and, where it is not
+C's, the order of its axes in memory. What a place is, is up to whoever writes and reads: an offset,
+a frame, the bytes themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Contents = Callable[[Any, np.dtype, int], np.ndarray]
 #: Values inside values.
 _DEPTH: Final = 32
 
-_LIST, _MAP, TENSOR, _SCALAR, _STRINGS, _INTEGER = range(6)
+_LIST, TENSOR, _SCALAR, _STRINGS, _INTEGER = range(5)
 
 
 def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
@@ -57,14 +57,13 @@ def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return (_LIST, *(tree_of(item, place, depth + 1) for item in value))
     if isinstance(value, Mapping):
-        pairs: list[Any] = []
+        trees: dict[str | int, Any] = {}
         for key, item in value.items():
-            if isinstance(key, np.integer):
-                key = int(key)
-            if not isinstance(key, str | int):
+            if not isinstance(key, str | int | np.integer):
                 raise TypeError(f"a map's keys are strings or integers; got {key!r}.")
-            pairs += (key, tree_of(item, place, depth + 1))
-        return (_MAP, *pairs)
+            plain = str(key) if isinstance(key, str) else int(key)
+            trees[plain] = tree_of(item, place, depth + 1)
+        return trees
     raise TypeError(f"a {type(value).__name__} cannot be sent: it is no value of ONNX.")
 
 
@@ -99,42 +98,35 @@ def _axis_order(array: np.ndarray) -> tuple[int, ...]:
 def value_of(tree: Any, contents: Contents, depth: int = 0) -> Any:
     """Return the value of a tree that lies `depth` values deep, trusting nothing in it.
 
-    Raises BlobError: it is the tree of no value, or of one that is nested too deep.
+    Raises BlobError, TypeError, ValueError, OverflowError: it is the tree of no value, or of one
+        that is nested too deep.
     """
     if depth > _DEPTH:
         raise BlobError(f"message nested deeper than {_DEPTH}.")
     if tree is None or isinstance(tree, bool | int | float | str | bytes):
         return tree
+    if isinstance(tree, dict):
+        return {_key(key): value_of(item, contents, depth + 1) for key, item in tree.items()}
     if not isinstance(tree, list) or not tree or type(tree[0]) is not int:
         raise BlobError("message with a value that has no tag.")
     tag, *items = tree
-    try:
-        if tag == _LIST:
-            return [value_of(item, contents, depth + 1) for item in items]
-        if tag == _MAP:
-            if len(items) % 2:
-                raise BlobError("message with a map of half a pair.")
-            pairs = zip(items[::2], items[1::2], strict=True)
-            return {_key(key): value_of(item, contents, depth + 1) for key, item in pairs}
-        if tag == TENSOR:
-            return _tensor(items, contents)
-        if tag == _SCALAR:
-            found: Any = _tensor(items, contents)[()]
-            if not isinstance(found, np.generic):
-                raise BlobError("message with a scalar that has dimensions.")
-            return found
-        if tag == _STRINGS:
-            sizes, texts = items
-            return strings_of(sizes, texts, "message")
-        if tag == _INTEGER:
-            (digits,) = items
-            if not isinstance(digits, str) or len(digits) > 4096:
-                raise BlobError("message with a damaged integer.")
-            return int(digits)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        if isinstance(error, BlobError):
-            raise
-        raise BlobError(f"message with a damaged value: {error}.") from error
+    if tag == _LIST:
+        return [value_of(item, contents, depth + 1) for item in items]
+    if tag == TENSOR:
+        return _tensor(items, contents)
+    if tag == _SCALAR:
+        found: Any = _tensor(items, contents)[()]
+        if not isinstance(found, np.generic):
+            raise BlobError("message with a scalar that has dimensions.")
+        return found
+    if tag == _STRINGS:
+        sizes, texts = items
+        return strings_of(sizes, texts, "message")
+    if tag == _INTEGER:
+        (digits,) = items
+        if not isinstance(digits, str) or len(digits) > 4096:
+            raise BlobError("message with a damaged integer.")
+        return int(digits)
     raise BlobError(f"message with an unknown tag {tag}.")
 
 

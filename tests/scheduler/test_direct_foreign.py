@@ -21,18 +21,22 @@ from devices.errors import BlobError
 from scheduler.channels import direct_address, envelope
 from scheduler.channels.direct_address import to_endpoint
 from scheduler.channels.protocol import (
-    ASK,
-    BEAT,
-    DROPPED,
-    LEAVE,
     LENGTH,
-    LOST,
     MOST_CONTROL_NBYTES,
     PREFIX,
-    ROLL,
     VERSION,
+    Ask,
+    Beat,
+    Drop,
+    Leave,
+    Lost,
+    Missed,
+    Roll,
+    Row,
+    Said,
     control_message,
     packed_status,
+    read_control,
 )
 from scheduler.vocabulary.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
@@ -55,6 +59,10 @@ class Foreign:
     def frame(self, number: int, message: Message, link: bytes = b"12345678") -> bytes:
         head = envelope.frames(message)[0]
         return PREFIX.pack(self.endpoint.identity, link, number, 0) + head
+
+    def say(self, said: Said, sender: str) -> None:
+        """Say something in a sender's name."""
+        self.control.send(control_message(said, self.endpoint.identity, sender))
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -90,13 +98,12 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
         sender.data.send(data)
     sender.data.send_multipart([b"z", b"more"])
     sender.data.send_multipart([first, b"more"])
-    for data in (b"x", b"\x93", msgpack.packb([VERSION, b"somebody", BEAT, "a"])):
+    beat = Beat(b"l", b"n", 1, 0.5, None, 0, STATUS, True)
+    for data in (b"x", b"\x93", control_message(beat, b"somebody", one.address)):
         sender.control.send(data)
-    identity = sender.endpoint.identity
-    beat = [VERSION, identity, BEAT, "no address", b"l", b"n", 1, 0.5, None, 0, STATUS, True]
-    sender.control.send(msgpack.packb(beat))
-    damaged = msgpack.packb((0, {"x": "y"}))
-    sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-2], damaged, True]))
+    sender.say(beat, "no address")
+    beat.status = msgpack.packb((0, {"x": "y"}))
+    sender.say(beat, one.address)
     sender.data.send(sender.frame(9, values(3)))
     while one.came.qsize() < 2:
         one.channel.pump(LONG_S)
@@ -104,27 +111,56 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
     check(one.came.get(), 3)
 
 
-CONTROL = [
-    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, None, 0, STATUS, True),
-    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, 0.25, 0.1, packed_status(3, {}), False),
-    (VERSION, b"receiver", DROPPED, "a", [envelope.frames(Dropped(TASK.request))[0]]),
-    (VERSION, b"receiver", LOST, "a", b"l", 1, 2, "why"),
-    (VERSION, b"receiver", LEAVE, "a", [b"l", 3]),
-    (VERSION, b"receiver", ASK, "a", ["b", "c"]),
-    (VERSION, b"receiver", ROLL, "a", [[b"identity", 0.5, 0.1, 9.0, STATUS, 3]]),
+SAID = [
+    Beat(b"l", b"n", 9, 0.5, None, 0, STATUS, True),
+    Beat(b"l", b"n", 9, 0.5, 0.25, 0.1, packed_status(3, {}), False),
+    Drop([DROP]),
+    Lost(b"l", 1, 2, "why"),
+    Leave({b"l": 3}),
+    Missed(b"l", 1, [2, 3]),
+    Ask(["b", "c"]),
+    Roll([Row(b"identity", 0.5, 0.1, 9.0, STATUS, 3)]),
 ]
 
 
-@given(st.sampled_from(CONTROL), st.integers(0, 400), st.binary(max_size=3))
+@given(st.sampled_from(SAID), st.integers(0, 400), st.binary(max_size=3))
 def test_mutated_control_messages_are_read_or_refused(
-    message: tuple[Any, ...], position: int, replacement: bytes
+    said: Said, position: int, replacement: bytes
 ) -> None:
-    data = bytearray(msgpack.packb(message))
-    assert control_message(bytes(data), b"receiver")[2] == list(message[4:])
+    data = bytearray(control_message(said, b"receiver", "a"))
+    assert read_control(bytes(data), b"receiver") == ("a", said)
     at = position % len(data)
     data[at : at + max(1, len(replacement))] = replacement
     with contextlib.suppress(BlobError):
-        control_message(bytes(data), b"receiver")
+        read_control(bytes(data), b"receiver")
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        ([], "length 2"),
+        (["a", [0, b"l", b"n", 9, 0.5, None, 0, STATUS]], "length"),
+        (["a", [0, b"l", b"n", 9, 0.5, None, 0, STATUS, True, 1]], "length"),
+        (["a", [0, b"l", b"n", "9", 0.5, None, 0, STATUS, True]], "Expected `int`"),
+        (["a", [1, ["text"]]], "Expected `bytes`"),
+        (["a", [2, {"text": 1}]], "Expected `bytes`"),
+        (["a", [4, b"l", 1, [2, "3"]]], "Expected `int`"),
+        (["a", [6, [[b"identity", 0.5, 0.1, 9.0, STATUS]]]], "length"),
+        (["a", [7]], "Invalid value 7"),
+        ([b"a", [5, []]], "Expected `str`"),
+    ],
+)
+def test_control_messages_of_another_form_are_refused(tree: Any, why: str) -> None:
+    start = control_message(Ask([]), b"receiver", "a")[:12]
+    with pytest.raises(BlobError, match=why):
+        read_control(start + msgpack.packb(tree), b"receiver")
+
+
+def test_a_control_message_of_another_version_is_refused_by_name() -> None:
+    data = bytearray(control_message(Ask([]), b"receiver", "a"))
+    data[3] = VERSION + 1
+    with pytest.raises(BlobError, match=f"version {VERSION + 1}; this program reads .* {VERSION}"):
+        read_control(bytes(data), b"receiver")
 
 
 @given(st.binary(max_size=200))
@@ -162,14 +198,12 @@ def test_noise_on_every_socket_changes_nothing(foreign: tuple[Party, Foreign]) -
 def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -> None:
     one, two = party(), party()
     sender = Foreign(one)
-    identity = sender.endpoint.identity
     for num_lost in (0, 3, 3):
-        fields = (b"12345678", b"near", 0, 0.5, None, 0, packed_status(num_lost, {}), True)
-        sender.control.send(msgpack.packb([VERSION, identity, BEAT, two.address, *fields]))
+        status = packed_status(num_lost, {})
+        sender.say(Beat(b"12345678", b"near", 0, 0.5, None, 0, status, True), two.address)
     assert one.lost.get(timeout=LONG_S) == two.address
-    lost = (VERSION, identity, LOST, two.address, b"not ours", 1, 2, "why")
-    sender.control.send(msgpack.packb(lost))
-    sender.control.send(msgpack.packb((VERSION, identity, 2, "x")))
+    sender.say(Lost(b"not ours", 1, 2, "why"), two.address)
+    sender.say(Lost(b"not ours", 1, 2, "why"), "x")
     assert one.lost.empty()
     sender.close()
 
@@ -179,12 +213,9 @@ def test_who_leaves_in_anothers_name_ends_nothing(party: Callable[..., Party]) -
     one.channel.watch(two.address)
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
     sender = Foreign(one)
-    for counts in ([], [b"no link!", 3]):
-        left = (VERSION, sender.endpoint.identity, LEAVE, two.address, counts)
-        sender.control.send(msgpack.packb(left))
-    sender.control.send(
-        msgpack.packb((VERSION, sender.endpoint.identity, DROPPED, two.address, [DROP]))
-    )
+    sender.say(Leave({}), two.address)
+    sender.say(Leave({b"no link!": 3}), two.address)
+    sender.say(Drop([DROP]), two.address)
     assert one.came.get(timeout=LONG_S) == Dropped(TASK.request)  # after the others
     assert not one.channel.is_silent(two.address)
     two.channel.close()
@@ -252,8 +283,7 @@ def test_a_control_message_that_is_too_large_ends_its_connection(
     end_s = time.monotonic() + LONG_S
     while one.came.empty():  # what is sent before the connection is made anew may be lost
         assert time.monotonic() < end_s
-        message = (VERSION, endpoint.identity, DROPPED, "somebody", [DROP])
-        control.send(msgpack.packb(message))
+        control.send(control_message(Drop([DROP]), endpoint.identity, "somebody"))
         time.sleep(0.05)
     assert "control message of" not in caplog.text  # it was never taken in
     sender.close()

@@ -17,7 +17,14 @@ import pytest
 
 from scheduler.channels.direct_address import Endpoint, this_node, to_address, to_endpoint
 from scheduler.channels.peers import Peer
-from scheduler.channels.protocol import MOST_CONTROL_NBYTES, ROLL, VERSION, packed_status
+from scheduler.channels.protocol import (
+    MOST_CONTROL_NBYTES,
+    Beat,
+    Roll,
+    Row,
+    control_message,
+    packed_status,
+)
 from scheduler.channels.relays import Relays, pages
 from scheduler.channels.sockets import ControlSockets
 from scheduler.channels.stamps import Stamp
@@ -191,16 +198,17 @@ def test_a_clock_is_not_measured_by_what_was_said_long_ago(
     for held_s, want in ((2 * TIMEOUT_S, [(0.1, 0.0)]), (1.0, [(0.1, 0.0), (0.5, 7.25)])):
         now_s = time.monotonic()
         echo_s = now_s - held_s - 0.5
-        fields = [b"far link", b"near", 0, now_s + 7.0, echo_s, held_s, packed_status(0, {}), False]
-        one.channel._control._hear(relay.address, fields, now_s)
+        status = packed_status(0, {})
+        beat = Beat(b"far link", b"near", 0, now_s + 7.0, echo_s, held_s, status, False)
+        one.channel._control._hear(relay.address, beat, now_s)
         assert [*relay.clocks] == [pytest.approx(sample) for sample in want]
 
 
 def call(one: Party, sender: Peer, peer: Peer, age_s: float, looks: float) -> None:
     """Have a party say how another one is."""
-    row = [peer.endpoint.identity, age_s, 0.0, 0.0, packed_status(0, {"looks": looks}), 1]
+    row = Row(peer.endpoint.identity, age_s, 0.0, 0.0, packed_status(0, {"looks": looks}), 1)
     identity = to_endpoint(one.address).identity
-    data = msgpack.packb((VERSION, identity, ROLL, sender.address, [row]))
+    data = control_message(Roll([row]), identity, sender.address)
     sender.said_s = now_s = time.monotonic()
     one.channel._control._take(data, now_s)
 
@@ -241,7 +249,7 @@ def test_a_party_that_is_silent_or_owes_answers_has_to_be_heard_itself(
 
 def test_what_is_said_of_very_many_goes_in_a_few_messages_of_bounded_size() -> None:
     roll = [
-        [b"identity", 0.5, 0.1, 9.0, packed_status(i, {f"number {j}": 1.0 for j in range(i)}), 1]
+        Row(b"identity", 0.5, 0.1, 9.0, packed_status(i, {f"number {j}": 1.0 for j in range(i)}), 1)
         for i in range(64)
     ]
     for rows in (roll, 1000 * roll[:7], 10_000 * roll[:1]):
