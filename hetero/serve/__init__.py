@@ -4,6 +4,6 @@ A request's bytes become a call (`rest_messages`, `grpc_messages`: one for each 
 the same for both from there on (`call`): `repository` finds the model, `served_model` checks the
 inputs and submits them to the devices, `inference` is the request on its way, which `statistics`
 counts, and the answer's arrays become bytes again (`tensors`). What is no inference is one table
-for both (`service.CALLS`). `app` is the ASGI application, `http_protocol` reads large bodies to
-where they stay, and `server` runs both forms until it is told to stop.
+for both (`service.CALLS`). `http_connection` reads HTTP requests, `app` answers them, and `server`
+runs both forms until it is told to stop.
 """

@@ -1,11 +1,11 @@
-"""The ASGI application: the Open Inference Protocol's REST form."""
+"""The Open Inference Protocol's REST form: what answers requests, and how errors are told."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -14,10 +14,18 @@ from devices.errors import HeteroError
 from devices.request.answer import Answer
 from hetero.serve.completions import Completions
 from hetero.serve.errors import refused, told
-from hetero.serve.http_exchange import BEGUN, ClientGone, Exchange, Receive, Send, trace_of
+from hetero.serve.http_connection import ONE_PIECE_NBYTES, Exchange, Headers, Waits, trace_of
 from hetero.serve.inference import Inference
 from hetero.serve.metrics import metrics_text
-from hetero.serve.rest_messages import number_of, read_infer, read_json, unpacked, write_infer
+from hetero.serve.rest_messages import (
+    dump_json,
+    number_of,
+    packed,
+    read_infer,
+    read_json,
+    unpacked,
+    write_infer,
+)
 from hetero.serve.routes import Names, Route, Routes, openapi
 from hetero.serve.served_model import ServedModel
 from hetero.serve.service import CALLS, Service
@@ -26,26 +34,14 @@ from hetero.serve.turns import Turns
 
 _log = logging.getLogger(__name__)
 
-_AUTHORIZATION: Final = b"authorization"
 _JSON_NBYTES: Final = b"inference-header-content-length"
 #: Milliseconds until the proxy before this server gives up, as Envoy tells it.
 _TIMEOUT_MS: Final = b"x-envoy-expected-rq-timeout-ms"
-#: Status -> headers that go with it; of a body that was refused the rest is not read.
+#: Status -> headers that go with it.
 _HEADERS: Final = {
     401: [(b"www-authenticate", b"Bearer")],
-    408: [(b"connection", b"close")],
-    413: [(b"connection", b"close")],
     503: [(b"retry-after", b"1")],
 }
-#: Headers of requests that `ServingApp.answer_now` leaves to the application.
-_NOT_NOW: Final = frozenset({b"content-encoding", b"traceparent", _TIMEOUT_MS})
-_UNPACKED: Final = (None, b"identity", b"")
-_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n"
-_OCTETS: Final = b"application/octet-stream"
-_RAW_HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\ninference-header-content-length: %d\r\n"
-    b"content-type: application/octet-stream\r\n\r\n"
-)
 #: Seconds of the devices up to which the loop's thread runs a request itself, and its bytes.
 _QUICK_S: Final = 0.0005
 _SMALL_NBYTES: Final = 65536
@@ -56,31 +52,48 @@ class ServingApp:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._access_log = service.options.access_log
+        self.options: Final = service.options
         #: Of each model, as long as somebody holds it.
         self._turns: WeakKeyDictionary[ServedModel, Turns] = WeakKeyDictionary()
         self._routes = Routes(self._table())
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
-        exchange = Exchange(scope, receive, send, self._service.options)
-        began_s = time.perf_counter()
+    def refusal(self, exchange: Exchange) -> HeteroError | None:
+        """Return why a request is refused whose body is not there yet; None if it is not."""
         try:
             if not exchange.path.startswith("/v2/health/"):
-                self._service.check_token(exchange.headers.get(_AUTHORIZATION, b""))
+                self._service.check_token(exchange.headers.get(b"authorization", b""))
+        except HeteroError as error:
+            return error
+        return None
+
+    def answer(self, exchange: Exchange) -> Waits | None:
+        """Answer a request; return what remains to be done where the answer has to wait."""
+        try:
+            if exchange.error is not None:
+                raise exchange.error
             routes, names = self._routes.at(exchange.path)
             method = "GET" if exchange.method == "HEAD" else exchange.method
             if (route := routes.get(method)) is None:
                 raise _no_route(exchange, routes)
-            await route.answer(exchange, names)
-        except ClientGone:
-            exchange.status = 499
-        except asyncio.CancelledError:  # the time that requests have to end is over
-            await _answer_error(exchange, refused("the server ends.", 503))
+            if (waits := route.answer(exchange, names)) is not None:
+                return self._finish(exchange, waits)
         except Exception as error:
-            await _answer_error(exchange, error)
-        if self._access_log:
-            exchange.log(time.perf_counter() - began_s)
+            _answer_error(exchange, error)
+        self._log(exchange)
+        return None
+
+    async def _finish(self, exchange: Exchange, waits: Waits) -> None:
+        try:
+            await waits
+        except asyncio.CancelledError:  # the client has gone, or the time that requests have to end
+            _answer_error(exchange, refused("the server ends.", 503))
+        except Exception as error:
+            _answer_error(exchange, error)
+        self._log(exchange)
+
+    def _log(self, exchange: Exchange) -> None:
+        if self.options.access_log:
+            exchange.log()
 
     def _table(self) -> list[Route]:
         texts = Completions(self._service)
@@ -144,89 +157,63 @@ class ServingApp:
         """Return what answers with a call's document; what changes something has a thread."""
 
         async def answer(exchange: Exchange, names: Names) -> None:
+            call, body = partial(CALLS[called], self._service), exchange.body
             if exchange.method != "POST":
-                document = CALLS[called](self._service, names)
+                document = call(names)
             else:
-                body = await exchange.body()
-                asked = {**(read_json(body) if bytes(body).strip() else {}), **names}
-                document = await asyncio.to_thread(CALLS[called], self._service, asked)
-            if document is None:
-                await exchange.answer(200)
-            else:
-                await exchange.answer_json(shape(document))
+                asked = read_json(body) if bytes(body).strip() else {}
+                document = await asyncio.to_thread(call, {**asked, **names})
+            exchange.answer(200, [] if document is None else [dump_json(shape(document))])
 
         return answer
 
-    async def _ready(self, exchange: Exchange, names: Names) -> None:
+    def _ready(self, exchange: Exchange, names: Names) -> None:
         found = self._service.repository.find(**names) if names else None
         ready = found.is_ready if found else self._service.is_ready()
         document = {"name": found.name, "ready": ready} if found else {"ready": ready}
-        await exchange.answer_json(document, 200 if ready else 503)
+        exchange.answer_json(document, 200 if ready else 503)
 
-    async def _openapi(self, exchange: Exchange, _: Names) -> None:
+    def _openapi(self, exchange: Exchange, _: Names) -> None:
         models = [row["name"] for row in self._service.repository.index()]
-        await exchange.answer_json(openapi(self._routes.routes, models))
+        exchange.answer_json(openapi(self._routes.routes, models))
 
-    async def _metrics(self, exchange: Exchange, _: Names) -> None:
+    def _metrics(self, exchange: Exchange, _: Names) -> None:
         text = metrics_text(self._service.repository.models()).encode()
-        await exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
+        exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def _infer(self, exchange: Exchange, names: Names) -> None:
-        begun: Inference | Exception | None = exchange.scope.pop(BEGUN, None)
-        if isinstance(begun, Exception):
-            raise begun
-        with begun or Inference(self._service.repository.find(**names)) as inference:
-            if begun is None:
-                body = await exchange.body()
-                inference.reads()
-                if encoding := exchange.header(b"content-encoding").lower():
-                    most = self._service.options.body_nbytes
-                    body = await asyncio.to_thread(unpacked, body, encoding, most)
+    def _infer(self, exchange: Exchange, names: Names) -> Waits | None:
+        inference, headers = Inference(self._service.repository.find(**names)), exchange.headers
+        with ExitStack() as block:
+            block.enter_context(inference)
+            if not headers.get(b"content-encoding"):
+                self._begin(inference, headers, exchange.body)
+            begun = inference.submission
+            if begun is None or not begun.future.done() or _accepts_packed(exchange):
+                return self._infer_in_turn(block.pop_all(), inference, exchange)
+            answer = self._written(inference, begun.future.result())
+        exchange.answer(200, *answer)
+        return None
+
+    async def _infer_in_turn(
+        self, block: ExitStack, inference: Inference, exchange: Exchange
+    ) -> None:
+        """Answer an inference that has to wait, or whose bytes are packed."""
+        with block:
+            if encoding := exchange.header(b"content-encoding").lower():
+                most = self.options.body_nbytes
+                body = await asyncio.to_thread(unpacked, exchange.body, encoding, most)
                 self._begin(inference, exchange.headers, body)
-            submission = inference.submission
-            if submission is not None and submission.future.done():
-                answer = submission.future.result()
+            answer = await self._turns_of(inference.model).end(inference)
+            parts, kind, headers = self._written(inference, answer)
+        if _accepts_packed(exchange):
+            accepted = exchange.header(b"accept-encoding")
+            if sum(map(len, parts)) > ONE_PIECE_NBYTES:  # others need not wait for it
+                encoding, parts = await asyncio.to_thread(packed, parts, accepted)
             else:
-                answer = await exchange.unless_gone(self._turns_of(inference.model).end(inference))
-            length, parts = self._written(inference, answer)
-        if length is None:
-            await exchange.answer(200, parts, may_pack=True)
-        else:
-            told_length = [(_JSON_NBYTES, b"%d" % length)]
-            await exchange.answer(200, parts, _OCTETS, told_length, may_pack=True)
-
-    def answer_now(self, url: str, given: Mapping[bytes, bytes], body: bytes) -> object:
-        """Return the answer to a small request whose model is quick, as it is sent.
-
-        Else what is to be the scope's `BEGUN`, from where the application goes on: None for a
-        request of which nothing was done.
-        """
-        routes, names = self._routes.at(url)
-        if "POST" not in routes or routes["POST"].answer != self._infer or self._access_log:
-            return None
-        if not _NOT_NOW.isdisjoint(given) or given.get(b"accept-encoding") not in _UNPACKED:
-            return None
-        try:
-            self._service.check_token(given.get(_AUTHORIZATION, b""))
-            model = self._service.repository.find(**names)
-        except HeteroError as error:
-            return error
-        if model.statistics.usual_s >= _QUICK_S:
-            return None
-        inference = Inference(model)
-        try:
-            self._begin(inference, given, body)
-            if inference.submission is None or not inference.submission.future.done():
-                return inference
-            length, parts = self._written(inference, inference.submission.future.result())
-        except Exception as error:
-            inference.__exit__(type(error), error, None)
-            return error
-        inference.__exit__(None, None, None)
-        nbytes = sum(map(len, parts))
-        if length is None:
-            return b"".join((_HEAD % nbytes, *parts))
-        return b"".join((_RAW_HEAD % (nbytes, length), *parts))
+                encoding, parts = packed(parts, accepted)
+            if encoding:
+                headers = [*headers, (b"content-encoding", encoding.encode())]
+        exchange.answer(200, parts, kind, headers)
 
     def _begin(self, inference: Inference, headers: Mapping[bytes, bytes], body: Raw) -> None:
         """Start the inference that a body asks for, unless it has to wait for its turn."""
@@ -239,10 +226,15 @@ class ServingApp:
         inference.asks(call, left_s, trace, waits=False, inline=quick)
         self._turns_of(inference.model).begin(inference)
 
-    def _written(self, inference: Inference, answer: Answer) -> tuple[int | None, list[Raw]]:
-        """Return an answer's body in parts, and its JSON's length where raw bytes follow."""
+    def _written(
+        self, inference: Inference, answer: Answer
+    ) -> tuple[Sequence[Raw], bytes, Headers]:
+        """Return an answer's body in parts, its type and further headers."""
         model, outputs = inference.model, inference.outputs(answer, self._service.regions)
-        return write_infer(model.name, model.version, inference.call.id, outputs)
+        length, parts = write_infer(model.name, model.version, inference.call.id, outputs)
+        if length is None:
+            return parts, b"application/json", ()
+        return parts, b"application/octet-stream", [(_JSON_NBYTES, b"%d" % length)]
 
     def _turns_of(self, model: ServedModel) -> Turns:
         if (turns := self._turns.get(model)) is None:
@@ -254,6 +246,10 @@ def _only(document: dict[str, Any]) -> Any:
     """Return a document's only value: REST has no name for it, where gRPC has a field."""
     [value] = document.values()
     return value
+
+
+def _accepts_packed(exchange: Exchange) -> bool:
+    return exchange.headers.get(b"accept-encoding") not in (None, b"", b"identity")
 
 
 def _no_route(exchange: Exchange, routes: Collection[str]) -> HeteroError:
@@ -269,7 +265,10 @@ def _no_route(exchange: Exchange, routes: Collection[str]) -> HeteroError:
     return error
 
 
-async def _answer_error(exchange: Exchange, error: Exception) -> None:
+def _answer_error(exchange: Exchange, error: Exception) -> None:
+    if exchange.is_gone:
+        exchange.status = 499
+        return
     status, message = told(error)
     if not isinstance(error, HeteroError):
         _log.error("%s %s", exchange.method, exchange.path, exc_info=error)
@@ -282,6 +281,6 @@ async def _answer_error(exchange: Exchange, error: Exception) -> None:
         kind = "invalid_request_error" if status < 500 else "server_error"
         document = {"message": message, "type": kind, "param": None, "code": None}
     if exchange.has_events:
-        await exchange.write_event({"error": document}, last=True)
+        exchange.end_events(b"data: %s\n\n" % dump_json({"error": document}))
     elif not exchange.status:  # else the head of an answer is on its way
-        await exchange.answer_json({"error": document}, status, headers)
+        exchange.answer_json({"error": document}, status, headers)

@@ -18,7 +18,7 @@ from hetero.serve.generation import (
     prompt_rows,
     read_generation,
 )
-from hetero.serve.http_exchange import Exchange
+from hetero.serve.http_connection import Exchange
 from hetero.serve.rest_messages import read_json
 from hetero.serve.service import Service
 
@@ -33,18 +33,18 @@ class Completions:
         self._service = service
         self._generations = Generations()
 
-    async def models(self, exchange: Exchange, asked: Mapping[str, str]) -> None:
+    def models(self, exchange: Exchange, asked: Mapping[str, str]) -> None:
         """Answer with the models, or the one that is asked for, as OpenAI lists them."""
         repository = self._service.repository
         found = [repository.find(**asked)] if asked else repository.models()
         names = dict.fromkeys(model.name for model in found)
         rows = [{"id": n, "object": "model", "created": 0, "owned_by": "hetero"} for n in names]
-        await exchange.answer_json(rows[0] if asked else {"object": "list", "data": rows})
+        exchange.answer_json(rows[0] if asked else {"object": "list", "data": rows})
 
     async def triton(self, stream: bool, exchange: Exchange, names: Mapping[str, str]) -> None:
         """Answer as Triton's generate extension does: whole, or piece by piece."""
         model = self._service.repository.find(**names)
-        document = read_json(await exchange.body())
+        document = read_json(exchange.body)
         if not isinstance(more := document.pop("parameters", None) or {}, dict):
             raise refused("parameters is an object.")
         document = {**document, **more, "stream": stream, "stream_options": None}
@@ -63,7 +63,7 @@ class Completions:
 
     async def openai(self, is_chat: bool, exchange: Exchange, _: object) -> None:
         """Answer as OpenAI does to a prompt, or to a chat's messages."""
-        document = read_json(await exchange.body())
+        document = read_json(exchange.body)
         field, most = ("messages", None) if is_chat else ("prompt", 16)
         asked = read_generation(document, field, temperature=1.0, max_tokens=most)
         if not isinstance(name := document.get("model"), str):
@@ -108,29 +108,25 @@ async def _answer(
     exchange: Exchange, pieces: AsyncIterator[Piece], shape: Shape, asked: GenerationRequest,
     end: bytes = b"",
 ) -> None:  # fmt: skip
-    """Answer with all that comes, or piece by piece, until the client has gone, and `end`.
+    """Answer with all that comes, or piece by piece, and `end`.
 
     An error before the first piece is an answer of its own.
     """
     texts: dict[int, Piece] = {}
-
-    async def run() -> None:
-        async with aclosing(pieces) as open_:  # type: ignore[type-var]  # it is a generator
-            async for piece in open_:
-                if asked.stream:
-                    if not exchange.status:
-                        await exchange.begin_events()
-                    await exchange.write_event(shape([piece], None))
-                whole = texts.setdefault(piece.row, Piece(piece.row))
-                whole.text += piece.text
-                whole.tokens += piece.tokens
-                whole.finish_reason = piece.finish_reason
-        told, count = sorted(texts.items()), sum(len(text.tokens) for text in texts.values())
-        if not asked.stream:
-            await exchange.answer_json(shape([text for _, text in told], count))
-            return
-        if asked.stream_options.get("include_usage") is True:
-            await exchange.write_event(shape([], count))
-        await exchange.write(end, last=True)
-
-    await exchange.unless_gone(run())
+    async with aclosing(pieces) as open_:  # type: ignore[type-var]  # it is a generator
+        async for piece in open_:
+            if asked.stream:
+                if not exchange.has_events:
+                    exchange.begin_events()
+                await exchange.write_event(shape([piece], None))
+            whole = texts.setdefault(piece.row, Piece(piece.row))
+            whole.text += piece.text
+            whole.tokens += piece.tokens
+            whole.finish_reason = piece.finish_reason
+    told, count = sorted(texts.items()), sum(len(text.tokens) for text in texts.values())
+    if not asked.stream:
+        exchange.answer_json(shape([text for _, text in told], count))
+        return
+    if asked.stream_options.get("include_usage") is True:
+        await exchange.write_event(shape([], count))
+    exchange.end_events(end)

@@ -13,7 +13,7 @@ from google.protobuf.json_format import ParseDict
 from devices.errors import ArgumentError, HeteroError, RequestCancelledError
 from hetero.serve.errors import GRPC_CODES, told
 from hetero.serve.grpc_messages import Message, read_call_of, read_message, write_answer
-from hetero.serve.http_exchange import trace_of
+from hetero.serve.http_connection import trace_of
 from hetero.serve.inference import Inference
 from hetero.serve.proto_file import proto_file
 from hetero.serve.service import CALLS, Service

@@ -38,14 +38,10 @@ class Inference:
         #: None until it has its turn.
         self.submission: Submission | None = None
         self._runs = False
-        self._began_s = self._read_s = time.perf_counter()
+        self._began_s = time.perf_counter()
 
     def __enter__(self) -> Inference:
         return self
-
-    def reads(self) -> None:
-        """Note that the bytes are there."""
-        self._read_s = time.perf_counter()
 
     def asks(
         self, call: InferCall, left_s: float | None, trace: str, *, waits: bool, inline: bool
@@ -62,7 +58,7 @@ class Inference:
             timeout_s, waits=waits, inline=inline and timeout_s is None, priority=call.priority,
             trace=trace,
         )  # fmt: skip
-        self._read_s = time.perf_counter() - self._read_s
+        self._read_s = time.perf_counter() - self._began_s
         with self.model.statistics.lock:
             self.model.statistics.num_in_flight += 1
         self._runs = True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from hetero.serve.datatypes import DATATYPES
-from hetero.serve.http_exchange import Exchange
+from hetero.serve.http_connection import Exchange, Waits
 from hetero.version import hetero_version
 
 Names = Mapping[str, str]
@@ -17,14 +17,14 @@ Names = Mapping[str, str]
 class Route(NamedTuple):
     """A method and a path, whose parts in braces are names.
 
-    `answer`: writes the answer to a request, of the names in its path.
+    `answer`: writes the answer to a request, of the names in its path, or returns what will.
     `summary`: of what OpenAPI describes; empty for the others.
     `schema`, `statuses`, `body`: what it answers, how else, and what it takes.
     """
 
     method: str
     path: str
-    answer: Callable[[Exchange, Names], Awaitable[None]]
+    answer: Callable[[Exchange, Names], Waits | None]
     summary: str = ""
     schema: str = "anything"
     statuses: tuple[int, ...] = ()

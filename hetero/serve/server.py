@@ -31,20 +31,19 @@ class Server:
         import uvicorn
 
         from hetero.serve.app import ServingApp
-        from hetero.serve.http_protocol import ServingProtocol
+        from hetero.serve.http_connection import READ_NBYTES, Connection
         from hetero.serve.service import Service
 
         #: The models and rules.
         self.service: Final = Service(repository, options)
         self.options: Final = options
-        app = ServingApp(self.service)
+        app: Any = ServingApp(self.service)
         protocol: Any = partial(
-            ServingProtocol, most_nbytes=options.body_nbytes, answer_now=app.answer_now
-        )
+            Connection, options=options, refusal=app.refusal, answer=app.answer,
+            place=memoryview(bytearray(READ_NBYTES)),
+        )  # fmt: skip
         config = uvicorn.Config(
-            app, http=protocol, ws="none", lifespan="off", log_config=None,
-            proxy_headers=options.access_log,  # which tells of the client behind a proxy
-            access_log=False, server_header=False, date_header=False, timeout_keep_alive=75,
+            app, http=protocol, interface="asgi3", ws="none", lifespan="off", log_config=None,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
             ssl_keyfile=options.tls_key, ssl_certfile=options.tls_certificate,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from tests.support.serving import plus_one, tensor
 
 pytest.importorskip("uvicorn")
 grpc = pytest.importorskip("grpc")
-from hetero.serve import http_protocol  # noqa: E402 - it needs what may be missing
+from hetero.serve import http_connection  # noqa: E402 - it needs what may be missing
 from hetero.serve.proto_file import proto_file  # noqa: E402 - the same
 
 PATIENCE_S = 30
@@ -183,7 +183,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_connections_keep_memory_for_bodies_within_a_bound(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "_KEPT_NBYTES", 10 * COUNT)
+    monkeypatch.setattr(http_connection, "_KEPT_NBYTES", 10 * COUNT)
     clients = [client(server) for _ in range(4)]
     for _ in range(2):
         for made in clients:
@@ -199,7 +199,7 @@ def test_connections_keep_memory_for_bodies_within_a_bound(
 def test_a_client_that_takes_nothing_is_not_waited_for(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "_UNREAD_S", 0.1)
+    monkeypatch.setattr(http_connection, "_UNREAD_S", 0.1)
     with client(server) as made:
         made.sendall(large(count=40 * COUNT))
         assert made.recv(1)

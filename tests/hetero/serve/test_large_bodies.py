@@ -81,7 +81,7 @@ def test_a_body_stays_while_the_next_is_read() -> None:
         assert GatedPlugin.began.wait(60)
         client.sendall(sent[1][:300_000])
         deadline = time.monotonic() + 60
-        while not any(made.pipeline for made in server._uvicorn.server_state.connections):
+        while not any(made.reading for made in server._uvicorn.server_state.connections):
             assert time.monotonic() < deadline
             time.sleep(0.005)
         GatedPlugin.gate.set()

@@ -64,6 +64,36 @@ def test_an_offer_of_another_protocol_is_not_taken() -> None:
         assert status == b"HTTP/1.1 400 Bad Request"
 
 
+def test_requests_one_behind_the_other() -> None:
+    """A slow one, one by a name that is not known, HEAD, refused ones, and many quick ones."""
+    length = b"content-length: %d\r\n" % len(BODY)
+    token, traced = b"authorization: Bearer a\r\n", b"traceparent: 00-0-0-00\r\n"
+    good, slow = (head(length + more) + BODY for more in (token, token + traced))
+    refused = head(b"content-length: 400000\r\n") + bytes(400_000)
+    none = head(token, b"GET", "/v2/models/none")
+    with serving(options={"tokens": ("a",)}, plus=plus_one()) as server:
+        [plain] = answer(server, good)
+        assert plain[0] == b"HTTP/1.1 200 OK"
+        told = answer(server, slow, none, refused, refused + good, slow, count=6)
+        assert told[:1] + told[4:] == [plain] * 3
+        assert [line.split()[1] for line, _ in told[1:4]] == [b"404", b"401", b"401"]
+        assert answer(server, *[good * 500] * 4, count=2000) == [plain] * 2000
+        with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
+            made.sendall(head(token, b"HEAD", "/v2") + head(token, b"GET", "/v2"))
+            reader = made.makefile("rb")
+            heads = [b"".join(iter(reader.readline, b"\r\n")) for _ in range(2)]
+            assert heads[0] == heads[1]
+        with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
+            reader = made.makefile("rb")
+            made.sendall(head(token + length + b"expect: 100-continue\r\n"))
+            assert reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+            made.sendall(BODY)
+            assert reader.readline() + reader.readline() == b"\r\nHTTP/1.1 200 OK\r\n"
+        with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
+            made.sendall(good.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            assert made.makefile("rb").read().endswith(plain[1])  # the connection ends
+
+
 def test_numbers_of_very_many_digits() -> None:
     digits = "9" * 5000
     with serving(plus=plus_one()) as server:

@@ -82,7 +82,7 @@ def test_answers_are_the_same(server: Server, name: str) -> None:
 
 def test_no_task_is_made(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = answers(server, posted(GOOD, ""), usual_s=QUICK)
-    monkeypatch.setattr(ServingApp, "__call__", None)
+    monkeypatch.setattr(ServingApp, "_finish", None)
     assert answers(server, posted(GOOD, ""), usual_s=QUICK) == wanted
 
 
