@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from benchmarks.tables import print_rows
 from hetero.planning.solver.choice import Solution
 from hetero.planning.solver.problem import Problem
-from hetero.planning.solver.search import plan
+from tests.support.evaluation import plan
 from tests.support.instances import load, residual_network
 
 

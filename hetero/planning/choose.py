@@ -77,6 +77,7 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
     judging = choice.policy == "PRIORITY"
     solution = plan(
         planned.problem,
+        judge,
         choice.objective,
         choice.seconds * (JUDGING if judging else 1.0),
         choice.seed,
@@ -84,7 +85,6 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
         max_parts=choice.max_variants,
         given=listed,
         keep="priority" if judging and listed else None,
-        judge=judge,
         floor=planned.floor,
     )
     return _report(task, choice, planned, solution, judge, begin)

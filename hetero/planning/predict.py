@@ -8,7 +8,6 @@ from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.problem import Task, node_seconds, way
 from hetero.planning.report import StagePrediction, WirePrediction
-from hetero.planning.solver.evaluate import Wait, finish_times
 
 
 def predict(
@@ -18,6 +17,7 @@ def predict(
 
     One request goes from the client to the first stages, through stages and wires, each stage when
     all its inputs are there and its device is free, and back to the client with its last output.
+    Stages of different devices run side by side.
 
     `company`: whether other devices work at the same time.
     """
@@ -40,20 +40,21 @@ def predict(
     ends = {port.name for port in model.outputs}
     received: set[tuple[str, str]] = set()
     stages: list[StagePrediction] = []
-    seconds: list[float] = []
-    waits: list[list[Wait]] = []
-    backs: list[float] = []
+    #: When the stages of a request alone are done, and when its devices are free again.
+    done_s: list[float] = []
+    free_s: dict[str, float] = {}
+    answered_s = 0.0
     for s in parts.subgraphs:
         cost = costs[s.device]
         alone = [t for n in s.node_names if (t := node_seconds(cost, n, "LATENCY")) is not None]
-        own_s = cost.dispatch.seconds + sum(t.seconds for t in alone)
+        own_s = sum(t.seconds for t in alone)
         pace = cost.company if company else cost.alone
         transfer = 0.0
-        mine: list[Wait] = []
+        start_s = free_s.get(s.device, 0.0)
         # What goes between the client and a stage goes in one message.
         given = [value_nbytes(model.spec(v)) for v in s.inputs if v not in made_by]
         if given:
-            mine.append((None, takes(CLIENT, s.device, sum(given))))
+            start_s = max(start_s, takes(CLIENT, s.device, sum(given)))
         for value in s.inputs:
             nbytes = value_nbytes(model.spec(value))
             source = made_by.get(value)
@@ -62,7 +63,7 @@ def predict(
                 received.add((value, s.device))
                 transfer += busy(sender, s.device, nbytes)
             if source is not None:
-                mine.append((source, takes(sender, s.device, nbytes)))
+                start_s = max(start_s, done_s[source] + takes(sender, s.device, nbytes))
         for value in s.outputs:
             nbytes = value_nbytes(model.spec(value))
             if receivers := goes_to.get(value):
@@ -81,10 +82,11 @@ def predict(
             )
         )
         # Cores are shared whether or not the others have work.
-        seconds.append(own_s * (cost.share.seconds if company else 1.0))
-        waits.append(mine)
+        done_s.append(start_s + own_s * (cost.share.seconds if company else 1.0))
+        free_s[s.device] = done_s[-1]
         taken = [value_nbytes(model.spec(v)) for v in s.outputs if v in ends]
-        backs.append(takes(s.device, CLIENT, sum(taken)) if taken else 0.0)
+        back_s = takes(s.device, CLIENT, sum(taken)) if taken else 0.0
+        answered_s = max(answered_s, done_s[-1] + back_s)
     wires = [
         WirePrediction(
             w.tensor,
@@ -96,6 +98,4 @@ def predict(
         )
         for w in parts.wires
     ]
-    finish = finish_times(device_of, seconds, waits)
-    answered = max((f + back for f, back in zip(finish, backs, strict=True)), default=0.0)
-    return stages, wires, answered
+    return stages, wires, answered_s

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound
-from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.mixing import Part
-from hetero.planning.solver.problem import Assignment, Problem, is_feasible
+from hetero.planning.solver.problem import Assignment, Problem, is_feasible, loads, wary
 
 #: What a plan makes small: the bottleneck, or the time of a single request.
 Objective = Literal["throughput", "latency"]
@@ -95,7 +96,7 @@ def judged(
     problem: Problem,
     plans: Mapping[tuple[Part, ...], tuple[str, ...]],
     objective: Objective,
-    judge: Judge | None,
+    judge: Judge,
     deadline: float,
 ) -> tuple[list[Candidate], bool]:
     """Judge all plans, the most promising first, then those that are always reported.
@@ -103,36 +104,23 @@ def judged(
     `deadline`: ``time.monotonic()`` from which on only those are judged.
     Returns: the candidates, and whether the deadline came first.
     """
-    rough = [_evaluated(problem, names, parts) for parts, names in plans.items()]
-    if judge is None:
-        return rough, False
-    cap = math.inf if problem.max_subgraphs is None else problem.max_subgraphs
-    rough.sort(key=lambda c: (c.subgraphs > cap, c.figure(objective), c.subgraphs, c.parts))
-    first = rough[0]
-    rough.sort(key=lambda c: (c is not first, not any(map(is_landmark, c.names))))
+    problem = wary(problem)
+
+    def promise(parts: tuple[Part, ...]) -> tuple[float, tuple[Part, ...]]:
+        """Return a rough figure: one request waits for all that devices do, many for the most."""
+        each = sum(part.share * loads(problem, part.assignment) for part in parts)
+        return float(np.sum(each) if objective == "latency" else np.max(each)), parts
+
+    def is_told(parts: tuple[Part, ...]) -> bool:
+        return any(map(is_landmark, plans[parts]))
+
+    first, *rest = sorted(plans, key=promise)
     found: list[Candidate] = []
-    for c in rough:
-        if found and not any(map(is_landmark, c.names)) and time.monotonic() > deadline:
+    for parts in (first, *sorted(rest, key=is_told, reverse=True)):
+        if found and not is_told(parts) and time.monotonic() > deadline:
             return found, True
-        found.append(judge(c.names, c.parts))
+        found.append(judge(plans[parts], parts))
     return found, False
-
-
-def _evaluated(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
-    evaluations = [evaluate(problem, part.assignment) for part in parts]
-    loads = [
-        math.fsum(float(e.loads[d]) * p.share for e, p in zip(evaluations, parts, strict=True))
-        for d in range(problem.device_count)
-    ]
-    return Candidate(
-        names=names,
-        parts=parts,
-        loads=tuple(loads),
-        bottleneck=max(loads),
-        latency=max(e.latency for e in evaluations),
-        subgraphs=sum(e.subgraphs for e in evaluations),
-        levels=max(e.levels for e in evaluations),
-    )
 
 
 def choose(

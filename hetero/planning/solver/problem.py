@@ -8,7 +8,7 @@ device of its tail and received at most once by each other device that holds one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,25 +69,6 @@ class Problem:
         return sorted(
             {(int(t), h) for t, hs in zip(self.tails, self.heads, strict=True) for h in hs}
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Evaluation:
-    """The figures of one assignment; the same evaluator judges every candidate."""
-
-    #: Shape (devices,), float64: seconds that each is busy for a request.
-    loads: Floats
-    #: The subgraph of each node; every edge stays inside or leads to a higher one.
-    cluster: tuple[int, ...]
-    subgraphs: int
-    levels: int
-    #: Seconds of one request alone.
-    latency: float
-
-    @property
-    def bottleneck(self) -> float:
-        """The largest load."""
-        return float(self.loads.max())
 
 
 def make_problem(
@@ -179,6 +160,17 @@ def loads(problem: Problem, assignment: Assignment) -> Floats:
     crossing = present.any(axis=1)
     sent = sums(tail_on[crossing], problem.send[np.arange(m), tail_on][crossing], k)
     return compute + sent + received
+
+
+def wary(problem: Problem) -> Problem:
+    """The problem with the cost of a subgraph put on what it receives.
+
+    A device's subgraphs other than its first receive something, so that this counts their dispatch,
+    often more than once: searches see only loads, and this makes them shy of fragments.
+    """
+    if problem.dispatch is None:
+        return problem
+    return replace(problem, receive=problem.receive + problem.dispatch)
 
 
 def is_feasible(problem: Problem, assignment: Assignment) -> bool:

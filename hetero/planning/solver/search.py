@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,12 +20,18 @@ from hetero.planning.solver.bounds import Bound, critical_path, largest_node, pr
 from hetero.planning.solver.check import check
 from hetero.planning.solver.choice import TIDIED, Judge, Objective, Solution, choose, judged
 from hetero.planning.solver.contract import Contraction, coarsen, collapse_groups, fuse_cycles
-from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.greedy import pack, priority, serial_cuts
 from hetero.planning.solver.local_search import anneal, tidy
 from hetero.planning.solver.mixing import Part, mix
 from hetero.planning.solver.order import depth_first
-from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible, loads
+from hetero.planning.solver.problem import (
+    Assignment,
+    Problem,
+    allowed,
+    is_feasible,
+    loads,
+    wary,
+)
 from hetero.planning.solver.slicing import MAX_NODES, slice_order
 
 #: Graphs of at most this many nodes are searched as they are ...
@@ -37,8 +43,8 @@ SUPERNODES = 450
 PROPOSALS_PER_SECOND, QUICK_NODES = 100_000, 400
 #: Times the best plan's bottleneck up to which the next one is annealed as well.
 NEAR = 1.2
-#: Plans times nodes for each second granted, up to which the latency of each plan is looked at.
-FEW_PER_SECOND = 24_000
+#: Plans times nodes for each second granted, up to which each plan is judged.
+FEW_PER_SECOND = 16_000
 #: Nodes times devices up to which the priced minimum cut is worth its time.
 CUT_SIZE = 14_000
 #: Plans that are tidied, the best first.
@@ -49,6 +55,7 @@ CLOCK = (0.8, 1.0)
 
 def plan(
     problem: Problem,
+    judge: Judge,
     objective: Objective = "throughput",
     seconds: float = 10.0,
     seed: int = 0,
@@ -57,18 +64,17 @@ def plan(
     max_parts: int | None = None,
     given: Mapping[str, Assignment] | None = None,
     keep: str | None = None,
-    judge: Judge | None = None,
     floor: Problem | None = None,
 ) -> Solution:
     """Plan a problem: same problem, options and seed, same plan, unless it is cut short.
 
     `problem`: its edges are acyclic.
+    `judge`: gives the figures by which plans are compared.
     `seconds`: the most time for it; the effort follows from it.
     `contiguous`: only plans in which a device has one interval of a topological order.
     `max_parts`: how many plans may share the requests; any number by default.
     `given`: plans to judge besides those found; left out where they break a constraint.
     `keep`: the one of `given` to choose whatever else is found.
-    `judge`: gives the figures by which plans are compared; `evaluate`'s by default.
     `floor`: the same nodes with costs that no judged plan falls below, for the bounds.
     Raises PlanError: no plan meets the constraints, or `keep` breaks one: ``nodes`` are those that
         clash, ``constraint`` is ``support``, ``pins``, ``colocation``, ``memory`` or ``subgraphs``.
@@ -89,7 +95,7 @@ def plan(
         if throughput:
             search.anneal()
         else:
-            search.add_best_of_all(lambda found: evaluate(problem, whole.expand(found)).latency)
+            search.add_all()
         search.tidy()
     ways: dict[tuple[Part, ...], list[str]] = {}
     given = {n: a for n, a in (given or {}).items() if is_feasible(problem, a) or n == keep}
@@ -214,20 +220,15 @@ class _Search:
             constraint="memory",
         )
 
-    def add_best_of_all(self, latency: Callable[[Assignment], float]) -> None:
-        """Add the plan of least latency, where there are few enough to look at each.
+    def add_all(self) -> None:
+        """Add every plan, where there are few enough to judge each.
 
         Annealing of larger graphs by their latency found nothing better than minimum cuts.
         """
-        problem = self.small.problem
-        able = [np.flatnonzero(row).tolist() for row in allowed(problem)]
-        few = self.seconds * FEW_PER_SECOND / max(problem.node_count, 20)
-        if math.prod(map(len, able)) <= few:
-            every = (a for a in itertools.product(*able) if is_feasible(problem, a))
-            timely = itertools.takewhile(lambda _: time.monotonic() < self.deadline, every)
-            best = min(timely, key=latency, default=None)
-            self.cut_short |= time.monotonic() >= self.deadline
-            self.add("best of all", None if best is None else self.small.expand(best))
+        able = [np.flatnonzero(row).tolist() for row in allowed(self.small.problem)]
+        if math.prod(map(len, able)) <= self.seconds * FEW_PER_SECOND / max(len(able), 20):
+            for assignment in itertools.product(*able):
+                self.add("best of all", self.small.expand(assignment))
 
     def anneal(self) -> None:
         """Anneal twice: from the best plan, and from the next one or again where that is far."""
@@ -263,14 +264,3 @@ class _Search:
             parts = mix(problem, plans, price=name == "mix")
             if len(parts) > 1:
                 yield name, parts
-
-
-def wary(problem: Problem) -> Problem:
-    """The problem with the cost of a subgraph put on what it receives.
-
-    A device's subgraphs other than its first receive something, so that this counts their dispatch,
-    often more than once: searches see only loads, and this makes them shy of fragments.
-    """
-    if problem.dispatch is None:
-        return problem
-    return replace(problem, receive=problem.receive + problem.dispatch)

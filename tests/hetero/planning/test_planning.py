@@ -28,12 +28,11 @@ from hetero.planning.problem import Constraints
 from hetero.planning.problem import build as build_problem
 from hetero.planning.report import PlanReport
 from hetero.planning.solver.bounds import critical_path
-from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.local_search import tidy
-from hetero.planning.solver.problem import make_problem
-from hetero.planning.solver.search import wary
+from hetero.planning.solver.problem import make_problem, wary
 from tests.support.chains import chain, random_model
 from tests.support.costs import costs, task
+from tests.support.evaluation import evaluate
 from tests.support.graphs import build
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from devices.errors import PlanError
 from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
-from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.order import components, depth_first
 from hetero.planning.solver.problem import Problem, allowed, loads, make_problem
+from tests.support.evaluation import evaluate
 from tests.support.instances import random_problem, residual_network
 
 

@@ -16,8 +16,8 @@ from hetero.planning.solver.min_cut import two_way
 from hetero.planning.solver.mixing import mix, most_requests
 from hetero.planning.solver.order import depth_first
 from hetero.planning.solver.problem import Problem, is_feasible, loads, make_problem
-from hetero.planning.solver.search import plan
 from hetero.planning.solver.slicing import slice_order
+from tests.support.evaluation import plan
 from tests.support.every_assignment import every_assignment, every_load, least_bottleneck
 from tests.support.instances import random_problem
 

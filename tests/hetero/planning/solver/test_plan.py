@@ -10,9 +10,8 @@ import pytest
 from benchmarks import partition
 from devices.errors import PlanError
 from hetero.planning.solver.choice import Candidate, Objective, Solution
-from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.problem import is_feasible, make_problem
-from hetero.planning.solver.search import plan
+from tests.support.evaluation import evaluate, plan
 from tests.support.every_assignment import every_assignment, least_bottleneck
 from tests.support.instances import DATA, load, random_problem, residual_network
 
