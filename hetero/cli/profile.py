@@ -84,10 +84,7 @@ def _default_path(model: str, source: Model) -> Path:
 def cost_parts(costs: Costs) -> Iterator[RenderableType]:
     """Yield what devices and transfers cost, for people."""
     yield f"{costs.model}: {costs.basis()}"
-    table = Rows(
-        "device", "all nodes ms", "measured", "estimated", "per subgraph ms",
-        "busy alone", "busy with all",
-    )  # fmt: skip
+    table = Rows("device", "all nodes ms", "measured", "estimated", "busy alone", "busy with all")
     for name, device in costs.devices.items():
         sources = Counter(t.source for t in device.nodes.values())
         table.add(
@@ -95,7 +92,6 @@ def cost_parts(costs: Costs) -> Iterator[RenderableType]:
             f"{sum(t.seconds for t in device.nodes.values()) * 1e3:.2f}",
             sources["measured"] + sources["calibrated"],
             sources["estimated"],
-            f"{device.dispatch.seconds * 1e3:.3f}",
             *(
                 f"× {pace.load.seconds:.2f} + {pace.overhead.seconds * 1e3:.3f} ms"
                 for pace in (device.alone, device.company)

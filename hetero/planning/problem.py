@@ -19,7 +19,7 @@ from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows
 from hetero.affinity.requests import request_positions
 from hetero.generate.layers import find_layers
-from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Pace, Time
+from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Time
 from hetero.planning.cost.work import value_nbytes, with_shapes
 from hetero.planning.solver.problem import Problem, make_problem
 
@@ -100,12 +100,6 @@ def node_seconds(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:
     return Time(alone.seconds * load, alone.source)
 
 
-def call_seconds(costs: DeviceCosts, hint: Hint) -> float:
-    """Seconds that a subgraph costs its device on top of its nodes."""
-    pace = costs.company if hint == "THROUGHPUT" else Pace()
-    return costs.dispatch.seconds * pace.load.seconds + pace.overhead.seconds
-
-
 def build(task: Task, hint: Hint) -> Planned:
     """Return the planner's problem of a task.
 
@@ -137,7 +131,9 @@ def build(task: Task, hint: Hint) -> Planned:
             names=names,
             pins=[(index[n], number[d]) for n, d in pins.items() if n in index and d in number],
             groups=_groups(task, index, times, pins),
-            dispatch=np.array([call_seconds(c, hint) for c in costs]),
+            dispatch=np.array(
+                [c.company.overhead.seconds if hint == "THROUGHPUT" else 0.0 for c in costs]
+            ),
             max_subgraphs=task.constraints.max_subgraphs,
         )
 

@@ -15,8 +15,8 @@ from devices.model.model import Model
 from devices.null.plugin import NullPlugin
 from devices.plugin.program import Payload, Program
 from devices.plugin.properties import OPTIONAL_PROPERTIES, Config
-from hetero.planning.cost.kinds import Kind, identify
-from hetero.planning.cost.load import BusyDevices
+from hetero.planning.cost.kinds import Kind, Subject, identify
+from hetero.planning.cost.load import measure_load
 from tests.support.models import branches
 
 CORES = 8
@@ -106,9 +106,8 @@ def test_costs_are_measured_alone_with_every_core_and_in_company_with_the_share(
     core.profile_model(model, "SEEN.0", seconds=0.2)
     assert set(SeenPlugin.seen) == {CORES}
     SeenPlugin.seen.clear()
-    busy = BusyDevices(core.executor, {}, ["SEEN.0", "SEEN.1"])
     x = {"x": np.zeros((2, 3), np.float32)}
     seen = [d for d in core.device_descriptors if d.name in ("SEEN.0", "SEEN.1")]
-    busy.add(Kind(identify(seen[0], {}), seen, [model]), x)
-    busy.close()
+    kind = Kind(identify(seen[0], {}), seen, [model], alone_s=[1.0])
+    measure_load(Subject(core.executor, model, x, tuple(seen), {}, {}, 0.1), [(kind, x)], 0.0)
     assert SeenPlugin.seen == [CORES // 2, CORES // 2]

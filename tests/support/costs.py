@@ -12,6 +12,7 @@ from hetero.planning.cost.costs import (
     DeviceCosts,
     DeviceIdentity,
     Line,
+    Pace,
     Time,
     Transfer,
 )
@@ -29,13 +30,15 @@ def costs(
     times_s: Mapping[str, Mapping[str, float]],
     *,
     wire: Line = FREE,
-    dispatch_s: float = 0.0,
+    call_s: float = 0.0,
     fused: tuple[tuple[str, ...], ...] = (),
 ) -> Costs:
     """Return costs from {device: {node: seconds}}; nodes left out are not supported.
 
     `wire`: also what is between the client and a device.
+    `call_s`: what a call of a subgraph takes while requests follow each other.
     """
+    pace = Pace(overhead=Time(call_s, "calibrated"))
     ends = (*times_s, CLIENT)
     return Costs(
         model.name,
@@ -45,7 +48,8 @@ def costs(
             device: DeviceCosts(
                 identity(device),
                 {name: Time(seconds, "measured") for name, seconds in nodes.items()},
-                dispatch=Time(dispatch_s, "calibrated"),
+                alone=pace,
+                company=pace,
                 fused=fused,
             )
             for device, nodes in times_s.items()

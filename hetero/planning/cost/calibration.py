@@ -21,7 +21,9 @@ LEAST_SAMPLES: Final = 10
 SETTLED: Final = 1.05
 SPOILED: Final = 1.5
 #: Share of a subgraph's time that its call may take: its nodes take something too.
-MOST_DISPATCH: Final = 0.9
+MOST_CALL: Final = 0.9
+#: Seconds that a call is assumed to keep a device busy besides, where that was not measured.
+ASSUMED_CALL_S: Final = 1e-4
 
 
 def low(samples: Sequence[float]) -> float:
@@ -56,29 +58,17 @@ class Round(NamedTuple):
     period_s: float
 
 
-class Look(NamedTuple):
-    """Requests one at a time: seconds before, in and after their runs."""
-
-    there_s: float
-    run_s: float
-    back_s: float
-    #: Whether other work spoiled the figures.
-    spoiled: bool = False
-
-
-def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:
+def fit_pace(rounds: Sequence[Round]) -> Pace:
     """Return what a device takes while requests follow each other.
 
     What a call costs is in every round: the quickest ones have it, and little of what only
     disturbed. What else stands between two answers grows with the work, as load does.
-
-    `call_s`: seconds that a call keeps the device busy besides, where there are no rounds.
     """
     rounds = [r for r in rounds if r.quiet_s > 0]
     if not rounds:
-        return Pace(overhead=Time(call_s, "estimated"))
+        return Pace(overhead=Time(ASSUMED_CALL_S, "estimated"))
     quick_s = max(low([r.period_s - r.run_s for r in rounds]), 0.0)
-    call_s = min(quick_s, MOST_DISPATCH * min(r.period_s for r in rounds))
+    call_s = min(quick_s, MOST_CALL * min(r.period_s for r in rounds))
     load = low([(r.period_s - call_s) / r.quiet_s for r in rounds])
     return Pace(Time(load, "calibrated"), Time(call_s, "calibrated"))
 

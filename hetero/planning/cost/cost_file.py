@@ -2,7 +2,7 @@
 
 ::
 
-    {"format": "hetero-costs", "version": 6, "model": ..., "model_hash": ..., "shapes": {...},
+    {"format": "hetero-costs", "version": 7, "model": ..., "model_hash": ..., "shapes": {...},
      "devices": {device: {"identity": {...}, "nodes": {node: {"seconds", "source"}}, ...}},
      "transfers": [{"from", "to", "latency": {"a", "b", "source"}, "busy": {...}}], ...}
 
@@ -25,7 +25,7 @@ from scheduler.formats.regular_file import read_regular
 from scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
-VERSION: Final = 6
+VERSION: Final = 7
 
 
 def write_costs(costs: Costs, path: str | Path) -> None:

@@ -83,15 +83,13 @@ class DeviceIdentity:
 class DeviceCosts:
     """What a model's nodes take on one device.
 
-    A subgraph takes ``dispatch + sum of its nodes``, times what company, or requests that follow
-    each other, make of it.
+    A subgraph takes the sum of its nodes, times what company, or requests that follow each other,
+    make of it.
     """
 
     identity: DeviceIdentity
     #: Node name -> seconds in a subgraph, alone on the device; unsupported nodes are absent.
     nodes: Mapping[str, Time]
-    #: Seconds that a subgraph takes besides its nodes.
-    dispatch: Time = Time(0.0, "estimated")
     #: What times are multiplied by where the device shares its node's cores with others that have
     #: nothing to do. A number, not seconds.
     share: Time = Time(1.0, "estimated")

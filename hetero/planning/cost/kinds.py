@@ -9,8 +9,9 @@ from typing import Any, Final
 from devices.model.model import Model
 from devices.plugin.program import Value
 from devices.plugin.support import Support
-from hetero.planning.cost.calibration import MOST_DISPATCH, Look, Round, low
+from hetero.planning.cost.calibration import Round
 from hetero.planning.cost.costs import DeviceIdentity, Time
+from hetero.planning.cost.timing import Look
 from scheduler.executor import Executor
 from scheduler.vocabulary.rows import DeviceDescriptor
 
@@ -18,9 +19,6 @@ from scheduler.vocabulary.rows import DeviceDescriptor
 _TIMELESS: Final = frozenset(
     ("INFERENCE_NUM_THREADS", "PERF_COUNT", "LOG_LEVEL", "CACHE_DIR", "DEVICE_ID", "ENABLE_MMAP")
 )  # fmt: skip
-#: Seconds that a call of a subgraph is assumed to take. Measured by chunks of models it moved
-#: predictions by less than 2 %.
-DISPATCH_S: Final = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,6 @@ class Kind:
     quiet: list[Look] = field(default_factory=list)
     alone: list[Round] = field(default_factory=list)
     company: list[Round] = field(default_factory=list)
-    #: Seconds that a call keeps it busy, one for each transfer measured.
-    calls_s: list[float] = field(default_factory=list)
     #: What other work spoiled.
     spoiled: set[str] = field(default_factory=set)
     error: str | None = None
@@ -66,21 +62,6 @@ class Kind:
     def name(self) -> str:
         """The device that stands for all."""
         return self.devices[0].name
-
-    def settle(self) -> Time:
-        """Fit the nodes' times to what the largest part takes, as all its runs tell.
-
-        A part takes the time of its call and of its nodes.
-
-        Returns: the time of a call.
-        """
-        if not any(self.alone_s):
-            return Time(DISPATCH_S, "estimated")
-        whole_s = low(self.alone_s)
-        call_s = min(DISPATCH_S, MOST_DISPATCH * whole_s)
-        factor = (whole_s - call_s) / self.alone_s[0]
-        self.nodes = {n: Time(t.seconds * factor, t.source) for n, t in self.nodes.items()}
-        return Time(call_s, "estimated")
 
 
 def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdentity:

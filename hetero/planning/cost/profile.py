@@ -24,7 +24,7 @@ from hetero.affinity.requests import request_positions
 from hetero.planning.cost.calibration import fit_pace, low, rounds_spoiled
 from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Time, Transfer
 from hetero.planning.cost.kinds import Kind, Subject, kinds_of
-from hetero.planning.cost.load import BusyDevices
+from hetero.planning.cost.load import measure_load
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.samples import capture, feeds, regions
 from hetero.planning.cost.timing import time_model
@@ -62,11 +62,8 @@ class _Profile:
         self._model = with_shapes(subject.model, self._shapes)
         self._kinds = kinds_of(subject)
         self._values: dict[str, Value] = dict(subject.inputs)
-        #: Alike devices have one figure: to the planner they are then interchangeable.
-        names = [device.name for device in subject.devices]
-        self._busy = BusyDevices(subject.executor, subject.configs, names)
         self._transfers: dict[tuple[str, str], Transfer] = {}
-        self._steps = 1 + len(self._kinds) + 2 + len(self._pairs())
+        self._steps = 2 + len(self._kinds) + len(self._pairs())
         self._done = 0
         self._measured_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._end_s = time.monotonic() + subject.seconds
@@ -75,22 +72,16 @@ class _Profile:
 
     def run(self) -> Costs:
         interrupted = False
-        # Load sways most with what else the machine does: it is looked at now and again.
-        load = "all devices at once"
         try:
             self._step("finding what each device supports", self._find_parts)
             for kind in self._kinds:
                 self._step(f"nodes on {kind.name}", partial(self._measure_kind, kind))
-            self._open_load()
-            self._step(load, self._measure_load)
+            self._step("all devices at once", self._measure_load)
             for sender, receiver in self._pairs():
                 text = f"transfers {sender.name} to {receiver.name}"
                 self._step(text, partial(self._measure_transfer, sender, receiver))
-            self._step(load, self._measure_load)
         except KeyboardInterrupt:
             interrupted = True
-        finally:
-            self._busy.close()
         return self._costs(interrupted)
 
     def _step(self, text: str, work: Callable[[], None]) -> None:
@@ -156,22 +147,13 @@ class _Profile:
             kind.fused += fused_groups(part, timing.executed)
             kind.nodes |= {n: Time(s, "measured") for n, s in spread(part, timing).items()}
 
-    def _open_load(self) -> None:
-        """Put every device's largest part on it, where there is time left to look at them."""
-        for kind in self._kinds if self._left_s() else ():
-            inputs = feeds(kind.parts[0], self._values) if any(kind.alone_s) else None
-            if inputs is None or kind.error is not None:
-                continue
-            try:
-                self._busy.add(kind, inputs)
-            except (DeviceError, ClusterError) as error:
-                kind.error = f"{type(error).__name__}: {error}"
-
     def _measure_load(self) -> None:
-        # What devices do to each other matters most: the first look takes what it needs.
-        share_s = max(0.0, self._until_s - time.monotonic())
-        looked = any(kind.company for kind in self._kinds)
-        self._busy.measure(share_s if looked else self._left_s() / 2)
+        kinds = (kind for kind in self._kinds if any(kind.alone_s) and kind.error is None)
+        fed = ((kind, feeds(kind.parts[0], self._values)) for kind in kinds)
+        # What devices do to each other matters most: this takes what it needs.
+        half_s = self._left_s() / 2
+        if half_s:
+            measure_load(self._subject, [(k, x) for k, x in fed if x is not None], half_s)
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -189,16 +171,11 @@ class _Profile:
         if {sender.name, receiver.name} & failed or self._is_late():
             return
         try:
-            found, call_s = measure_transfer(
+            self._transfers[sender.name, receiver.name] = measure_transfer(
                 subject.executor, sender, receiver, subject.configs, self._until_s
             )
         except HeteroError:
             return
-        self._transfers[sender.name, receiver.name] = found
-        if call_s is not None:
-            for kind in self._kinds:
-                if sender in kind.devices or receiver in kind.devices:
-                    kind.calls_s.append(call_s)
 
     def _costs(self, interrupted: bool) -> Costs:
         devices: dict[str, DeviceCosts] = {}
@@ -210,21 +187,17 @@ class _Profile:
                 missing |= {d.name: kind.error for d in kind.devices}
                 continue
             share = self._share(kind)
-            dispatch = kind.settle()
-            # Of two devices the slower decides how long a call takes: the least is its own.
-            call_s = min(kind.calls_s, default=0.0)
             rounds = [kind.alone, kind.company]
             if any(map(rounds_spoiled, rounds)):
                 kind.spoiled.add("load")
                 rounds = [[], []]
-            alone, company = (fit_pace(found, call_s) for found in rounds)
+            alone, company = (fit_pace(found) for found in rounds)
             load = Time(company.load.seconds * share.seconds, company.load.source)
             nodes = self._complete(kind)
             for device in kind.devices:
                 devices[device.name] = DeviceCosts(
                     identity=replace(kind.identity, node=device.node),
                     nodes=nodes,
-                    dispatch=dispatch,
                     share=share,
                     alone=alone,
                     company=replace(company, load=load),
@@ -259,10 +232,12 @@ class _Profile:
         model, supported = self._model, self._subject.supports[kind.name]
         alive = (model.nodes[p] for p in request_positions(model))
         works = {node.name: node_work(model, node) for node in alive if node.name in supported}
-        speed = fit_speed((works[n], t.seconds) for n, t in kind.nodes.items() if n in works)
+        # They were measured with the first of the runs that tell what the whole takes.
+        factor = low(kind.alone_s) / kind.alone_s[0] if any(kind.alone_s) else 1.0
+        known = {n: Time(t.seconds * factor, t.source) for n, t in kind.nodes.items()}
+        speed = fit_speed((works[n], t.seconds) for n, t in known.items() if n in works)
         return {
-            name: kind.nodes.get(name) or Time(speed(work), "estimated")
-            for name, work in works.items()
+            name: known.get(name) or Time(speed(work), "estimated") for name, work in works.items()
         }
 
     def _all_transfers(self, devices: Mapping[str, Any]) -> dict[tuple[str, str], Transfer]:

@@ -18,7 +18,7 @@ from devices.request.answer import Answer, StageRun
 from devices.request.request import Request
 from hetero.observe.in_flight import keep_in_flight
 from hetero.partition.partition import partition, stage_sources
-from hetero.planning.cost.calibration import LOW, Look, low, settled, spoiled
+from hetero.planning.cost.calibration import LOW, low, settled, spoiled
 from scheduler.executor import Deployment, Executor
 from scheduler.vocabulary.limits import Limits
 
@@ -73,7 +73,7 @@ def run(deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = 
     return deployment.submit(inputs, Request(profile=profile)).future.result()
 
 
-def warm_up(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> None:
+def _warm_up(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> None:
     """Run requests until they take what they take in a long row; one at least.
 
     `until_s`: when what follows is to end: at least half of the time is left for it.
@@ -115,28 +115,44 @@ def time_model(
     return Timing(whole.run_s, nodes, rows, whole.spoiled)
 
 
+class Look(NamedTuple):
+    """Requests one at a time: seconds in their runs, before, between and after them."""
+
+    run_s: float
+    there_s: float
+    between_s: float
+    back_s: float
+    #: Whether other work spoiled the figures.
+    spoiled: bool = False
+
+
 def look(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> Look:
-    """Run requests one at a time, warm, until they have settled; one at least that counts."""
-    warm_up(deployment, inputs, until_s)
-    found: list[tuple[float, float, float]] = []
+    """Run requests one at a time, warm, until they have settled; one at least that counts.
+
+    The model is one stage, or a chain of them.
+    """
+    _warm_up(deployment, inputs, until_s)
+    found: list[tuple[float, float, float, float]] = []
 
     def more(sent: int) -> bool:
         if not sent:
             return True
-        return time.monotonic() < until_s and not settled([run_s for _, run_s, _ in found])
+        return time.monotonic() < until_s and not settled([run_s for run_s, *_ in found])
 
     def add(began_s: float, ended_s: float, answer: Answer) -> None:
         stages = answer.stage_runs
         run_s = sum(stage.run_s for stage in stages)
         there_s, back_s = stages[0].started_s - began_s, ended_s - stages[-1].ended_s
-        # Clocks of two machines need not compare: what they leave is halved then.
-        if min(there_s, back_s) < 0:
-            there_s = back_s = max(0.0, there_s + back_s) / 2
-        found.append((there_s, run_s, back_s))
+        between_s = sum(b.started_s - a.ended_s for a, b in itertools.pairwise(stages))
+        # Clocks of two machines need not compare: the ways are taken to be alike then.
+        if min(there_s, between_s, back_s) < 0:
+            there_s = back_s = max(0.0, ended_s - began_s - run_s) / (len(stages) + 1)
+            between_s = there_s * (len(stages) - 1)
+        found.append((run_s, there_s, between_s, back_s))
 
     keep_in_flight(lambda: deployment.submit(inputs).future, 1, more, add)
-    there, runs, back = zip(*found, strict=True)
-    return Look(low(there), low(runs), low(back), spoiled(runs))
+    runs, there, between, back = zip(*found, strict=True)
+    return Look(low(runs), low(there), low(between), low(back), spoiled(runs))
 
 
 class Saturation(NamedTuple):

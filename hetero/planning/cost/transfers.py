@@ -14,11 +14,10 @@ from devices.errors import HeteroError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import Value
-from hetero.planning.cost.calibration import low
 from hetero.planning.cost.costs import Line, Transfer
-from hetero.planning.cost.timing import deployed, run, saturate, warm_up
+from hetero.planning.cost.timing import deployed, look, saturate
 from hetero.planning.cost.work import nonnegative
-from scheduler.executor import Deployment, Executor
+from scheduler.executor import Executor
 from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: (wires, bytes of each) that are measured. A line needs the first two; the others improve it.
@@ -26,9 +25,7 @@ SAMPLES: Final = ((1, 4_096), (1, 4_194_304), (4, 4_096), (1, 262_144))
 LEAST_SAMPLES: Final = 2
 #: Requests in flight while a chain is measured under load.
 JOBS: Final = 8
-#: Runs of one request at a time, for the time before, between and after stages.
-RUNS: Final = 9
-#: Seconds of many requests in flight at most.
+#: Seconds of one request at a time, and of many in flight, at most.
 MOST_S: Final = 0.25
 #: Assumed where nothing can be measured: a shared-memory hand-over between processes.
 ASSUMED: Final = Transfer(Line(1e-3, 2e-10, "estimated"), Line(2e-4, 2e-10, "estimated"))
@@ -42,53 +39,36 @@ def measure_transfer(
     receiver: DeviceDescriptor,
     configs: Mapping[str, Mapping[str, Any]],
     until_s: float,
-) -> tuple[Transfer, float | None]:
+) -> Transfer:
     """Measure tensors that go from one device to another, until the clock is at `until_s`.
 
     Returns: ``calibrated``: lines fitted to measurements; the assumed one where a device supports
         none of the operators that a chain can be made of, or time was too short for a line.
-    Returns: seconds that a call keeps a device busy whatever it carries; None where not measured.
     """
     chain = _supported_chain(executor, sender, receiver, configs)
     if chain is None:
-        return ASSUMED, None
+        return ASSUMED
     gaps, busy, rows = [], [], []
     for place, (wires, nbytes) in enumerate(SAMPLES):
         if time.monotonic() >= until_s:
             break
         model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
         with deployed(executor, model, affinity, configs) as deployment:
-            warm_up(deployment, inputs, until_s)
-            found = _gaps(deployment, inputs, until_s, one_clock=sender.node == receiver.node)
-            left_s = max(0.0, until_s - time.monotonic()) / (len(SAMPLES) - place)
-            (full,) = saturate([(deployment, inputs)], JOBS, min(MOST_S, left_s))
-        gaps.append(max(1e-7, low(found)))
+            now_s = time.monotonic()
+            each_s = max(0.0, until_s - now_s) / (len(SAMPLES) - place) / 2
+            alone = look(deployment, inputs, now_s + min(MOST_S, each_s))
+            (full,) = saturate([(deployment, inputs)], JOBS, min(MOST_S, each_s))
+        gaps.append(max(1e-7, alone.between_s))
         busy.append(max(1e-7, full.period_s - max(full.runs_s)))
         rows.append((1.0, float(wires), float(wires * nbytes)))
     if len(rows) < LEAST_SAMPLES:
-        return ASSUMED, None
+        return ASSUMED
     start, each, per_byte = fit(rows, gaps)
     # What a call costs whatever it carries is the device's overhead, not the wire's.
-    call, each_busy, per_byte_busy = fit(rows, busy)
-    transfer = Transfer(
+    _, each_busy, per_byte_busy = fit(rows, busy)
+    return Transfer(
         Line(start + each, per_byte, "calibrated"), Line(each_busy, per_byte_busy, "calibrated")
     )
-    return transfer, call
-
-
-def _gaps(
-    deployment: Deployment, inputs: Mapping[str, Value], until_s: float, *, one_clock: bool
-) -> list[float]:
-    """Seconds between two stages, one request at a time; one at least, and RUNS in the time."""
-    found: list[float] = []
-    while not found or (len(found) < RUNS and time.monotonic() < until_s):
-        began_s = time.monotonic()
-        first, second = run(deployment, inputs).stage_runs
-        # Clocks of two machines do not compare: of the three hops of a round trip, the one between
-        # the stages carries the tensors.
-        hops_s = time.monotonic() - began_s - first.run_s - second.run_s
-        found.append(second.started_s - first.ended_s if one_clock else hops_s / 3)
-    return found
 
 
 def fit(rows: Sequence[tuple[float, ...]], seconds: list[float]) -> tuple[float, ...]:

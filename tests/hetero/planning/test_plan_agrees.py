@@ -37,7 +37,7 @@ def random_task(seed: int) -> Task:
         }
         for d in names
     }
-    given = costs(model, times, dispatch_s=dice.choice([0.0, 3e-4]))
+    given = costs(model, times, call_s=dice.choice([0.0, 3e-4]))
 
     def line() -> Line:
         return Line(dice.choice([0.0, 2e-4, 2e-3]), dice.choice([0.0, 1e-6]), "measured")

@@ -63,7 +63,7 @@ def test_no_assignment_is_better(seed: int, hint: Any) -> None:
         d: {n: dice.uniform(1e-3, 5e-3) * speed for n in model.node_names if dice.random() > drop}
         for d, speed, drop in (("A", 1.0, 0.2), ("B", 2.0, 0.0), ("C", 1.5, 0.2))
     }
-    given = costs(model, times, wire=Line(4e-4, 0.0, "measured"), dispatch_s=1e-4)
+    given = costs(model, times, wire=Line(4e-4, 0.0, "measured"), call_s=1e-4)
     choice = Choice(hint=hint, seconds=0.5)
     report = choose(task(model, given), choice)
     placed = report.affinity

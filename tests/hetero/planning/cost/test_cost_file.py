@@ -55,7 +55,7 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
         (("devices", "ORT", "nodes", "a", "seconds"), float("nan"), "cannot be read"),
         (("devices", "ORT", "nodes", "a", "source"), "dreamt", "Invalid enum value 'dreamt'"),
         (("devices", "ORT", "alone", "load", "seconds"), "1", "at `$.devices[...].alone.load.seco"),
-        (("version",), 5, "version 5, wanted 6. Profile the model again"),
+        (("version",), 5, "version 5, wanted 7. Profile the model again"),
         (("devices", "ORT", "identity"), {}, "missing required field `plugin`"),
         (("transfers", 0, "busy", "b"), True, "at `$[0].busy.b`"),
         (("model",), None, "Profile the model again"),

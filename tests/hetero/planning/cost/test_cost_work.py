@@ -9,6 +9,7 @@ from devices.model.light import light_model_inputs
 from devices.model.reader import read_model
 from hetero.affinity.requests import request_positions
 from hetero.planning.cost.calibration import (
+    ASSUMED_CALL_S,
     Round,
     fit_pace,
     low,
@@ -16,8 +17,6 @@ from hetero.planning.cost.calibration import (
     settled,
     spoiled,
 )
-from hetero.planning.cost.costs import Time
-from hetero.planning.cost.kinds import DISPATCH_S, Kind
 from hetero.planning.cost.work import (
     Speed,
     Work,
@@ -26,7 +25,6 @@ from hetero.planning.cost.work import (
     nonnegative,
     with_shapes,
 )
-from tests.support.costs import identity
 from tests.support.graphs import build
 
 
@@ -92,16 +90,6 @@ def test_coefficients_are_never_negative() -> None:
                 assert np.square(table @ near - target).sum() >= error - 1e-12
 
 
-@pytest.mark.parametrize(("runs_s", "call_s"), [([7e-3], DISPATCH_S), ([2e-5], 1.8e-5)])
-def test_the_whole_keeps_its_time_and_nodes_take_something(
-    runs_s: list[float], call_s: float
-) -> None:
-    kind = Kind(identity("CPU"), [], nodes={"a": Time(runs_s[0], "measured")}, alone_s=runs_s)
-    call = kind.settle()
-    assert call.seconds == pytest.approx(call_s)
-    assert call.seconds + kind.nodes["a"].seconds == pytest.approx(runs_s[0])
-
-
 def test_spikes_do_not_count_and_samples_settle() -> None:
     quiet = [1.0, 1.02, 1.01, 1.03, 1.0] * 4
     spiky = [sample * (170 if i % 3 == 1 else 1) for i, sample in enumerate(quiet)]
@@ -119,13 +107,13 @@ def test_pace_fit() -> None:
     """A call takes 1 ms; a neighbour takes the core for 9 ms of one round, and 1 ms of another."""
     quick = Round(0.01, 0.011, 0.012)
     rounds = [Round(0.01, 0.030, 0.040), Round(0.02, 0.030, 0.032), quick, quick, quick]
-    pace = fit_pace(rounds, 0.5)
+    pace = fit_pace(rounds)
     assert pace.overhead.seconds == pytest.approx(0.001)
     assert pace.load.seconds == pytest.approx(1.1)
-    streams = fit_pace([Round(0.010, 0.009, 0.008)], 0.5)
+    streams = fit_pace([Round(0.010, 0.009, 0.008)])
     assert (streams.load.seconds, streams.overhead.seconds) == (pytest.approx(0.8), 0.0)
-    unknown = fit_pace([], 0.5)
-    assert (unknown.load.seconds, unknown.overhead.seconds) == (1.0, 0.5)
+    unknown = fit_pace([])
+    assert (unknown.load.seconds, unknown.overhead.seconds) == (1.0, ASSUMED_CALL_S)
     assert unknown.load.source == unknown.overhead.source == "estimated"
 
 
