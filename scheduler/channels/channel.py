@@ -45,14 +45,18 @@ class PumpedChannel(Channel, Protocol):
         """
 
     def wake(self) -> None:
-        """Have who waits in `pump` return."""
+        """Make one `pump`, that waits or the next, return early."""
 
     @property
     def num_waits(self) -> int:
         """How many times a `pump` has found nothing there, and has waited."""
 
     def hold(self) -> None:
-        """Keep small messages that the calling thread sends until `let_go`, to go together."""
+        """Keep small messages for this node, that the calling thread sends, until `let_go`.
+
+        Those for one party then go as one: it wakes once. One thread at a time may hold; what it
+        holds goes with the next beat at the latest.
+        """
 
     def let_go(self) -> None:
         """Send what is held, and hold no more."""

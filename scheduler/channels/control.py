@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import zmq
@@ -38,9 +39,9 @@ from scheduler.channels.protocol import (
     unpacked_status,
 )
 from scheduler.channels.relays import Relays, pages
-from scheduler.channels.sockets import ControlSockets
+from scheduler.channels.shared_memory import SlotReader
 from scheduler.channels.stamps import Stamp, StampReader
-from scheduler.processes.owned_files import Process
+from scheduler.processes.owned_files import Process, sweep
 from scheduler.processes.threads import start_thread
 from scheduler.vocabulary.messages import Dropped
 
@@ -61,16 +62,10 @@ class Callbacks:
     """Whom the control thread tells what; see `DirectChannel`."""
 
     receive: Receiver
-    on_silent: Callable[[str, float], None] = lambda address, silent_s: None
-    on_heard: Callable[[str], None] = lambda address: None
-    on_lost: Callable[[str], None] = lambda address: None
-    status: Callable[[], Mapping[str, float]] = dict
-    #: Called with a link of ours and the numbers of messages that did not come whole.
-    on_undelivered: Callable[[bytes, int, int], None] = lambda link, first, last: None
-    #: Called now and then: to give back what has not been used for long.
-    tidy: Callable[[], None] = lambda: None
-    #: Called with a process, on this node, that is known to have ended.
-    on_gone: Callable[[Process], None] = lambda process: None
+    on_silent: Callable[[str, float], None]
+    on_heard: Callable[[str], None]
+    on_lost: Callable[[str], None]
+    status: Callable[[], Mapping[str, float]]
 
 
 class Control:
@@ -78,22 +73,24 @@ class Control:
 
     def __init__(
         self,
-        identity: bytes,
-        sockets: ControlSockets,
         peers: Peers,
         inbox: Inbox,
+        slots: SlotReader,
         callbacks: Callbacks,
-        stamp: Stamp,
         *,
         beat_s: float,
         timeout_s: float,
     ) -> None:
-        self._identity = identity
-        self._sockets = sockets
+        own = to_endpoint(peers.own)
+        self._identity = own.identity
+        self._folder = Path(own.path).parent
+        self._sockets = peers.control
         self._peers = peers
+        self._pool = peers.pool
         self._inbox = inbox
+        self._slots = slots
         self._callbacks = callbacks
-        self._stamp = stamp
+        self._stamp = Stamp(own.stamp_path)
         #: Those of this node's parties, by address; None of one that has left.
         self._stamps: dict[str, StampReader | None] = {}
         self._beat_s = beat_s
@@ -106,7 +103,7 @@ class Control:
         #: File descriptors that tell the end of processes on this node.
         self._processes: dict[int, Process] = {}
         self._poller = zmq.Poller()
-        sockets.register(self._poller)
+        self._sockets.register(self._poller)
         self._closed = False
         self._thread = start_thread(self._run, "hetero-control")
 
@@ -146,7 +143,8 @@ class Control:
             for peer in far:
                 self._guarded(self._tend, peer, status, now_s, late_s)
             if now_s >= tidy_s:
-                self._guarded(self._callbacks.tidy)
+                self._guarded(self._pool.give_back)
+                self._guarded(self._slots.tidy)
                 tidy_s = now_s + _TIDY_S
             next_s = now_s + self._beat_s
         for descriptor in self._processes:
@@ -186,14 +184,14 @@ class Control:
             if said.counts.keys().isdisjoint((peer.near.id, peer.far.id)):
                 return  # it does not know our links: another says it in its name
             for link in (peer.near.id, peer.far.id):
-                self._callbacks.on_undelivered(link, said.counts.get(link, 0) + 1, 2**64)
+                self._pool.free_undelivered(link, said.counts.get(link, 0) + 1, 2**64)
             self._lose(peer)
         elif isinstance(said, Missed) and said.link == peer.far.id:
             peer.send_again(said.mark, said.numbers)
         elif isinstance(said, Lost) and said.link in (peer.near.id, peer.far.id):
             first, last = said.first, said.last
             _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, said.why)
-            self._callbacks.on_undelivered(said.link, first, last)
+            self._pool.free_undelivered(said.link, first, last)
             self._callbacks.on_lost(sender)
         elif isinstance(said, Ask):
             peer.asked_s = now_s
@@ -397,7 +395,9 @@ class Control:
         if self._processes.pop(descriptor, None) is not None:
             self._poller.unregister(descriptor)
             os.close(descriptor)
-        self._guarded(self._callbacks.on_gone, process)
+        self._guarded(self._pool.free_all_of, process)
+        self._guarded(self._slots.forget, process)
+        self._guarded(sweep, self._folder)
         for peer in self._peers:
             if peer.endpoint.process == process:
                 self._guarded(self._lose, peer)

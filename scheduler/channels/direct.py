@@ -18,12 +18,11 @@ from scheduler.channels.control import Callbacks, Control
 from scheduler.channels.direct_address import Endpoint, this_node, to_address
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.memory import read_only
-from scheduler.channels.peers import SHARED_NBYTES, Held, Links, Peer, Peers
+from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers
 from scheduler.channels.protocol import Leave
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import ControlSockets, Sockets, check_room, socket_path, tcp_url
-from scheduler.channels.stamps import Stamp
-from scheduler.processes.owned_files import Process, process_start, remove_with, sweep
+from scheduler.processes.owned_files import process_start, remove_with
 from scheduler.vocabulary.messages import Dropped, Message, Values
 
 _log = logging.getLogger(__name__)
@@ -83,11 +82,10 @@ class DirectChannel:
     ) -> None:
         check_room()
         self._receive = receive
-        self._identity = os.urandom(8)
-        path = socket_path(folder, self._identity.hex()[:8])
+        identity, number = os.urandom(8), os.getpid()
+        path = socket_path(folder, identity.hex()[:8])
         # Neither ZeroMQ nor the kernel does it.
-        self._folder = Path(path).parent
-        self._remove = remove_with(self, self._folder, f"{Path(path).name}.*")
+        self._remove = remove_with(self, Path(path).parent, f"{Path(path).name}.*")
         self._sockets = Sockets(curve=curve and host is not None, secret=secret)
         data = [self._sockets.listen(zmq.PULL, f"ipc://{path}.data")[0]]
         data_port = 0
@@ -97,35 +95,27 @@ class DirectChannel:
             data.append(far)
         self._control_sockets = ControlSockets(self._sockets, f"{path}.control", host)
         ports = (data_port, self._control_sockets.port)
-        number, key = os.getpid(), self._sockets.public_key
-        started = process_start(number)
-        endpoint = Endpoint(
-            self._identity, this_node(), number, started, path, host or "", *ports, key
-        )
+        process, key = (number, process_start(number)), self._sockets.public_key
+        endpoint = Endpoint(identity, this_node(), *process, path, host or "", *ports, key)
         #: Where others reach this party; it holds the key, so hand it to friends only.
         self.address = to_address(endpoint)
-        self._inbox = Inbox(self._identity, endpoint.datagram_path, data)
+        self._inbox = Inbox(identity, endpoint.datagram_path, data)
         self._closing = threading.Lock()
         self._turn = threading.Lock()
         self._closed = False
         self._pool = SlotPool(pool_nbytes)
-        self._held = Held()
-        controls = self._control_sockets
         self._peers = Peers(
-            Links(self.address, self._sockets, controls, self._held, self._pool, shared_nbytes)
+            self.address, self._sockets, self._control_sockets, self._pool, shared_nbytes
         )
+        #: See `PumpedChannel`.
+        self.wake = self._inbox.wake
+        self.hold, self.let_go = self._peers.hold, self._peers.let_go
         self._slots = SlotReader()
-        undelivered = self._pool.free_undelivered
-        callbacks = Callbacks(
-            receive, on_silent, on_heard, on_lost, status, undelivered, self._tidy, self._let_go
-        )
         self._control = Control(
-            self._identity,
-            self._control_sockets,
             self._peers,
             self._inbox,
-            callbacks,
-            Stamp(endpoint.stamp_path),
+            self._slots,
+            Callbacks(receive, on_silent, on_heard, on_lost, status),
             beat_s=beat_s,
             timeout_s=timeout_s,
         )
@@ -182,26 +172,10 @@ class DirectChannel:
         self._receive(message)
         return 1
 
-    def wake(self) -> None:
-        """Make one `pump`, that waits or the next, return early."""
-        self._inbox.wake()
-
     @property
     def num_waits(self) -> int:
         """How many times a `pump` has found nothing there, and has waited."""
         return self._inbox.num_waits
-
-    def hold(self) -> None:
-        """Keep small messages for this node, that the calling thread sends, until `let_go`.
-
-        Those for one party then go as one: it wakes once. One thread at a time may hold; what it
-        holds goes with the next beat at the latest.
-        """
-        self._held.begin()
-
-    def let_go(self) -> None:
-        """Send what is held, and hold no more."""
-        self._held.end()
 
     def watch(self, address: str) -> None:
         """Tell of a party from now on when it is silent or heard again.
@@ -274,14 +248,3 @@ class DirectChannel:
         if is_new:
             self._control.greet(peer)
         return peer
-
-    def _tidy(self) -> None:
-        self._pool.give_back()
-        self._slots.tidy()
-
-    def _let_go(self, process: Process) -> None:
-        """Take back, let go of and remove what a process had that has ended."""
-        self._pool.free_all_of(process)
-        self._slots.forget(process)
-        self._pool.sweep()
-        sweep(self._folder)

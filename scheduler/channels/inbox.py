@@ -8,19 +8,22 @@ no room, or is too large, goes through ZeroMQ; each of the two ways has links of
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import select
 import socket
 import time
 from collections import deque
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import zmq
+from msgspec import Meta
+from msgspec.msgpack import Decoder
 
+from devices.errors import BlobError
 from scheduler.channels.links import Incoming
-from scheduler.channels.protocol import GONE, LENGTH, MARK, MARK_NUMBER, PREFIX
+from scheduler.channels.protocol import GONE, MARK, MARK_NUMBER, PREFIX, TOGETHER
 from scheduler.channels.sockets import Socket
+from scheduler.formats.unpack import unpack
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +31,7 @@ _log = logging.getLogger(__name__)
 MOST_DATAGRAM_NBYTES: Final = 128 * 1024
 #: So often ZeroMQ comes first, that datagrams without end do not starve it.
 _FAR_FIRST: Final = 16
-
+_TOGETHER: Final = Decoder(Annotated[list[bytes], Meta(min_length=1)])
 
 #: One message as it came: link, number on it, frames, and where the first one's contents start.
 Arrival = tuple[bytes, int, list[Any], int]
@@ -84,13 +87,19 @@ class Inbox:
             return _not_ours(head)
         _, link, number, num_more = PREFIX.unpack_from(head)
         incoming = self.incoming.get(link) or self.link(link)
-        lost = incoming.take(number, max(0, -num_more))
+        lost = incoming.take(number)
         if lost is None:
             return ()
         if lost:
             self.losses.append((link, number - lost, number - 1, "later ones came before them"))
-        if num_more < 0:
-            return self._first_of(link, number, head, -num_more)
+        if num_more == TOGETHER:
+            try:
+                parts = unpack(memoryview(head)[PREFIX.size :], _TOGETHER, "messages")
+            except BlobError as error:
+                self.losses.append((link, number, number, str(error)))
+                return ()
+            self._unread.extend((link, number, [part], 0) for part in parts)
+            return self._unread.popleft()
         return link, number, [head], PREFIX.size
 
     def _message(self, frames: list[Any]) -> _Found | None:
@@ -116,18 +125,6 @@ class Inbox:
             self.losses.append((link, number, number, "it is cut short"))
             return ()
         return link, number, frames, PREFIX.size
-
-    def _first_of(self, link: bytes, number: int, head: bytes, num_more: int) -> _Found:
-        """Return the first message of a datagram with several; the others are read after it."""
-        start = PREFIX.size + num_more * LENGTH.size
-        lengths = [] if start > len(head) else LENGTH.iter_unpack(head[PREFIX.size : start])
-        ends = [*itertools.accumulate((length for (length,) in lengths), initial=start), len(head)]
-        if len(ends) != num_more + 2 or ends[-2] > ends[-1]:
-            self.losses.append((link, number, number + num_more, "they are cut short"))
-            return ()
-        for i, (start, end) in enumerate(itertools.pairwise(ends)):
-            self._unread.append((link, number + i, [head[start:end]], 0))
-        return self._unread.popleft()
 
     def wake(self) -> None:
         """Make `next` return, now or once it is called; from any thread."""

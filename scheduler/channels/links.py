@@ -38,15 +38,15 @@ class Incoming:
     missing: dict[int, None] = field(default_factory=dict)
     num_lost: int = 0
 
-    def take(self, number: int, num_more: int = 0) -> int | None:
-        """Take in datagram `number`, from 1, and so many messages that came with it.
+    def take(self, number: int) -> int | None:
+        """Take in datagram `number`, from 1.
 
         Returns how many before it are lost; None if it is a double.
         """
         lost = number - self.count - 1
         if lost < 0:
             return None
-        self.count = number + num_more
+        self.count = number
         return lost
 
     def accept(self, number: int) -> bool:

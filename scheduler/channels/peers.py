@@ -10,10 +10,11 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import zmq
+from msgspec.msgpack import encode
 
 from devices.errors import BlobError, ClusterError
 from scheduler.channels.direct_address import Endpoint, to_endpoint
@@ -22,10 +23,10 @@ from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
 from scheduler.channels.links import Outgoing
 from scheduler.channels.protocol import (
     GONE,
-    LENGTH,
     MARK,
     MARK_NUMBER,
     PREFIX,
+    TOGETHER,
     Drop,
     Said,
     control_message,
@@ -48,26 +49,6 @@ _MOST_HELD_NBYTES: Final = MOST_DATAGRAM_NBYTES // 2
 _SAMPLES: Final = 16
 
 
-class Held:
-    """Which thread's messages are held back, and for whom: what follows soon goes with them."""
-
-    def __init__(self) -> None:
-        #: None: nobody's.
-        self.thread: int | None = None
-        self.peers: list[Peer] = []
-
-    def begin(self) -> None:
-        """Hold back the calling thread's."""
-        self.thread = threading.get_ident()
-
-    def end(self) -> None:
-        """Send them, and hold back none."""
-        self.thread = None
-        peers, self.peers = self.peers, []
-        for peer in peers:
-            peer.send_held()
-
-
 class Peer:
     """One party that is sent to.
 
@@ -78,7 +59,7 @@ class Peer:
         a broken connection has lost.
     """
 
-    def __init__(self, address: str, endpoint: Endpoint, links: Links, now_s: float) -> None:
+    def __init__(self, address: str, endpoint: Endpoint, peers: Peers, now_s: float) -> None:
         if not endpoint.data_url:
             raise ClusterError(
                 f"{endpoint} is on another node and listens on its own only: give its channel "
@@ -128,19 +109,15 @@ class Peer:
         self.clocks: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._lock = threading.Lock()
         self._closed = False
-        self._pool, self._shared_nbytes = links.pool, links.shared_nbytes
+        self._peers = peers
         self._put = self._fill if endpoint.is_near else None
         self._filled: list[tuple[Slot, int]] = []
         # What is smaller travels in the head: one datagram.
-        near_nbytes = min(links.shared_nbytes or SHARED_NBYTES, SHARED_NBYTES)
+        near_nbytes = min(peers.shared_nbytes or SHARED_NBYTES, SHARED_NBYTES)
         self._writer = MessageWriter(near_nbytes if endpoint.is_near else INLINE_NBYTES)
-        self._sockets = links.sockets
         self._data: Socket | None = None
         self._datagrams: socket.socket | None = None
         self._near = endpoint.is_near
-        self._held = links.held
-        self._control = links.control
-        self._own = links.own
         self._telling = threading.Lock()
         #: Control messages that found no room, and requests that are dropped.
         self._untold: deque[bytes] = deque()
@@ -163,7 +140,7 @@ class Peer:
                 sent = self._send(message)
             finally:
                 if self._filled:
-                    self._pool.sent(self._filled, sent)
+                    self._peers.pool.sent(self._filled, sent)
                     self._filled = []
 
     def _send(self, message: Message) -> tuple[bytes, int] | None:
@@ -171,7 +148,7 @@ class Peer:
         number = near.count + 1
         if self._near and self._datagrams is None:
             self._datagrams = _connected(self.endpoint.datagram_path)
-        if self._held.thread == threading.get_ident() and self._datagrams is not None:
+        if self._peers.holder == threading.get_ident() and self._datagrams is not None:
             frames = self._writer.frames(message, self._put)
             if len(frames) == 1 and not self._filled:
                 self._hold(frames[0])
@@ -195,7 +172,7 @@ class Peer:
         if self._waiting and self._waiting_nbytes + len(packed) > _MOST_HELD_NBYTES:
             self._send_waiting()
         if not self._waiting:
-            self._held.peers.append(self)
+            self._peers.held.append(self)
         self._waiting.append(packed)
         self._waiting_nbytes += len(packed)
 
@@ -251,21 +228,21 @@ class Peer:
             self.num_dropped += len(waiting)
             return
         near = self.near
-        prefix = PREFIX.pack(self._identity, near.id, near.count + 1, 1 - len(waiting))
-        lengths = [LENGTH.pack(len(packed)) for packed in waiting[:-1]]
+        prefix = PREFIX.pack(self._identity, near.id, near.count + 1, TOGETHER)
         try:
-            self._datagrams.send(b"".join((prefix, *lengths, *waiting)))
+            self._datagrams.send(prefix + encode(waiting))
         except OSError:  # no room, or nobody there
             for packed in waiting:
                 self._send_far([bytes(PREFIX.size) + packed])
         else:
-            near.count += len(waiting)
+            near.count += 1
 
     def _fill(self, flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
         """Put contents into shared memory, if they are large enough and there is room."""
-        if self._shared_nbytes is None or flat.nbytes < self._shared_nbytes:
+        least = self._peers.shared_nbytes
+        if least is None or flat.nbytes < least:
             return None
-        slot = self._pool.fill(flat, self._process)
+        slot = self._peers.pool.fill(flat, self._process)
         if slot is None:
             return None
         self._filled.append((slot, slot.generation))
@@ -303,8 +280,8 @@ class Peer:
             self._data = None
         self.renew = False
         if self._data is None:
-            data = self._sockets.socket(zmq.PUSH)
-            self._sockets.connect(data, self.endpoint.data_url, self.endpoint.key)
+            data = self._peers.sockets.socket(zmq.PUSH)
+            self._peers.sockets.connect(data, self.endpoint.data_url, self.endpoint.key)
             self._data = data
         return self._data
 
@@ -324,7 +301,7 @@ class Peer:
         """Send what had no room, and this; without room it is dropped: a later one will do."""
         with self._telling:
             if self._tell():
-                self._control.send(self.endpoint, self._packed(said))
+                self._peers.control.send(self.endpoint, self._packed(said))
 
     @property
     def is_untold(self) -> bool:
@@ -340,13 +317,13 @@ class Peer:
                     requests.append(self._dropped.popleft())
                     nbytes += len(requests[-1])
                 self._untold.append(self._packed(Drop(requests)))
-            if not self._control.send(self.endpoint, self._untold[0]):
+            if not self._peers.control.send(self.endpoint, self._untold[0]):
                 return False
             self._untold.popleft()
         return True
 
     def _packed(self, said: Said) -> bytes:
-        return control_message(said, self._identity, self._own)
+        return control_message(said, self._identity, self._peers.own)
 
     def close(self) -> None:
         """Send nothing more."""
@@ -357,31 +334,49 @@ class Peer:
             if self._datagrams is not None:
                 self._datagrams.close()
             self._data = self._datagrams = None
-        self._control.forget(self.endpoint)
-
-
-class Links(NamedTuple):
-    """What a channel's peers share: its own address, its sockets, and what is on its way."""
-
-    own: str
-    sockets: Sockets
-    control: ControlSockets
-    held: Held
-    #: Where large tensors for parties on this node go, and from which size on; None: never.
-    pool: SlotPool
-    shared_nbytes: int | None
+        self._peers.control.forget(self.endpoint)
 
 
 class Peers:
-    """All of them, by address."""
+    """All of them, by address, and what they share.
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    `own`: the channel's own address.
+    `pool`, `shared_nbytes`: where large tensors for parties on this node go, and from which size
+        on; None: never.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        sockets: Sockets,
+        control: ControlSockets,
+        pool: SlotPool,
+        shared_nbytes: int | None,
+    ) -> None:
+        self.own = own
+        self.sockets = sockets
+        self.control = control
+        self.pool = pool
+        self.shared_nbytes = shared_nbytes
         #: By the addresses of those that were met, and by their identities.
         self.met: dict[str, Peer] = {}
         self.by_identity: dict[bytes, Peer] = {}
+        #: Which thread's messages are held back, and for whom: what follows soon goes with them.
+        self.holder: int | None = None
+        self.held: list[Peer] = []
         self._lock = threading.Lock()
         self._closed = False
+
+    def hold(self) -> None:
+        """Hold back the calling thread's messages."""
+        self.holder = threading.get_ident()
+
+    def let_go(self) -> None:
+        """Send them, and hold back none."""
+        self.holder = None
+        held, self.held = self.held, []
+        for peer in held:
+            peer.send_held()
 
     def __iter__(self) -> Iterator[Peer]:
         with self._lock:
@@ -404,7 +399,7 @@ class Peers:
                 return None
             if stranger and len(self.met) >= _MOST_STRANGERS:
                 return None
-            peer = Peer(address, to_endpoint(address), self._links, now_s)
+            peer = Peer(address, to_endpoint(address), self, now_s)
             self.met[address] = self.by_identity[peer.endpoint.identity] = peer
             return peer, True
 

@@ -3,9 +3,8 @@
 Data: each message starts with the receiver's identity, the link it comes on, its number there and
 how many more frames it has. `MARK` in place of frames is no message, but says that those up to the
 number were sent before: what has not come by then is missing; then comes the mark's own number.
-`GONE` says that the message of that number does not come any more. A datagram may have several
-small messages: the number is the first's, that of further ones stands negated in place of frames,
-then come their lengths, but for the last's, and the messages.
+`GONE` says that the message of that number does not come any more. `TOGETHER` says that a datagram
+has several small messages, as msgpack.
 
 Control: three letters, the version's byte, the receiver's identity, and msgpack of the sender's
 address and what it says, which is one of the classes below.
@@ -26,10 +25,10 @@ from devices.errors import BlobError
 from scheduler.formats.unpack import refuse, unpack
 
 PREFIX: Final = struct.Struct("<8s8sQi")
-LENGTH: Final = struct.Struct("<I")
 MARK_NUMBER: Final = struct.Struct("<Q")
 MARK: Final = -(2**31)
 GONE: Final = MARK + 1
+TOGETHER: Final = MARK + 2
 #: Raised whenever the form of control messages changes; other versions are refused by name.
 VERSION: Final = 6
 #: No control message is longer.

@@ -147,14 +147,11 @@ class SlotPool:
                     slot.free()
 
     def free_all_of(self, reader: Process) -> None:
-        """Free the slots of a reader that is known to have ended."""
+        """Free the slots of a reader that is known to have ended, and remove its own files."""
         with self._lock:
             for slot in self._taken():
                 if slot.reader == reader:
                     slot.free()
-
-    def sweep(self) -> None:
-        """Remove files of processes that are gone."""
         sweep(FOLDER, _PREFIX)
 
     def close(self) -> None:

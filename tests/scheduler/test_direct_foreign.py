@@ -21,9 +21,9 @@ from devices.errors import BlobError
 from scheduler.channels import direct_address, envelope
 from scheduler.channels.direct_address import to_endpoint
 from scheduler.channels.protocol import (
-    LENGTH,
     MOST_CONTROL_NBYTES,
     PREFIX,
+    TOGETHER,
     VERSION,
     Ask,
     Beat,
@@ -89,13 +89,14 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
         first[:-3],
         sender.frame(2, values(2))[: PREFIX.size],
         PREFIX.pack(sender.endpoint.identity, b"12345678", 3, 1) + first[PREFIX.size :],
-        PREFIX.pack(sender.endpoint.identity, b"12345678", 4, -2) + bytes(LENGTH.size),
-        PREFIX.pack(sender.endpoint.identity, b"12345678", 7, -1)
-        + LENGTH.pack(2**32 - 1)
-        + first[PREFIX.size :],
     ]
     for data in (first, first, *bad):
         sender.data.send(data)
+    near = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for number, said in enumerate((b"", b"\x90", b"\x91", b"\x92\xc4\x01", first), 1):
+        head = PREFIX.pack(sender.endpoint.identity, b"87654321", number, TOGETHER)
+        near.sendto(head + said, sender.endpoint.datagram_path)
+    near.close()
     sender.data.send_multipart([b"z", b"more"])
     sender.data.send_multipart([first, b"more"])
     beat = Beat(b"l", b"n", 1, 0.5, None, 0, STATUS, True)

@@ -76,8 +76,7 @@ def slow_link(
     endpoint = to_endpoint(second.address)
     link = SlowLink(endpoint.data_port, 5e6)
     address = to_address(endpoint._replace(data_port=link.port))
-    peers = second.channel._peers
-    peers._links = peers._links._replace(own=address)  # its beats name it as well
+    second.channel._peers.own = address  # its beats name it as well
     yield first, second, link, address
     link.close()
 
