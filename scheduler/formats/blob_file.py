@@ -63,22 +63,13 @@ class BlobFile:
                 status = os.fstat(file.fileno())
                 if of_cache and not is_own(status):
                     raise ForeignError(f"{self._where}: other users may have written it.")
-                self.nbytes = status.st_size
-                first = file.read(form.PREFIX.size)
-                header = file.read(self._header_nbytes(first))
-                # The file may be replaced once it is closed; this is still the one just read.
-                if self.nbytes > _READ_NBYTES:
-                    self._map = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-                else:
-                    self._map = self._read(file)
+                self._map = self._read(file, status.st_size)
         else:
             self._where = "blob"
             self._map = memoryview(source).toreadonly().cast("B")
-            self.nbytes = self._map.nbytes
-            first = bytes(self._map[: form.PREFIX.size])
-            header = bytes(
-                self._map[form.PREFIX.size : form.PREFIX.size + self._header_nbytes(first)]
-            )
+        self.nbytes = self._map.nbytes
+        first, rest = bytes(self._map[: form.PREFIX.size]), self._map[form.PREFIX.size :]
+        header = bytes(rest[: self._header_nbytes(first)])
         segments, self._document = form.read_header(first, header, self._where)
         #: Names the contents: equal digests, equal blobs.
         self.digest = first[form.SUMMED_NBYTES :].hex()
@@ -105,13 +96,14 @@ class BlobFile:
         for index in range(len(self.segments)):
             self._segment(index)
 
-    def _read(self, file: io.FileIO) -> memoryview:
-        memory = memoryview(mmap.mmap(-1, self.nbytes))  # its segments are aligned
-        file.seek(0)
+    def _read(self, file: io.FileIO, nbytes: int) -> memoryview:
+        if nbytes > _READ_NBYTES:
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        memory = memoryview(mmap.mmap(-1, nbytes or 1))[:nbytes]  # its segments are aligned
         position = 0
         while part := file.readinto(memory[position:]):
             position += part
-        if position < self.nbytes:
+        if position < nbytes:
             raise BlobError(f"{self._where}: it was cut while it was read.")
         return memory.toreadonly()
 

@@ -25,6 +25,7 @@ import xxhash
 
 from devices.errors import BlobError
 from scheduler.formats import blob_format as form
+from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.tensor_entries import raw
 
 MAGIC: Final = b"HETEROW\n"
@@ -67,37 +68,32 @@ def is_weightless(source: Source) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def restore(source: Source, weights: Iterable[np.ndarray]) -> bytearray:
+def restore(source: Source, weights: Iterable[np.ndarray]) -> memoryview:
     """Return the whole blob of one without weights.
 
     Raises BlobError: it is damaged, or `weights` are not all that it was written without.
     """
     where, data = _data(source)
-    beginning, rows, here, position = _parts(data, where)
+    whole, segments, rest = _opened(where, data)
+    here, rest = rest[: len(segments)], rest[len(segments) :]
     found = _by_contents(weights)
-    absent = [row for row, is_here in zip(rows, here, strict=True) if not is_here]
-    if missing := sum(nbytes for _, nbytes, key in absent if (nbytes, key) not in found):
+    inside = sum(it.nbytes for it, is_here in zip(segments, here, strict=False) if is_here)
+    absent = [it[1:] for it, is_here in zip(segments, here, strict=False) if not is_here]
+    if (
+        len(here) != len(segments)
+        or inside != len(rest)
+        or len({*absent}) != len(absent)  # equal segments are written once
+    ):
+        raise BlobError(f"{where}: it is cut or damaged.")
+    if missing := sum(key[0] for key in absent if key not in found):
         raise BlobError(
             f"{where}: the model that was given for its weights has not got {missing} bytes of "
             "them; give the one that was compiled."
         )
-    nbytes = form.PREFIX.unpack_from(beginning)[4]
-    inside = sum(length for (_, length, _), is_here in zip(rows, here, strict=True) if is_here)
-    outside = {(length, key): length for _, length, key in absent}
-    room = len(data) + len(rows) * form.PAGE + sum(outside.values())
-    if (
-        inside != len(data) - position
-        or len(outside) != len(absent)  # equal segments are written once
-        or nbytes > room
-        or any(offset + length > nbytes for offset, length, _ in rows)
-    ):
-        raise BlobError(f"{where}: it is cut or damaged.")
-    whole = bytearray(nbytes)
-    whole[: len(beginning)] = beginning
-    for (offset, length, key), is_here in zip(rows, here, strict=True):
-        part = data[position : position + length] if is_here else found[length, key]
-        whole[offset : offset + length] = part
-        position += length if is_here else 0
+    for segment, is_here in zip(segments, here, strict=True):
+        part = rest[: segment.nbytes] if is_here else found[segment[1:]]
+        whole[segment.offset : segment.offset + segment.nbytes] = part
+        rest = rest[segment.nbytes :] if is_here else rest
     return whole
 
 
@@ -106,14 +102,7 @@ def outline(source: Source) -> memoryview:
 
     Raises BlobError: it is damaged.
     """
-    where, data = _data(source)
-    beginning, *_ = _parts(data, where)
-    try:
-        whole = mmap.mmap(-1, form.PREFIX.unpack_from(beginning)[4])  # zeros take no memory
-        whole[: len(beginning)] = bytes(beginning)
-    except (OSError, ValueError, OverflowError, IndexError) as error:
-        raise BlobError(f"{where}: it is cut or damaged.") from error
-    return memoryview(whole)
+    return _opened(*_data(source))[0]
 
 
 def _data(source: Source) -> tuple[str, memoryview]:
@@ -123,19 +112,17 @@ def _data(source: Source) -> tuple[str, memoryview]:
     return "blob", memoryview(source).cast("B")
 
 
-def _parts(data: memoryview, where: str) -> tuple[memoryview, list[form.Segment], bytes, int]:
-    """Return the beginning, its segments' rows, which of them are here, and where those begin."""
-    _, length = _START.unpack_from(data) if len(data) >= _START.size else (b"", 0)
-    beginning = data[_START.size : _START.size + length]
-    if len(beginning) != length or length < form.PREFIX.size:
-        raise BlobError(f"{where}: it is cut or damaged.")
-    first, header = beginning[: form.PREFIX.size], beginning[form.PREFIX.size :]
-    segments, _ = form.read_header(bytes(first), bytes(header), where)
-    rows, position = list(segments), _START.size + length
-    here = bytes(data[position : position + len(rows)])
-    if len(here) != len(rows):
-        raise BlobError(f"{where}: it is cut or damaged.")
-    return beginning, rows, here, position + len(rows)
+def _opened(where: str, data: memoryview) -> tuple[memoryview, Sequence[form.Segment], memoryview]:
+    """Return the whole blob with its beginning alone, its segments, and what follows it here."""
+    try:
+        _, length = _START.unpack_from(data)
+        beginning, rest = data[_START.size :][:length], data[_START.size :][length:]
+        # Zeros take no memory.
+        whole = memoryview(mmap.mmap(-1, form.PREFIX.unpack_from(beginning)[4]))
+        whole[:length] = beginning
+    except (OSError, ValueError, OverflowError, struct.error) as error:
+        raise BlobError(f"{where}: it is cut or damaged.") from error
+    return whole, BlobFile(whole).segments, rest
 
 
 def _by_contents(weights: Iterable[np.ndarray]) -> dict[tuple[int, bytes], memoryview]:
