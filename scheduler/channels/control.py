@@ -91,8 +91,6 @@ class Control:
         self._slots = slots
         self._callbacks = callbacks
         self._stamp = Stamp(own.stamp_path)
-        #: Those of this node's parties, by address; None of one that has left.
-        self._stamps: dict[str, StampReader | None] = {}
         self._beat_s = beat_s
         self._fresh_s = _FRESH_BEATS * beat_s
         self._relays = Relays(self._fresh_s)
@@ -149,9 +147,8 @@ class Control:
             next_s = now_s + self._beat_s
         for descriptor in self._processes:
             os.close(descriptor)
-        for stamp in self._stamps.values():
-            if stamp is not None:
-                stamp.close()
+        for peer in self._peers:
+            peer.close_stamp()
         self._stamp.close()
 
     def _drain(self) -> None:
@@ -222,8 +219,7 @@ class Control:
             return
         peer, is_new = met
         peer.owed, peer.acked = peer.owed or beat.is_owed, beat.came
-        if peer.address in self._stamps and self._stamps[peer.address] is None:
-            del self._stamps[peer.address]  # it has not left, after all
+        peer.has_left = False
         peer.link = beat.far
         self._inbox.link(beat.far).address = self._inbox.link(beat.near).address = sender
         # What it has heard of us is as old: a link that is cut one way is of no use.
@@ -243,18 +239,17 @@ class Control:
 
     def _look_at(self, peer: Peer, now_s: float) -> None:
         """See how a party of this node is, by its stamp."""
-        stamp = self._stamps.get(peer.address)
-        if stamp is None:
-            if peer.address in self._stamps:
-                return
+        if peer.has_left:
+            return
+        if peer.stamp is None:
             try:
-                stamp = self._stamps[peer.address] = StampReader(peer.endpoint.stamp_path)
+                peer.stamp = StampReader(peer.endpoint.stamp_path)
             except (FileNotFoundError, ValueError):  # it says nothing, or in another way
                 return
             except OSError:  # for want of descriptors: nobody knows
                 peer.heard_s = now_s
                 return
-        if found := stamp.read():
+        if found := peer.stamp.read():
             clock_s, status, roll = found
             peer.said_s = min(clock_s, now_s)
             self._said(peer, status, self._heard(peer, clock_s, now_s))
@@ -405,17 +400,13 @@ class Control:
     def _lose(self, peer: Peer) -> None:
         """Take in that nothing more will come from a peer."""
         peer.heard_s = -float("inf")
-        self._close_stamp(peer)
-        self._stamps[peer.address] = None
+        peer.close_stamp()
+        peer.has_left = True
         self._silence(peer, 0.0)
-
-    def _close_stamp(self, peer: Peer) -> None:
-        if stamp := self._stamps.pop(peer.address, None):
-            stamp.close()
 
     def _forget(self, peer: Peer) -> None:
         self._peers.forget(peer.address)
-        self._close_stamp(peer)
+        peer.close_stamp()
         incoming = self._inbox.incoming
         for link, it in list(incoming.items()):
             if it.address == peer.address:

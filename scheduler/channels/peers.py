@@ -31,8 +31,9 @@ from scheduler.channels.protocol import (
     Said,
     control_message,
 )
-from scheduler.channels.shared_memory import Slot, SlotPool
+from scheduler.channels.shared_memory import Place, Slot, SlotPool
 from scheduler.channels.sockets import MOST_FRAME_NBYTES, ControlSockets, Socket, Sockets
+from scheduler.channels.stamps import StampReader
 from scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ class Peer:
         #: us; and how it is, as it has said.
         self.said_s = -math.inf
         self.packed_status = b""
+        self.stamp: StampReader | None = None
+        self.has_left = False
         #: When there was nothing to say to it of the links.
         self.idle_s = -math.inf
         #: When others said that it is there, and to it that we are; and when they did so as it asks
@@ -237,7 +240,7 @@ class Peer:
         else:
             near.count += 1
 
-    def _fill(self, flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
+    def _fill(self, flat: np.ndarray) -> Place | None:
         """Put contents into shared memory, if they are large enough and there is room."""
         least = self._peers.shared_nbytes
         if least is None or flat.nbytes < least:
@@ -324,6 +327,12 @@ class Peer:
 
     def _packed(self, said: Said) -> bytes:
         return control_message(said, self._identity, self._peers.own)
+
+    def close_stamp(self) -> None:
+        """Look at its stamp no more."""
+        if self.stamp is not None:
+            self.stamp.close()
+            self.stamp = None
 
     def close(self) -> None:
         """Send nothing more."""

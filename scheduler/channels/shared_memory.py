@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from devices.errors import BlobError
@@ -31,7 +31,6 @@ from scheduler.processes.owned_files import Process, owned_name, remove_with, sw
 
 FOLDER: Final = Path("/dev/shm")
 _PREFIX: Final = "hetero-"
-_OWNER: Final = re.compile(r"[0-9a-f]{1,16}-[0-9]{1,10}-[0-9]{1,20}-[0-9a-f]{1,16}")
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _MOST_SLOTS: Final = min(64, _PAGE // 8)
 #: A file holds as many slots as fit into so many bytes, and one at least.
@@ -40,6 +39,20 @@ _FILE_NBYTES: Final = 8 * 2**20
 #: Ray keeps there is reserved only when it is written, and would end in a SIGBUS.
 _MOST: Final = 1 / 4
 _LEFT: Final = 1 / 2
+
+
+_OWNER: Final = r"^[0-9a-f]{1,16}-[0-9]{1,10}-[0-9]{1,20}-[0-9a-f]{1,16}\Z"
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+class Place(NamedTuple):
+    """What finds a slot: owner, file, its size, index and generation."""
+
+    owner: Annotated[str, msgspec.Meta(pattern=_OWNER)]
+    number: _Number
+    nbytes: _Number
+    slot: _Number
+    generation: _Number
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +73,10 @@ class Slot:
         return self.file.done[self.index] == self.generation
 
     @property
-    def place(self) -> tuple[str, int, int, int, int]:
-        """What finds it: owner, file, its size, index and generation."""
-        return self.file.owner, self.file.number, self.data.nbytes, self.index, self.generation
+    def place(self) -> Place:
+        """Where it is."""
+        owner, number = self.file.owner, self.file.number
+        return Place(owner, number, self.data.nbytes, self.index, self.generation)
 
     def free(self) -> None:
         """Let it be used again: nobody reads it, or ever will."""
@@ -245,7 +259,10 @@ class SlotReader:
 
         Raises BlobError: there is no such place, or it is no longer there.
         """
-        owner, number, size, index, generation = _checked(place)
+        try:
+            owner, number, size, index, generation = msgspec.convert(place, Place)
+        except ValueError as error:
+            raise BlobError("message with a tensor in shared memory that is nowhere.") from error
         done, memory = self._mapped.get((owner, number)) or self._map(owner, number)
         start = index * size
         if nbytes > size or start + size > memory.nbytes or index >= len(done):
@@ -294,20 +311,6 @@ class SlotReader:
 
 def _path(owner: str, number: int) -> Path:
     return FOLDER / f"{_PREFIX}{owner}.{number}"
-
-
-def _checked(place: Any) -> list[Any]:
-    sound = (
-        isinstance(place, list)
-        and len(place) == 5
-        and isinstance(place[0], str)
-        and _OWNER.fullmatch(place[0]) is not None
-        and all(type(number) is int and 0 <= number < 2**62 for number in place[1:])
-    )
-    if not sound:
-        raise BlobError("message with a tensor in shared memory that is nowhere.")
-    found: list[Any] = place
-    return found
 
 
 def _mapped(path: Path) -> tuple[memoryview, memoryview]:

@@ -12,7 +12,6 @@ import logging
 import os
 import resource
 import socket
-import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from zmq.utils import z85
 from devices.errors import ClusterError
 from scheduler.channels.direct_address import Endpoint
 from scheduler.channels.protocol import MOST_CONTROL_NBYTES
-from scheduler.processes.owned_files import owned_name, sweep
+from scheduler.processes.owned_files import is_private, owned_name, sweep
 from scheduler.processes.threads import start_thread
 
 _log = logging.getLogger(__name__)
@@ -295,13 +294,11 @@ def socket_path(folder: Path | None, name: str) -> str:
         folder = Path(parent if short else "/tmp") / f"hetero-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
+        private = is_private(folder)
     except OSError as error:
         raise ClusterError(
             f"no folder for a channel's sockets: {error}.", cause=str(error)
         ) from error
-    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    private = private and not status.st_mode & 0o077
     if not private or len(os.fsencode(folder)) > _LONGEST_FOLDER:
         raise ClusterError(
             f"{folder} cannot hold a channel's sockets: wanted a folder that is yours alone "

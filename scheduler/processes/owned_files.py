@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import stat
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +46,13 @@ class Process(NamedTuple):
         except OSError:
             return False
         return state in "Tt" and not self.is_gone
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a path is a folder, and no link, that nobody but this user can open."""
+    status = folder.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_own and not status.st_mode & 0o077
 
 
 def owned_name(what: str) -> str:

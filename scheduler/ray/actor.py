@@ -135,12 +135,9 @@ class DeviceActor:
         return os.getpid()
 
     @ray.method(concurrency_group="load")
-    def query(
-        self, parts: Sequence[Any], weights: Mapping[str, Any], config: Mapping[str, Any]
-    ) -> Support:
+    def query(self, parts: ModelParts, config: Mapping[str, Any]) -> Support:
         """Ask the plugin which nodes of a model it runs."""
-        model = _model(parts, weights)
-        return self._host.query(model, config)
+        return self._host.query(_model(parts), config)
 
     @ray.method(concurrency_group="control")
     def get_property(self, name: str) -> Any:
@@ -152,8 +149,7 @@ class DeviceActor:
         self,
         deployment: str,
         stage: int,
-        parts: Sequence[Any],
-        weights: Mapping[str, Any],
+        parts: ModelParts,
         payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
         num_threads: int,
@@ -165,10 +161,8 @@ class DeviceActor:
         """
         if isinstance(payload, StoredPayload):
             payload = fetch_payload(payload)
-        model = _model(parts, weights)
-        return self._host.load_stage(
-            deployment, stage, StageSource(model, payload, config), num_threads, _fetched(given)
-        )
+        source = StageSource(_model(parts), payload, config)
+        return self._host.load_stage(deployment, stage, source, num_threads, _fetched(given))
 
     @ray.method(concurrency_group="load")
     def make(self, deployment: str, stage: int) -> dict[str, Value]:
@@ -215,8 +209,8 @@ class DeviceActor:
         self._workers.run_at_once(self._loop.num_streams)
 
 
-def _model(parts: Sequence[Any], weights: Mapping[str, Any]) -> Model:
-    return join_model(ModelParts(*parts)._replace(weights=_fetched(weights)))
+def _model(parts: ModelParts) -> Model:
+    return join_model(parts._replace(weights=_fetched(parts.weights)))
 
 
 def _fetched(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:

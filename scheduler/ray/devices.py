@@ -176,11 +176,7 @@ class RayDevices:
                 "status` shows whether its node can take it."
             )
         try:
-            table: PoolTable = ray.get(ref)
-        except exceptions.RayTaskError as error:
-            if isinstance(error.cause, HeteroError):
-                raise error.cause from None
-            raise ClusterError(f"the pool's keeper: {error}") from error
+            table: PoolTable = answer(ref, "the pool's keeper")
         except exceptions.RayActorError as error:
             raise ClusterError(
                 f"the pool's keeper is gone: {why_lost(error)}. Bring the pool up: hetero pool up.",
@@ -246,7 +242,7 @@ class RayDevices:
                 self.forget(device.actor_id)
                 raise _lost(descriptor, "its node has left the cluster")
         try:
-            return ray.get(ref)
+            return answer(ref, where, device=descriptor.name)
         except exceptions.ActorUnavailableError as error:
             raise ClusterError(
                 f"{where} could not be reached: {why_lost(error)}. Try again.",
@@ -256,10 +252,6 @@ class RayDevices:
         except exceptions.RayActorError as error:
             self.forget(device.actor_id)
             raise _lost(descriptor, why_lost(error)) from error
-        except exceptions.RayTaskError as error:
-            if isinstance(error.cause, HeteroError):
-                raise error.cause from None
-            raise ClusterError(f"{where}: {error}", device=descriptor.name) from error
 
     def close(self) -> None:
         """Stop every actor, but for a pool's."""
@@ -289,6 +281,16 @@ class RayDevices:
             for name in [n for n, d in self._actors.items() if d.node_id not in there]:
                 del self._actors[name]
         self._survey.ask(wait=wait)
+
+
+def answer(ref: Any, where: str, **data: Any) -> Any:
+    """Return what an actor answered; HeteroError if it raised."""
+    try:
+        return ray.get(ref)
+    except exceptions.RayTaskError as error:
+        if isinstance(error.cause, HeteroError):
+            raise error.cause from None
+        raise ClusterError(f"{where}: {error}", **data) from error
 
 
 def _lost(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:

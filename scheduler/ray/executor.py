@@ -190,7 +190,7 @@ class RayExecutor:
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs."""
         found = self._devices.device(device)
-        support: Support = self._ask(found, "query", *self._loader.pack(model), dict(config or {}))
+        support: Support = self._ask(found, "query", self._loader.pack(model), dict(config or {}))
         return support
 
     def get_property(self, device: str, name: str) -> Any:

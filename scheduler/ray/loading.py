@@ -13,7 +13,7 @@ import ray
 from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model.model import Constant, Model
 from devices.plugin.program import Payload
-from scheduler.formats.model_parts import outline, split_model
+from scheduler.formats.model_parts import ModelParts, outline, split_model
 from scheduler.formats.stage_source import StageSource, import_failed
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.ray.deployment import RayDeployment
@@ -32,9 +32,7 @@ class StageLoader:
         #: References to weights in the object store, as long as somebody here has the weight.
         self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
         #: What of a model goes to devices, as long as somebody here has the model.
-        self._packed: weakref.WeakKeyDictionary[Model, tuple[list[Any], dict[str, Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._packed: weakref.WeakKeyDictionary[Model, ModelParts] = weakref.WeakKeyDictionary()
 
     def load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
         """Load stages; return how many requests each runs at once.
@@ -64,15 +62,14 @@ class StageLoader:
         def start(stage: Stage, way: Payload | StoredPayload | None) -> Any:
             source = deployment.sources[stage.index]
             if way is None:
-                parts, weights = self.pack(source.model)
+                parts = self.pack(source.model)
             else:  # neither nodes nor weights: an imported model may not have been read here
                 ports = (source.model.inputs, source.model.outputs)
-                parts, weights = list(outline(source.model.name, stage.node_names, *ports)), {}
+                parts = outline(source.model.name, stage.node_names, *ports)
             return deployment.device_of(stage.index).actor.load_stage.remote(
                 deployment.key,
                 stage.index,
                 parts,
-                weights,
                 way,
                 dict(source.config),
                 deployment.num_threads[stage.device],
@@ -102,12 +99,12 @@ class StageLoader:
                     break
         return num_streams
 
-    def pack(self, model: Model) -> tuple[list[Any], dict[str, Any]]:
-        """Return a model's parts and its weights: small ones as they are, others as references."""
+    def pack(self, model: Model) -> ModelParts:
+        """Return a model's parts, with references to its large weights."""
         if model not in self._packed:
             parts = split_model(model)
             weights = {name: self._weight(model.constants[name]) for name in parts.weights}
-            self._packed[model] = list(parts._replace(weights={})), weights
+            self._packed[model] = parts._replace(weights=weights)
         return self._packed[model]
 
     def _weight(self, constant: Constant) -> Any:

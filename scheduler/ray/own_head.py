@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from devices.errors import ClusterError
-from scheduler.processes.owned_files import process_start
+from scheduler.processes.owned_files import is_private, process_start
 from scheduler.ray.address import check_reachable
 
 _START_S: Final = 120.0
@@ -135,8 +134,7 @@ def _let_in() -> None:
 
 
 def _check_private(place: Path) -> None:
-    status = place.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not is_private(place):
         raise ClusterError(f"{place} is not a folder of yours alone (chmod 700); remove it.")
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import ray
 from ray import exceptions
 
-from devices.errors import ClusterError, HeteroError
-from scheduler.ray.devices import why_lost
+from devices.errors import ClusterError
+from scheduler.ray.devices import answer, why_lost
 from scheduler.ray.own_head import find_head, start_head, stop_head
 from scheduler.ray.pool import Pool, dissolve, find_pool, pool_actors
 from scheduler.ray.pool_keeper import open_pool
@@ -67,12 +67,7 @@ def bring_up(
         address = known or start_head()
         with _joined(address):
             keeper = open_pool(Pool(dict(devices or {}), tuple(plugins)))
-            try:
-                ray.get(keeper.start_all.remote())
-            except exceptions.RayTaskError as error:
-                if isinstance(error.cause, HeteroError):
-                    raise error.cause from None
-                raise ClusterError(f"the pool's keeper: {error}") from error
+            answer(keeper.start_all.remote(), "the pool's keeper")
             return _status(address)
     except BaseException:
         if known is None:  # a Ray without a pool is of use to nobody

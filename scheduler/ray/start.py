@@ -59,6 +59,13 @@ _LEAN: Final = {
     # A failed stage fails what follows it; that reaches the caller by its future alone.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
+#: How Ray is started or joined.
+_INIT: Final[dict[str, Any]] = {
+    "namespace": NAMESPACE,
+    "log_to_driver": False,
+    "logging_level": logging.ERROR,
+    "configure_logging": False,
+}
 #: And of a cluster that is joined.
 _JOINED: Final = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
@@ -272,16 +279,8 @@ def _start(options: dict[str, Any]) -> RaySession:
     session = RaySession(True, folder)
     try:
         with _quiet(), own_signals():
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                namespace=NAMESPACE,
-                _temp_dir=str(folder),
-                **options,
-            )
+            options = {"include_dashboard": False, "_temp_dir": str(folder)} | options
+            ray.init(address="local", **_INIT, **options)
     except BaseException as error:
         with contextlib.suppress(Exception):  # it may have started in part, or not at all
             session.end()
@@ -332,13 +331,7 @@ def _join(address: str) -> RaySession:
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             ensure_token_if_auth_enabled(create_token_if_missing=False)  # Ray ends the process
             check_is_node(address)
-            ray.init(
-                address=address,
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-            )
+            ray.init(address=address, **_INIT)
     except ClusterError:
         raise
     except AuthenticationError as error:
