@@ -279,8 +279,8 @@ def _start(options: dict[str, Any]) -> RaySession:
     session = RaySession(True, folder)
     try:
         with _quiet(), own_signals():
-            options = {"include_dashboard": False, "_temp_dir": str(folder)} | options
-            ray.init(address="local", **_INIT, **options)
+            own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
+            ray.init(address="local", **own, **_INIT, **options)
     except BaseException as error:
         with contextlib.suppress(Exception):  # it may have started in part, or not at all
             session.end()
