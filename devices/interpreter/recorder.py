@@ -107,3 +107,10 @@ class _Namespace:
         if not isinstance(x, StandIn):
             return np.asarray(x, dtype)
         return x if dtype is None else x.astype(dtype, copy=False)
+
+    def ascontiguousarray(self, x: Any) -> Any:
+        if not isinstance(x, StandIn):
+            return np.ascontiguousarray(x)
+        if x.flags.c_contiguous:
+            return x
+        return self._tape.copied(x, self._tape.made(np.ascontiguousarray(x.real)))

@@ -340,12 +340,6 @@ class _Functions:
         return _Functions.full_like(x, 0)
 
     @staticmethod
-    def ascontiguousarray(x: StandIn) -> StandIn:
-        if x.flags.c_contiguous:
-            return x
-        return x.tape.copied(x, x.tape.made(np.ascontiguousarray(x.real)))
-
-    @staticmethod
     def mean(x: StandIn, axis: Any = None, keepdims: bool = False) -> StandIn:
         if x.dtype.kind != "f" or x.itemsize < 4:
             raise CannotRecord

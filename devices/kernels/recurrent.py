@@ -2,7 +2,8 @@
 
 All time steps' input projections are one matrix product; only the recurrence runs step by step.
 It works on columns, one per batch entry: a product of the square weights with a few columns is
-over twice as fast in BLAS as one of a few rows with the weights.
+over twice as fast in BLAS as one of a few rows with the weights. A gate of all directions that run
+at once lies in one piece.
 Sizes are written T (time), B (batch), H (hidden), I (input), D (directions).
 """
 
@@ -19,6 +20,10 @@ from devices.kernels.registry import op, taking
 Floats = Sequence[float]
 Strings = Sequence[str]
 Activation = Callable[[Array], Array]
+
+#: Bytes of recurrent weights up to which both directions run at once: of more, one's would have
+#: left the cache before its next step.
+_TOGETHER_BYTES = 1 << 19
 
 
 def _sigmoid(xp: Xp, x: Array) -> Array:
@@ -59,15 +64,20 @@ def named_activation(xp: Xp, name: str, *parameters: float) -> Activation:
 def _activations(
     xp: Xp, names: Strings, alphas: Floats | None, betas: Floats | None, count: int
 ) -> list[Activation]:
-    """Return `count` activations; alphas and betas are consumed by those that take them."""
+    """Return `count` activations; alphas and betas are consumed by those that take them.
+
+    Those of one name and parameters are the same.
+    """
     if len(names) < count:
         raise ValueError(f"activations {tuple(names)}: {count} wanted")
     given = (iter(alphas or ()), iter(betas or ()))
+    made: dict[tuple[Any, ...], Activation] = {}
     chosen = []
     for name in names[:count]:
         defaults, _ = _ACTIVATIONS[_NAMES[name.lower()]]
-        parameters = (next(v, d) for v, d in zip(given, defaults, strict=False))
-        chosen.append(named_activation(xp, name, *parameters))
+        parameters = tuple(next(v, d) for v, d in zip(given, defaults, strict=False))
+        activation = named_activation(xp, name, *parameters)
+        chosen.append(made.setdefault((name.lower(), *parameters), activation))
     return chosen
 
 
@@ -84,6 +94,7 @@ class _Layer(NamedTuple):
     initial_h: Array
     #: Steps per batch entry, or None where all run to the end.
     lengths: Array | None
+    gates: int
     hidden: int
     #: Those of all directions, one after the other.
     activations: list[Activation]
@@ -135,7 +146,7 @@ def _layer(
     names = activations or usual
     return _Layer(
         x, w, r, b[:, : gates * hidden], b[:, gates * hidden :],
-        _initial(xp, x, initial_h, directions, hidden, layout, "initial_h"), lengths, hidden,
+        _initial(xp, x, initial_h, directions, hidden, layout, "initial_h"), lengths, gates, hidden,
         _activations(xp, names, activation_alpha, activation_beta, len(usual)), clip, direction,
         layout, dtype,
     )  # fmt: skip
@@ -158,41 +169,55 @@ def _clipped(xp: Xp, x: Array, clip: float | None) -> Array:
     return x if clip is None else xp.clip(x, -clip, clip)
 
 
-#: (projected input of a step, states) -> states, all (rows, B); the first is the step's output.
+#: (projected input of a step, (gates, D, H, B), to which it may add; states) -> states (D, H, B),
+#: the step's output first.
 Step = Callable[..., tuple[Array, ...]]
-#: Direction -> the bias to add to its input projection, and its step.
-_MakeStep = Callable[[int], tuple[Array, Step]]
+#: Directions that run at once, and their activations -> their step.
+_MakeStep = Callable[[slice, list[Activation]], Step]
 
 
 def _scan(
-    xp: Xp, layer: _Layer, initial: Sequence[Array], make_step: _MakeStep
+    xp: Xp, layer: _Layer, bias: Array, initial: Sequence[Array], make_step: _MakeStep
 ) -> tuple[Array, ...]:
-    """Run every direction over time; return Y and the final states, in the node's layout."""
-    steps, batch, _ = layer.x.shape
-    directions = layer.w.shape[0]
-    y = xp.empty((steps, directions, layer.hidden, batch), layer.x.dtype)
+    """Run every direction over time; return Y and the final states, in the node's layout.
+
+    `bias` (D, gates * H) is added to the projected inputs.
+    """
+    (steps, batch, size), directions, dtype = layer.x.shape, len(layer.w), layer.x.dtype
+    backward = [layer.direction == "reverse" or d == 1 for d in range(directions)]
+    orders = [slice(None, None, -1 if reverse else 1) for reverse in backward]
+    count = len(layer.activations) // directions
+    alike = layer.activations == layer.activations[:count] * directions
+    together = directions if alike and layer.r.nbytes <= _TOGETHER_BYTES else 1
+    active = None if layer.lengths is None else xp.arange(steps)[:, None, None] < layer.lengths
+    y = xp.empty((steps, directions, layer.hidden, batch), dtype)
     finals = []
-    rows = layer.x.reshape(steps * batch, layer.x.shape[2])
-    for d in range(directions):
-        bias, step = make_step(d)
-        projected = xp.matmul(rows, layer.w[d].T)
-        projected += bias
-        projected = projected.reshape(steps, batch, bias.shape[0]).swapaxes(1, 2)
-        projected = xp.ascontiguousarray(projected)
-        states = tuple(xp.ascontiguousarray(state[d].T) for state in initial)
-        reverse = layer.direction == "reverse" or d == 1
-        for t in range(steps - 1, -1, -1) if reverse else range(steps):
+    rows = layer.x.reshape(steps * batch, size)
+    for first in range(0, directions, together):
+        part = slice(first, first + together)
+        projected = xp.empty((steps, layer.gates, together, layer.hidden, batch), dtype)
+        for d, order in enumerate(orders[part]):
+            product = xp.matmul(rows, layer.w[first + d].T)
+            product += bias[first + d]
+            product = product.reshape(steps, batch, layer.gates, layer.hidden)
+            projected[order, :, d] = product.transpose(0, 2, 3, 1)
+        states = tuple(xp.ascontiguousarray(state[part].swapaxes(1, 2)) for state in initial)
+        step = make_step(part, layer.activations[first * count :][:count])
+        outputs = xp.empty((steps, together, layer.hidden, batch), dtype)
+        for t in range(steps):
             new = step(projected[t], *states)
-            if layer.lengths is None:
-                states = new
-                y[t, d] = new[0]
-            else:
-                active = t < layer.lengths
-                states = tuple(xp.where(active, a, b) for a, b in zip(new, states, strict=True))
-                y[t, d] = xp.where(active, new[0], new[0].dtype.type(0))
+            if active is not None:
+                now = xp.stack([active[order][t] for order in orders[part]])
+                new = tuple(xp.where(now, a, b) for a, b in zip(new, states, strict=True))
+            states = new
+            outputs[t] = states[0]
         finals.append(states)
+        for d, order in enumerate(orders[part]):
+            y[order, first + d] = outputs[:, d]
+    if active is not None:
+        y = xp.where(active[:, None], y, dtype.type(0))
     # From (..., H, B) to (..., B, H), or with the batch first.
-    ends = [xp.stack(final) for final in zip(*finals, strict=True)]
+    ends = [xp.concatenate(final) for final in zip(*finals, strict=True)]
     y = y.transpose(3, 0, 1, 2) if layer.layout else y.swapaxes(2, 3)
     ends = [end.transpose(2, 0, 1) if layer.layout else end.swapaxes(1, 2) for end in ends]
     return tuple(
@@ -218,15 +243,17 @@ def rnn_7(
         xp, 1, x, w, r, b, sequence_lens, initial_h, activations=activations, **attributes
     )
 
-    def make_step(d: int) -> tuple[Array, Step]:
-        recurrent, f = layer.r[d], layer.activations[d]
+    def make_step(part: slice, activations: list[Activation]) -> Step:
+        (f,), recurrent = activations, layer.r[part]
 
-        def step(projected: Array, h: Array) -> tuple[Array, ...]:
-            return (f(_clipped(xp, projected + xp.matmul(recurrent, h), layer.clip)),)
+        def step(gates: Array, h: Array) -> tuple[Array, ...]:
+            gate = gates[0]
+            gate += xp.matmul(recurrent, h)
+            return (f(_clipped(xp, gate, layer.clip)),)
 
-        return layer.input_bias[d] + layer.hidden_bias[d], step
+        return step
 
-    return _scan(xp, layer, (layer.initial_h,), make_step)
+    return _scan(xp, layer, layer.input_bias + layer.hidden_bias, (layer.initial_h,), make_step)
 
 
 @op("GRU", since=7, added={"layout": 14}, choices=_CHOICES)
@@ -238,33 +265,34 @@ def gru_7(
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return Y (T, D, B, H) and Y_h of the gated recurrent unit; `layout` 1: batch first."""
     layer = _layer(xp, 3, x, w, r, b, sequence_lens, initial_h, **attributes)
-    n, clip = layer.hidden, layer.clip
+    n, batch, clip = layer.hidden, layer.x.shape[1], layer.clip
+    # The gates' order is update z, reset r, hidden h.
+    late = layer.hidden_bias[:, 2 * n :]
+    bias = layer.input_bias.copy()
+    bias[:, : 2 * n] += layer.hidden_bias[:, : 2 * n]
+    if not linear_before_reset:
+        bias[:, 2 * n :] += late
 
-    def make_step(d: int) -> tuple[Array, Step]:
-        f, g = layer.activations[2 * d : 2 * d + 2]
-        # The gates' order is update z, reset r, hidden h.
-        recurrent = layer.r[d]
-        late = layer.hidden_bias[d][2 * n :]
-        bias = layer.input_bias[d].copy()
-        bias[: 2 * n] += layer.hidden_bias[d][: 2 * n]
-        if not linear_before_reset:
-            bias[2 * n :] += late
-        late = late[:, None]
+    def make_step(part: slice, activations: list[Activation]) -> Step:
+        (f, g), recurrent, late_bias = activations, layer.r[part], late[part, :, None]
+        early = recurrent if linear_before_reset else recurrent[:, : 2 * n]
+        shape = (len(recurrent), 3 if linear_before_reset else 2, n, batch)
 
-        def step(projected: Array, h: Array) -> tuple[Array, ...]:
+        def step(gates: Array, h: Array) -> tuple[Array, ...]:
+            products = xp.matmul(early, h).reshape(shape).swapaxes(0, 1)
+            zr, hidden = gates[:2], gates[2]
+            zr += products[:2]
+            zr = f(_clipped(xp, zr, clip))
             if linear_before_reset:
-                both = xp.matmul(recurrent, h)
-                zr = f(_clipped(xp, projected[: 2 * n] + both[: 2 * n], clip))
-                hidden = zr[n:] * (both[2 * n :] + late)
+                hidden += zr[1] * (products[2] + late_bias)
             else:
-                zr = f(_clipped(xp, projected[: 2 * n] + xp.matmul(recurrent[: 2 * n], h), clip))
-                hidden = xp.matmul(recurrent[2 * n :], zr[n:] * h)
-            new = g(_clipped(xp, projected[2 * n :] + hidden, clip))
-            return (new + zr[:n] * (h - new),)
+                hidden += xp.matmul(recurrent[:, 2 * n :], zr[1] * h)
+            new = g(_clipped(xp, hidden, clip))
+            return (new + zr[0] * (h - new),)
 
-        return bias, step
+        return step
 
-    return _scan(xp, layer, (layer.initial_h,), make_step)
+    return _scan(xp, layer, bias, (layer.initial_h,), make_step)
 
 
 @op("LSTM", since=7, added={"layout": 14}, choices=_CHOICES)
@@ -289,39 +317,39 @@ def long_short_term_memory(
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return what LSTM does; `seen` is what of the hidden state meets the recurrent weights."""
     layer = _layer(xp, 4, x, w, r, b, sequence_lens, initial_h, **attributes)
-    n, clip = layer.hidden, layer.clip
+    n, batch, clip = layer.hidden, layer.x.shape[1], layer.clip
     initial_c, p = wide(xp, initial_c, p)
     start = _initial(xp, layer.x, initial_c, w.shape[0], n, layer.layout, "initial_c")
     if p is not None and p.shape != (w.shape[0], 3 * n):
         raise ValueError(f"P has shape {p.shape}; {(w.shape[0], 3 * n)} wanted")
     uniform = p is None and not input_forget
 
-    def make_step(d: int) -> tuple[Array, Step]:
-        f, g, h_of = layer.activations[3 * d : 3 * d + 3]
+    def make_step(part: slice, activations: list[Activation]) -> Step:
         # The gates' order is input i, output o, forget f, cell c; peepholes are (i, o, f).
-        recurrent = layer.r[d]
-        peep = None if p is None else p[d].reshape(3, n, 1)
+        (f, g, h_of), recurrent = activations, layer.r[part]
+        peep = None if p is None else p[part].reshape(-1, 3, n, 1).swapaxes(0, 1)
+        shape = (len(recurrent), 4, n, batch)
 
-        def step(projected: Array, h: Array, c: Array) -> tuple[Array, ...]:
-            gates = xp.matmul(recurrent, seen(h))
-            gates += projected
+        def step(gates: Array, h: Array, c: Array) -> tuple[Array, ...]:
+            gates += xp.matmul(recurrent, seen(h)).reshape(shape).swapaxes(0, 1)
             if peep is not None:
-                gates[:n] += peep[0] * c
-                gates[2 * n : 3 * n] += peep[2] * c
+                gates[0] += peep[0] * c
+                gates[2] += peep[2] * c
             if uniform:
-                iof = f(_clipped(xp, gates[: 3 * n], clip))
-                i, o, forget = iof[:n], iof[n : 2 * n], iof[2 * n :]
+                iof = f(_clipped(xp, gates[:3], clip))
+                i, o, forget = iof[0], iof[1], iof[2]
             else:
-                i = f(_clipped(xp, gates[:n], clip))
-                forget = 1 - i if input_forget else f(_clipped(xp, gates[2 * n : 3 * n], clip))
+                i = f(_clipped(xp, gates[0], clip))
+                forget = 1 - i if input_forget else f(_clipped(xp, gates[2], clip))
             new_c = forget * c
-            new_c += i * g(_clipped(xp, gates[3 * n :], clip))
+            new_c += i * g(_clipped(xp, gates[3], clip))
             if not uniform:
                 if peep is not None:
-                    gates[n : 2 * n] += peep[1] * new_c
-                o = f(_clipped(xp, gates[n : 2 * n], clip))
+                    gates[1] += peep[1] * new_c
+                o = f(_clipped(xp, gates[1], clip))
             return o * h_of(new_c), new_c
 
-        return layer.input_bias[d] + layer.hidden_bias[d], step
+        return step
 
-    return _scan(xp, layer, (layer.initial_h, start), make_step)
+    bias = layer.input_bias + layer.hidden_bias
+    return _scan(xp, layer, bias, (layer.initial_h, start), make_step)

@@ -184,7 +184,7 @@ def dynamic_quantize_lstm(
     return long_short_term_memory(
         xp, _fake_quantized(xp, x), weights(w, w_scale, w_zero_point),
         weights(r, r_scale, r_zero_point), b, sequence_lens, initial_h, initial_c, p,
-        lambda h: _fake_quantized(xp, h), clip=clip or None,
+        lambda h: xp.stack([_fake_quantized(xp, of_one) for of_one in h]), clip=clip or None,
         **({"input_forget": 0} | attributes),
     )  # fmt: skip
 

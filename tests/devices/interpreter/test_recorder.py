@@ -53,6 +53,34 @@ def test_what_is_recorded_gives_what_the_kernel_gives_of_other_elements(
         np.testing.assert_array_equal(y, kernel.function(np, x))
 
 
+def in_order(xp: Any, x: Any) -> Any:
+    return xp.ascontiguousarray(x)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_copy_in_order_is_recorded(transposed: bool) -> None:
+    x = floats(3, 4).T if transposed else floats(4, 3)
+    assert record(in_order, x, np.empty((4, 3), np.float32)) is not None
+
+
+def test_both_directions_of_a_small_recurrent_layer_are_recorded_as_one() -> None:
+    kernel = KERNELS.find("", "LSTM", 22)
+    assert kernel is not None
+    steps, hidden = 20, 8
+    x, counts = floats(steps, 1, 4), []
+    for directions, name in ((1, "forward"), (2, "bidirectional")):
+        weights = floats(directions, 4 * hidden, 4), floats(directions, 4 * hidden, hidden)
+        y, *_ = kernel.function(np, x, *weights, direction=name)
+
+        def layer(xp: Any, x: Any, weights: Any = weights, name: str = name) -> Any:
+            return kernel.function(xp, x, *weights, direction=name)[0]
+
+        recording = record(layer, x, y)
+        assert recording is not None
+        counts.append(len(recording.steps))
+    assert counts[1] < 1.2 * counts[0]
+
+
 def by_an_element(xp: Any, x: Any) -> Any:
     return x + 1 if x[0] > 0 else x - 1
 
