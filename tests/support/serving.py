@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -15,6 +17,11 @@ from onnx import TensorProto, helper
 
 import hetero
 from hetero.serve.server import Server
+
+#: Where the model `plus_one` is asked.
+INFER = "/v2/models/plus/infer"
+#: Seconds after which a test that waits fails.
+PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,34 @@ def ask(
         return Response(
             answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
         )
+
+
+def posted(body: bytes, path: str = INFER, more: str = "") -> bytes:
+    """Return a POST as it is sent; `more` are lines of its head."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+def connected(server: Server) -> socket.socket:
+    """Return a connection."""
+    made = socket.create_connection((server.host, server.port), PATIENCE_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def read_answer(reader: BinaryIO) -> tuple[bytes, bytes]:
+    """Read one answer of a known length; return its head and its body."""
+    head = b"".join(iter(reader.readline, b"\r\n"))
+    length = next(w for w in head.lower().split(b"\r\n") if w.startswith(b"content-length"))
+    return head, reader.read(int(length.split()[1]))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def tensor(name: str, datatype: str, array: Any, **more: Any) -> dict[str, Any]:

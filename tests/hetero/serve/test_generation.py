@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from hetero.serve.repository import ModelSource, Repository
 from hetero.serve.server import Server
 from hetero.serve.texts import Texts
 from tests.support.decoders import VOCABULARY, decoder, greedy
-from tests.support.serving import Response, ask
+from tests.support.serving import Response, ask, connected, posted
 
 pytest.importorskip("uvicorn")
 
@@ -358,8 +357,7 @@ def test_a_stream_that_fails_says_so(server: Server, monkeypatch: pytest.MonkeyP
 
 def test_a_client_that_leaves_ends_its_text(server: Server) -> None:
     body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 60, "stream": True})
-    with socket.create_connection((server.host, server.port)) as leaver:
-        leaver.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
-        leaver.sendall(f"content-length: {len(body)}\r\n\r\n{body}".encode())
+    with connected(server) as leaver:
+        leaver.sendall(posted(body.encode(), "/v1/completions"))
         assert leaver.recv(100)
     assert complete(server).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)

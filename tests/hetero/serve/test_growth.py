@@ -10,7 +10,6 @@ import json
 import logging
 import socket
 import struct
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -23,14 +22,21 @@ import hetero
 from hetero.errors import HeteroError
 from hetero.serve.server import Server
 from tests.support.decoders import decoder
-from tests.support.serving import plus_one, tensor
+from tests.support.serving import (
+    PATIENCE_S,
+    connected,
+    plus_one,
+    posted,
+    read_answer,
+    tensor,
+    until,
+)
 
 pytest.importorskip("uvicorn")
 grpc = pytest.importorskip("grpc")
 from hetero.serve import http_connection  # noqa: E402 - it needs what may be missing
 from hetero.serve.proto_file import proto_file  # noqa: E402 - the same
 
-PATIENCE_S = 30
 COUNT = 300_000
 SMALL = json.dumps({"inputs": [tensor("x", "FP32", np.ones(8))]}).encode()
 FILE = proto_file("open_inference.proto")
@@ -45,11 +51,6 @@ def server() -> Iterator[Server]:
         }
         with hetero.serve(models, 0, grpc_port=0) as server:
             yield server
-
-
-def posted(body: bytes, path: str = "/v2/models/plus/infer", more: str = "") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{more}\r\n"
-    return head.encode() + body
 
 
 def large(name: str = "x", count: int = COUNT) -> bytes:
@@ -67,26 +68,14 @@ def text(**fields: Any) -> bytes:
     return posted(json.dumps(body).encode(), "/v1/completions")
 
 
-def client(server: Server) -> socket.socket:
-    return socket.create_connection((server.host, server.port), PATIENCE_S)
-
-
-def read(made: socket.socket) -> bytes:
-    """Read one answer of a known length."""
-    with made.makefile("rb") as reader:
-        head = b"".join(iter(reader.readline, b"\r\n"))
-        length = next(w for w in head.split(b"\r\n") if w.startswith(b"content-length"))
-        return head + reader.read(int(length.split()[1]))
-
-
 def answered(*requests: bytes, status: int = 200) -> Callable[[Server], None]:
     """Return a client that reads its answers and closes the connection."""
 
     def ask(server: Server) -> None:
-        with client(server) as made:
+        with connected(server) as made, made.makefile("rb") as reader:
             for request in requests:
                 made.sendall(request)
-                assert read(made).startswith(b"HTTP/1.1 %d" % status)
+                assert read_answer(reader)[0].startswith(b"HTTP/1.1 %d" % status)
 
     return ask
 
@@ -95,7 +84,7 @@ def left(sent: bytes, *, reset: bool, reads: int = 0) -> Callable[[Server], None
     """Return a client that sends this, reads so many bytes, and goes."""
 
     def ask(server: Server) -> None:
-        with client(server) as made:
+        with connected(server) as made:
             made.sendall(sent)
             if reads:
                 assert made.recv(reads)
@@ -173,22 +162,16 @@ def test_nothing_of_a_request_stays(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, held()
-        time.sleep(0.01)
-
-
 def test_connections_keep_memory_for_bodies_within_a_bound(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "_KEPT_NBYTES", 10 * COUNT)
-    clients = [client(server) for _ in range(4)]
+    clients = [connected(server) for _ in range(4)]
     for _ in range(2):
         for made in clients:
             made.sendall(large())
-            assert read(made).startswith(b"HTTP/1.1 200")
+            with made.makefile("rb") as reader:
+                assert read_answer(reader)[0].startswith(b"HTTP/1.1 200")
     connections: Iterable[Any] = server._uvicorn.server_state.connections
     kept = [made.memory.size for made in connections]
     for made in clients:
@@ -200,7 +183,7 @@ def test_a_client_that_takes_nothing_is_not_waited_for(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "_UNREAD_S", 0.1)
-    with client(server) as made:
+    with connected(server) as made:
         made.sendall(large(count=40 * COUNT))
         assert made.recv(1)
         until(lambda: not server._uvicorn.server_state.connections)

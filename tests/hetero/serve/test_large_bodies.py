@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -16,7 +14,7 @@ from onnx import TensorProto
 
 from hetero.serve.server import Server
 from tests.support.gated_plugin import GatedPlugin
-from tests.support.serving import identity, plus_one, serving
+from tests.support.serving import connected, identity, plus_one, posted, read_answer, serving, until
 
 pytest.importorskip("uvicorn")
 LENGTH = "Inference-Header-Content-Length"
@@ -60,49 +58,38 @@ def test_one_after_the_other_on_a_connection(server: Server) -> None:
             np.testing.assert_array_equal(got, array + 1 if model == "plus" else array)
 
 
-def head_of(model: str, body: bytes, headers: dict[str, str]) -> bytes:
-    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "host: x", f"content-length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return posted(body, f"/v2/models/{model}/infer", more)
 
 
 def test_a_body_stays_while_the_next_is_read() -> None:
     """The second request comes while a device still has the first one's tensor."""
     arrays = [np.full(COUNT, value, np.float32) for value in (1.0, 2.0)]
-    bodies = [body_of(array) for array in arrays]
-    sent = [head_of("plus", *body) + body[0] for body in bodies]
+    first, second = (sent("plus", *body_of(array)) for array in arrays)
     with (
         serving("GATED", plugins=(GatedPlugin,), plus=plus_one()) as server,
         GatedPlugin.closed(),
-        socket.create_connection((server.host, server.port)) as client,
+        connected(server) as client,
     ):
-        client.settimeout(60)
-        client.sendall(sent[0])
+        client.sendall(first)
         assert GatedPlugin.began.wait(60)
-        client.sendall(sent[1][:300_000])
-        deadline = time.monotonic() + 60
-        while not any(made.reading for made in server._uvicorn.server_state.connections):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        client.sendall(second[:300_000])
+        until(lambda: any(made.reading for made in server._uvicorn.server_state.connections))
         GatedPlugin.gate.set()
-        client.sendall(sent[1][300_000:])
+        client.sendall(second[300_000:])
         read = client.makefile("rb")
         for array in arrays:
-            told = {}
-            assert read.readline().startswith(b"HTTP/1.1 200")
-            while line := read.readline().strip():
-                name, _, value = line.decode().partition(": ")
-                told[name] = value
-            data = read.read(int(told["content-length"]))
-            got = np.frombuffer(data[int(told[LENGTH.lower()]) :], np.float32)
+            head, data = read_answer(read)
+            assert head.startswith(b"HTTP/1.1 200")
+            got = np.frombuffer(data[-array.nbytes :], np.float32)
             np.testing.assert_array_equal(got, array + 1)
 
 
 def test_a_client_that_leaves_in_the_middle_harms_nobody(server: Server) -> None:
     body, headers = body_of(np.ones(COUNT, np.float32))
-    with socket.create_connection((server.host, server.port)) as leaver:
-        leaver.sendall(head_of("plus", body, headers))
-        leaver.sendall(body[:500_000])
+    with connected(server) as leaver:
+        leaver.sendall(sent("plus", body, headers)[:500_000])
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
         got = infer(connection, "plus", np.zeros(COUNT, np.float32))
         np.testing.assert_array_equal(got, np.ones(COUNT))

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import hetero
-from tests.support.serving import ask, plus_one, serving, tensor
+from tests.support.serving import INFER, ask, plus_one, serving, tensor
 
 pytest.importorskip("uvicorn")
-INFER = "/v2/models/plus/infer"
 BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,31 +12,34 @@ import pytest
 
 from hetero.serve.server import Server
 from tests.support.gated_plugin import GatedPlugin
-from tests.support.serving import ask, plus_one, serving, tensor
+from tests.support.serving import (
+    INFER,
+    PATIENCE_S,
+    ask,
+    connected,
+    plus_one,
+    read_answer,
+    serving,
+    tensor,
+)
 
 pytest.importorskip("uvicorn")
 
-INFER = "/v2/models/plus/infer"
 BODY = json.dumps({"inputs": [tensor("x", "FP32", np.ones(4))]}).encode()
 #: What Java's client and ``curl --http2`` send first.
 OFFER = (
     b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
 )
-PATIENCE_S = 60
 
 
 def answer(server: Server, *pieces: bytes, count: int = 1) -> list[tuple[bytes, bytes]]:
     """Send pieces; return so many answers' first lines and bodies."""
-    with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connected(server) as made:
         for piece in pieces:
             made.sendall(piece)
-        reader, found = made.makefile("rb"), []
-        for _ in range(count):
-            head = b"".join(iter(reader.readline, b"\r\n"))
-            length = next(w for w in head.split(b"\r\n") if w.startswith(b"content-length"))
-            found.append((head.split(b"\r\n")[0], reader.read(int(length.split()[1]))))
-    return found
+        reader = made.makefile("rb")
+        found = [read_answer(reader) for _ in range(count)]
+        return [(head.split(b"\r\n")[0], body) for head, body in found]
 
 
 def head(more: bytes, method: bytes = b"POST", path: str = INFER) -> bytes:
@@ -78,18 +80,18 @@ def test_requests_one_behind_the_other() -> None:
         assert told[:1] + told[4:] == [plain] * 3
         assert [line.split()[1] for line, _ in told[1:4]] == [b"404", b"401", b"401"]
         assert answer(server, *[good * 500] * 4, count=2000) == [plain] * 2000
-        with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
+        with connected(server) as made:
             made.sendall(head(token, b"HEAD", "/v2") + head(token, b"GET", "/v2"))
             reader = made.makefile("rb")
             heads = [b"".join(iter(reader.readline, b"\r\n")) for _ in range(2)]
             assert heads[0] == heads[1]
-        with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
+        with connected(server) as made:
             reader = made.makefile("rb")
             made.sendall(head(token + length + b"expect: 100-continue\r\n"))
             assert reader.readline() == b"HTTP/1.1 100 Continue\r\n"
             made.sendall(BODY)
             assert reader.readline() + reader.readline() == b"\r\nHTTP/1.1 200 OK\r\n"
-        with socket.create_connection((server.host, server.port), PATIENCE_S) as made:
+        with connected(server) as made:
             made.sendall(good.replace(b"HTTP/1.1", b"HTTP/1.0"))
             assert made.makefile("rb").read().endswith(plain[1])  # the connection ends
 

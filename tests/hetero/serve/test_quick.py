@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import time
 from collections.abc import Iterator
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetero.serve.server import Server
-from tests.support.serving import plus_one, serving, tensor
+from tests.support.serving import connected, plus_one, posted, read_answer, serving, tensor
 
 pytest.importorskip("uvicorn")
 from hetero.serve.app import ServingApp
@@ -40,28 +39,22 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def posted(body: bytes, more: str) -> bytes:
+def request_of(body: bytes, more: str) -> bytes:
     token = "" if "authorization" in more else "authorization: Bearer secret\r\n"
-    head = f"POST /v2/models/plus/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-    return f"{head}{token}{more}\r\n".encode() + body
+    return posted(body, more=token + more)
 
 
 def answers(server: Server, *pieces: bytes, count: int = 1, usual_s: float) -> list[bytes]:
     """Send pieces, and return so many answers of a model that seems to take so long."""
     statistics = server.service.repository.find("plus").statistics
-    with socket.create_connection((server.host, server.port), timeout=60) as made:
+    with connected(server) as made:
         for number, piece in enumerate(pieces):
             if number:
                 time.sleep(0.01)  # it may come with the piece before: the answers are the same
             statistics.usual_s = usual_s
             made.sendall(piece)
         reader = made.makefile("rb")
-        found = []
-        for _ in range(count):
-            head = b"".join(iter(reader.readline, b"\r\n"))
-            length = next(w for w in head.split(b"\r\n") if w.startswith(b"content-length"))
-            found.append(head + reader.read(int(length.split()[1])))
-    return found
+        return [b"".join(read_answer(reader)) for _ in range(count)]
 
 
 QUICK, SLOW = -math.inf, 1.0
@@ -69,7 +62,7 @@ QUICK, SLOW = -math.inf, 1.0
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_answers_are_the_same(server: Server, name: str) -> None:
-    request = posted(*REQUESTS[name])
+    request = request_of(*REQUESTS[name])
     [slow] = answers(server, request, usual_s=SLOW)
     [quick] = answers(server, request, usual_s=QUICK)
     assert sorted(quick.split(b"\r\n")) == sorted(slow.split(b"\r\n"))
@@ -81,22 +74,22 @@ def test_answers_are_the_same(server: Server, name: str) -> None:
 
 
 def test_no_task_is_made(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = answers(server, posted(GOOD, ""), usual_s=QUICK)
+    wanted = answers(server, request_of(GOOD, ""), usual_s=QUICK)
     monkeypatch.setattr(ServingApp, "_finish", None)
-    assert answers(server, posted(GOOD, ""), usual_s=QUICK) == wanted
+    assert answers(server, request_of(GOOD, ""), usual_s=QUICK) == wanted
 
 
 def test_what_is_begun_is_counted_once(server: Server) -> None:
     statistics = server.service.repository.find("plus").statistics
     before = statistics.num_succeeded, statistics.num_failed
     for name in ("good", "with a timeout", "no JSON"):
-        answers(server, posted(*REQUESTS[name]), usual_s=QUICK)
+        answers(server, request_of(*REQUESTS[name]), usual_s=QUICK)
     assert (statistics.num_succeeded, statistics.num_failed) == (before[0] + 2, before[1] + 1)
     assert statistics.num_in_flight == 0
 
 
 def test_a_body_in_chunks_may_follow(server: Server) -> None:
-    good = posted(GOOD, "")
+    good = request_of(GOOD, "")
     head = good[: good.index(b"content-length")] + b"authorization: Bearer secret\r\n"
     chunks = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
     first, second = answers(server, good, chunks, count=2, usual_s=QUICK)

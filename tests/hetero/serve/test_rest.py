@@ -15,12 +15,11 @@ import pytest
 from onnx import TensorProto
 
 from hetero.serve.server import Server
-from tests.support.serving import ask, identity, plus_one, serving, tensor
+from tests.support.serving import INFER, ask, identity, plus_one, serving, tensor
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("orjson")
 
-INFER = "/v2/models/plus/infer"
 X = np.array([0.5, -2.0, 3e5], np.float32)
 #: Datatype -> ONNX's element type, and values.
 TYPES: dict[str, tuple[int, Any]] = {

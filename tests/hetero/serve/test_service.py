@@ -10,9 +10,8 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,24 @@ import hetero
 from hetero.errors import ArgumentError, HeteroError
 from hetero.serve.server import Server
 from tests.support.gated_plugin import GatedPlugin
-from tests.support.serving import Response, ask, plus_one, serving, tensor
+from tests.support.serving import (
+    INFER,
+    PATIENCE_S,
+    Response,
+    ask,
+    connected,
+    plus_one,
+    posted,
+    serving,
+    tensor,
+    until,
+)
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("google.protobuf")
 from hetero.serve.proto_file import proto_file
 
-INFER = "/v2/models/plus/infer"
 BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
-#: Seconds after which a test that waits fails.
-PATIENCE_S = 60
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -123,10 +122,8 @@ def test_a_client_that_leaves_takes_its_request_with_it(
 ) -> None:
     running = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
-    data = json.dumps(BODY).encode()
-    with socket.create_connection((gated.host, gated.port)) as leaver:
-        leaver.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\n" % INFER.encode())
-        leaver.sendall(b"content-length: %d\r\n\r\n" % len(data) + data)
+    with connected(gated) as leaver:
+        leaver.sendall(posted(json.dumps(BODY).encode()))
         until(lambda: waiting(gated) == 1)
     until(lambda: waiting(gated) == 0)
     GatedPlugin.gate.set()
@@ -159,10 +156,8 @@ def test_large_and_slow_bodies() -> None:
     options = {"body_nbytes": 1000, "body_s": 0.2}
     with serving(options=options, plus=plus_one()) as server:
         assert ask(server, INFER, b" " * 1001).status == 413
-        with socket.create_connection((server.host, server.port)) as slow:
-            slow.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\n" % INFER.encode())
-            slow.sendall(b"content-length: 50\r\n\r\n{")
-            slow.settimeout(PATIENCE_S)
+        with connected(server) as slow:
+            slow.sendall(posted(b"{" + b" " * 49)[:-49])
             assert slow.recv(4096).startswith(b"HTTP/1.1 408")
         chunked = {"Transfer-Encoding": "chunked"}
         parts = b"3e8\r\n" + b" " * 1000 + b"\r\n1\r\n{\r\n0\r\n\r\n"
@@ -173,9 +168,8 @@ def test_large_and_slow_bodies() -> None:
 def test_headers_without_an_end_are_cut_off() -> None:
     with (
         serving(plus=plus_one()) as server,
-        socket.create_connection((server.host, server.port)) as flood,
+        connected(server) as flood,
     ):
-        flood.settimeout(PATIENCE_S)
         flood.sendall(b"GET /v2 HTTP/1.1\r\n")
         flood.sendall(b"".join(b"x-%d: %s\r\n" % (n, b"y" * 100) for n in range(700)))
         assert b"431" in flood.recv(4096).split(b"\r\n")[0]
