@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,24 +28,16 @@ def nbytes_of(value: Any) -> int:
     """Return about how many bytes a value's contents take; strings count their characters."""
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
+    if type(value) is Kept:  # its bundle counts it
+        return 0
     nbytes: int | None = getattr(value, "nbytes", None)  # of arrays and remote tensors
     if nbytes is not None:
         return nbytes
-    if type(value) is dict:  # to ask for an abstract class takes as long as the rest
-        items: Any = value.values()
-    elif isinstance(value, list | tuple):
-        items = value
-    elif isinstance(value, Mapping):
-        items = value.values()
-    else:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
         return 0 if value is None else 8
-    total = 0
-    for item in items:  # most are arrays and remote tensors, which are asked here
-        nbytes = getattr(item, "nbytes", None)
-        if nbytes is None or (type(item) is np.ndarray and item.dtype.hasobject):
-            nbytes = 0 if type(item) is Kept else nbytes_of(item)
-        total += nbytes
-    return total
+    return sum(map(nbytes_of, value))
 
 
 @dataclass(slots=True)
@@ -89,9 +81,16 @@ class RunContext:
         if hook is not None:
             hook()
 
-    def on_cancel(self, stop: Callable[[], object]) -> AbstractContextManager[None]:
+    @contextmanager
+    def on_cancel(self, stop: Callable[[], object]) -> Iterator[None]:
         """While inside, have `cancel` call `stop`: for backends that stop themselves."""
-        return _Stopping(self, stop)
+        self._hook = stop
+        if self._is_cancelled:
+            stop()
+        try:
+            yield
+        finally:
+            self._hook = None
 
     def set_timeout(self, timeout_s: float) -> None:
         """Let the run take `timeout_s` seconds from now, waiting in queues included."""
@@ -123,24 +122,6 @@ class RunContext:
     def record(self, node: str, seconds: float) -> None:
         """Add `seconds` to an executed node's time."""
         self.node_times_s[node] = self.node_times_s.get(node, 0.0) + seconds
-
-
-class _Stopping:
-    """The block in which a run is stopped by its backend; quicker than a generator's."""
-
-    __slots__ = ("_context", "_stop")
-
-    def __init__(self, context: RunContext, stop: Callable[[], object]) -> None:
-        self._context = context
-        self._stop = stop
-
-    def __enter__(self) -> None:
-        self._context._hook = self._stop
-        if self._context._is_cancelled:
-            self._stop()
-
-    def __exit__(self, *exception: object) -> None:
-        self._context._hook = None
 
 
 @dataclass(frozen=True, slots=True)

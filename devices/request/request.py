@@ -55,12 +55,10 @@ class Request(NamedTuple):
         return bool(self.keep or self.keep_copies or self.restore_s)
 
     def admitted(self, deployment: str, number: int, attempt: int, route: int) -> Request:
-        """Return it as what an attempt sends; quicker than `_replace`."""
-        return Request(
-            self.timeout_s, self.profile, self.waits, self.inline,
-            deployment, number, attempt, route, self.priority, "", self.restore_s, self.keep,
-            self.keep_copies,
-        )  # fmt: skip
+        """Return it as what an attempt sends."""
+        return self._replace(
+            deployment=deployment, id=number, attempt=attempt, route=route, trace=""
+        )
 
 
 #: What a caller that asks for nothing sends.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import is_remote
-
-#: What may share memory.
-_SHARING: Final = (np.ndarray, list)
 
 
 class StageOutputs:
@@ -27,14 +24,7 @@ class StageOutputs:
     def __init__(self, model: Model, ports: Sequence[TensorSpec], device: str) -> None:
         self._model = model
         self._device = device
-        self._ports = tuple(ports)
-        #: The ports, each with its arrays' type, None for what is no tensor, and a number that
-        #: those have in common whose known lengths are the same, as of caches of all layers.
-        kinds: dict[tuple[int | None, ...] | None, int] = {}
-        self._expected = tuple(
-            (port, port.dtype, kinds.setdefault(_known_lengths(port), len(kinds)))
-            for port in self._ports
-        )
+        self._ports = tuple((port, port.dtype) for port in ports)
 
     def receive(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
         """Return what `Program.run` gave, copied where it shares memory with what lives on.
@@ -42,43 +32,24 @@ class StageOutputs:
         Raises InferenceError: there are more or fewer than ports, or one is of another element
         type, rank or size than its port.
         """
-        if len(outputs) != len(self._expected):
+        if len(outputs) != len(self._ports):
             raise InferenceError(
                 f"{self._device} gave {len(outputs)} outputs for model {self._model.name!r}, which "
-                f"has {len(self._expected)}: the plugin's Program.run must return one per port.",
+                f"has {len(self._ports)}: the plugin's Program.run must return one per port.",
                 device=self._device,
             )
         taken: set[int] = set()
         _take(inputs, taken)
         received: list[Value] = []
-        fitting: tuple[int, tuple[int, ...]] | None = None
-        for value, (port, dtype, kind) in zip(outputs, self._expected, strict=True):
-            if (  # its own memory, as most have
-                dtype is not None
-                and type(value) is np.ndarray
-                and value.dtype is dtype
-                and value.base is None
-                and port.accepts(value.shape)
-                and value.flags.writeable
-                and id(value) not in taken
-            ):
-                taken.add(id(value))
-                received.append(value)
-                continue
-            if dtype is not None and is_remote(type(value)) and value.dtype is dtype:
-                found = kind, value.shape
-                if found == fitting or port.accepts(value.shape):
-                    fitting = found
-                    received.append(value)
-                    continue
+        for value, (port, dtype) in zip(outputs, self._ports, strict=True):
             tensor = np.asarray(value) if isinstance(value, np.generic) else value
             if dtype is not None and not _fits(tensor, dtype, port):
-                raise self._unexpected(len(received), tensor)
-            received.append(_own(tensor, taken) if isinstance(tensor, _SHARING) else tensor)
+                raise self._unexpected(port, tensor)
+            received.append(_own(tensor, taken))
         return received
 
-    def _unexpected(self, position: int, value: Value) -> InferenceError:
-        model, port = self._model, self._ports[position]
+    def _unexpected(self, port: TensorSpec, value: Value) -> InferenceError:
+        model = self._model
         node = model.maker(port.name)
         what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
         by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
@@ -89,11 +60,6 @@ class StageOutputs:
             port=port.name,
             operator=node.name if node else "",
         )
-
-
-def _known_lengths(port: TensorSpec) -> tuple[int | None, ...] | None:
-    shape = port.shape
-    return None if shape is None else tuple([n if isinstance(n, int) else None for n in shape])
 
 
 def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
@@ -107,7 +73,7 @@ def _own(value: Value, taken: set[int]) -> Value:
     """Return a value that shares no memory with what is `taken`, and take its own."""
     if not isinstance(value, np.ndarray):
         return [_own(item, taken) for item in value] if isinstance(value, list) else value
-    owner = id(value if value.base is None else _owner(value))
+    owner = id(_owner(value))
     if not value.flags.writeable or owner in taken:
         return value.copy()
     taken.add(owner)
@@ -117,7 +83,7 @@ def _own(value: Value, taken: set[int]) -> Value:
 def _take(values: Sequence[Value], taken: set[int]) -> None:
     for value in values:
         if isinstance(value, np.ndarray):
-            taken.add(id(value if value.base is None else _owner(value)))
+            taken.add(id(_owner(value)))
         elif isinstance(value, list):
             _take(value, taken)
 
@@ -125,9 +91,6 @@ def _take(values: Sequence[Value], taken: set[int]) -> None:
 def _owner(array: np.ndarray) -> Any:
     """Return the object whose memory an array shows."""
     owner: Any = array
-    base: Any = array.base
-    while base is not None:
-        if not isinstance(base, np.ndarray):
-            return base
-        owner, base = base, base.base
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
     return owner
