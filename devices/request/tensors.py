@@ -45,10 +45,11 @@ class RequestTensors:
         self._kept: set[str] = set()
         #: Input name -> the items of its batch.
         self._batches: dict[str, list[Any]] = {}
+        #: Output name -> its tensor, once it was set or asked for.
         self._results: dict[str, Tensor] = {}
-        #: Outputs whose tensors the user has; and those whose values the user has as well.
-        self._asked: set[str] = set()
-        self._handed_out: set[str] = set()
+        #: What the last run gave for the other outputs, and whether the user is to have no more
+        #: than a copy of it: made when the tensor is asked for, which is rare.
+        self._last: dict[str, tuple[Value, bool]] = {}
         #: Outputs that are written into memory of the user's.
         self._owned_by_user: set[str] = set()
         #: Outputs that stay on their device.
@@ -108,16 +109,11 @@ class RequestTensors:
 
     def output(self, port: TensorSpec) -> Tensor:
         """Return an output's tensor, whose memory nobody else has unless outputs are shared."""
-        held = self._output(port)
-        self._asked.add(port.name)
-        if port.name in self._handed_out:
-            self._handed_out.discard(port.name)
-            held.replace(copying.deepcopy(held.held()))
-        return held
-
-    def _output(self, port: TensorSpec) -> Tensor:
         if port.name not in self._results:
-            self._results[port.name] = empty_tensor(port)
+            held = self._results[port.name] = empty_tensor(port)
+            if port.name in self._last:
+                value, is_anothers = self._last.pop(port.name)
+                held.replace(copying.deepcopy(value) if is_anothers else value)
         return self._results[port.name]
 
     def set_output(self, port: TensorSpec, tensor: Any) -> None:
@@ -131,6 +127,7 @@ class RequestTensors:
             )
         held.replace(value)
         self._results[port.name] = held
+        self._last.pop(port.name, None)
         self._owned_by_user.add(port.name)
 
     def keep_remote(self, port: TensorSpec, keep: bool) -> None:
@@ -206,22 +203,20 @@ class RequestTensors:
                     f"{port}. A declared shape is a hint; correct it in the model.",
                     stacklevel=2,
                 )
-            held = self._output(port)
             if port.name in self._owned_by_user:
-                memory = _write(port, held.held(), value)
+                memory = _write(port, self._results[port.name].held(), value)
                 taken[port.name] = memory.copy() if copy and memory is not value else memory
                 continue
             if isinstance(value, np.ndarray) and (
                 not value.flags.writeable or self._is_input_memory(value)
             ):
                 value = value.copy()
-            held.replace(value)
-            self._handed_out.discard(port.name)
-            if copy and not isinstance(value, RemoteTensor):
-                if port.name in self._asked:
-                    value = copying.deepcopy(value)
-                else:  # copied when the tensor is asked for, which is rare
-                    self._handed_out.add(port.name)
+            is_copied = copy and not isinstance(value, RemoteTensor)
+            if port.name in self._results:
+                self._results[port.name].replace(value)
+                value = copying.deepcopy(value) if is_copied else value
+            else:
+                self._last[port.name] = value, is_copied
             taken[port.name] = value
         return taken
 
