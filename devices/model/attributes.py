@@ -12,15 +12,6 @@ from onnx import AttributeProto, TensorProto
 from devices.errors import ModelError
 from devices.model.tensor_proto import tensor_array
 
-#: The field of an attribute that holds its value, by its type; those in the plural hold several.
-_FIELDS: Final = {
-    AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s",
-    AttributeProto.TENSOR: "t", AttributeProto.GRAPH: "g", AttributeProto.FLOATS: "floats",
-    AttributeProto.INTS: "ints", AttributeProto.STRINGS: "strings",
-    AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
-    AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
-    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
-}  # fmt: skip
 #: Operators that draw random numbers.
 _DRAWING: Final = frozenset(
     ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -31,19 +22,19 @@ _DRAWING: Final = frozenset(
 def attribute_value(attribute: AttributeProto) -> Any:
     """Return an attribute as int, float, str, array, graph or TypeProto, or a tuple of those.
 
-    A reference to a function's own attribute is the caller's to resolve. ModelError for a type that
-    ONNX does not define, or a damaged tensor.
+    ModelError for a type that ONNX does not define, a damaged tensor, or a reference to a
+    function's attribute, which is the caller's to resolve.
     """
-    field = _FIELDS.get(attribute.type)
-    if field is None:
+    try:
+        value = onnx.helper.get_attribute_value(attribute)
+    except ValueError:
+        value = None
+    if value is None:
         raise ModelError(
-            f"attribute {attribute.name!r} has type {attribute.type}, which ONNX does not define. "
-            "Export the model again."
+            f"attribute {attribute.name!r} of type {attribute.type} has no value that ONNX "
+            "defines. Export the model again."
         )
-    value = getattr(attribute, field)
-    if field in ("strings", "tensors"):
-        return tuple(map(_plain, value))
-    return tuple(value) if field.endswith("s") and len(field) > 1 else _plain(value)
+    return tuple(map(_plain, value)) if isinstance(value, list) else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -18,7 +19,6 @@ import onnx
 import onnxruntime
 
 from devices.errors import DeviceError
-from devices.model.deferred import DeferredModel
 from devices.model.model import Constant, Model
 from devices.model.node_contents import check_inside
 from devices.model.reader import read_model
@@ -60,18 +60,12 @@ class OrtProgram(Program):
         self._config = dict(config)
         self._payload = payload
         self._optimise = payload is None and not config["DISABLE_TRANSFORMATIONS"]
-        if payload is None:
-            self._source = model
-            made = {value for node in model.nodes for value in node.writes}
-            wanted = [o for o in dict.fromkeys(p.name for p in model.outputs) if o in made]
-        else:
-            # Only the runtime model and another export want it.
-            self._source = DeferredModel(
-                model.name, model.inputs, model.outputs, lambda: _read_payload(payload)
-            )
-            wanted = list(payload.header["wanted"])
         #: Names that the session gives out; inputs and constants that pass through are ours.
-        self._wanted = wanted
+        self._wanted = (
+            [o for o in dict.fromkeys(p.name for p in model.outputs) if o in model.producers]
+            if payload is None
+            else list(payload.header["wanted"])
+        )
         self._names = [port.name for port in model.inputs]
         self._lock = threading.Lock()
         self._executed: tuple[ExecutedNode, ...] | None = None
@@ -92,6 +86,11 @@ class OrtProgram(Program):
         self._is_whole = self._fed.issuperset(self._names) and self._wanted == [
             port.name for port in model.outputs
         ]
+
+    @cached_property
+    def _source(self) -> Model:
+        """The model, as it was compiled or as a payload holds it: few ask for that."""
+        return self._model if self._payload is None else _read_payload(self._payload)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancelling terminates it between nodes."""

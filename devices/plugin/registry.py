@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import inspect
 import logging
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -162,9 +162,7 @@ def _resolve(source: PluginSource) -> object:
     if not separator:
         found = _installed_class(source.target)
     elif module and attribute:
-        found = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = pkgutil.resolve_name(source.target)
     else:
         raise _no_plugin(source.target)
     return renamed(found, source.name) if source.name and isinstance(found, type) else found
