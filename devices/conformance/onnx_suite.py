@@ -17,10 +17,15 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from devices.model.light import light_model_inputs, light_model_outputs, light_model_path
+from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.plugin import Plugin
+from devices.request.base_compiled_model import BaseCompiledModel
+from devices.request.compiled_model import CompiledModel
 
 KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
+#: What a case is run on: a device's model, or a Core's.
+Runs = CompiledModel | BaseCompiledModel
 #: A reason of fewer characters tells nothing.
 _SHORTEST_REASON: Final = 12
 
@@ -56,6 +61,16 @@ class Case:
             (_read(folder, "input", graph.input), _read(folder, "output", graph.output))
             for folder in sorted(folders)
         ]
+
+    def check(self, proto: onnx.ModelProto, model: Model, compiled: Runs) -> None:
+        """Run the compiled model on each set of inputs; AssertionError if outputs are others."""
+        for inputs, wanted in self.data_sets(proto):
+            # Some cases give data for the initializers too.
+            own = len(inputs) == len(model.inputs)
+            names = [port.name for port in (model.inputs if own else proto.graph.input)]
+            given = dict(zip(names, inputs, strict=False))
+            results = compiled({port.name: given[port.name] for port in compiled.inputs})
+            self.compare(list(results.to_tuple()), wanted)
 
     def compare(self, outputs: Sequence[Any], wanted: Sequence[Any]) -> None:
         """Compare as the suite itself does: count, shape, element type, values."""
@@ -95,13 +110,7 @@ def outcome(plugin: Plugin, case: Case, config: Mapping[str, Any]) -> str:
             return "refused" if reasoned else f"refused without a reason: {said}"
         compiled = plugin.compile_model(model, config)
         try:
-            for inputs, wanted in case.data_sets(proto):
-                # Some cases give data for the initializers too.
-                own = len(inputs) == len(model.inputs)
-                names = [port.name for port in (model.inputs if own else proto.graph.input)]
-                given = dict(zip(names, inputs, strict=False))
-                result = compiled({port.name: given[port.name] for port in compiled.inputs})
-                case.compare(list(result.to_tuple()), wanted)
+            case.check(proto, model, compiled)
         finally:
             compiled.close()
     except Exception as error:  # a miss is any way not to pass

@@ -11,33 +11,21 @@ from onnx import parser
 
 import hetero
 from benchmarks.small_networks import SMALL_NETWORKS
-from devices import load_plugins, read_model
+from devices import read_model
 from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import (
     BlobError,
-    HeteroError,
-    ModelError,
     PropertyError,
     UnknownDeviceError,
 )
 from devices.model.light import light_model_inputs
 from devices.plugin.program import Payload, RunContext
-from tests.support.single_nodes import schemas, single_node_models
 
 
 def parsed(body, opset=17):
     return read_model(
         parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "x.y" : 1]> g {body}')
     )
-
-
-def test_without_openvino_the_device_says_how_to_get_it(monkeypatch):
-    for name in [n for n in sys.modules if n.startswith("devices.openvino")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    (entry,) = load_plugins(["devices.openvino.plugin:OpenVinoPlugin"], False).values()
-    assert entry.plugin is None
-    assert "pip install 'hetero[openvino]'" in entry.error
 
 
 @pytest.fixture(scope="module")
@@ -385,28 +373,6 @@ def test_threads_share_a_compiled_model(plugin):
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("opset", [13, onnx.defs.onnx_opset_version()])
-def test_whatever_the_query_takes_compiles(plugin, opset):
-    """Every operator, in element types that OpenVINO computes in or not."""
-    taken, failed = 0, {}
-    for schema in schemas(opset):
-        for proto in single_node_models(schema, opset, ["float", "int32", "bool"], [2, 2]):
-            try:
-                model = read_model(proto)
-                if plugin.query_model(model).unsupported:
-                    continue
-            except ModelError:
-                continue
-            taken += 1
-            try:
-                plugin.compile_model(model).close()
-            except HeteroError as error:
-                failed[schema.name, model.inputs[0].type] = str(error)
-    assert failed == {}
-    assert taken >= 140
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The ORT device: reasons, versions, weights, errors, and what it shows of itself."""
 
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -11,18 +10,15 @@ import onnx
 import pytest
 from onnx import helper, parser
 
-from devices import load_plugins, read_model
+from devices import read_model
 from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import (
     BlobError,
-    HeteroError,
     InferenceError,
-    ModelError,
     RequestCancelledError,
 )
 from devices.model.light import light_model_inputs, light_model_outputs
 from devices.plugin.program import Payload
-from tests.support.single_nodes import schemas, single_node_models
 
 pytest.importorskip("onnxruntime")
 from devices.ort.plugin import ORTPlugin
@@ -259,15 +255,6 @@ def test_cancelling_stops_a_long_run():
     np.testing.assert_array_equal(request.infer({"n": 2, "x": [1.0, 2.0]})["y"], [4, 8])
 
 
-def test_without_onnxruntime_the_device_says_how_to_get_it(monkeypatch):
-    for name in [n for n in sys.modules if n.startswith("devices.ort")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    entry = load_plugins()["ORT"]
-    assert entry.plugin is None
-    assert "pip install 'hetero[ort]'" in entry.error
-
-
 BIG = np.arange(1500, dtype=np.float32)
 
 
@@ -311,29 +298,6 @@ def test_large_constants_wherever_they_are_read_or_not(graph, kind):
         np.testing.assert_array_equal(results["y"], BIG)
         if "w" in results:
             np.testing.assert_array_equal(results["w"], BIG)
-
-
-@pytest.mark.parametrize(
-    "opset", [pytest.param(13, marks=pytest.mark.slow), onnx.defs.onnx_opset_version()]
-)
-def test_whatever_the_query_takes_compiles(opset):
-    """Every operator in element types that ONNX Runtime has kernels for, or not."""
-    taken, failed = 0, {}
-    for schema in schemas(opset):
-        for proto in single_node_models(schema, opset, ["float16", "int32", "bool"]):
-            try:
-                model = read_model(proto)
-                if PLUGIN.query_model(model).unsupported:
-                    continue
-            except ModelError:
-                continue
-            taken += 1
-            try:
-                PLUGIN.compile_model(model).close()
-            except HeteroError as error:
-                failed[schema.name, model.inputs[0].type] = str(error)
-    assert failed == {}
-    assert taken > 90
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")

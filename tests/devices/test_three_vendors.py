@@ -42,9 +42,4 @@ def test_a_random_cut_gives_the_expected_outputs(core: hetero.Core, case: Case) 
     model = core.read_model(proto)
     pins = random_affinity(core, model, DEVICES, crc32(case.name.encode()))
     with core.compile_model(model, "HETERO:OV,ORT,CPU", affinity=pins) as compiled:
-        for inputs, wanted in case.data_sets(proto):
-            own = len(inputs) == len(model.inputs)  # some give data for the initializers too
-            names = [port.name for port in (model.inputs if own else proto.graph.input)]
-            given = dict(zip(names, inputs, strict=False))
-            results = compiled({port.name: given[port.name] for port in compiled.inputs})
-            case.compare(list(results.to_tuple()), wanted)
+        case.check(proto, model, compiled)
