@@ -9,10 +9,9 @@ import logging
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from devices.errors import (
     DeviceMemoryError,
     HeteroError,
     InferenceError,
-    RequestCancelledError,
     UnsupportedOperationError,
     is_interrupt,
     shown,
@@ -41,9 +39,6 @@ from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
-#: Cancelled attempts remembered.
-_REMEMBERED: Final = 4096
-
 
 class DeviceHost:
     """A device with its stages."""
@@ -60,11 +55,9 @@ class DeviceHost:
         self._stages: dict[tuple[str, int], CompiledModel] = {}
         #: Inputs of stages that are the same for every request, by their names.
         self._given: dict[tuple[str, int], Mapping[str, Value]] = {}
-        #: What runs now, by identity of the context. It is entered before it is looked whether it
-        #: may run, so that whoever cancels or unloads finds it, or is found by it.
-        self._running: dict[int, tuple[Request, RunContext]] = {}
-        #: Attempts that were cancelled, lately: what is queued of them must not run.
-        self._cancelled: OrderedDict[Request, None] = OrderedDict()
+        #: What runs now, and of which deployment, by identity of the context. It is entered before
+        #: its stage is looked up, so that whoever unloads that finds it, or is found by it.
+        self._running: dict[int, tuple[str, RunContext]] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         #: How many wait for runs to end.
@@ -125,6 +118,7 @@ class DeviceHost:
         request: Request,
         stage: int,
         inputs: Sequence[Value],
+        context: RunContext | None = None,
         *,
         ready_s: float | None = None,
         left: frozenset[str] = frozenset(),
@@ -132,25 +126,20 @@ class DeviceHost:
         """Run a stage once; return its outputs by name, and how it went.
 
         `inputs`: in port order, without those that were given with the stage.
+        `context`: by which it can be stopped.
         `ready_s`: when its last input was there, by this node's monotonic clock.
         `left`: outputs that may be left in the device's memory.
         Raises HeteroError: what the plugin raised on purpose.
         Raises InferenceError, naming stage, device and cause, for whatever else it raised.
         """
-        context = RunContext()
-        self._running[id(context)] = request, context
+        context = context or RunContext()
+        self._running[id(context)] = request.deployment, context
         key = request.deployment, stage
         try:
             compiled = self._stages.get(key) or self._stage(*key)
             context.profile = request.profile or compiled.profiles
             if left:
                 context.left = _positions(compiled.output_names, left)
-            if self._cancelled and request in self._cancelled:
-                raise RequestCancelledError(
-                    f"request {request.id}, attempt {request.attempt}: cancelled before stage "
-                    f"{stage}.",
-                    request_id=request.id,
-                )
             if given := self._given.get(key):
                 taken = iter(inputs)
                 names = [spec.name for spec in compiled.inputs]
@@ -205,16 +194,6 @@ class DeviceHost:
                     device=name,
                 ) from error
 
-    def cancel(self, request: Request) -> None:
-        """Stop an attempt at the next node of what runs, and before what does not yet run."""
-        with self._lock:
-            self._cancelled[request] = None
-            while len(self._cancelled) > _REMEMBERED:
-                self._cancelled.popitem(last=False)
-        for running, context in list(self._running.values()):
-            if running == request:
-                context.cancel()
-
     def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
         return self._stage(deployment, stage).executed_nodes()
@@ -258,7 +237,7 @@ class DeviceHost:
 
     def _contexts(self, deployment: str) -> list[RunContext]:
         running = list(self._running.values())
-        return [context for request, context in running if request.deployment == deployment]
+        return [context for of, context in running if of == deployment]
 
     def _stage(self, deployment: str, stage: int) -> CompiledModel:
         try:

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, Final
 
 from devices.errors import HeteroError, InferenceError
-from devices.plugin.program import Value
+from devices.plugin.program import RunContext, Value
 from devices.plugin.remote import RemoteTensor
 from devices.request.request import AGAIN
 from scheduler.channels.channel import Channel, Receiver
@@ -25,7 +25,7 @@ from scheduler.device.host import DeviceHost
 from scheduler.device.kept import KeptTensors
 from scheduler.device.machine import DeviceMachine, TaskState
 from scheduler.vocabulary import events
-from scheduler.vocabulary.events import DeviceInstruction, Run, Send, StageOpened
+from scheduler.vocabulary.events import DeviceInstruction, Run, Send, StageOpened, Stop
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -118,14 +118,14 @@ class DeviceLoop:
     def open_stage(self, opened: StageOpened) -> None:
         """Take tasks of a loaded stage; again to change where its outputs go."""
         with self._lock:
-            instructions = self._machine.handle(opened)
+            instructions = self._machine.open(opened)
         self._follow(instructions)
 
     def close_deployment(self, deployment: str) -> None:
         """Drop a deployment's tasks and let go of its stages."""
         with self._lock:
             client = self._machine.client_of(deployment)
-            instructions = self._machine.handle(events.DeploymentClosed(deployment))
+            instructions = self._machine.close(deployment)
             if client is not None:
                 self._closed[deployment] = client
             while len(self._closed) > _REMEMBERED:
@@ -161,7 +161,7 @@ class DeviceLoop:
         """Do what a message asks for that brings no inputs of a task."""
         if isinstance(message, Dropped):
             with self._lock:
-                instructions = self._machine.handle(events.AttemptDropped(message.request))
+                instructions = self._machine.drop(message.request)
             self._kept.free_attempt(message.request)
             self._follow(instructions)
         elif isinstance(message, Keep | Give | Join):
@@ -178,16 +178,10 @@ class DeviceLoop:
             if due.state is TaskState.GONE:  # it was given up
                 del self._begun[thread]
                 return
+            context = due.context = RunContext()  # before it is looked whether it was dropped
             try:
-                left = self._left(due) if self._leaves_outputs else frozenset()
-                inputs = list(map(due.tensors.__getitem__, due.stage.opened.inputs))
-                request, number = due.task
-                due.outputs, went = self.host.run_stage(
-                    request, number, inputs, ready_s=due.ready_s, left=left
-                )
-                due.runs = (*due.runs, went)
-                took_s, usual_s = went.ended_s - went.started_s, due.stage.usual_s
-                due.stage.usual_s = took_s if usual_s == inf else usual_s + (took_s - usual_s) / 4
+                if due.state is TaskState.RUNNING:
+                    self._run(due, context)
             except Exception as error:
                 failure = self._failure(due.task, error)
             del self._begun[thread]
@@ -198,6 +192,16 @@ class DeviceLoop:
             self._begun.pop(thread, None)
             self.give_up(due.task, error)
             raise
+
+    def _run(self, due: Run, context: RunContext) -> None:
+        left = self._left(due) if self._leaves_outputs else frozenset()
+        inputs = list(map(due.tensors.__getitem__, due.stage.opened.inputs))
+        due.outputs, went = self.host.run_stage(
+            *due.task, inputs, context, ready_s=due.ready_s, left=left
+        )
+        due.runs = (*due.runs, went)
+        took_s, usual_s = went.ended_s - went.started_s, due.stage.usual_s
+        due.stage.usual_s = took_s if usual_s == inf else usual_s + (took_s - usual_s) / 4
 
     def close(self) -> None:
         """Let go of every stage and take nothing more."""
@@ -244,10 +248,10 @@ class DeviceLoop:
                         self._pass_on(instruction)
                 elif isinstance(instruction, events.ReportFailure):
                     self._tell(instruction.task, Failure(instruction.task, instruction.error))
-                elif isinstance(instruction, events.Stop):
-                    self.host.cancel(instruction.task.request)
+                elif isinstance(instruction, Stop) and instruction.run.context is not None:
+                    instruction.run.context.cancel()  # else it looks itself before it begins
             except Exception as error:  # whatever it is: the request hears of it, threads live on
-                task = instruction.task
+                task = (instruction.run if isinstance(instruction, Stop) else instruction).task
                 if type(instruction) is Run and instruction.outputs is None:
                     self.give_up(task, error)
                 else:

@@ -28,7 +28,7 @@ from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.device.order import FairQueue, Key
 from scheduler.vocabulary import events
-from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction, Run
+from scheduler.vocabulary.events import DeviceInstruction, Run
 from scheduler.vocabulary.messages import Task
 
 #: Dropped attempts and ended tasks of a deployment that are remembered, so that what comes late
@@ -59,7 +59,7 @@ class InvalidTaskError(RuntimeError):
 
 @dataclass(slots=True)
 class _Client:
-    """What a client has on the device."""
+    """What a client has on the device: tasks, and bytes of values that wait or ran after that."""
 
     name: str
     num_tasks: int = 0
@@ -154,10 +154,6 @@ class DeviceMachine:
             return None
         return deployment.tasks.get((request.id, request.attempt), {}).get(number)
 
-    def nbytes_of(self, client: str) -> int:
-        """Return the bytes of values that a client's tasks wait with, or ran on after waiting."""
-        return self._clients[client].nbytes if client in self._clients else 0
-
     def is_dropped(self, request: Request) -> bool:
         """Whether an attempt was dropped, lately."""
         deployment = self._deployments.get(request.deployment)
@@ -238,33 +234,41 @@ class DeviceMachine:
             done += self._run_ready()
         return done
 
-    def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
-        """Take in one event; return what is to be done, in order."""
-        match event:
-            case events.AttemptDropped():
-                done = self._drop(event)
-            case events.StageOpened():
-                self._open(event)  # it may have more streams, for others' tasks too
-                done = []
-            case events.DeploymentClosed():
-                done = self._close(event.deployment)
-        if self._ready.waiting:
-            done += self._run_ready()
-        return done
-
-    def _open(self, event: events.StageOpened) -> None:
-        deployment = self._deployments.get(event.deployment)
+    def open(self, opened: events.StageOpened) -> list[DeviceInstruction]:
+        """Take in that a stage is loaded; return what is to be done, as the methods below do."""
+        deployment = self._deployments.get(opened.deployment)
         if deployment is None:
-            client = self._clients.setdefault(event.client, _Client(event.client))
-            deployment = self._deployments[event.deployment] = _Deployment(client)
-        stage = deployment.stages.get(event.stage)
+            client = self._clients.setdefault(opened.client, _Client(opened.client))
+            deployment = self._deployments[opened.deployment] = _Deployment(client)
+        stage = deployment.stages.get(opened.stage)
         if stage is None:
-            deployment.stages[event.stage] = OpenStage(event, deployment)
-        elif event.number >= stage.opened.number:
+            deployment.stages[opened.stage] = OpenStage(opened, deployment)
+        elif opened.number >= stage.opened.number:
             # It has other devices to send to, and its tasks go on; or its number was given again,
             # to another subgraph.
-            stage.open(event)
-        self.num_streams = max(self.num_streams, event.num_streams)
+            stage.open(opened)
+        self.num_streams = max(self.num_streams, opened.num_streams)
+        return self._run_ready()  # it may have more streams, for others' tasks too
+
+    def drop(self, request: Request) -> list[DeviceInstruction]:
+        """Take in that nobody waits for an attempt any more."""
+        return self._drop(request) + self._run_ready()
+
+    def close(self, key: str) -> list[DeviceInstruction]:
+        """Take in that a deployment's stages are to be unloaded."""
+        deployment = self._deployments.get(key)
+        if deployment is None:
+            return []
+        done: list[DeviceInstruction] = []
+        for tasks in list(deployment.tasks.values()):
+            done += self._drop(next(iter(tasks.values())).task.request)
+        del self._deployments[key]
+        if not self.deployments_of(deployment.client.name):
+            self._ready.forget(deployment.client.name)
+            del self._clients[deployment.client.name]
+        stages = (stage for d in self._deployments.values() for stage in d.stages.values())
+        self.num_streams = max((stage.opened.num_streams for stage in stages), default=1)
+        return done + self._run_ready()
 
     def _let_go(self, run: Run) -> None:
         """Forget a task, but for that it was there."""
@@ -310,7 +314,7 @@ class DeviceMachine:
                 request_id=run.task.request.id,
             )
             done.append(events.ReportFailure(run.task, error))
-            done += self._drop(events.AttemptDropped(run.task.request))
+            done += self._drop(run.task.request)
         return done
 
     def _run(self, run: Run) -> Run:
@@ -333,8 +337,7 @@ class DeviceMachine:
                 run.stage.held.append((key, run))
         return started
 
-    def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
-        request = event.request
+    def _drop(self, request: Request) -> list[DeviceInstruction]:
         deployment = self._deployments.get(request.deployment)
         if deployment is None:
             return []
@@ -345,27 +348,11 @@ class DeviceMachine:
         done: list[DeviceInstruction] = []
         for run in list(deployment.tasks.get(attempt, {}).values()):
             if run.state is _S.RUNNING:
-                done.append(events.Stop(run.task))
+                done.append(events.Stop(run))
             if run.state in (_S.RUNNING, _S.DROPPED):
                 run.state = _S.DROPPED
             else:
                 self._let_go(run)
-        return done
-
-    def _close(self, key: str) -> list[DeviceInstruction]:
-        deployment = self._deployments.get(key)
-        if deployment is None:
-            return []
-        done: list[DeviceInstruction] = []
-        for tasks in list(deployment.tasks.values()):
-            request = next(iter(tasks.values())).task.request
-            done += self._drop(events.AttemptDropped(request))
-        del self._deployments[key]
-        if not self.deployments_of(deployment.client.name):
-            self._ready.forget(deployment.client.name)
-            del self._clients[deployment.client.name]
-        stages = (stage for d in self._deployments.values() for stage in d.stages.values())
-        self.num_streams = max((stage.opened.num_streams for stage in stages), default=1)
         return done
 
 

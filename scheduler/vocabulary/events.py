@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from devices.errors import ClusterError
+from devices.plugin.program import RunContext
 from devices.request.answer import StageRun
-from devices.request.request import Request
 from scheduler.vocabulary.messages import Task
 from scheduler.vocabulary.placement import Route
 
@@ -239,12 +239,9 @@ class Send(NamedTuple):
     tensors: tuple[str, ...]
 
 
-# What a device's machine receives.
-
-
 @dataclass(frozen=True, slots=True)
 class StageOpened:
-    """A stage is loaded."""
+    """What a device is to know of a stage that is loaded there."""
 
     deployment: str
     stage: int
@@ -266,21 +263,6 @@ class StageOpened:
     number: int = 0
 
 
-class AttemptDropped(NamedTuple):
-    """Nobody waits for this attempt any more."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentClosed:
-    """A deployment's stages are to be unloaded."""
-
-    deployment: str
-
-
-DeviceEvent = StageOpened | AttemptDropped | DeploymentClosed
-
 # What a device's machine asks for.
 
 
@@ -292,7 +274,7 @@ class Run:
 
     `runs`: how the stages before went.
     `stage`, `state`, `nbytes`: the machine's own.
-    `outputs`: what the run gave, by name; set by whoever runs it.
+    `context`, `outputs`: of the run, and what it gave, by name; set by whoever runs it.
     """
 
     task: Task
@@ -302,6 +284,7 @@ class Run:
     stage: Any = field(default=None, compare=False, repr=False)
     state: Any = field(default=None, compare=False)
     nbytes: int = field(default=0, compare=False)
+    context: RunContext | None = field(default=None, compare=False, repr=False)
     outputs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
@@ -313,9 +296,9 @@ class ReportFailure(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Ask the running task to stop at its next node."""
+    """Ask a task that runs, or is about to, to stop at its next node."""
 
-    task: Task
+    run: Run
 
 
 DeviceInstruction = Run | ReportFailure | Stop

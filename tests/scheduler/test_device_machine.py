@@ -20,9 +20,9 @@ JOIN = Send("B", 2, ("t",))
 def machine(num_streams: int = 1) -> DeviceMachine:
     """Stage 0 takes x and sends t on; stage 1 takes a and b, a level further; stage 2 nothing."""
     m = DeviceMachine()
-    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}, ("y",), num_streams))
-    m.handle(ev.StageOpened("d", 1, ("a", "b"), 1, num_streams=num_streams))
-    m.handle(ev.StageOpened("d", 2, (), 0, num_streams=num_streams))
+    m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}, ("y",), num_streams))
+    m.open(ev.StageOpened("d", 1, ("a", "b"), 1, num_streams=num_streams))
+    m.open(ev.StageOpened("d", 2, (), 0, num_streams=num_streams))
     return m
 
 
@@ -51,6 +51,10 @@ def end(m: DeviceMachine, t: Task) -> list[ev.DeviceInstruction]:
     return m.end(run)
 
 
+def nbytes_of(m: DeviceMachine, client: str) -> int:
+    return m._clients[client].nbytes if client in m._clients else 0
+
+
 def passed_on(instructions: list[ev.DeviceInstruction]) -> list[Task]:
     return [i.task for i in instructions if isinstance(i, ev.Run) and i.outputs is not None]
 
@@ -69,7 +73,7 @@ def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
     moved = Send("B2", 2, ("t",))
-    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (moved,)}))
+    m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (moved,)}))
     assert end(m, task(1)) == [
         run(task(1), "x"),
         run(task(2), "x"),
@@ -116,25 +120,25 @@ def other(request_id: int) -> Task:
 
 def test_each_stage_keeps_to_its_own_streams() -> None:
     m = machine(4)
-    m.handle(ev.StageOpened("e", 0, ("x",), 0))
+    m.open(ev.StageOpened("e", 0, ("x",), 0))
     assert m.num_streams == 4
     assert arrived(m, other(1), "x") == [run(other(1), "x")]
     assert arrived(m, other(2), "x") == []
     assert arrived(m, other(3), "x") == []
     # The streams that are free are free for others, though these came later.
     assert arrived(m, task(4), "x") == [run(task(4), "x")]
-    assert m.handle(ev.AttemptDropped(other(2).request)) == []
+    assert m.drop(other(2).request) == []
     assert end(m, other(1))[-1] == run(other(3), "x")
-    m.handle(ev.DeploymentClosed("d"))
+    m.close("d")
     assert m.num_streams == 1
 
 
 def test_closing_the_wide_stage_leaves_the_narrow_ones_order() -> None:
     m = machine(2)
-    m.handle(ev.StageOpened("e", 0, ("x",), 0))
+    m.open(ev.StageOpened("e", 0, ("x",), 0))
     for request_id in (1, 2, 3):
         arrived(m, other(request_id), "x")
-    m.handle(ev.DeploymentClosed("d"))
+    m.close("d")
     assert end(m, other(1))[-1] == run(other(2), "x")
     assert end(m, other(2))[-1] == run(other(3), "x")
 
@@ -152,14 +156,14 @@ def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
     m = machine()
     arrived(m, task(1), "x")
     arrived(m, task(1, 1), "a")
-    assert m.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
+    assert m.drop(task(1).request) == [ev.Stop(run(task(1), "x"))]
     assert end(m, task(1)) == []
     assert m.num_tasks == 0
 
 
 def test_what_comes_late_for_a_dropped_attempt_is_forgotten() -> None:
     m = machine()
-    m.handle(ev.AttemptDropped(task(1).request))
+    m.drop(task(1).request)
     assert arrived(m, task(1), "x") == []
     assert arrived(m, task(1, attempt=2), "x") == [run(task(1, attempt=2), "x")]
 
@@ -169,7 +173,7 @@ def test_a_dropped_task_in_the_queue_does_not_run() -> None:
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
     arrived(m, task(3), "x")
-    m.handle(ev.AttemptDropped(task(2).request))
+    m.drop(task(2).request)
     assert end(m, task(1))[-1] == run(task(3), "x")
 
 
@@ -178,7 +182,7 @@ def test_closing_a_deployment_drops_its_tasks_and_takes_no_more() -> None:
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
     runs = found(m, task(1))
-    assert m.handle(ev.DeploymentClosed("d")) == [ev.Stop(task(1))]
+    assert m.close("d") == [ev.Stop(run(task(1), "x"))]
     assert refusal(arrived(m, task(3), "x"), task(3)).stage == 0
     assert m.end(runs) == []
     assert m.num_running == 0
@@ -201,7 +205,7 @@ def test_values_for_a_stage_that_is_not_there_are_refused_by_name() -> None:
 
 def test_a_task_runs_at_once_where_none_waits_and_a_stream_is_free() -> None:
     m = machine()
-    m.handle(ev.AttemptDropped(task(1).request))
+    m.drop(task(1).request)
     assert arrived(m, task(1), "x") == []
     assert arrived(m, task(2), "x") == [run(task(2), "x")]
     assert arrived(m, task(2), "x") == []  # again
@@ -214,7 +218,7 @@ def test_a_task_runs_at_once_where_none_waits_and_a_stream_is_free() -> None:
     wide = machine(2)
     assert arrived(wide, task(1), "x")
     assert arrived(wide, task(2), "x")
-    assert wide.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
+    assert wide.drop(task(1).request) == [ev.Stop(run(task(1), "x"))]
     assert end(wide, task(1)) == []
     assert wide.find(task(2)) is not None
     assert (wide.num_running, wide.num_tasks) == (1, 1)
@@ -267,10 +271,10 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
             follow(end(m, running.pop(number % len(running))))
         elif what == "d":
             dropped.add(number)
-            follow(m.handle(ev.AttemptDropped(task(number).request)))
+            follow(m.drop(task(number).request))
         assert m.num_running == len(running) <= streams
         num_waiting = m.num_tasks - m.num_running  # those that ran at once count none
-        assert 10 * num_waiting <= m.nbytes_of("") <= 20 * m.num_tasks
+        assert 10 * num_waiting <= nbytes_of(m, "") <= 20 * m.num_tasks
     while running:
         follow(end(m, running.pop()))
     assert len(runs) == len(set(runs))
@@ -290,15 +294,15 @@ def test_what_comes_again_for_a_task_that_has_run_is_forgotten() -> None:
 def test_a_client_that_is_gone_leaves_nothing_and_others_go_on() -> None:
     m = DeviceMachine()
     for deployment, client in (("d", "one"), ("e", "other")):
-        m.handle(ev.StageOpened(deployment, 0, ("x",), 0, client=client))
+        m.open(ev.StageOpened(deployment, 0, ("x",), 0, client=client))
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
     arrived(m, other(1), "x")
     runs = found(m, task(1))
-    assert m.handle(ev.DeploymentClosed("d")) == [ev.Stop(task(1))]
+    assert m.close("d") == [ev.Stop(run(task(1), "x"))]
     assert m.end(runs) == [run(other(1), "x")]
     assert isinstance(refusal(arrived(m, task(3), "x"), task(3)), DeviceLostError)
-    assert m.nbytes_of("one") == 0
+    assert nbytes_of(m, "one") == 0
 
 
 def joining(m: DeviceMachine, request_id: int, nbytes: int = 10) -> list[ev.DeviceInstruction]:
@@ -310,8 +314,8 @@ def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
     bounds: dict[str, int],
 ) -> None:
     m = DeviceMachine(**bounds)
-    m.handle(ev.StageOpened("d", 1, ("a", "b"), 1, client="one"))
-    m.handle(ev.StageOpened("e", 0, ("x",), 0, client="other"))
+    m.open(ev.StageOpened("d", 1, ("a", "b"), 1, client="one"))
+    m.open(ev.StageOpened("e", 0, ("x",), 0, client="other"))
     arrived(m, other(1), "x")  # another client's runs, and stays
     arrived(m, other(2), "x")
     for request_id in range(1, 9):
@@ -320,12 +324,12 @@ def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
     ended = [i.task for i in done if isinstance(i, ev.ReportFailure)]
     assert ended == [task(1, 1), task(2, 1), task(3, 1)]
     assert all(isinstance(i, ev.ReportFailure) for i in done)
-    assert m.nbytes_of("one") == 60
+    assert nbytes_of(m, "one") == 60
     assert m.num_tasks == 6 + 2
     assert joining(m, 1) == []  # late for what has ended
 
 
 def test_a_stage_number_given_again_takes_the_inputs_of_its_new_subgraph() -> None:
     m = machine()
-    m.handle(ev.StageOpened("d", 0, ("z",), 0))
+    m.open(ev.StageOpened("d", 0, ("z",), 0))
     assert arrived(m, task(1), "z") == [run(task(1), "z")]

@@ -23,7 +23,7 @@ def machine(clients: Sequence[str]) -> DeviceMachine:
     m = DeviceMachine()
     for client in clients:
         for level in range(LEVELS):
-            m.handle(ev.StageOpened(client, level, ("x",), level, client=client))
+            m.open(ev.StageOpened(client, level, ("x",), level, client=client))
     return m
 
 

@@ -90,13 +90,18 @@ class Host:
     leaves_outputs = False
 
     def run_stage(
-        self, request: Request, stage: int, inputs: Sequence[Any], *, ready_s: float, left: Any
+        self,
+        request: Request,
+        stage: int,
+        inputs: Sequence[Any],
+        _: Any,
+        *,
+        ready_s: float,
+        left: Any,
     ) -> tuple[dict[str, np.ndarray], StageRun]:
         self.ran[request, stage] += 1
         outputs = {name: made(name, inputs) for name in self.stages[stage].outputs}
         return outputs, StageRun(stage, self.descriptor.name)
-
-    def cancel(self, request: Request) -> None: ...
 
     def place(self, value: Any) -> Any: ...
 
