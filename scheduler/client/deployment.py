@@ -48,8 +48,8 @@ class Deployment(ABC):
 
     `clock_offset_s`: returns how far an address's monotonic clock is before ours, None where that
         is not known; None where devices go by ours.
-    `help_with`: calls what starts a request and has the calling thread run that request's stages,
-        where devices are in this process.
+    `help_with`: takes a request's id and what starts it, calls that, and has the calling thread run
+        its stages, where devices are in this process.
     `restores`: whether what states were made by is kept: devices may be lost, and their stages make
         the same when they run again.
     """
@@ -65,7 +65,7 @@ class Deployment(ABC):
         connect: Callable[[Receiver], Channel],
         addresses: Mapping[str, str],
         clock_offset_s: Callable[[str], float | None] | None = None,
-        help_with: Callable[[Callable[[], None]], None] | None = None,
+        help_with: Callable[[int, Callable[[], None]], None] | None = None,
         restores: bool = True,
     ) -> None:
         plan = placement.plan
@@ -189,7 +189,7 @@ class Deployment(ABC):
     def tensors_lost(self, device: str) -> None:
         """Fail the requests that wait for a tensor of a device that is away and not theirs."""
         self._restorer.interrupt(device)
-        for request, inputs in self._runner.attempts():
+        for request, inputs in self._runner.running():
             if device not in self.placement.routes[request.route].plan.devices:
                 for name, value in inputs.items():
                     if type(value) is Kept and value.bundle.device == device:
@@ -301,7 +301,7 @@ class Deployment(ABC):
             return
         try:
             if self._help_with and self._may_help(request):
-                self._help_with(partial(self._send, request, inputs))
+                self._help_with(request.id, partial(self._send, request, inputs))
             else:
                 self._send(request, inputs)
         except TensorLostError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from devices.errors import HeteroError
 from devices.plugin.program import Value, nbytes_of
 from devices.plugin.signal import LOOK_S
 from devices.request.answer import Answer, StageRun
-from devices.request.promise import Promise, Promised
+from devices.request.promise import Promise
 from devices.request.request import Request
 from devices.request.run import LONGEST_S
 from scheduler.client.bytes_in_flight import BytesInFlight
@@ -29,24 +29,6 @@ from scheduler.vocabulary.events import ClientEvent, ClientInstruction
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.record import RequestRecord, StoryLine
-
-
-@dataclass(slots=True)  # one is made for each request, and freezing it doubles the cost
-class Submission:
-    """A request that was admitted.
-
-    `cancel`: cancels it; True if its future now ends with RequestCancelledError.
-    `waited_s`: seconds until it was admitted.
-    `to_come`: returns what stands for the outputs that devices will keep, by name, while its first
-        attempt runs; else nothing.
-    """
-
-    request_id: int
-    future: Promised[Answer]
-    cancel: Callable[[], bool] = field(repr=False)
-    waited_s: float = 0.0
-    story: Callable[[], list[StoryLine]] = field(default=list, repr=False)
-    to_come: Callable[[], dict[str, Value]] = field(default=dict, repr=False)
 
 
 class Attempts(Protocol):
@@ -74,17 +56,27 @@ class Attempts(Protocol):
         """Return the whole answer of what an attempt's stages made of it."""
 
 
-class _Call:
-    """A request's caller: what it brought, and what it waits on."""
+class Submission:
+    """A request that was submitted: what its caller brought, and what it waits on.
+
+    `waited_s`: seconds until it was admitted.
+    """
 
     __slots__ = (
-        "attempt", "first", "future", "gate", "inputs", "is_granted", "request", "to_come",
+        "_runner", "_to_come", "attempt", "first", "future", "gate", "inputs", "is_granted",
+        "request", "request_id", "waited_s",
     )  # fmt: skip
 
-    def __init__(self, inputs: Mapping[str, Value], request: Request) -> None:
+    def __init__(
+        self, runner: RequestRunner, request_id: int, inputs: Mapping[str, Value], request: Request
+    ) -> None:
+        self._runner = runner
+        self.request_id = request_id
+        #: It outlives what was brought, of which nothing is here once it has ended.
         self.inputs = inputs
         self.request = request
         self.future: Promise[Answer] = Promise()
+        self.waited_s = 0.0
         #: Whether it was admitted; its first attempt, where its caller starts it.
         self.is_granted = False
         self.first: Request | None = None
@@ -93,13 +85,39 @@ class _Call:
         #: Set once the request is admitted or ended, where its caller waits for that.
         self.gate: threading.Event | None = None
         #: What stands for outputs to come; nobody may have them freed before it ends.
-        self.to_come: dict[str, Value] = {}
+        self._to_come: dict[str, Value] = {}
 
     def grant(self) -> None:
         """Have the caller go on, as its request was admitted."""
         self.is_granted = True
         if self.gate is not None:
             self.gate.set()
+
+    def end(self) -> None:
+        """Let go of what was brought."""
+        self.inputs, self._to_come = {}, {}
+
+    def cancel(self) -> bool:
+        """Cancel it; True if its future now ends with RequestCancelledError."""
+        return self._runner.cancel(self.request_id)
+
+    @property
+    def story(self) -> Callable[[], list[StoryLine]]:
+        """What returns its life so far; it holds nothing else of it."""
+        return partial(self._runner.story, self.request_id)
+
+    def to_come(self) -> dict[str, Value]:
+        """Return what stands for the outputs that devices will keep, by name.
+
+        Nothing, unless its first attempt runs.
+        """
+        attempt = self.attempt
+        if attempt is None or attempt.attempt > 1:
+            return {}
+        made = self._to_come = self._runner.attempts.to_come(attempt, self.inputs)
+        if self.attempt is not attempt:  # it has ended meanwhile: what nobody held may be freed
+            made = self._to_come = {}
+        return made
 
 
 class RequestRunner:
@@ -126,12 +144,12 @@ class RequestRunner:
         ended: Callable[[RequestRecord, Sequence[StageRun]], None] = lambda record, runs: None,
     ) -> None:
         self._machine = ClientMachine(limits, routes, name=name, in_flight=in_flight)
-        self._attempts = attempts
+        self.attempts = attempts
         self._ended = ended
         self.now_s = clock.now_s
         self._clock = clock
         self._ids = ids
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Submission] = {}
         #: Guards the machine and the calls; held for a moment only.
         self._lock = threading.Lock()
         self._outbox = Outbox(clock.later)
@@ -156,8 +174,7 @@ class RequestRunner:
         timeout_s = limits.timeout_s if request.timeout_s is None else request.timeout_s
         deadline_s = now_s + min(timeout_s, LONGEST_S)
         request_id = next(self._ids)
-        call = _Call(inputs, request)
-        self._calls[request_id] = call
+        call = self._calls[request_id] = Submission(self, request_id, inputs, request)
         submitted = events.Submitted(
             now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority, near,
             request.trace,
@@ -168,10 +185,9 @@ class RequestRunner:
                 submitted.rows = limits.batching.size
         try:
             self.handle(submitted)
-            waited_s = 0.0
             if not call.is_granted:
                 self._wait_for_admission(call, deadline_s)
-                waited_s = self.now_s() - now_s
+                call.waited_s = self.now_s() - now_s
             if call.first:
                 self._start((call,), call.first)
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
@@ -185,26 +201,9 @@ class RequestRunner:
                 raise error
             finally:  # else it would hold itself, and with the traceback the inputs
                 del call, error
-        return Submission(
-            request_id,
-            call.future,
-            partial(self.cancel, request_id),
-            waited_s,
-            partial(self.story, request_id),
-            partial(self._to_come, request_id),
-        )
+        return call
 
-    def _to_come(self, request_id: int) -> dict[str, Value]:
-        call = self._calls.get(request_id)  # not held: a submission may outlive what it brought
-        attempt = None if call is None else call.attempt
-        if call is None or attempt is None or attempt.attempt > 1:
-            return {}
-        call.to_come = self._attempts.to_come(attempt, call.inputs)
-        if call.attempt is not attempt:  # it has ended meanwhile: what nobody held may be freed
-            call.to_come = {}
-        return call.to_come
-
-    def _wait_for_admission(self, call: _Call, deadline_s: float) -> None:
+    def _wait_for_admission(self, call: Submission, deadline_s: float) -> None:
         gate = self._clock.event()
         with self._lock:
             call.gate = gate
@@ -235,7 +234,7 @@ class RequestRunner:
         with self._lock:
             return self._machine.num_waiting, self._machine.num_in_flight
 
-    def attempts(self) -> list[tuple[Request, Mapping[str, Value]]]:
+    def running(self) -> list[tuple[Request, Mapping[str, Value]]]:
         """Return the attempts that are awaited, with their inputs."""
         with self._lock:
             calls = list(self._calls.values())  # at once: callers add theirs without the lock
@@ -301,7 +300,7 @@ class RequestRunner:
             call = self._calls[number]
             dropped, call.attempt = call.attempt, None
             assert dropped is not None
-            self._outbox.orders.append(partial(self._attempts.drop, dropped))
+            self._outbox.orders.append(partial(self.attempts.drop, dropped))
             return
         call = self._calls.pop(number)
         attempt, call.attempt = call.attempt, None
@@ -317,7 +316,7 @@ class RequestRunner:
             if call.gate is not None:
                 call.gate.set()
 
-    def _take_joined(self, calls: Sequence[_Call], first: Request) -> None:
+    def _take_joined(self, calls: Sequence[Submission], first: Request) -> None:
         """Have an attempt of several calls be started, which `first` would be the first one's."""
         started = first._replace(
             inline=False,
@@ -329,33 +328,34 @@ class RequestRunner:
             call.grant()
         self._outbox.orders.append(partial(self._start, calls, started))
 
-    def _start(self, calls: Sequence[_Call], request: Request) -> None:
+    def _start(self, calls: Sequence[Submission], request: Request) -> None:
         """Start an attempt that is still wanted."""
         if calls[0].attempt is request or any(call.attempt is request for call in calls):
             try:
                 inputs = calls[0].inputs
                 if len(calls) > 1:
                     inputs = join_rows([call.inputs for call in calls])
-                self._attempts.start(request, inputs)
+                self.attempts.start(request, inputs)
             except Exception as error:  # whatever it is, the caller must hear of it
                 if isinstance(error, HeteroError):  # it says all; where from leads to the inputs
                     error.with_traceback(None)
                 self.handle(events.AttemptFailed(self.now_s(), request.id, request.attempt, error))
 
     def _deliver(
-        self, call: _Call, attempt: Request, record: RequestRecord, made: events.Deliver
+        self, call: Submission, attempt: Request, record: RequestRecord, made: events.Deliver
     ) -> None:
         try:
-            answer = self._attempts.answer(attempt, call.inputs, made.outputs, made.runs)
+            answer = self.attempts.answer(attempt, call.inputs, made.outputs, made.runs)
         except Exception as error:  # a fault of ours, or no memory: the caller must hear of it
             self._fail(call, record, error)
             return
         self._ended(record, answer.stage_runs)
+        call.end()
         call.future.set_result(answer)
 
-    def _fail(self, call: _Call, record: RequestRecord, error: BaseException) -> None:
+    def _fail(self, call: Submission, record: RequestRecord, error: BaseException) -> None:
         self._ended(record, ())
-        call.inputs = {}
+        call.end()
         if call.is_granted:
             call.future.set_exception(error)
 

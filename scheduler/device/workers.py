@@ -41,17 +41,16 @@ _LONG_S: Final = 0.001
 _TOGETHER: Final = 16
 #: Seconds after which a wait for messages is begun again.
 _LOOK_S: Final = 0.5
+#: What a worker takes: every request's tasks.
+_ANY: Final = 0
 
 _Job = tuple[DeviceLoop, Run]
 
 
-class _Next(threading.local):
-    """What the thread goes on with: None where it is no worker."""
+class _Mine(threading.local):
+    """What the thread goes on with, and the request whose tasks it takes, if it takes any."""
 
     job: _Job | None = None
-    #: Whether it takes every task, as a worker does.
-    anyone = False
-    #: Whose tasks it takes: 0 for those of the first to come, None for nobody's.
     request_id: int | None = None
 
 
@@ -125,34 +124,32 @@ class Workers(BaseWorkers):
         self._clock = clock
         self._timer = clock.timer(self._look)
         self._jobs: deque[_Job] = deque()
-        self._next = _Next()
+        self._mine = _Mine()
         self._state = threading.Lock()
         #: Threads that run nothing long, so that they soon take what is queued.
         self._soon: set[int] = set()
         #: Threads that were woken and will be among those.
         self._num_coming = 0
-        #: How many times a thread has looked for a job, and had when the clock looked last.
-        self._num_looks = self._looks = 0
+        #: What was queued first when the clock looked last.
+        self._seen: _Job | None = None
         #: What wakes threads; False ends one.
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run: by the calling thread when it is done here, or by another."""
-        mine = self._next
-        if mine.request_id == 0:
-            mine.request_id = due.task.request.id
-        if mine.job is None and (mine.anyone or mine.request_id == due.task.request.id):
+        mine = self._mine
+        if mine.job is None and mine.request_id in (_ANY, due.task.request.id):
             mine.job = (loop, due)
         else:
             self._put((loop, due))
 
-    def help_with(self, begin: Callable[[], None]) -> None:
+    def help_with(self, request_id: int, begin: Callable[[], None]) -> None:
         """Call `begin`, and run the request that it starts in the calling thread while it can."""
-        mine = self._next
-        if mine.anyone or mine.request_id is not None:  # it has something to do already
+        mine = self._mine
+        if mine.request_id is not None:  # it has something to do already
             begin()
             return
-        mine.request_id = 0
+        mine.request_id = request_id
         job: _Job | None = None
         try:
             begin()
@@ -173,7 +170,7 @@ class Workers(BaseWorkers):
         """Return what takes in a client's messages: beside the task that a worker goes on with."""
 
         def take(message: Message) -> None:
-            if self._next.anyone and self._next.job is not None:
+            if self._mine.request_id == _ANY and self._mine.job is not None:
                 self._clock.later(partial(receive, message))
             else:
                 receive(message)
@@ -185,7 +182,7 @@ class Workers(BaseWorkers):
             self._jobs.append(job)
             if self._soon or self._num_coming:
                 if self._timer.due_s == inf:
-                    self._looks = self._num_looks
+                    self._seen = self._jobs[0]
                     self._timer.by(self._clock.now_s() + _WATCH_S)
             else:
                 self._have_taken()
@@ -200,8 +197,8 @@ class Workers(BaseWorkers):
         self._calls.put(False)
 
     def _work(self) -> None:
-        mine, me = self._next, threading.get_ident()
-        mine.anyone = True
+        me = threading.get_ident()
+        self._mine.request_id = _ANY
         while self._calls.get():
             with self._state:
                 self._num_coming -= 1
@@ -216,8 +213,7 @@ class Workers(BaseWorkers):
 
     def _take(self, me: int) -> _Job | None:
         """Return what this thread does next; None, if it is to wait until it is woken."""
-        self._num_looks += 1
-        mine = self._next
+        mine = self._mine
         if (job := mine.job) is not None:
             mine.job = None
             return job
@@ -230,11 +226,13 @@ class Workers(BaseWorkers):
     def _look(self) -> float | None:
         """See to it that what is queued behind a task that was to be short is taken in any case."""
         with self._state:
-            before, self._looks = self._looks, self._num_looks
-            if before == self._looks:  # none has ended
+            before, self._seen = self._seen, self._jobs[0] if self._jobs else None
+            if self._seen is None:
+                return None
+            if self._seen is before:  # nobody has taken it
                 self._soon.clear()
                 self._have_taken()
-            return self._clock.now_s() + _WATCH_S if self._jobs else None
+            return self._clock.now_s() + _WATCH_S
 
 
 class PumpingWorkers(BaseWorkers):

@@ -74,7 +74,7 @@ def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
     clock: Clock,
 ) -> None:
     runner = _runner(clock)
-    runner._attempts = _Failing()
+    runner.attempts = _Failing()
     array = np.zeros(1)
     held = weakref.ref(array)
     future = runner.submit({"x": array}, PLAIN).future
@@ -100,7 +100,7 @@ class _Answered(_Nowhere):
 def test_what_an_answered_request_was_to_make_is_not_to_come(clock: Clock, is_soon: bool) -> None:
     """Its device has let go of it, if nobody held it by then: who waits for it would for ever."""
     runner = _runner(clock)
-    runner._attempts = _Answered(runner, is_soon)
+    runner.attempts = _Answered(runner, is_soon)
     submission = runner.submit({}, PLAIN)
     assert submission.to_come() == ({} if is_soon else {"y": "what stands for it"})
     assert submission.future.done() is is_soon
@@ -179,18 +179,18 @@ def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
 
 def test_an_attempt_that_is_dropped_as_it_starts_is_awaited_no_more(clock: Clock) -> None:
     runner = _runner(clock)
-    real = runner._attempts.start
+    real = runner.attempts.start
 
     def start(request: Request, inputs: Mapping[str, Any]) -> None:  # preempted as it begins
         runner.cancel(request.id)
         real(request, inputs)
 
-    runner._attempts.start = start  # type: ignore[method-assign]
+    runner.attempts.start = start  # type: ignore[method-assign]
     submission = runner.submit({}, PLAIN)
     with pytest.raises(RequestCancelledError):
         submission.future.result(_WAIT_S)
     assert runner._in_flight.num_running == 0
-    assert runner.attempts() == []
+    assert runner.running() == []
     runner.close()
 
 
@@ -216,7 +216,7 @@ def test_an_answer_that_cannot_be_made_fails_its_request(clock: Clock) -> None:
     def answer(*of: Any) -> Answer:
         raise MemoryError("no room for the answer")
 
-    runner._attempts.answer = answer  # type: ignore[method-assign]
+    runner.attempts.answer = answer  # type: ignore[method-assign]
     submission = runner.submit({}, PLAIN)
     runner.handle(PartArrived(clock.now_s(), submission.request_id, 1, {}, (StageRun(0, "A"),)))
     with pytest.raises(MemoryError, match="no room"):
