@@ -30,29 +30,25 @@ _NOT_OF_THE_INPUTS: Final = (DeviceLostError, ClusterError, OverloadedError, Req
 
 @dataclass(slots=True)
 class _Group:
-    """Requests of one group that wait, and since when, by id in order of arrival; their rows."""
+    """Requests of one group that wait, by id in order of arrival; since when, and their rows."""
 
     waiting: dict[int, tuple[RequestRecord, float]] = field(default_factory=dict)
     rows: int = 0
 
     @property
-    def oldest_id(self) -> int:
-        """The request that came first."""
-        return next(iter(self.waiting))
-
-    @property
-    def since_s(self) -> float:
-        """Since when that waits."""
-        return self.waiting[self.oldest_id][1]
+    def oldest(self) -> tuple[int, float]:
+        """The request that came first, and since when it waits."""
+        number, (_, since_s) = next(iter(self.waiting.items()))
+        return number, since_s
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """An attempt of requests, by the first one's id and attempt; which want its answer still."""
+    """An attempt of requests, by the first one's id and attempt; how many still want its answer."""
 
     key: tuple[int, int]
     requests: list[RequestRecord]
-    wanted: set[int]
+    num_wanted: int
     outputs: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, StageRun] = field(default_factory=dict)
 
@@ -63,32 +59,26 @@ class Batcher:
     def __init__(self, batching: Batching) -> None:
         self._batching = batching
         self._groups: dict[Hashable, _Group] = {}
-        #: Request -> its group.
-        self._group_of: dict[int, Hashable] = {}
-        #: Request -> the batch that it is in; the key of its attempt -> the batch.
-        self._batch_of: dict[int, _Batch] = {}
+        #: Batches that were fired and have not ended; how many there are with those that are yet
+        #: to begin.
         self._by_key: dict[tuple[int, int], _Batch] = {}
-        #: Batches that were fired and have not ended.
         self.num_in_flight = 0
 
     def put(self, request: RequestRecord, now_s: float) -> float:
         """Have a request wait for others of its group; return when it has waited long enough."""
-        submitted = request.submitted
-        group = (request.id,) if request.is_alone or submitted.group is None else submitted.group
         since_s = now_s if request.admitted_s is None else request.admitted_s
-        self._group_of[request.id] = group
-        found = self._groups.setdefault(group, _Group())
-        found.waiting[request.id] = request, since_s
-        found.rows += submitted.rows
+        group = self._groups.setdefault(_name(request), _Group())
+        group.waiting[request.id] = request, since_s
+        group.rows += request.submitted.rows
         return since_s + self._batching.timeout_s
 
     def leave(self, request: RequestRecord) -> None:
         """Take a request out, if it waits."""
-        name = self._group_of.pop(request.id, None)
-        if name is not None:
-            group = self._groups[name]
-            group.rows -= request.submitted.rows
+        name = _name(request)
+        group = self._groups.get(name)
+        if group is not None and request.id in group.waiting:
             del group.waiting[request.id]
+            group.rows -= request.submitted.rows
             if not group.waiting:
                 del self._groups[name]
 
@@ -121,9 +111,9 @@ class Batcher:
             for group in self._groups.values()
             if not is_busy
             or group.rows >= batching.size
-            or group.since_s + batching.timeout_s <= now_s
+            or group.oldest[1] + batching.timeout_s <= now_s
         )
-        return min(ready, key=lambda group: group.oldest_id, default=None)
+        return min(ready, key=lambda group: group.oldest, default=None)
 
     # Batches in flight.
 
@@ -131,17 +121,17 @@ class Batcher:
         """Take in that requests which were fired have begun an attempt together."""
         first = requests[0]
         key = (first.id, first.attempt)
-        batch = _Batch(key, requests, {request.id for request in requests})
-        self._batch_of |= dict.fromkeys(batch.wanted, batch)
-        self._by_key[key] = batch
+        batch = self._by_key[key] = _Batch(key, requests, len(requests))
+        for request in requests:
+            request.batch = batch
 
     def withdraw(self, request: RequestRecord) -> bool:
         """Have a request leave its batch, if it is in one; return whether that has ended so."""
-        batch = self._batch_of.pop(request.id, None)
+        batch, request.batch = request.batch, None
         if batch is None:
             return True
-        batch.wanted.remove(request.id)
-        if batch.wanted:
+        batch.num_wanted -= 1
+        if batch.num_wanted:
             return False
         del self._by_key[batch.key]
         self.num_in_flight -= 1
@@ -149,8 +139,7 @@ class Batcher:
 
     def may_be_others(self, request: RequestRecord, error: BaseException) -> bool:
         """Whether another request's input may be the reason of a request's error."""
-        batch = self._batch_of.get(request.id)
-        is_joined = batch is not None and len(batch.requests) > 1
+        is_joined = request.batch is not None and len(request.batch.requests) > 1
         return is_joined and not isinstance(error, _NOT_OF_THE_INPUTS)
 
     def share(
@@ -168,7 +157,7 @@ class Batcher:
         if batch is None or len(batch.requests) == 1:
             return None
         now_s, requests = event.now_s, batch.requests
-        wanted = [(i, r) for i, r in enumerate(requests) if r.id in batch.wanted]
+        wanted = [(i, r) for i, r in enumerate(requests) if r.batch is batch]
         if isinstance(event, PartArrived):
             batch.outputs.update(event.outputs)
             batch.runs.update((run.stage, run) for run in event.runs)
@@ -188,3 +177,9 @@ class Batcher:
                     for i, r in wanted
                 ]
         return [(r, AttemptFailed(now_s, r.id, r.attempt, copied(event.error))) for _, r in wanted]
+
+
+def _name(request: RequestRecord) -> Hashable:
+    """Return the group that a request waits in."""
+    group = request.submitted.group
+    return (request.id,) if request.is_alone or group is None else group

@@ -24,7 +24,6 @@ from scheduler.channels.memory import read_only
 from scheduler.device.host import DeviceHost
 from scheduler.device.kept import KeptTensors
 from scheduler.device.machine import DeviceMachine, TaskState
-from scheduler.vocabulary import events
 from scheduler.vocabulary.events import DeviceInstruction, Run, Send, StageOpened, Stop
 from scheduler.vocabulary.messages import (
     Dropped,
@@ -246,8 +245,8 @@ class DeviceLoop:
                         self._start(self, instruction)
                     else:
                         self._pass_on(instruction)
-                elif isinstance(instruction, events.ReportFailure):
-                    self._tell(instruction.task, Failure(instruction.task, instruction.error))
+                elif isinstance(instruction, Failure):
+                    self._tell(instruction)
                 elif isinstance(instruction, Stop) and instruction.run.context is not None:
                     instruction.run.context.cancel()  # else it looks itself before it begins
             except Exception as error:  # whatever it is: the request hears of it, threads live on
@@ -255,7 +254,7 @@ class DeviceLoop:
                 if type(instruction) is Run and instruction.outputs is None:
                     self.give_up(task, error)
                 else:
-                    self._tell(task, Failure(task, self._failure(task, error)))
+                    self._tell(Failure(task, self._failure(task, error)))
             except BaseException:  # Ctrl-C: the others' tasks go on
                 self._follow(instructions[position + 1 :])
                 raise
@@ -307,12 +306,12 @@ class DeviceLoop:
             for name in names
         }
 
-    def _tell(self, task: Task, message: Message) -> None:
-        """Send the task's client a message; nobody knows that of a deployment that never was."""
-        deployment = task.request.deployment
+    def _tell(self, failure: Failure) -> None:
+        """Send the task's client a failure; nobody knows that of a deployment that never was."""
+        deployment = failure.task.request.deployment
         client = self._machine.client_of(deployment) or self._closed.get(deployment)
         if client is not None:
-            self._channel.send(client, message)
+            self._channel.send(client, failure)
 
     def _failure(self, task: Task, error: BaseException) -> HeteroError:
         """Return what a request is told; an untyped error is a fault of a plugin's, or ours."""

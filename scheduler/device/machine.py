@@ -29,7 +29,7 @@ from devices.request.request import Request
 from scheduler.device.order import FairQueue, Key
 from scheduler.vocabulary import events
 from scheduler.vocabulary.events import DeviceInstruction, Run
-from scheduler.vocabulary.messages import Task
+from scheduler.vocabulary.messages import Failure, Task
 
 #: Dropped attempts and ended tasks of a deployment that are remembered, so that what comes late
 #: for them starts nothing.
@@ -169,13 +169,13 @@ class DeviceMachine:
         request, number = task
         deployment = self._deployments.get(request.deployment)
         if deployment is None:
-            return [events.ReportFailure(task, _misplaced(task, tensors, None))]
+            return [Failure(task, _misplaced(task, tensors, None))]
         attempt = (request.id, request.attempt)
         if attempt in deployment.dropped or (attempt, number) in deployment.ended:
             return []
         stage = deployment.stages.get(number)
         if stage is None or not tensors.keys() <= stage.inputs:
-            return [events.ReportFailure(task, _misplaced(task, tensors, stage))]
+            return [Failure(task, _misplaced(task, tensors, stage))]
         tasks = deployment.tasks.setdefault(attempt, {})
         run, client = tasks.get(number), deployment.client
         if run is None:
@@ -229,7 +229,7 @@ class DeviceMachine:
             stage.held.clear()
         done: list[DeviceInstruction] = []
         if wanted:
-            done.append(run if error is None else events.ReportFailure(run.task, error))
+            done.append(run if error is None else Failure(run.task, error))
         if self._ready.waiting:
             done += self._run_ready()
         return done
@@ -313,7 +313,7 @@ class DeviceMachine:
                 "once.",
                 request_id=run.task.request.id,
             )
-            done.append(events.ReportFailure(run.task, error))
+            done.append(Failure(run.task, error))
             done += self._drop(run.task.request)
         return done
 

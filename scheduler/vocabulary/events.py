@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from devices.errors import ClusterError
 from devices.plugin.program import RunContext
 from devices.request.answer import StageRun
-from scheduler.vocabulary.messages import Task
+from scheduler.vocabulary.messages import Failure, Task
 from scheduler.vocabulary.placement import Route
 
 # What the client's machine receives.
@@ -288,17 +288,11 @@ class Run:
     outputs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
-class ReportFailure(NamedTuple):
-    """Tell the client that the task raised."""
-
-    task: Task
-    error: BaseException
-
-
 class Stop(NamedTuple):
     """Ask a task that runs, or is about to, to stop at its next node."""
 
     run: Run
 
 
-DeviceInstruction = Run | ReportFailure | Stop
+#: A failure is sent to the task's client.
+DeviceInstruction = Run | Failure | Stop

@@ -66,8 +66,9 @@ class RequestRecord:
     #: What has come of the attempt: outputs by name, runs by stage.
     outputs: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, StageRun] = field(default_factory=dict)
-    #: Where requests are joined: whether its rows have failed with others', and are tried alone;
-    #: whether it is the first to tell of its runs.
+    #: Where requests are joined: the attempt that it is in with others; whether its rows have
+    #: failed with theirs, and are tried alone; whether it is the first to tell of its runs.
+    batch: Any = None
     is_alone: bool = False
     is_first: bool = True
     story: list[StoryLine] = field(default_factory=list)

@@ -12,7 +12,7 @@ from devices.request.request import Request
 from scheduler.device.machine import DeviceMachine, InvalidTaskError
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.events import Send
-from scheduler.vocabulary.messages import Task
+from scheduler.vocabulary.messages import Failure, Task
 
 JOIN = Send("B", 2, ("t",))
 
@@ -148,7 +148,7 @@ def test_a_failure_is_reported_and_nothing_sent() -> None:
     arrived(m, task(1), "x")
     error = ValueError()
     assert m.end(found(m, task(1)), error) == [
-        ev.ReportFailure(task(1), error),
+        Failure(task(1), error),
     ]
 
 
@@ -190,7 +190,7 @@ def test_closing_a_deployment_drops_its_tasks_and_takes_no_more() -> None:
 
 def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
     (told,) = instructions
-    assert isinstance(told, ev.ReportFailure)
+    assert isinstance(told, Failure)
     assert told.task == of
     assert isinstance(told.error, DeviceError)
     return told.error
@@ -321,9 +321,9 @@ def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
     for request_id in range(1, 9):
         assert joining(m, request_id) == []
     done = joining(m, 9)
-    ended = [i.task for i in done if isinstance(i, ev.ReportFailure)]
+    ended = [i.task for i in done if isinstance(i, Failure)]
     assert ended == [task(1, 1), task(2, 1), task(3, 1)]
-    assert all(isinstance(i, ev.ReportFailure) for i in done)
+    assert all(isinstance(i, Failure) for i in done)
     assert nbytes_of(m, "one") == 60
     assert m.num_tasks == 6 + 2
     assert joining(m, 1) == []  # late for what has ended

@@ -9,5 +9,5 @@ def next_due_s(batcher: Batcher) -> float | None:
     """When a batch is fired as its oldest request has waited for so long, or None."""
     if not batcher._groups or not batcher._has_room:
         return None
-    oldest_s = min(group.since_s for group in batcher._groups.values())
+    oldest_s = min(group.oldest[1] for group in batcher._groups.values())
     return oldest_s + batcher._batching.timeout_s
