@@ -266,6 +266,8 @@ class DeviceLoop:
         opened, outputs, runs = run.stage.opened, run.outputs, run.runs
         assert outputs is not None
         sends = opened.sends.get(request.route, ())
+        if request.restore_s:  # first: once it is sent, its client may soon say that it is freed
+            self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
         answered, told = outputs if request.route != AGAIN else {}, runs
         if len(opened.outputs) < len(answered):
             answered = {name: outputs[name] for name in opened.outputs}
@@ -284,8 +286,6 @@ class DeviceLoop:
                 tensors = {name: outputs[name] for name in names}
             values = _new(Values, (_new(Task, (request, stage)), tensors, runs))
             self._send(address, values)
-        if request.restore_s:
-            self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
         if request.keep:
             for message in self._kept.take_awaited(task):  # first: that is work for devices
                 self._kept.answer(message, self._send)

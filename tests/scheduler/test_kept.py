@@ -18,6 +18,7 @@ from scheduler.vocabulary.events import Run, Send, StageOpened
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
+    Free,
     Give,
     Join,
     Keep,
@@ -254,6 +255,18 @@ def test_what_a_run_sends_is_kept_until_its_attempt_or_client_ends(
     if ended is None:
         made.receive(Give(TASK, "client", "next", {sent_key(request, 0): {"y": name}}))
         np.testing.assert_array_equal(told.sent[-1][1].tensors["y"], X + 1)
+
+
+def test_what_a_run_sends_is_freed_however_soon_its_client_says_so(loop: Any) -> None:
+    """Its answer may be there, and be dropped, before the device goes on."""
+    made, told, started, name = loop
+    sends = {0: (Send("next", 1, (name,)),)}
+    made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (), client="client", number=1))
+    request = Request(deployment="d", id=1, attempt=1, restore_s=1.0)
+    made._send = lambda *_: made.receive(Free((sent_key(request, 0),)))
+    made.receive(Values(Task(request, 0), {"x": X}))
+    made.run(started.pop())
+    assert made.status()["kept_nbytes"] == 0
 
 
 def test_a_stage_that_runs_again_tells_its_client_alone_what_it_keeps(loop: Any) -> None:
