@@ -259,7 +259,7 @@ def test_what_a_run_sends_is_kept_until_its_attempt_or_client_ends(
 
 def test_what_a_run_sends_is_freed_however_soon_its_client_says_so(loop: Any) -> None:
     """Its answer may be there, and be dropped, before the device goes on."""
-    made, told, started, name = loop
+    made, _, started, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (), client="client", number=1))
     request = Request(deployment="d", id=1, attempt=1, restore_s=1.0)
