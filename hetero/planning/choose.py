@@ -19,7 +19,7 @@ from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.predict import predict
-from hetero.planning.problem import Hint, Planned, Task, build, node_seconds
+from hetero.planning.problem import Planned, Task, build, node_seconds
 from hetero.planning.report import (
     Alternative,
     PlanReport,
@@ -27,7 +27,7 @@ from hetero.planning.report import (
     WirePrediction,
     milliseconds,
 )
-from hetero.planning.solver.choice import TIDIED, Candidate, Objective, Solution, is_landmark
+from hetero.planning.solver.choice import TIDIED, Candidate, Hint, Solution, is_landmark
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Assignment
 from hetero.planning.solver.search import plan
@@ -56,11 +56,6 @@ class Choice:
     #: How many plans may share the requests.
     max_variants: int = 1
 
-    @property
-    def objective(self) -> Objective:
-        """The hint, as the solver has it."""
-        return "latency" if self.hint == "LATENCY" else "throughput"
-
 
 def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> PlanReport:
     """Plan a model.
@@ -78,7 +73,7 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
     solution = plan(
         planned.problem,
         judge,
-        choice.objective,
+        choice.hint,
         choice.seconds * (JUDGING if judging else 1.0),
         choice.seed,
         contiguous=choice.policy == "PIPELINE_PARALLEL",
@@ -173,7 +168,7 @@ def _report(
     variants = judge.cuts(chosen.name, sorted(chosen.parts, key=lambda p: -p.share))
     stages, wires, latency = judge.predicted(variants)
     loads = dict(zip(task.devices, chosen.loads, strict=True))
-    figure = chosen.figure(choice.objective)
+    figure = chosen.figure(choice.hint)
     bound_s, bound_name, scope = _bound(choice, solution)
     times = {
         name: {
@@ -226,25 +221,25 @@ def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
     seconds, name = bound.seconds, bound.name
     for c in (solution.chosen, *solution.runners_up):
         alone = c.name if c.name.startswith("single ") else ""
-        if sum(load > 0 for load in c.loads) == 1 and c.figure(choice.objective) < seconds:
-            seconds, name = c.figure(choice.objective), alone or c.name
+        if sum(load > 0 for load in c.loads) == 1 and c.figure(choice.hint) < seconds:
+            seconds, name = c.figure(choice.hint), alone or c.name
     return seconds, name, bound.scope
 
 
 def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tuple[str, ...]:
     """Return what would lower the figure that is to be small, a sentence each."""
-    chosen, objective = solution.chosen, choice.objective
-    figure = chosen.figure(objective)
+    chosen, hint = solution.chosen, choice.hint
+    figure = chosen.figure(hint)
     lines: list[str] = []
     best = solution.runners_up[0] if solution.runners_up else chosen
-    if best.figure(objective) < figure * (1 - LEAST_HELP):
-        what = "latency" if objective == "latency" else "bottleneck"
+    if best.figure(hint) < figure * (1 - LEAST_HELP):
+        what = "latency" if hint == "LATENCY" else "bottleneck"
         shared = f", with {len(best.parts)} plans sharing requests (MAX_VARIANTS={len(best.parts)})"
         lines.append(
-            f"{best.name}: {what} {milliseconds(best.figure(objective))} instead of "
+            f"{best.name}: {what} {milliseconds(best.figure(hint))} instead of "
             f"{milliseconds(figure)}{shared * (len(best.parts) > choice.max_variants)}"
         )
-    if objective == "throughput" and choice.policy != "PRIORITY":
+    if hint == "THROUGHPUT" and choice.policy != "PRIORITY":
         busiest = max(loads, key=lambda d: loads[d])
         others = (load for d, load in loads.items() if d != busiest)
         halved = max([loads[busiest] / 2, *others])
@@ -277,7 +272,7 @@ def _alternatives(
             told.add(figures)
     first = next(name for name, c in rows.items() if c is chosen)
     found = []
-    for name, c in sorted(rows.items(), key=lambda row: (row[1].figure(choice.objective), row[0])):
+    for name, c in sorted(rows.items(), key=lambda row: (row[1].figure(choice.hint), row[0])):
         crossing = judge.crossing(c)
         found.append(
             Alternative(

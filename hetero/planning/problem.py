@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -19,11 +18,11 @@ from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows
 from hetero.affinity.requests import request_positions
 from hetero.generate.layers import find_layers
-from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Time
+from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
 from hetero.planning.cost.work import value_nbytes, with_shapes
+from hetero.planning.solver.choice import Hint
 from hetero.planning.solver.problem import Problem, make_problem
 
-Hint = Literal["THROUGHPUT", "LATENCY"]
 _NOTHING = Line(0.0, 0.0, "estimated")
 
 
@@ -121,7 +120,7 @@ def build(task: Task, hint: Hint) -> Planned:
     number = {device: d for d, device in enumerate(task.devices)}
     memory = task.constraints.memory_nbytes
 
-    def problem(times: np.ndarray, lines: tuple[Sequence[Line], Sequence[Line]]) -> Problem:
+    def problem(lines: tuple[Sequence[Line], Sequence[Line]]) -> Problem:
         return make_problem(
             times,
             _tensors(model, place, *lines),
@@ -137,16 +136,9 @@ def build(task: Task, hint: Hint) -> Planned:
             max_subgraphs=task.constraints.max_subgraphs,
         )
 
-    costliest = _lines(task, hint, max)
-    reached = times + _ends(task, model, place, hint)
-    whole = problem(reached, costliest)
-    if hint == "LATENCY":
-        # A device may fetch several inputs at once: only the nodes are sure to take time.
-        floor = problem(times, costliest)
-    elif (cheapest := _lines(task, hint, min)) == costliest:
-        floor = whole
-    else:
-        floor = problem(reached, cheapest)
+    costliest, cheapest = _lines(task, hint, max), _lines(task, hint, min)
+    whole = problem(costliest)
+    floor = whole if cheapest == costliest else problem(cheapest)
     return Planned(whole, floor, model, positions, task.supports, pins)
 
 
@@ -196,22 +188,6 @@ def _tensors(
                 came = np.array([line(nbytes) for line in receive])
                 tensors.append((tail, heads, gone, came))
     return tensors
-
-
-def _ends(task: Task, model: Model, place: Mapping[int, int], hint: Hint) -> np.ndarray:
-    """Return what inputs and outputs of the model cost their first reader and their maker."""
-    receive = [way(task.costs, CLIENT, d, hint) for d in task.devices]
-    send = [way(task.costs, d, CLIENT, hint) for d in task.devices]
-    times = np.zeros((len(place), len(task.devices)))
-    for port in model.inputs:
-        readers = [place[r] for r in model.consumers.get(port.name, ()) if r in place]
-        if readers:
-            times[readers[0]] += [line(value_nbytes(port)) for line in receive]
-    for name in dict.fromkeys(port.name for port in model.outputs):
-        maker = place.get(model.producers.get(name, -1))
-        if maker is not None:
-            times[maker] += [line(value_nbytes(model.spec(name))) for line in send]
-    return times
 
 
 def _weights(model: Model, positions: Sequence[int], sessions: int) -> list[float]:

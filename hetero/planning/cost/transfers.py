@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from devices.errors import HeteroError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import Value
@@ -42,17 +41,15 @@ def measure_transfer(
 ) -> Transfer:
     """Measure tensors that go from one device to another, until the clock is at `until_s`.
 
-    Returns: ``calibrated``: lines fitted to measurements; the assumed one where a device supports
-        none of the operators that a chain can be made of, or time was too short for a line.
+    Returns: ``calibrated``: lines fitted to measurements; the assumed one where time was too short
+        for a line.
+    Raises HeteroError: a device fails, or does not take the operators of a chain.
     """
-    chain = _supported_chain(executor, sender, receiver, configs)
-    if chain is None:
-        return ASSUMED
     gaps, busy, rows = [], [], []
     for place, (wires, nbytes) in enumerate(SAMPLES):
         if time.monotonic() >= until_s:
             break
-        model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
+        model, affinity, inputs = _chain(wires, nbytes, sender.name, receiver.name)
         with deployed(executor, model, affinity, configs) as deployment:
             now_s = time.monotonic()
             each_s = max(0.0, until_s - now_s) / (len(SAMPLES) - place) / 2
@@ -78,50 +75,22 @@ def fit(rows: Sequence[tuple[float, ...]], seconds: list[float]) -> tuple[float,
     return tuple(map(float, nonnegative(table, np.ones_like(target))))
 
 
-#: Ways to make tensors on one device, and to take them on another.
-_CHAINS: Final = (("ConstantOfShape", "Shape"), ("Identity", "Identity"))
-
-
-def _supported_chain(
-    executor: Executor,
-    sender: DeviceDescriptor,
-    receiver: DeviceDescriptor,
-    configs: Mapping[str, Mapping[str, Any]],
-) -> tuple[str, str] | None:
-    for chain in _CHAINS:
-        model, affinity, _ = _chain(chain, *SAMPLES[1], sender.name, receiver.name)
-        try:
-            taken = {
-                d.name: executor.query(d.name, model, configs.get(d.name, {}))
-                for d in (sender, receiver)
-            }
-        except HeteroError:
-            continue
-        if all(node in taken[device] for node, device in affinity.items()):
-            return chain
-    return None
-
-
 def _chain(
-    chain: tuple[str, str], wires: int, nbytes: int, sender: str, receiver: str
+    wires: int, nbytes: int, sender: str, receiver: str
 ) -> tuple[Model, dict[str, str], dict[str, Value]]:
     """Return a model, its nodes' devices, and inputs for it."""
-    model = _chain_model(chain, wires, nbytes)
-    (port,) = model.inputs
-    count = nbytes // 4
-    given = np.array([count]) if port.dtype == np.int64 else np.zeros(count, np.float32)
+    model = _chain_model(wires, nbytes)
     affinity = {n: sender if n.startswith("wire") else receiver for n in model.node_names}
-    return model, affinity, {port.name: given}
+    return model, affinity, {"shape": np.array([nbytes // 4])}
 
 
 @cache
-def _chain_model(chain: tuple[str, str], wires: int, nbytes: int) -> Model:
+def _chain_model(wires: int, nbytes: int) -> Model:
     """Return a model whose nodes ``wire0``, ... give tensors to its nodes ``out0``, ..."""
-    makes, takes = chain
-    tensor = f"float[{nbytes // 4}]"
-    given = "int64[1]" if makes == "ConstantOfShape" else tensor
-    outputs = ", ".join(f"{given} out{i}" for i in range(wires))
-    inner = ", ".join(f"{tensor} wire{i}" for i in range(wires))
-    nodes = " ".join(f"wire{i} = {makes}(given) out{i} = {takes}(wire{i})" for i in range(wires))
-    text = f"transfer ({given} given) => ({outputs}) <{inner}> {{{nodes}}}"
+    outputs = ", ".join(f"int64[1] out{i}" for i in range(wires))
+    inner = ", ".join(f"float[{nbytes // 4}] wire{i}" for i in range(wires))
+    nodes = " ".join(
+        f"wire{i} = ConstantOfShape(shape) out{i} = Shape(wire{i})" for i in range(wires)
+    )
+    text = f"transfer (int64[1] shape) => ({outputs}) <{inner}> {{{nodes}}}"
     return read_model(onnx.parser.parse_model(f"{HEADER} {text}"))

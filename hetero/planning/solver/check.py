@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def check(problem: Problem) -> None:
     orphans = np.flatnonzero(~supported.any(axis=1)).tolist()
     if orphans:
         raise PlanError(
-            f"support: {_listed(problem, orphans)} run on none of {', '.join(problem.devices)}; "
+            f"support: {listed(problem, orphans)} run on none of {', '.join(problem.devices)}; "
             "add a device that supports them",
             nodes=_names(problem, orphans),
             constraint="support",
@@ -51,7 +51,7 @@ def check(problem: Problem) -> None:
     if cap is not None and cap < max(1, len(forced)):
         nodes = [int(v) for v in np.flatnonzero(mask.sum(axis=1) == 1)]
         raise PlanError(
-            f"subgraphs: at most {cap} wanted, and {_listed(problem, nodes)} can only run on "
+            f"subgraphs: at most {cap} wanted, and {listed(problem, nodes)} can only run on "
             f"{len(forced)} different devices; raise the cap to {max(1, len(forced))} or more, or "
             "drop pins",
             nodes=_names(problem, nodes),
@@ -84,7 +84,7 @@ def _check_memory(problem: Problem) -> None:
             names = ", ".join(problem.devices[d] for d in devices)
             confined.sort(key=lambda v: (-problem.weights[v], v))
             raise PlanError(
-                f"memory: {_listed(problem, confined)} may only go to {names} and need "
+                f"memory: {listed(problem, confined)} may only go to {names} and need "
                 f"{need:.0f} bytes, which have {have:.0f} together; add memory or a device, or "
                 "drop pins",
                 nodes=_names(problem, confined),
@@ -96,7 +96,8 @@ def _names(problem: Problem, nodes: Iterable[int]) -> tuple[str, ...]:
     return tuple(problem.names[v] for v in nodes)
 
 
-def _listed(problem: Problem, nodes: list[int]) -> str:
+def listed(problem: Problem, nodes: Sequence[int]) -> str:
+    """Return the names of some nodes for a message, and how many more there are."""
     names = ", ".join(repr(problem.names[v]) for v in nodes[:LISTED])
     more = f" and {len(nodes) - LISTED} more" if len(nodes) > LISTED else ""
     return f"{'nodes' if len(nodes) > 1 else 'node'} {names}{more}"

@@ -15,8 +15,8 @@ from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Assignment, Problem, is_feasible, loads, wary
 
-#: What a plan makes small: the bottleneck, or the time of a single request.
-Objective = Literal["throughput", "latency"]
+#: What a plan makes small: time between answers, so the bottleneck, or time of a single request.
+Hint = Literal["THROUGHPUT", "LATENCY"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Candidate:
         """The plan; of a mix, the one with the largest share."""
         return max(self.parts, key=lambda p: p.share).assignment
 
-    def figure(self, objective: Objective) -> float:
+    def figure(self, hint: Hint) -> float:
         """Seconds that are to be small."""
-        return self.latency if objective == "latency" else self.bottleneck
+        return self.latency if hint == "LATENCY" else self.bottleneck
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Solution:
     chosen: Candidate
     #: The other candidates, best first; also mixes of more parts than were allowed.
     runners_up: tuple[Candidate, ...]
-    #: All that were proven of the objective, largest first. ``mixing`` marks those that also bound
+    #: All that were proven of it, largest first. ``mixing`` marks those that also bound
     #: mixes and replicas from those that only hold without replication.
     bounds: tuple[Bound, ...]
     #: True where the clock ended a search early, so that another run may find another plan.
@@ -95,7 +95,7 @@ def is_landmark(name: str) -> bool:
 def judged(
     problem: Problem,
     plans: Mapping[tuple[Part, ...], tuple[str, ...]],
-    objective: Objective,
+    hint: Hint,
     judge: Judge,
     deadline: float,
 ) -> tuple[list[Candidate], bool]:
@@ -109,7 +109,7 @@ def judged(
     def promise(parts: tuple[Part, ...]) -> tuple[float, tuple[Part, ...]]:
         """Return a rough figure: one request waits for all that devices do, many for the most."""
         each = sum(part.share * loads(problem, part.assignment) for part in parts)
-        return float(np.sum(each) if objective == "latency" else np.max(each)), parts
+        return float(np.sum(each) if hint == "LATENCY" else np.max(each)), parts
 
     def is_told(parts: tuple[Part, ...]) -> bool:
         return any(map(is_landmark, plans[parts]))
@@ -126,21 +126,22 @@ def judged(
 def choose(
     problem: Problem,
     candidates: Sequence[Candidate],
-    objective: Objective,
+    hint: Hint,
     max_parts: int | None,
     proven: float,
     keep: str | None,
 ) -> tuple[Candidate, tuple[Candidate, ...]]:
     """Return the choice, and the others, best first.
 
-    It is the best by the objective; within the tolerance, the one with fewest parts and levels.
+    It is the one that has least of what the hint wants small; within the tolerance, the one with
+    fewest parts and levels.
 
     `proven`: seconds that no plan and no mix falls below.
     `keep`: the name of the one to choose whatever the others are.
     """
 
     def figure(c: Candidate) -> float:
-        return c.figure(objective)
+        return c.figure(hint)
 
     ranked = sorted(candidates, key=lambda c: (figure(c), c.subgraphs, c.parts))
     if keep is not None:
@@ -161,7 +162,7 @@ def choose(
         )
     least = figure(allowed[0])
     limit = least * (1 + TOLERANCE)
-    if objective == "throughput" and least <= proven * (1 + PROVEN):
+    if hint == "THROUGHPUT" and least <= proven * (1 + PROVEN):
         limit = min(limit, max(least, proven * (1 + PROVEN)))
     near = [c for c in allowed if figure(c) <= limit * (1 + 1e-12)]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from devices.errors import PlanError
+from hetero.planning.solver.check import listed
 from hetero.planning.solver.order import components, depth_first
 from hetero.planning.solver.problem import Assignment, Problem, allowed, sums
 
@@ -146,12 +147,10 @@ def _check_supported(problem: Problem, contraction: Contraction) -> None:
     mask = allowed(contraction.problem)
     for s in np.flatnonzero(~mask.any(axis=1)).tolist():
         nodes = [v for v, at in enumerate(contraction.supernode) if at == s]
-        names = ", ".join(repr(problem.names[v]) for v in nodes[:6])
-        more = f" and {len(nodes) - 6} more" if len(nodes) > 6 else ""
         pins = sorted({problem.devices[d] for v, d in problem.pins if v in nodes})
         pinned = f", pinned to {', '.join(pins)}" if pins else ""
         raise PlanError(
-            f"colocation: nodes {names}{more} must share a device{pinned}, and no device both "
+            f"colocation: {listed(problem, nodes)} must share a device{pinned}, and no device both "
             "supports and may take all of them; drop the group, or a pin of one of them",
             nodes=tuple(problem.names[v] for v in nodes),
             constraint="colocation",

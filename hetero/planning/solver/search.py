@@ -18,7 +18,7 @@ import numpy as np
 from devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
 from hetero.planning.solver.check import check
-from hetero.planning.solver.choice import TIDIED, Judge, Objective, Solution, choose, judged
+from hetero.planning.solver.choice import TIDIED, Hint, Judge, Solution, choose, judged
 from hetero.planning.solver.contract import Contraction, coarsen, collapse_groups, fuse_cycles
 from hetero.planning.solver.greedy import pack, priority, serial_cuts
 from hetero.planning.solver.local_search import anneal, tidy
@@ -56,7 +56,7 @@ CLOCK = (0.8, 1.0)
 def plan(
     problem: Problem,
     judge: Judge,
-    objective: Objective = "throughput",
+    hint: Hint = "THROUGHPUT",
     seconds: float = 10.0,
     seed: int = 0,
     *,
@@ -83,7 +83,7 @@ def plan(
     check(problem)
     base = collapse_groups(problem)
     check(base.problem)
-    throughput = objective == "throughput"
+    throughput = hint == "THROUGHPUT"
     search = _Search(base.problem, seconds, seed, search_s)
     whole = base.then(search.small)
 
@@ -108,17 +108,17 @@ def plan(
         for name, parts in search.mixes():
             expanded = tuple(Part(whole.expand(p.assignment), p.share) for p in parts)
             ways.setdefault(expanded, []).append(name)
-    bounds = _bounds(problem if floor is None else floor, objective)
+    bounds = _bounds(problem if floor is None else floor, hint)
     plans = {parts: tuple(names) for parts, names in ways.items() if names}
-    candidates, late = judged(problem, plans, objective, judge, judge_s)
+    candidates, late = judged(problem, plans, hint, judge, judge_s)
     proven = max((b.seconds for b in bounds if b.mixing), default=0.0)
-    chosen, rest = choose(problem, candidates, objective, max_parts, proven, keep)
+    chosen, rest = choose(problem, candidates, hint, max_parts, proven, keep)
     return Solution(chosen, rest, bounds, search.cut_short or late)
 
 
-def _bounds(floor: Problem, objective: Objective) -> tuple[Bound, ...]:
+def _bounds(floor: Problem, hint: Hint) -> tuple[Bound, ...]:
     """Return what is proven of a problem, the largest first."""
-    if objective == "latency":
+    if hint == "LATENCY":
         return (critical_path(floor),)
     base = collapse_groups(floor).problem
     found = [largest_node(base), work(base)]

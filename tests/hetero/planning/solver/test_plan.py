@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import partition
 from devices.errors import PlanError
-from hetero.planning.solver.choice import Candidate, Objective, Solution
+from hetero.planning.solver.choice import Candidate, Hint, Solution
 from hetero.planning.solver.problem import is_feasible, make_problem
 from tests.support.evaluation import evaluate, plan
 from tests.support.every_assignment import every_assignment, least_bottleneck
@@ -33,9 +33,9 @@ FREE = {
 }
 
 
-def least(found: Solution, objective: Objective = "throughput") -> float:
+def least(found: Solution, hint: Hint = "THROUGHPUT") -> float:
     """Return the best figure of all plans that were found, simple or not."""
-    return min(c.figure(objective) for c in (found.chosen, *found.runners_up))
+    return min(c.figure(hint) for c in (found.chosen, *found.runners_up))
 
 
 def named(found: Solution, name: str) -> Candidate:
@@ -139,9 +139,9 @@ def test_every_plan_keeps_pins_groups_memory_and_cap() -> None:
 def test_latency_plans_beat_or_equal_throughput_plans_on_latency() -> None:
     for seed in range(2):
         problem = random_problem(seed, nodes=9, devices=2)
-        quick = plan(problem, "latency", seconds=1)
+        quick = plan(problem, "LATENCY", seconds=1)
         best = min(evaluate(problem, tuple(r)).latency for r in every_assignment(problem).tolist())
-        assert best * (1 - 1e-12) <= least(quick, "latency") <= 1.05 * best
+        assert best * (1 - 1e-12) <= least(quick, "LATENCY") <= 1.05 * best
         assert 0 < quick.bound.seconds <= best
 
 
