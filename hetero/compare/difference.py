@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -51,23 +51,56 @@ def differences_of(
     """
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         if len(first) != len(second):
-            return (_unequal(name, np.empty(len(first)), np.empty(len(second))),)
+            return differences_of(name, np.empty(len(first)), np.empty(len(second)))
         return tuple(
             d
             for i, (a, b) in enumerate(zip(first, second, strict=True))
             for d in differences_of(f"{name}[{i}]", a, b, rtol, atol)
         )
     a, b = np.asarray(first), np.asarray(second)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return (_unequal(name, a, b),)
-    if a.dtype.kind in "OUSTb":
-        return (_exact(name, a, b),)
+    about = (str(a.dtype), str(b.dtype)), (a.shape, b.shape)
+    if a.shape != b.shape or a.dtype != b.dtype:  # every element differs
+        count, nan = max(a.size, b.size, 1), float("nan")
+        return (Difference(name, *about, count, count, nan, nan),)
+    if not a.size:
+        return (Difference(name, *about, 0, 0, 0.0, 0.0),)
+    found = _apart(a, b, rtol, atol)
+    position = tuple(int(i) for i in np.unravel_index(int(np.argmax(found.beyond)), a.shape))
+    difference = Difference(
+        name,
+        *about,
+        int(np.count_nonzero(found.differs)),
+        a.size,
+        float(found.gap.max()),
+        float((found.gap / np.where(found.size > 0, found.size, np.inf)).max()),
+        position,
+        (_element(a, position), _element(b, position)),
+        *found.odd,
+    )
+    return (difference,)
+
+
+class _Apart(NamedTuple):
+    """How far two arrays are apart, element by element."""
+
+    differs: np.ndarray
+    gap: np.ndarray
+    #: What the gap is relative to.
+    size: np.ndarray
+    #: How far beyond tolerance.
+    beyond: np.ndarray
+    #: How many are NaN, and infinite, on each.
+    odd: tuple[tuple[int, int], ...] = ()
+
+
+def _apart(a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> _Apart:
+    if a.dtype.kind in "OUSTb":  # strings and truth values are equal or not
+        differs = np.asarray(a != b, dtype=bool).reshape(a.shape)
+        return _Apart(differs, differs, differs, differs)
     if a.dtype.kind in "iu":
-        return (_whole(name, a, b, atol),)
-    return (_numeric(name, a, b, rtol, atol),)
-
-
-def _numeric(name: str, a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> Difference:
+        # Modulo 2**64, as unsigned numbers, no difference overflows.
+        whole = np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
+        return _Apart(whole > np.uint64(atol), whole, np.abs(a.astype(np.float64)), whole)
     kind = np.complex128 if a.dtype.kind == "c" else np.float64
     x, y = a.astype(kind), b.astype(kind)
     finite = np.isfinite(x) & np.isfinite(y)
@@ -76,54 +109,8 @@ def _numeric(name: str, a: np.ndarray, b: np.ndarray, rtol: float, atol: float) 
     gap = np.abs(np.where(finite, x, 0) - np.where(finite, y, 0))
     size = np.abs(np.where(finite, x, 0))
     beyond = np.where(finite, gap - (atol + rtol * size), np.where(same, -np.inf, np.inf))
-    differs = beyond > 0
-    relative = gap / np.where(size > 0, size, np.inf)
-    found = _difference(name, a, b, differs, (gap, relative), beyond)
     nans, infs = ((int(f(x).sum()), int(f(y).sum())) for f in (np.isnan, np.isinf))
-    return replace(found, nans=nans, infs=infs)
-
-
-def _whole(name: str, a: np.ndarray, b: np.ndarray, atol: float) -> Difference:
-    """Compare integers: `atol` alone may let them differ, by one or more."""
-    # Modulo 2**64, as unsigned numbers, no difference overflows.
-    gap = np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
-    size = np.abs(a.astype(np.float64))
-    relative = gap / np.where(size > 0, size, np.inf)
-    return _difference(name, a, b, gap > np.uint64(atol), (gap, relative), gap)
-
-
-def _exact(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
-    """Compare strings or truth values: equal or not."""
-    differs = np.asarray(a != b, dtype=bool).reshape(a.shape)
-    return _difference(name, a, b, differs, (differs, differs), differs)
-
-
-def _unequal(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
-    """Describe values of different types or shapes: every element differs."""
-    count, nan = max(a.size, b.size, 1), float("nan")
-    return Difference(name, *_kinds(a, b), count, count, nan, nan)
-
-
-def _kinds(a: np.ndarray, b: np.ndarray) -> tuple[tuple[str, str], tuple[Any, Any]]:
-    return (str(a.dtype), str(b.dtype)), (a.shape, b.shape)
-
-
-def _difference(
-    name: str,
-    a: np.ndarray,
-    b: np.ndarray,
-    differs: np.ndarray,
-    gaps: tuple[np.ndarray, np.ndarray],
-    beyond: np.ndarray,
-) -> Difference:
-    """Describe values of one type and shape; they are compared where `beyond` is largest."""
-    if not a.size:
-        return Difference(name, *_kinds(a, b), 0, 0, 0.0, 0.0)
-    largest, relative = (float(gap.max()) for gap in gaps)
-    position = tuple(int(i) for i in np.unravel_index(int(np.argmax(beyond)), a.shape))
-    values = (_element(a, position), _element(b, position))
-    count = int(np.count_nonzero(differs))
-    return Difference(name, *_kinds(a, b), count, a.size, largest, relative, position, values)
+    return _Apart(beyond > 0, gap, size, beyond, (nans, infs))
 
 
 def _element(array: np.ndarray, position: tuple[int, ...]) -> float | str:

@@ -69,7 +69,7 @@ def node_work(model: Model, node: Node) -> Work:
         return Work(float(count(node, [_shape(s) for s in inputs], made)), nbytes)
     # Others look at each element that they read or make.
     read = _size(inputs[0]) if inputs else 0
-    return Work(float(max(made, read) * _PER_ELEMENT.get(operator, 1)), nbytes)
+    return Work(float(max(made, read)), nbytes)
 
 
 def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
@@ -141,15 +141,3 @@ _PRODUCTS: Final[Mapping[str, Callable[[Node, _Shapes, int], float]]] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "Attention": _attention,
 }
-#: Operators that compute more than one operation for an element.
-_PER_ELEMENT: Final = {
-    **dict.fromkeys(
-        (
-            "Softmax", "LogSoftmax", "LayerNormalization", "InstanceNormalization",
-            "GroupNormalization", "Exp", "Erf", "Sigmoid", "Tanh",
-        ),
-        8,
-    ),
-    "Gelu": 16,
-    "BatchNormalization": 2,
-}  # fmt: skip
