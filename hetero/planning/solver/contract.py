@@ -33,14 +33,6 @@ class Contraction:
         """Both as one: first `self`, then a contraction of its problem."""
         return Contraction(further.problem, tuple(further.supernode[s] for s in self.supernode))
 
-    def project(self, assignment: Assignment) -> Assignment:
-        """The supernodes' devices, from the original nodes' (the first member decides)."""
-        where = [-1] * self.problem.node_count
-        for s, d in zip(self.supernode, assignment, strict=True):
-            if where[s] < 0:
-                where[s] = d
-        return tuple(where)
-
 
 def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
     """Fuse the nodes with equal labels; labels count from 0 without gaps.

@@ -19,7 +19,7 @@ from devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
 from hetero.planning.solver.check import check
 from hetero.planning.solver.choice import TIDIED, Hint, Judge, Solution, choose, judged
-from hetero.planning.solver.contract import Contraction, coarsen, collapse_groups, fuse_cycles
+from hetero.planning.solver.contract import coarsen, collapse_groups, fuse_cycles
 from hetero.planning.solver.greedy import pack, priority, serial_cuts
 from hetero.planning.solver.local_search import anneal, tidy
 from hetero.planning.solver.mixing import Part, mix
@@ -83,9 +83,11 @@ def plan(
     check(problem)
     base = collapse_groups(problem)
     check(base.problem)
+    if base.problem.node_count > SMALL:
+        base = base.then(fuse_cycles(base.problem))
+        base = base.then(coarsen(base.problem, SUPERNODES))
     throughput = hint == "THROUGHPUT"
     search = _Search(base.problem, seconds, seed, search_s)
-    whole = base.then(search.small)
 
     search.add_simple(contiguous=contiguous, cuts=not throughput)
     search.add_slices()
@@ -106,7 +108,7 @@ def plan(
         mine += [name for name in names if name not in given]
     if throughput and not contiguous:
         for name, parts in search.mixes():
-            expanded = tuple(Part(whole.expand(p.assignment), p.share) for p in parts)
+            expanded = tuple(Part(base.expand(p.assignment), p.share) for p in parts)
             ways.setdefault(expanded, []).append(name)
     bounds = _bounds(problem if floor is None else floor, hint)
     plans = {parts: tuple(names) for parts, names in ways.items() if names}
@@ -131,25 +133,16 @@ def _bounds(floor: Problem, hint: Hint) -> tuple[Bound, ...]:
 class _Search:
     """The plans found so far, and how long to go on."""
 
-    #: Without colocation groups.
+    #: Without colocation groups, and coarsened where it is large.
     problem: Problem
     #: Time granted, from which steps follow.
     seconds: float
     seed: int
     #: ``time.monotonic()`` at which searches stop.
     deadline: float
-    #: What is searched: the problem itself where it is small, else coarsened.
-    small: Contraction = field(init=False)
     #: Plan of the problem's nodes -> the methods that found it, the first one first.
     plans: dict[Assignment, list[str]] = field(default_factory=dict)
     cut_short: bool = False
-
-    def __post_init__(self) -> None:
-        n = self.problem.node_count
-        self.small = Contraction(self.problem, tuple(range(n)))
-        if n > SMALL:
-            fused = fuse_cycles(self.problem)
-            self.small = fused.then(coarsen(fused.problem, SUPERNODES))
 
     def add(self, name: str, assignment: Assignment | None) -> None:
         """Keep a plan of the problem's nodes under the name of its finder, if it is feasible."""
@@ -162,11 +155,6 @@ class _Search:
         """Return the plans kept, least bottleneck first."""
         return sorted(self.plans, key=lambda p: (loads(self.problem, p).max(), p))
 
-    def starts(self) -> list[Assignment]:
-        """Return the best plans as plans of the supernodes, as far as they are that."""
-        projected = dict.fromkeys(self.small.project(p) for p in self.best()[:8])
-        return [p for p in projected if is_feasible(self.small.problem, p)]
-
     def add_simple(self, *, contiguous: bool, cuts: bool) -> None:
         """Add each device alone, the priority list, and minimum cuts."""
         problem = self.problem
@@ -175,12 +163,12 @@ class _Search:
         if contiguous:
             return
         self.add("priority", priority(problem))
-        for cut in serial_cuts(self.small.problem) if cuts else ():
-            self.add("minimum cut", self.small.expand(cut))
+        for cut in serial_cuts(problem) if cuts else ():
+            self.add("minimum cut", cut)
 
     def add_slices(self) -> None:
         """Slice two orders of the graph, its cycles fused."""
-        fused = fuse_cycles(self.small.problem)
+        fused = fuse_cycles(self.problem)
         if fused.problem.node_count > MAX_NODES:
             return
         n, edges = fused.problem.node_count, fused.problem.edges()
@@ -189,7 +177,7 @@ class _Search:
         for order in (depth_first(n, edges), backwards):
             sliced = slice_order(fused.problem, order)
             if sliced is not None:
-                self.add("slicing", self.small.expand(fused.expand(sliced[1])))
+                self.add("slicing", fused.expand(sliced[1]))
 
     def add_packed(self, *, contiguous: bool) -> None:
         """Add a plan that just fits the memory.
@@ -225,18 +213,15 @@ class _Search:
 
         Annealing of larger graphs by their latency found nothing better than minimum cuts.
         """
-        able = [np.flatnonzero(row).tolist() for row in allowed(self.small.problem)]
+        able = [np.flatnonzero(row).tolist() for row in allowed(self.problem)]
         if math.prod(map(len, able)) <= self.seconds * FEW_PER_SECOND / max(len(able), 20):
             for assignment in itertools.product(*able):
-                self.add("best of all", self.small.expand(assignment))
+                self.add("best of all", assignment)
 
     def anneal(self) -> None:
         """Anneal twice: from the best plan, and from the next one or again where that is far."""
-        problem = wary(self.small.problem)
-        starts = self.starts()
-        if not starts:
-            return  # none of the plans is one of supernodes
-        first, *others = starts
+        problem = wary(self.problem)
+        first, *others = self.best()
         most = NEAR * loads(problem, first).max()
         second = next((p for p in others if loads(problem, p).max() <= most), first)
         quick = min(1.0, QUICK_NODES / problem.node_count)
@@ -247,7 +232,7 @@ class _Search:
                 problem, start, proposals=proposals, seed=2 * self.seed + turn, deadline=end_s
             )
             self.cut_short |= late
-            self.add("annealing", self.small.expand(found))
+            self.add("annealing", found)
 
     def tidy(self) -> None:
         """Free the best plans of fragments."""
@@ -257,10 +242,10 @@ class _Search:
 
     def mixes(self) -> Iterator[tuple[str, tuple[Part, ...]]]:
         """Yield the best mix of all plans found, and of whole-model replicas, each by its name."""
-        problem = self.small.problem
+        problem = self.problem
         n, k = problem.times.shape
         alone = [p for d in range(k) if is_feasible(problem, p := (d,) * n)]
-        for name, plans in (("mix", [*self.starts(), *alone]), ("replicas", alone)):
+        for name, plans in (("mix", [*self.best()[:8], *alone]), ("replicas", alone)):
             parts = mix(problem, plans, price=name == "mix")
             if len(parts) > 1:
                 yield name, parts

@@ -66,7 +66,6 @@ def test_contraction_keeps_loads(seed: int) -> None:
         for _ in range(10):
             plan = tuple(rng.integers(0, 3, small.node_count).tolist())
             whole = contraction.expand(plan)
-            assert contraction.project(whole) == plan
             np.testing.assert_allclose(loads(small, plan), loads(problem, whole))
     assert len(depth_first(fused.problem.node_count, fused.problem.edges()))
 
