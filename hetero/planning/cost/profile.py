@@ -172,7 +172,7 @@ class _Profile:
             return
         try:
             self._transfers[sender.name, receiver.name] = measure_transfer(
-                subject.executor, sender, receiver, subject.configs, self._until_s
+                subject.executor, sender.name, receiver.name, subject.configs, self._until_s
             )
         except HeteroError:
             return

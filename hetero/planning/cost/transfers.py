@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -12,85 +12,63 @@ import onnx
 
 from devices.model.model import Model
 from devices.model.reader import read_model
-from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.timing import deployed, look, saturate
-from hetero.planning.cost.work import nonnegative
 from scheduler.executor import Executor
-from scheduler.vocabulary.rows import DeviceDescriptor
 
-#: (wires, bytes of each) that are measured. A line needs the first two; the others improve it.
-SAMPLES: Final = ((1, 4_096), (1, 4_194_304), (4, 4_096), (1, 262_144))
-LEAST_SAMPLES: Final = 2
+#: Bytes of the tensors that are measured: a line needs two of them.
+SIZES: Final = (4_096, 4_194_304)
 #: Requests in flight while a chain is measured under load.
 JOBS: Final = 8
 #: Seconds of one request at a time, and of many in flight, at most.
 MOST_S: Final = 0.25
 #: Assumed where nothing can be measured: a shared-memory hand-over between processes.
 ASSUMED: Final = Transfer(Line(1e-3, 2e-10, "estimated"), Line(2e-4, 2e-10, "estimated"))
-#: Begins the text of a model that is measured with.
-HEADER: Final = '<ir_version: 8, opset_import: ["" : 13]>'
 
 
 def measure_transfer(
     executor: Executor,
-    sender: DeviceDescriptor,
-    receiver: DeviceDescriptor,
+    sender: str,
+    receiver: str,
     configs: Mapping[str, Mapping[str, Any]],
     until_s: float,
 ) -> Transfer:
     """Measure tensors that go from one device to another, until the clock is at `until_s`.
 
-    Returns: ``calibrated``: lines fitted to measurements; the assumed one where time was too short
-        for a line.
     Raises HeteroError: a device fails, or does not take the operators of a chain.
     """
-    gaps, busy, rows = [], [], []
-    for place, (wires, nbytes) in enumerate(SAMPLES):
-        if time.monotonic() >= until_s:
-            break
-        model, affinity, inputs = _chain(wires, nbytes, sender.name, receiver.name)
-        with deployed(executor, model, affinity, configs) as deployment:
-            now_s = time.monotonic()
-            each_s = max(0.0, until_s - now_s) / (len(SAMPLES) - place) / 2
-            alone = look(deployment, inputs, now_s + min(MOST_S, each_s))
-            (full,) = saturate([(deployment, inputs)], JOBS, min(MOST_S, each_s))
-        gaps.append(max(1e-7, alone.between_s))
-        busy.append(max(1e-7, full.period_s - max(full.runs_s)))
-        rows.append((1.0, float(wires), float(wires * nbytes)))
-    if len(rows) < LEAST_SAMPLES:
-        return ASSUMED
-    start, each, per_byte = fit(rows, gaps)
+    latencies_s, busy_s = [], []
+    for place, nbytes in enumerate(SIZES):
+        each_s = max(0.0, until_s - time.monotonic()) / (len(SIZES) - place) / 2
+        each_s = min(MOST_S, each_s)
+        inputs = {"shape": np.array([nbytes // 4])}
+        affinity = {"make": sender, "take": receiver}
+        with deployed(executor, _chain(nbytes), affinity, configs) as deployment:
+            alone = look(deployment, inputs, time.monotonic() + each_s)
+            (full,) = saturate([(deployment, inputs)], JOBS, each_s)
+        latencies_s.append(alone.between_s)
+        busy_s.append(full.period_s - max(full.runs_s))
     # What a call costs whatever it carries is the device's overhead, not the wire's.
-    _, each_busy, per_byte_busy = fit(rows, busy)
-    return Transfer(
-        Line(start + each, per_byte, "calibrated"), Line(each_busy, per_byte_busy, "calibrated")
-    )
+    return Transfer(_line(*latencies_s), Line(0.0, _line(*busy_s).b, "calibrated"))
 
 
-def fit(rows: Sequence[tuple[float, ...]], seconds: list[float]) -> tuple[float, ...]:
-    """Coefficients of least relative error."""
-    target = np.array(seconds)
-    table = np.array(rows) / target[:, None]
-    return tuple(map(float, nonnegative(table, np.ones_like(target))))
-
-
-def _chain(
-    wires: int, nbytes: int, sender: str, receiver: str
-) -> tuple[Model, dict[str, str], dict[str, Value]]:
-    """Return a model, its nodes' devices, and inputs for it."""
-    model = _chain_model(wires, nbytes)
-    affinity = {n: sender if n.startswith("wire") else receiver for n in model.node_names}
-    return model, affinity, {"shape": np.array([nbytes // 4])}
+def _line(small_s: float, large_s: float) -> Line:
+    """Return the line through both sizes' seconds."""
+    small, large = SIZES
+    per_byte = max(0.0, large_s - small_s) / (large - small)
+    return Line(max(0.0, small_s - small * per_byte), per_byte, "calibrated")
 
 
 @cache
-def _chain_model(wires: int, nbytes: int) -> Model:
-    """Return a model whose nodes ``wire0``, ... give tensors to its nodes ``out0``, ..."""
-    outputs = ", ".join(f"int64[1] out{i}" for i in range(wires))
-    inner = ", ".join(f"float[{nbytes // 4}] wire{i}" for i in range(wires))
-    nodes = " ".join(
-        f"wire{i} = ConstantOfShape(shape) out{i} = Shape(wire{i})" for i in range(wires)
+def _chain(nbytes: int) -> Model:
+    """Return a model whose first node makes a tensor of so many bytes, and whose second reads it.
+
+    Neither it nor anything else of that size goes between them and the client.
+    """
+    return read_model(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 13]> '
+            f"transfer (int64[1] shape) => (int64[1] out) <float[{nbytes // 4}] wire> "
+            "{ [make] wire = ConstantOfShape(shape) [take] out = Shape(wire) }"
+        )
     )
-    text = f"transfer (int64[1] shape) => ({outputs}) <{inner}> {{{nodes}}}"
-    return read_model(onnx.parser.parse_model(f"{HEADER} {text}"))
