@@ -93,7 +93,7 @@ def cost_parts(costs: Costs) -> Iterator[RenderableType]:
             sources["measured"] + sources["calibrated"],
             sources["estimated"],
             *(
-                f"× {pace.load.seconds:.2f} + {pace.overhead.seconds * 1e3:.3f} ms"
+                f"× {pace.load:.2f} + {pace.overhead_s * 1e3:.3f} ms"
                 for pace in (device.alone, device.company)
             ),
         )

@@ -75,14 +75,14 @@ def predict(
                 index=s.index,
                 device=s.device,
                 nodes=len(s.node_names),
-                run_s=own_s * pace.load.seconds,
+                run_s=own_s * pace.load,
                 transfer_s=transfer,
-                overhead_s=pace.overhead.seconds,
+                overhead_s=pace.overhead_s,
                 variant=variant,
             )
         )
         # Cores are shared whether or not the others have work.
-        done_s.append(start_s + own_s * (cost.share.seconds if company else 1.0))
+        done_s.append(start_s + own_s * (cost.share if company else 1.0))
         free_s[s.device] = done_s[-1]
         taken = [value_nbytes(model.spec(v)) for v in s.outputs if v in ends]
         back_s = takes(s.device, CLIENT, sum(taken)) if taken else 0.0

@@ -95,7 +95,7 @@ def node_seconds(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:
     alone = costs.nodes.get(name)
     if alone is None:
         return None
-    load = costs.company.load.seconds if hint == "THROUGHPUT" else 1.0
+    load = costs.company.load if hint == "THROUGHPUT" else 1.0
     return Time(alone.seconds * load, alone.source)
 
 
@@ -131,7 +131,7 @@ def build(task: Task, hint: Hint) -> Planned:
             pins=[(index[n], number[d]) for n, d in pins.items() if n in index and d in number],
             groups=_groups(task, index, times, pins),
             dispatch=np.array(
-                [c.company.overhead.seconds if hint == "THROUGHPUT" else 0.0 for c in costs]
+                [c.company.overhead_s if hint == "THROUGHPUT" else 0.0 for c in costs]
             ),
             max_subgraphs=task.constraints.max_subgraphs,
         )

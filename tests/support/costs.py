@@ -38,7 +38,7 @@ def costs(
     `wire`: also what is between the client and a device.
     `call_s`: what a call of a subgraph takes while requests follow each other.
     """
-    pace = Pace(overhead=Time(call_s, "calibrated"))
+    pace = Pace(overhead_s=call_s)
     ends = (*times_s, CLIENT)
     return Costs(
         model.name,

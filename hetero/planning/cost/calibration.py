@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hetero.planning.cost.costs import Pace, Time
+from hetero.planning.cost.costs import Pace
 
 #: Percentile that stands for many samples.
 LOW: Final = 10
@@ -66,11 +66,11 @@ def fit_pace(rounds: Sequence[Round]) -> Pace:
     """
     rounds = [r for r in rounds if r.quiet_s > 0]
     if not rounds:
-        return Pace(overhead=Time(ASSUMED_CALL_S, "estimated"))
+        return Pace(overhead_s=ASSUMED_CALL_S)
     quick_s = max(low([r.period_s - r.run_s for r in rounds]), 0.0)
     call_s = min(quick_s, MOST_CALL * min(r.period_s for r in rounds))
     load = low([(r.period_s - call_s) / r.quiet_s for r in rounds])
-    return Pace(Time(load, "calibrated"), Time(call_s, "calibrated"))
+    return Pace(load, call_s, "calibrated")
 
 
 def rounds_spoiled(rounds: Sequence[Round]) -> bool:

@@ -58,10 +58,11 @@ class Transfer:
 class Pace:
     """What a device takes while its requests follow each other without a pause."""
 
-    #: What times are multiplied by. A number, not seconds.
-    load: Time = Time(1.0, "estimated")
+    #: What times are multiplied by.
+    load: Figure = 1.0
     #: Seconds that the executor keeps the device busy for each call of a subgraph.
-    overhead: Time = Time(0.0, "estimated")
+    overhead_s: Figure = 0.0
+    source: Source = "estimated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ class DeviceCosts:
     #: Node name -> seconds in a subgraph, alone on the device; unsupported nodes are absent.
     nodes: Mapping[str, Time]
     #: What times are multiplied by where the device shares its node's cores with others that have
-    #: nothing to do. A number, not seconds.
-    share: Time = Time(1.0, "estimated")
+    #: nothing to do.
+    share: Figure = 1.0
     #: While no other device works.
     alone: Pace = Pace()
     #: While all the others work too; its load holds the share as well.
@@ -144,7 +145,7 @@ class Costs:
         counts = f"{nodes.total() - guessed} node times measured"
         counts += f", {guessed} estimated" * bool(guessed)
         told: dict[str, Iterable[Source]] = {
-            "load": (p.load.source for d in devices for p in (d.alone, d.company)),
+            "load": (p.source for d in devices for p in (d.alone, d.company)),
             "transfers": (t.latency.source for t in self.transfers.values()),
         }
         assumed = ", ".join(what for what, sources in told.items() if "estimated" in sources)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -30,7 +31,6 @@ from hetero.planning.cost.samples import capture, feeds, regions
 from hetero.planning.cost.timing import time_model
 from hetero.planning.cost.transfers import ASSUMED, measure_transfer
 from hetero.planning.cost.work import fit_speed, node_work, value_nbytes, with_shapes
-from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class _Profile:
         self._model = with_shapes(subject.model, self._shapes)
         self._kinds = kinds_of(subject)
         self._values: dict[str, Value] = dict(subject.inputs)
+        #: By the names of the kinds.
         self._transfers: dict[tuple[str, str], Transfer] = {}
         self._steps = 2 + len(self._kinds) + len(self._pairs())
         self._done = 0
@@ -77,9 +78,9 @@ class _Profile:
             for kind in self._kinds:
                 self._step(f"nodes on {kind.name}", partial(self._measure_kind, kind))
             self._step("all devices at once", self._measure_load)
-            for sender, receiver in self._pairs():
-                text = f"transfers {sender.name} to {receiver.name}"
-                self._step(text, partial(self._measure_transfer, sender, receiver))
+            for sender, receiver, device in self._pairs():
+                text = f"transfers {sender.name} to {device}"
+                self._step(text, partial(self._measure_transfer, sender, receiver, device))
         except KeyboardInterrupt:
             interrupted = True
         return self._costs(interrupted)
@@ -118,12 +119,6 @@ class _Profile:
 
     def _measure_kind(self, kind: Kind) -> None:
         """Time a kind's parts; a device that fails is left out, the others are not."""
-        try:
-            self._measure_parts(kind)
-        except (DeviceError, ClusterError) as error:
-            kind.error = f"{type(error).__name__}: {error}"
-
-    def _measure_parts(self, kind: Kind) -> None:
         for place, part in enumerate(kind.parts):
             inputs = feeds(part, self._values)
             # The largest part is measured in any case: the rest is estimated by it.
@@ -136,8 +131,9 @@ class _Profile:
                 timing = time_model(
                     self._subject.executor, kind.name, part, inputs, config, until_s
                 )
-            except (DeviceError, ClusterError):
-                raise
+            except (DeviceError, ClusterError) as error:
+                kind.error = f"{type(error).__name__}: {error}"
+                return
             except HeteroError as error:  # of values that were made up for it, say
                 _log.warning("device=%s: a part of the model is estimated: %s", kind.name, error)
                 continue
@@ -155,27 +151,22 @@ class _Profile:
         if half_s:
             measure_load(self._subject, [(k, x) for k, x in fed if x is not None], half_s)
 
-    def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
-        """Return one pair of devices for each pair of kinds."""
-        pairs = []
-        for a in self._kinds:
-            for b in self._kinds:
-                other = next((d for d in b.devices if d is not a.devices[0]), None)
-                if other is not None:
-                    pairs.append((a.devices[0], other))
-        return pairs
+    def _pairs(self) -> list[tuple[Kind, Kind, str]]:
+        """Return each pair of kinds, and the second one's device beside the first one's."""
+        return [
+            (a, b, other)
+            for a in self._kinds
+            for b in self._kinds
+            for other in [d.name for d in b.devices if d is not a.devices[0]][:1]
+        ]
 
-    def _measure_transfer(self, sender: DeviceDescriptor, receiver: DeviceDescriptor) -> None:
-        subject = self._subject
-        failed = {d.name for k in self._kinds if k.error is not None for d in k.devices}
-        if {sender.name, receiver.name} & failed or self._is_late():
-            return
-        try:
-            self._transfers[sender.name, receiver.name] = measure_transfer(
-                subject.executor, sender.name, receiver.name, subject.configs, self._until_s
-            )
-        except HeteroError:
-            return
+    def _measure_transfer(self, sender: Kind, receiver: Kind, device: str) -> None:
+        if not (sender.error or receiver.error or self._is_late()):
+            with suppress(HeteroError):
+                self._transfers[sender.name, receiver.name] = measure_transfer(
+                    self._subject.executor, sender.name, device, self._subject.configs,
+                    self._until_s,
+                )  # fmt: skip
 
     def _costs(self, interrupted: bool) -> Costs:
         devices: dict[str, DeviceCosts] = {}
@@ -192,7 +183,6 @@ class _Profile:
                 kind.spoiled.add("load")
                 rounds = [[], []]
             alone, company = (fit_pace(found) for found in rounds)
-            load = Time(company.load.seconds * share.seconds, company.load.source)
             nodes = self._complete(kind)
             for device in kind.devices:
                 devices[device.name] = DeviceCosts(
@@ -200,7 +190,7 @@ class _Profile:
                     nodes=nodes,
                     share=share,
                     alone=alone,
-                    company=replace(company, load=load),
+                    company=replace(company, load=company.load * share),
                     fused=tuple(kind.fused),
                     spoiled=tuple(sorted(kind.spoiled)),
                 )
@@ -215,7 +205,7 @@ class _Profile:
             measured_at=self._measured_at,
         )
 
-    def _share(self, kind: Kind) -> Time:
+    def _share(self, kind: Kind) -> float:
         """Return what a device's times are multiplied by while it leaves cores to the others.
 
         With the same cores as alone, those runs tell of the device alone too.
@@ -224,8 +214,8 @@ class _Profile:
         quiet = [found.run_s for found in kind.quiet]
         if int(given or 0) or kind.identity.num_threads == 1 or not quiet:
             kind.alone_s += quiet
-            return Time(1.0, "estimated")
-        return Time(max(1.0, low(quiet) / low(kind.alone_s)), "calibrated")
+            return 1.0
+        return max(1.0, low(quiet) / low(kind.alone_s))
 
     def _complete(self, kind: Kind) -> dict[str, Time]:
         """Measured times, and guesses for the other nodes that the device supports."""
@@ -242,9 +232,8 @@ class _Profile:
 
     def _all_transfers(self, devices: Mapping[str, Any]) -> dict[tuple[str, str], Transfer]:
         kind_of = {d.name: kind for kind in self._kinds for d in kind.devices}
-        names = {(kind_of[a].name, kind_of[b].name): t for (a, b), t in self._transfers.items()}
         found = {
-            (a, b): names.get((kind_of[a].name, kind_of[b].name), ASSUMED)
+            (a, b): self._transfers.get((kind_of[a].name, kind_of[b].name), ASSUMED)
             for a in devices
             for b in devices
             if a != b

@@ -15,7 +15,7 @@ from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import partition
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost.costs import Costs, Line, Pace, Time, Transfer
+from hetero.planning.cost.costs import Costs, Line, Pace, Transfer
 from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
@@ -45,11 +45,8 @@ def random_task(seed: int) -> Task:
     devices = {
         name: dataclasses.replace(
             device,
-            share=Time(dice.choice([1.0, 1.3]), "calibrated"),
-            company=Pace(
-                Time(dice.choice([1.3, 1.6]), "calibrated"),
-                Time(dice.choice([0.0, 5e-4]), "calibrated"),
-            ),
+            share=dice.choice([1.0, 1.3]),
+            company=Pace(dice.choice([1.3, 1.6]), dice.choice([0.0, 5e-4])),
         )
         for name, device in given.devices.items()
     }
@@ -63,8 +60,7 @@ def test_latency_counts_that_devices_in_company_have_a_share_of_the_cores(
 ) -> None:
     model = chain(2)
     given = costs(model, {d: dict.fromkeys(model.node_names, 1.0) for d in "AB"})
-    share = Time(2.0, "calibrated")
-    devices = {d: dataclasses.replace(cost, share=share) for d, cost in given.devices.items()}
+    devices = {d: dataclasses.replace(cost, share=2.0) for d, cost in given.devices.items()}
     asked = task(model, dataclasses.replace(given, devices=devices))
     affinity = Affinity(dict(zip(model.node_names, placed, strict=True)), {})
     assert figures(asked, affinity)[1] == pytest.approx(seconds)
@@ -138,10 +134,7 @@ def single_wins() -> Task:
 
 
 def _loaded(given: Costs, load: float) -> Costs:
-    devices = {
-        n: dataclasses.replace(c, company=Pace(Time(load, "calibrated")))
-        for n, c in given.devices.items()
-    }
+    devices = {n: dataclasses.replace(c, company=Pace(load)) for n, c in given.devices.items()}
     return dataclasses.replace(given, devices=devices)
 
 

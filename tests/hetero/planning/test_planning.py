@@ -21,7 +21,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.affinity.requests import request_positions
 from hetero.partition.partition import partition
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost.costs import CLIENT, Line, Pace, Time, Transfer
+from hetero.planning.cost.costs import CLIENT, Line, Pace, Transfer
 from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints
@@ -126,7 +126,7 @@ def test_priority_is_only_judged() -> None:
 def test_a_device_without_company_is_not_slowed_by_it() -> None:
     model = chain(4)
     given = costs(model, {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")})
-    pace = Pace(Time(2.0, "calibrated"))
+    pace = Pace(2.0)
     loaded = {n: replace(c, company=pace) for n, c in given.devices.items()}
     both = replace(given, devices=loaded)
     listed = Affinity(dict.fromkeys(model.node_names, "A"))

@@ -54,7 +54,7 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
         ),
         (("devices", "ORT", "nodes", "a", "seconds"), float("nan"), "cannot be read"),
         (("devices", "ORT", "nodes", "a", "source"), "dreamt", "Invalid enum value 'dreamt'"),
-        (("devices", "ORT", "alone", "load", "seconds"), "1", "at `$.devices[...].alone.load.seco"),
+        (("devices", "ORT", "alone", "load"), "1", "at `$.devices[...].alone.load`"),
         (("version",), 5, "version 5, wanted 7. Profile the model again"),
         (("devices", "ORT", "identity"), {}, "missing required field `plugin`"),
         (("transfers", 0, "busy", "b"), True, "at `$[0].busy.b`"),

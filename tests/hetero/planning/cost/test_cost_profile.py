@@ -117,7 +117,7 @@ def test_scripted_times_come_back_in_proportion(
     ends = ("NULL.0", "NULL.1", CLIENT)
     assert set(costs.transfers) == set(itertools.permutations(ends, 2))
     for device in costs.devices.values():
-        assert device.alone.load.source == device.company.overhead.source == "calibrated"
+        assert device.alone.source == device.company.source == "calibrated"
     assert all(t.latency.source == "calibrated" for t in costs.transfers.values())
 
 

@@ -108,13 +108,13 @@ def test_pace_fit() -> None:
     quick = Round(0.01, 0.011, 0.012)
     rounds = [Round(0.01, 0.030, 0.040), Round(0.02, 0.030, 0.032), quick, quick, quick]
     pace = fit_pace(rounds)
-    assert pace.overhead.seconds == pytest.approx(0.001)
-    assert pace.load.seconds == pytest.approx(1.1)
+    assert pace.overhead_s == pytest.approx(0.001)
+    assert pace.load == pytest.approx(1.1)
     streams = fit_pace([Round(0.010, 0.009, 0.008)])
-    assert (streams.load.seconds, streams.overhead.seconds) == (pytest.approx(0.8), 0.0)
+    assert (streams.load, streams.overhead_s) == (pytest.approx(0.8), 0.0)
     unknown = fit_pace([])
-    assert (unknown.load.seconds, unknown.overhead.seconds) == (1.0, ASSUMED_CALL_S)
-    assert unknown.load.source == unknown.overhead.source == "estimated"
+    assert (unknown.load, unknown.overhead_s) == (1.0, ASSUMED_CALL_S)
+    assert unknown.source == "estimated"
 
 
 def test_rounds_are_spoiled_where_not_even_the_quickest_two_agree() -> None:
