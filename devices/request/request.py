@@ -15,8 +15,10 @@ class Request(NamedTuple):
         the deployment's ``REQUEST_TIMEOUT_S``.
     profile : bool
         Whether stages time their nodes, also on devices without ``PERF_COUNT``.
-    waits : bool
-        Whether to wait for room; else the request is refused where there is none.
+    waits : bool or None
+        Whether its caller waits for room, and for devices that are away; else the request is
+        refused where there is none. None: the request waits for room while its caller goes on, and
+        who makes room starts it.
     inline : bool
         Whether its caller does nothing but wait, so that its thread may run stages.
     deployment, id, attempt, route : str and int
@@ -37,7 +39,7 @@ class Request(NamedTuple):
 
     timeout_s: float | None = None
     profile: bool = False
-    waits: bool = True
+    waits: bool | None = True
     inline: bool = False
     deployment: str = ""
     id: int = 0

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from devices.errors import HeteroError
 from devices.request.answer import Answer
@@ -27,10 +26,8 @@ from hetero.serve.rest_messages import (
     write_infer,
 )
 from hetero.serve.routes import Names, Route, Routes, openapi
-from hetero.serve.served_model import ServedModel
 from hetero.serve.service import CALLS, Service
 from hetero.serve.tensors import Raw
-from hetero.serve.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +50,6 @@ class ServingApp:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.options: Final = service.options
-        #: Of each model, as long as somebody holds it.
-        self._turns: WeakKeyDictionary[ServedModel, Turns] = WeakKeyDictionary()
         self._routes = Routes(self._table())
 
     def refusal(self, exchange: Exchange) -> HeteroError | None:
@@ -182,15 +177,15 @@ class ServingApp:
         exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
 
     def _infer(self, exchange: Exchange, names: Names) -> Waits | None:
-        inference, headers = Inference(self._service.repository.find(**names)), exchange.headers
+        inference = Inference(self._service.repository.find(**names))
+        encoding, headers = exchange.headers.get(b"content-encoding"), exchange.headers
         with ExitStack() as block:
             block.enter_context(inference)
-            if not headers.get(b"content-encoding"):
+            if not encoding:
                 self._begin(inference, headers, exchange.body)
-            begun = inference.submission
-            if begun is None or not begun.future.done() or _accepts_packed(exchange):
+            if encoding or _accepts_packed(exchange) or not inference.submission.future.done():
                 return self._infer_in_turn(block.pop_all(), inference, exchange)
-            answer = self._written(inference, begun.future.result())
+            answer = self._written(inference, inference.submission.future.result())
         exchange.answer(200, *answer)
         return None
 
@@ -203,8 +198,7 @@ class ServingApp:
                 most = self.options.body_nbytes
                 body = await asyncio.to_thread(unpacked, exchange.body, encoding, most)
                 self._begin(inference, exchange.headers, body)
-            answer = await self._turns_of(inference.model).end(inference)
-            parts, kind, headers = self._written(inference, answer)
+            parts, kind, headers = self._written(inference, await inference.answered())
         if _accepts_packed(exchange):
             accepted = exchange.header(b"accept-encoding")
             if sum(map(len, parts)) > ONE_PIECE_NBYTES:  # others need not wait for it
@@ -216,15 +210,14 @@ class ServingApp:
         exchange.answer(200, parts, kind, headers)
 
     def _begin(self, inference: Inference, headers: Mapping[bytes, bytes], body: Raw) -> None:
-        """Start the inference that a body asks for, unless it has to wait for its turn."""
+        """Start the inference that a body asks for, now or once there is room."""
         call = read_infer(body, headers.get(_JSON_NBYTES), self._service.regions)
         left_ms = headers.get(_TIMEOUT_MS, b"")
         left_s = number_of(left_ms) / 1000 or None
         trace = trace_of(headers.get(b"traceparent", b"").decode("latin-1"))
         # The loop's own thread runs what takes less than to hand it on.
         quick = len(body) < _SMALL_NBYTES and inference.model.statistics.usual_s < _QUICK_S
-        inference.asks(call, left_s, trace, waits=False, inline=quick)
-        self._turns_of(inference.model).begin(inference)
+        inference.asks(call, left_s, trace, waits=None, inline=quick)
 
     def _written(
         self, inference: Inference, answer: Answer
@@ -235,11 +228,6 @@ class ServingApp:
         if length is None:
             return parts, b"application/json", ()
         return parts, b"application/octet-stream", [(_JSON_NBYTES, b"%d" % length)]
-
-    def _turns_of(self, model: ServedModel) -> Turns:
-        if (turns := self._turns.get(model)) is None:
-            turns = self._turns[model] = Turns(model.name, model.most_waiting)
-        return turns
 
 
 def _only(document: dict[str, Any]) -> Any:

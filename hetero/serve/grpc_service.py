@@ -139,7 +139,7 @@ class GrpcServer:
             call = read_call_of(message, regions)
             trace = trace_of(_metadata(context, "traceparent"))
             inference.asks(call, context.time_remaining(), trace, waits=True, inline=True)
-            submission = model.submit(inference.values, inference.request)
+            submission = inference.submission
             if not submission.future.done() and not context.add_callback(submission.cancel):
                 submission.cancel()
                 raise RequestCancelledError("the client has gone.")

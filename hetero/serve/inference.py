@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from devices.plugin.program import Value
@@ -26,7 +28,7 @@ class Inference:
     """
 
     __slots__ = (
-        "_answer", "_began_s", "_read_s", "_runs", "_writes_s", "call", "model", "request",
+        "_answer", "_began_s", "_read_s", "_runs", "_writes_s", "call", "model",
         "submission", "values",
     )  # fmt: skip
 
@@ -34,9 +36,7 @@ class Inference:
         self.model = model
         self.call: InferCall
         self.values: Mapping[str, Value]
-        self.request: Request
-        #: None until it has its turn.
-        self.submission: Submission | None = None
+        self.submission: Submission
         self._runs = False
         self._began_s = time.perf_counter()
 
@@ -44,9 +44,9 @@ class Inference:
         return self
 
     def asks(
-        self, call: InferCall, left_s: float | None, trace: str, *, waits: bool, inline: bool
+        self, call: InferCall, left_s: float | None, trace: str, *, waits: bool | None, inline: bool
     ) -> None:
-        """Check the inputs of a call, and make the request that it is to the devices.
+        """Check the inputs of a call, and have devices begin, now or once there is room.
 
         `left_s`: seconds until the client gives up. What has a deadline has another thread.
         """
@@ -54,7 +54,7 @@ class Inference:
         timeout_s = call.timeout_s
         if left_s is not None:
             timeout_s = left_s if timeout_s is None else min(left_s, timeout_s)
-        self.request = Request(
+        request = Request(
             timeout_s, waits=waits, inline=inline and timeout_s is None, priority=call.priority,
             trace=trace,
         )  # fmt: skip
@@ -62,6 +62,23 @@ class Inference:
         with self.model.statistics.lock:
             self.model.statistics.num_in_flight += 1
         self._runs = True
+        self.submission = self.model.submit(self.values, request)
+
+    async def answered(self) -> Answer:
+        """Return the answer once it is there; whoever cancels this cancels the request."""
+        made, loop, ended = self.submission.future, asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and with it who waited
+                loop.call_soon_threadsafe(ended.set)
+
+        made.add_done_callback(wake)
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            self.submission.cancel()
+            raise
+        return made.result()
 
     def outputs(self, answer: Answer, regions: Regions) -> list[Output]:
         """Return the outputs that the call wants, which are written next."""

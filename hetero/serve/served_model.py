@@ -48,8 +48,6 @@ class ServedModel:
         self._optional = tuple(compiled.optional_inputs)
         self._datatypes = {p.name: datatype_of(p) for p in (*self._inputs, *self._optional)}
         self.output_names: Final = tuple(port.name for port in self._outputs if datatype_of(port))
-        #: Requests that may wait for room.
-        self.most_waiting: Final[int] = compiled.get_property("MAX_REQUESTS_WAITING")
 
     @property
     def is_ready(self) -> bool:

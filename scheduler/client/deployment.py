@@ -151,14 +151,14 @@ class Deployment(ABC):
         return True
 
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
-        """Admit a request; block while as many requests or bytes are in flight as may be.
+        """Admit a request; block while as many are in flight as may be, if `request.waits`.
 
         `inputs`: one for each input of the plan, already checked and converted. The caller must not
             write to the arrays until the answer is there.
         Raises TensorNameError: an input is missing, or one too many.
         Raises TensorError: one is kept where this request cannot have it from.
-        Raises OverloadedError: there is no room, and `request.waits` is not set or too many callers
-            wait for some.
+        Raises OverloadedError: there is no room, and `request.waits` is False or too many wait for
+            some.
         Raises DeadlineError: no room within its `timeout_s`, or none of it is left.
         Raises DeviceLostError: a device of the plan is gone.
         """

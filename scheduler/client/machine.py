@@ -304,9 +304,9 @@ class ClientMachine(Requests):
         away = self._routes.why_away()
         if away:
             lost = lost_error(request, away)
-            if not (self._routes.may_come() and event.waits):
+            if not (self._routes.may_come() and event.waits is True):
                 return self._refuse(request, event.now_s, lost)
-        if not event.waits or self.num_waiting >= self.limits.waiting:
+        if event.waits is False or self.num_waiting >= self.limits.waiting:
             return self._refuse(request, event.now_s, self._overload(request))
         for due_s in {event.deadline_s, min(event.deadline_s, request.admit_by_s)}:
             self.due.push((due_s, request.id))

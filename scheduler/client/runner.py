@@ -164,7 +164,7 @@ class RequestRunner:
     def submit(
         self, inputs: Mapping[str, Value], request: Request, near: frozenset[str] = frozenset()
     ) -> Submission:
-        """Admit a request, waiting for room; see `Deployment.submit`.
+        """Admit a request, waiting for room if it says so; see `Deployment.submit`.
 
         `near`: devices that keep some of its inputs.
         """
@@ -185,7 +185,10 @@ class RequestRunner:
                 submitted.rows = limits.batching.size
         try:
             self.handle(submitted)
-            if not call.is_granted:
+            if request.waits is None:
+                with self._lock:  # what comes of it later, its future tells
+                    call.is_granted = call.is_granted or not call.future.done()
+            elif not call.is_granted:
                 self._wait_for_admission(call, deadline_s)
                 call.waited_s = self.now_s() - now_s
             if call.first:

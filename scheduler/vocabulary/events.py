@@ -24,9 +24,10 @@ from scheduler.vocabulary.placement import Route
 class Submitted:
     """A caller wants an answer by `deadline_s`; `nbytes` is the size of what it brings.
 
-    Where `waits` is not set, it is refused rather than made to wait for room. Of those that wait,
-    the ones of greater `priority` are admitted first. It goes by the devices that are `near`, as
-    they keep some of its inputs, where a route does. Its story names the `trace` that it is of.
+    Where `waits` is False, it is refused rather than made to wait for room; where it is None, only
+    while devices are away. Of those that wait, the ones of greater `priority` are admitted first.
+    It goes by the devices that are `near`, as they keep some of its inputs, where a route does. Its
+    story names the `trace` that it is of.
     Where requests are joined, its `rows` can be with those of its `group`; of none: with no others.
     """
 
@@ -34,7 +35,7 @@ class Submitted:
     request_id: int
     nbytes: int
     deadline_s: float
-    waits: bool = True
+    waits: bool | None = True
     priority: int = 0
     near: frozenset[str] = frozenset()
     trace: str = ""

@@ -249,8 +249,9 @@ def test_a_request_that_comes_while_its_device_is_away_waits_for_it() -> None:
     m.handle(LOST)
     assert m.handle(submitted(1)) == []
     assert "waits: device A on node node-7 is gone" in m.story(1)[-1].what
-    (refused,) = m.handle(ev.Submitted(2.0, 2, 1, 9.0, waits=False))
-    assert isinstance(failure(refused), DeviceLostError)
+    for number, waits in ((2, False), (3, None)):
+        (refused,) = m.handle(ev.Submitted(2.0, number, 1, 9.0, waits=waits))
+        assert isinstance(failure(refused), DeviceLostError)
     assert m.handle(BACK) == [ev.StartAttempt(1, 1)]
 
 

@@ -164,6 +164,30 @@ def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
         assert second.result(300).cancel()
 
 
+def test_a_caller_may_go_on_while_its_request_waits_for_room(executor: InProcessExecutor) -> None:
+    plan, aside = chain("TOY.0"), Request(waits=None)
+    limits = Limits(requests=1, waiting=3)
+    slow = executor.deploy(*chain("TOY.0", name="sleep_30_"), limits=limits)
+    first = slow.submit({"x": X}, aside)
+    left, late = (slow.submit({"x": X}, Request(waits=None, timeout_s=t)) for t in (None, 0.02))
+    urgent = slow.submit({"x": X}, Request(waits=None, priority=1))
+    with pytest.raises(OverloadedError, match="3 of 3 callers"):
+        slow.submit({"x": X}, aside)
+    with pytest.raises(DeadlineError, match="waiting for admission"):
+        late.future.result(300)
+    assert first.cancel()
+    wait_for(lambda: any("started" in line.what for line in slow.story(urgent.request_id)))
+    assert left.cancel()
+    with pytest.raises(RequestCancelledError):
+        left.future.result(300)
+    slow.close()
+    with pytest.raises(RequestCancelledError):
+        urgent.future.result(300)
+    quick = executor.deploy(*plan, limits=limits)
+    for made in [quick.submit({"x": X}, aside) for _ in range(3)]:
+        np.testing.assert_array_equal(made.future.result(300).outputs["t0"], X + 1)
+
+
 def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> None:
     plan = chain("TOY.0", name="sleep_30_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
