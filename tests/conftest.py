@@ -55,13 +55,26 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Have one worker more than cores: some tests wait for what comes late, or not at all."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set."""
+    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order them.
+
+    Those of Ray come first, so that few workers start one, and what is slow before what is not.
+    """
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and crc32(item.name.encode()) % mark.args[0]:
             item.add_marker(pytest.mark.slow)
+
+    def order(item: pytest.Item) -> int:
+        return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")
