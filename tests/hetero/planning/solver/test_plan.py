@@ -51,11 +51,11 @@ def test_interval_plans_reach_the_published_optimum(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FREE)
 def test_free_plans_reach_the_best_known(name: str) -> None:
-    found = plan(load(DATA / f"{name}.json"), seconds=40, max_parts=1)
-    assert least(found) <= 1.03 * FREE[name]
+    found = plan(load(DATA / f"{name}.json"), seconds=5, max_parts=1)
+    whole = [c.bottleneck for c in (found.chosen, *found.runners_up) if len(c.parts) == 1]
+    assert min(whole) <= 1.03 * FREE[name]  # mixes of several assignments are below it
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_free_plans_reach_the_best_known(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in FREE if n.startswith("operator")])
 def test_plans_are_near_the_best_of_all_mixes(name: str, seed: int, mask: float) -> None:
     problem = load(DATA / f"{name}.json", mask=mask, seed=seed, slow=3.0)
-    found = plan(problem, seconds=6)
+    found = plan(problem, seconds=2)
     bound = max(b.seconds for b in found.bounds if b.mixing)
     assert found.chosen.bottleneck <= 1.02 * bound
     greedy = named(found, "priority")
