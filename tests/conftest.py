@@ -57,7 +57,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Have one worker more than cores: some tests wait for what comes late, or not at all."""
-    return (os.cpu_count() or 1) + 1
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
