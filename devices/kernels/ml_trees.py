@@ -84,7 +84,8 @@ def _compare(xp: Xp, mode: int, value: Array, split: Array, at: Array, trees: Tr
 def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, Array]:
     """Return each target's score (N, targets), and whether any leaf added to it."""
     targets = trees.weights.shape[1]
-    scores = xp.empty((x.shape[0], targets), trees.weights.dtype)
+    kind = xp.float64 if x.dtype == xp.float64 else trees.weights.dtype
+    scores = xp.empty((x.shape[0], targets), kind)
     scored = xp.empty(scores.shape, bool)
     step = max(1, _BLOCK // max(1, targets * trees.roots.size))
     for first in range(0, x.shape[0], step):
@@ -97,7 +98,8 @@ def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, 
             best = extreme(xp.where(adds, weights, worst), axis=1)
             scores[part] = xp.where(scored[part], best, 0)
         else:
-            scores[part] = xp.sum(weights, axis=1)
+            # One tree after the other, as ONNX Runtime adds them: forests often are at a tie.
+            scores[part] = xp.cumsum(weights, axis=1, dtype=scores.dtype)[:, -1]
     if aggregate == "AVERAGE":
         scores /= trees.roots.size
     return scores, scored
@@ -142,10 +144,11 @@ def _numbered(
     roots: dict[int, int] = {}
     for i, tree in enumerate(nodes_treeids):
         roots.setdefault(tree, i)
-    added = xp.zeros((mode.size, n_targets), xp.float64)
+    given = _either("weights", weights, tensor)
+    added = xp.zeros((mode.size, n_targets), xp.float32 if tensor is None else tensor.dtype)
     adds = xp.zeros(added.shape, bool)
     at = (leaf, list(targets))
-    xp.add.at(added, at, xp.asarray(_either("weights", weights, tensor), xp.float64))
+    xp.add.at(added, at, xp.asarray(given, added.dtype))
     adds[at] = True
     missing_is_true = xp.asarray(nodes_missing_value_tracks_true or (0,) * mode.size, dtype=bool)
     return Trees(
@@ -241,9 +244,9 @@ def _joined(
     mode = xp.concatenate([modes.astype(xp.int64), xp.full(leaves, _LEAF)])
     nothing = xp.zeros(leaves, xp.int64)
     missing_is_true = xp.asarray([*(missing or (0,) * branches), *(0,) * leaves], dtype=bool)
-    added = xp.zeros((mode.size, n_targets), xp.float64)
+    added = xp.zeros((mode.size, n_targets), weights.dtype)
     adds = xp.zeros(added.shape, bool)
-    added[own, list(targets)], adds[own, list(targets)] = weights.astype(xp.float64), True
+    added[own, list(targets)], adds[own, list(targets)] = weights, True
     return Trees(
         mode, xp.concatenate([xp.asarray(features), nothing]),
         xp.concatenate([splits, nothing.astype(splits.dtype)]),

@@ -1,8 +1,9 @@
-"""Types and shapes of what ONNX Runtime's own operators make, for ONNX's inference.
+"""Types and shapes that ONNX's inference leaves out: ONNX Runtime's own operators, and ai.onnx.ml.
 
 ONNX's inference stops at operators that it does not know; these rules take it through those that
-ONNX Runtime's quantiser, optimiser and model builder write: most make what one of ONNX's does. It
-is loaded in the process that infers types alone: there the rules change nobody else's onnx.
+ONNX Runtime's quantiser, optimiser and model builder write: most make what one of ONNX's does. Of
+ai.onnx.ml, which converters of scikit-learn write, onnx has no rule for some operators. It is
+loaded in the process that infers types alone: there the rules change nobody else's onnx.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import onnx
 from onnx import onnx_cpp2py_export
-from onnx.defs import OpSchema, register_schema
+from onnx.defs import OpSchema, deregister_schema, register_schema
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 sys.modules["onnx_cpp2py_export"] = onnx_cpp2py_export  # by its name in a process that lacks onnx
@@ -288,6 +289,41 @@ def _simplified(call: _Call) -> None:
     call.give(1, onnx.TensorProto.FLOAT, None if shape is None else [*shape[:-1], 1])
 
 
+def _like_input(element: int = 0) -> Rule:
+    """The output is as the first input, of another type if one is given."""
+    return lambda call: call.give(0, element or call.type(0), call.shape(0))
+
+
+def _columns(width: Callable[[_Call], Size]) -> Rule:
+    """Numbers in so many columns, a row for each of the input."""
+    return lambda call: call.give(0, onnx.TensorProto.FLOAT, [_rows(call), width(call)])
+
+
+def _rows(call: _Call) -> Size:
+    shape = call.shape(0)
+    return None if shape is None else 1 if len(shape) < 2 else shape[0]
+
+
+def _classified(call: _Call) -> None:
+    rows, names = _rows(call), call.attribute("classlabels_strings", ())
+    call.give(0, onnx.TensorProto.STRING if names else onnx.TensorProto.INT64, [rows])
+    call.give(1, onnx.TensorProto.FLOAT, [rows, None])
+
+
+#: Of ai.onnx.ml 1, whose later versions onnx knows where there are any.
+_ML_RULES: Final[dict[str, Rule]] = {
+    "FeatureVectorizer": _columns(lambda call: sum(call.attribute("inputdimensions", ())) or None),
+    "Imputer": _like_input(),
+    "LinearRegressor": _columns(lambda call: call.attribute("targets", 1)),
+    "Normalizer": _like_input(onnx.TensorProto.FLOAT),
+    "Scaler": _like_input(onnx.TensorProto.FLOAT),
+    "SVMClassifier": _classified,
+    "SVMRegressor": _columns(lambda call: 1),
+    "TreeEnsembleClassifier": _classified,
+    "TreeEnsembleRegressor": _columns(lambda call: call.attribute("n_targets", 1)),
+}
+
+
 def _apply(rule: Rule, context: Any) -> None:
     rule(_Call(context))
 
@@ -296,6 +332,10 @@ def _register() -> None:
     """Teach the onnx of this process the rules."""
     rules = {("com.microsoft", name): rule for name, rule in _RULES.items()}
     rules["", "SimplifiedLayerNormalization"] = _simplified  # ONNX Runtime has it there
+    onnx.defs.has("Identity")  # onnx registers its own when it is first asked
+    for name, rule in _ML_RULES.items():
+        deregister_schema(name, 1, "ai.onnx.ml")
+        rules["ai.onnx.ml", name] = rule
     for (domain, name), rule in rules.items():
         schema = OpSchema(name, domain, 1)
         schema.set_type_and_shape_inference_function(partial(_apply, rule))

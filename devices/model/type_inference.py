@@ -34,9 +34,9 @@ _WORKER: Final = WorkerProcess(
     [str(Path(__file__).parent), str(Path(onnx_cpp2py_export.__file__).parent)],
     isolated=True,
 )
-#: The same for models with operators of ONNX Runtime's own, which takes all of onnx.
+#: The same for models with operators that onnx has no rules for, which takes all of onnx.
 _WITH_RULES: Final = WorkerProcess("microsoft_types:infer", [str(Path(__file__).parent)])
-_RULED: Final = (b"com.microsoft", b"SimplifiedLayerNormalization")
+_RULED: Final = (b"com.microsoft", b"ai.onnx.ml", b"SimplifiedLayerNormalization")
 
 #: What is made like the first input, which ONNX's inference does not say of them.
 _LIKE_INPUT: Final = frozenset(["GroupNormalization", "MeanVarianceNormalization"])

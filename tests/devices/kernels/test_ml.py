@@ -21,6 +21,9 @@ CODES = np.array([[1, 2], [3, 1]])
 
 check_ml = partial(check, domain="ai.onnx.ml", rtol=1e-3, atol=1e-4)
 
+#: As an attribute has it.
+TENTH = float(np.float32(0.1))
+
 POST_TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]
 LABELS = {"classlabels_ints": [3, 7, 5, 9], "classlabels_strings": ["n", "p", "q", "r"]}
 
@@ -180,6 +183,20 @@ def test_two_classes_with_a_score_each_have_their_own_labels() -> None:
     wanted = [np.array([3]), np.array([[0.7, 0.2]], np.float32)]
     attributes = leaf | scores | {"classlabels_int64s": [3, 7]}
     check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, expected=wanted, n_outputs=2)
+
+
+def test_trees_at_a_tie_are_added_one_after_the_other() -> None:
+    """Half of a forest's trees vote for each class: in 64 bits five tenths are more than a half."""
+    count, votes = 10, 5
+    forest = {"nodes_treeids": [*range(count)], "nodes_nodeids": [0] * count,
+              "nodes_featureids": [0] * count, "nodes_modes": ["LEAF"] * count,
+              "nodes_values": [0.0] * count, "nodes_truenodeids": [0] * count,
+              "nodes_falsenodeids": [0] * count}  # fmt: skip
+    weights = [TENTH] * votes + [0.0] * votes
+    scores = {"class_treeids": [*range(count)], "class_nodeids": [0] * count,
+              "class_ids": [0] * count, "class_weights": weights}  # fmt: skip
+    attributes = forest | scores | labels(2)
+    check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, n_outputs=2)
 
 
 def test_an_ensemble_that_names_no_node_is_refused() -> None:

@@ -1,0 +1,100 @@
+"""Models of ai.onnx.ml 1 as scikit-learn's converter writes them, cut behind each node.
+
+Nothing but the inputs and outputs has a type there, and onnx has no rule for most of the operators.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+import hetero
+
+FEATURES = [[0.5, -1.0, 2.0], [float("nan"), 0.0, -3.0], [0.25, 3.0, 1.0], [-0.5, -0.5, 0.0]]
+LEAVES = {"nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0],
+          "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_values": [0.1, 0.0, 0.0],
+          "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0]}  # fmt: skip
+CLASSES = {"class_treeids": [0, 0], "class_nodeids": [1, 2], "class_ids": [0, 2],
+           "class_weights": [0.75, 0.5], "classlabels_strings": ["a", "b", "c"]}  # fmt: skip
+TARGETS = {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 1],
+           "target_weights": [1.5, -2.5], "n_targets": 2}  # fmt: skip
+MACHINE = {"coefficients": [1.0, -1.0], "support_vectors": [0.5, 0.0, 1.0, 0.0, 1.0, 0.5],
+           "kernel_type": "RBF", "kernel_params": [0.5, 0.0, 3.0], "rho": [0.25]}  # fmt: skip
+
+
+def model() -> ModelProto:
+    """Return a model with each operator of which onnx does not tell what it makes."""
+    nodes = [
+        ("Imputer", "x", "filled", {"imputed_value_floats": [0.0], "replaced_value_float": np.nan}),
+        ("Scaler", "filled", "scaled", {"offset": [0.5, 0.0, 1.0], "scale": [0.5, 2.0, 3.0]}),
+        ("Normalizer", "scaled", "rows", {"norm": "L2"}),
+        ("FeatureVectorizer", "rows scaled", "both", {"inputdimensions": [3, 3]}),
+        ("TreeEnsembleClassifier", "rows", "label scores", LEAVES | CLASSES),
+        ("ZipMap", "scores", "named", {"classlabels_strings": ["a", "b", "c"]}),
+        ("SVMClassifier", "rows", "side sides",
+         MACHINE | {"classlabels_ints": [4, 7], "vectors_per_class": [1, 1]}),
+        ("ZipMap", "sides", "by_side", {"classlabels_int64s": [4, 7]}),
+        ("TreeEnsembleRegressor", "rows", "leaves", LEAVES | TARGETS),
+        ("SVMRegressor", "rows", "distance", MACHINE | {"n_supports": 2}),
+        ("LinearRegressor", "both", "sum", {"coefficients": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}),
+    ]  # fmt: skip
+    made = [
+        helper.make_node(
+            op, reads.split(), writes.split(), domain="ai.onnx.ml", name=f"n{i}", **given
+        )
+        for i, (op, reads, writes, given) in enumerate(nodes)
+    ]
+    made += [helper.make_node("Add", ["leaves", "distance"], ["part"], name="part"),
+             helper.make_node("Add", ["part", "sum"], ["y"], name="whole")]  # fmt: skip
+    outputs = {"label": TensorProto.STRING, "side": TensorProto.INT64, "y": TensorProto.FLOAT}
+    zipped = [
+        helper.make_value_info(name, helper.make_sequence_type_proto(helper.make_map_type_proto(
+            key, helper.make_tensor_type_proto(TensorProto.FLOAT, None))))
+        for name, key in (("named", TensorProto.STRING), ("by_side", TensorProto.INT64))
+    ]  # fmt: skip
+    typed = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    graph = helper.make_graph(made, "g", [x], [*typed, *zipped])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def run_reference(feeds: dict[str, np.ndarray]) -> list[object]:
+    session = onnxruntime.InferenceSession(
+        model().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def compare(compiled: hetero.CompiledModel, feeds: dict[str, np.ndarray]) -> None:
+    for got, want in zip(compiled(feeds).values(), run_reference(feeds), strict=True):
+        if isinstance(want, list):
+            assert [row.keys() for row in got] == [row.keys() for row in want]
+            got, want = (np.array([[*row.values()] for row in rows]) for rows in (got, want))
+        if want.dtype.kind == "f":
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_each_of_two_devices_takes_any_node(count: int) -> None:
+    feeds = {"x": np.array(FEATURES[:count], np.float32)}
+    with hetero.Core(executor="inprocess") as core:
+        names = core.read_model(model()).node_names
+        for first, second in product(("CPU", "ORT"), repeat=2):
+            pins = {name: (first, second)[i % 2] for i, name in enumerate(names)}
+            compare(core.compile_model(model(), "HETERO:ORT,CPU", affinity=pins), feeds)
+
+
+@pytest.mark.ray
+def test_it_is_cut_over_actors(local_ray: None) -> None:
+    feeds = {"x": np.array(FEATURES, np.float32)}
+    with hetero.Core(executor="ray") as core:
+        names = core.read_model(model()).node_names
+        pins = {name: ("CPU", "ORT")[i % 2] for i, name in enumerate(names)}
+        compare(core.compile_model(model(), "HETERO:ORT,CPU", affinity=pins), feeds)
