@@ -20,24 +20,11 @@ from typing import Any, Final
 import zmq
 
 from devices.errors import BlobError, ClusterError
-from scheduler.channels import envelope
+from scheduler.channels import envelope, protocol
 from scheduler.channels.channel import Receiver
 from scheduler.channels.direct_address import to_endpoint
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
-from scheduler.channels.protocol import (
-    Ask,
-    Beat,
-    Drop,
-    Leave,
-    Lost,
-    Missed,
-    Roll,
-    Row,
-    packed_status,
-    read_control,
-    unpacked_status,
-)
 from scheduler.channels.relays import Relays, pages
 from scheduler.channels.shared_memory import SlotReader
 from scheduler.channels.stamps import Stamp, StampReader
@@ -112,10 +99,6 @@ class Control:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def greet(self, peer: Peer) -> None:
-        """Send the first beat, that says whose link it is; from any thread."""
-        self._send_beat(peer, time.monotonic(), self._packed_status())
-
     def _run(self) -> None:
         next_s = time.monotonic()
         tidy_s = next_s + _TIDY_S
@@ -126,6 +109,9 @@ class Control:
                     self._end(found, self._processes[found])
             self._guarded(self._drain)
             now_s = time.monotonic()
+            while self._peers.new:  # the first beat says whose link it is
+                peer = self._peers.new.popleft()
+                self._guarded(self._send_beat, peer, now_s, self._packed_status())
             if self._closed or now_s < next_s:
                 continue
             self._guarded(self._tell_losses)
@@ -168,56 +154,52 @@ class Control:
             _log.exception("the control thread of a channel goes on")
 
     def _take(self, data: bytes, now_s: float) -> None:
-        sender, said = read_control(data, self._identity)
+        sender, said = protocol.read_control(data, self._identity)
         peer = self._peers.met.get(sender)
-        if isinstance(said, Beat):
+        if isinstance(said, protocol.Beat):
             self._hear(sender, said, now_s)
-        elif isinstance(said, Drop):
+        elif isinstance(said, protocol.Drop):
             for request in said.requests:
                 self._guarded(self._drop, request)
         elif peer is None:
             return
-        elif isinstance(said, Leave):
+        elif isinstance(said, protocol.Leave):
             if said.counts.keys().isdisjoint((peer.near.id, peer.far.id)):
                 return  # it does not know our links: another says it in its name
             for link in (peer.near.id, peer.far.id):
                 self._pool.free_undelivered(link, said.counts.get(link, 0) + 1, 2**64)
             self._lose(peer)
-        elif isinstance(said, Missed) and said.link == peer.far.id:
+        elif isinstance(said, protocol.Missed) and said.link == peer.far.id:
             peer.send_again(said.mark, said.numbers)
-        elif isinstance(said, Lost) and said.link in (peer.near.id, peer.far.id):
+        elif isinstance(said, protocol.Lost) and said.link in (peer.near.id, peer.far.id):
             first, last = said.first, said.last
             _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, said.why)
             self._pool.free_undelivered(said.link, first, last)
             self._callbacks.on_lost(sender)
-        elif isinstance(said, Ask):
+        elif isinstance(said, protocol.Ask):
             peer.asked_s = now_s
             for address in said.addresses:
                 self._guarded(self._relay, peer, address, now_s)
-        elif isinstance(said, Roll) and not peer.silent and peer.clocks:
+        elif isinstance(said, protocol.Roll) and not peer.silent and peer.clocks:
             self._hear_roll(peer, said.rows, now_s)
 
     def _relay(self, asker: Peer, address: str, now_s: float) -> None:
         """See how a party of this node is from now on, and have it see our stamp."""
         endpoint = to_endpoint(address)
-        if endpoint.is_near and endpoint.identity != self._identity:
-            met = self._peers.meet(address, now_s, stranger=True)
-            if met is not None:
-                peer, is_new = met
-                asker.asked.add(address)
-                if is_new:
-                    self._send_beat(peer, now_s, self._packed_status())
+        if not endpoint.is_near or endpoint.identity == self._identity:
+            return
+        if self._peers.meet(address, now_s, stranger=True) is not None:
+            asker.asked.add(address)
 
     def _drop(self, request: bytes) -> None:
         message = envelope.message([request])
         if isinstance(message, Dropped):
             self._callbacks.receive(message)
 
-    def _hear(self, sender: str, beat: Beat, now_s: float) -> None:
-        met = self._peers.meet(sender, now_s, stranger=True)
-        if met is None:
+    def _hear(self, sender: str, beat: protocol.Beat, now_s: float) -> None:
+        peer = self._peers.meet(sender, now_s, stranger=True)
+        if peer is None:
             return
-        peer, is_new = met
         peer.owed, peer.acked = peer.owed or beat.is_owed, beat.came
         peer.has_left = False
         peer.link = beat.far
@@ -233,8 +215,6 @@ class Control:
         is_heard = self._heard(peer, heard_s, now_s)
         if is_heard:
             peer.came(beat.came)
-            if is_new:
-                self._send_beat(peer, now_s, self._packed_status())
         self._said(peer, beat.status, is_heard)
 
     def _look_at(self, peer: Peer, now_s: float) -> None:
@@ -255,7 +235,7 @@ class Control:
             self._said(peer, status, self._heard(peer, clock_s, now_s))
             self._hear_roll(peer, roll, now_s)
 
-    def _hear_roll(self, sender: Peer, roll: list[Row], now_s: float) -> None:
+    def _hear_roll(self, sender: Peer, roll: list[protocol.Row], now_s: float) -> None:
         """Take in what a party says of those of its node; or, on ours, of those of other nodes.
 
         One that is silent has to be heard itself, and so has one that should have answered.
@@ -287,7 +267,7 @@ class Control:
         return True
 
     def _said(self, peer: Peer, status: bytes, is_heard: bool) -> None:
-        num_lost, peer.status = unpacked_status(status)
+        num_lost, peer.status = protocol.unpacked_status(status)
         peer.packed_status = status
         if is_heard and peer.told:
             peer.told = False
@@ -302,7 +282,7 @@ class Control:
             status = {name: float(value) for name, value in self._callbacks.status().items()}
         except Exception:  # beats go on without
             _log.exception("a channel's status cannot be told")
-        return packed_status(self._num_lost, status)
+        return protocol.packed_status(self._num_lost, status)
 
     def _send_beat(self, peer: Peer, now_s: float, status: bytes, *, is_owed: bool = True) -> None:
         echo_s, held_s = (None, 0.0) if peer.beat_s is None else peer.beat_s
@@ -311,7 +291,7 @@ class Control:
         came = self._inbox.link(peer.link).whole if peer.link else 0
         links = (peer.far.id, peer.near.id, came)
         peer.owed = False
-        peer.say(Beat(*links, now_s, echo_s, held_s, status, is_owed))
+        peer.say(protocol.Beat(*links, now_s, echo_s, held_s, status, is_owed))
 
     def _tend(self, peer: Peer, status: bytes, now_s: float, late_s: float) -> None:
         num_dropped = peer.num_dropped
@@ -328,12 +308,12 @@ class Control:
         if is_needed or peer.owed:
             self._send_beat(peer, now_s, status, is_owed=is_needed)
         if peer in self._relays.asks:
-            peer.say(Ask(self._relays.asks[peer]))
+            peer.say(protocol.Ask(self._relays.asks[peer]))
         is_asked = self._relays.is_asked_by(peer, now_s)
         peer.asked = {it for it in peer.asked if is_asked and it in self._peers.met}
         asked = [self._peers.met[address] for address in peer.asked]
         for page in pages(self._relays.roll(asked, now_s)):
-            peer.say(Roll(page))
+            peer.say(protocol.Roll(page))
         peer.send_held(wait=False)  # the thread that holds it may be stuck
         self._guard_process(peer)
         silent_s = now_s - peer.heard_s
@@ -418,14 +398,14 @@ class Control:
             link, (mark, numbers) = inbox.missed.popitem()
             peer = self._peers.met.get(inbox.link(link).address)
             if peer is not None:
-                peer.tell(Missed(link, mark, numbers))
+                peer.tell(protocol.Missed(link, mark, numbers))
         lost_by: set[Peer] = set()
         while inbox.losses:
             link, first, last, why = inbox.losses.popleft()
             self._num_lost += last - first + 1
             peer = self._peers.met.get(inbox.link(link).address)
             if peer is not None:
-                peer.tell(Lost(link, first, last, why))
+                peer.tell(protocol.Lost(link, first, last, why))
                 lost_by.add(peer)
             of = link.hex() if peer is None else peer.endpoint
             _log.warning("messages %d to %d of %s are lost: %s", first, last, of, why)

@@ -241,10 +241,6 @@ class DirectChannel:
         self._remove()
 
     def _meet(self, address: str) -> Peer | None:
-        met = self._peers.meet(address, time.monotonic())
-        if met is None:
-            return None
-        peer, is_new = met
-        if is_new:
-            self._control.greet(peer)
+        peer = self._peers.meet(address, time.monotonic())
+        self._control_sockets.wake()  # for its first beat
         return peer

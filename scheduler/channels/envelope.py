@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 from msgspec.msgpack import Decoder, Encoder
@@ -20,17 +20,7 @@ from scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
 from scheduler.formats.tensor_entries import DTYPES
 from scheduler.formats.unpack import refuse
 from scheduler.formats.value_tree import NAMES, TENSOR, Contents, tree_of, value_of
-from scheduler.vocabulary.messages import (
-    Dropped,
-    Failure,
-    Free,
-    Give,
-    Join,
-    Keep,
-    Message,
-    Outputs,
-    Values,
-)
+from scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Values
 
 #: Raised whenever the form changes; other versions are refused by name.
 VERSION: Final = 8
@@ -39,7 +29,7 @@ VERSION: Final = 8
 INLINE_NBYTES: Final = 16 * 1024
 
 _PREFIX: Final = b"HTE" + bytes([VERSION])
-_KINDS: Final = (Values, Outputs, Failure, Dropped, Keep, Give, Join, Free)
+_KINDS: Final[tuple[type[Message], ...]] = get_args(Message)
 _START_OF: Final = {kind: _PREFIX + bytes([i]) for i, kind in enumerate(_KINDS)}
 
 #: A frame after the first.

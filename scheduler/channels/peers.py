@@ -370,6 +370,8 @@ class Peers:
         #: By the addresses of those that were met, and by their identities.
         self.met: dict[str, Peer] = {}
         self.by_identity: dict[bytes, Peer] = {}
+        #: Those that have had no beat yet.
+        self.new: deque[Peer] = deque()
         #: Which thread's messages are held back, and for whom: what follows soon goes with them.
         self.holder: int | None = None
         self.held: list[Peer] = []
@@ -391,10 +393,8 @@ class Peers:
         with self._lock:
             return iter(list(self.met.values()))
 
-    def meet(
-        self, address: str, now_s: float, *, stranger: bool = False
-    ) -> tuple[Peer, bool] | None:
-        """Return the peer of an address, and whether it is new; None once closed.
+    def meet(self, address: str, now_s: float, *, stranger: bool = False) -> Peer | None:
+        """Return the peer of an address; None once closed.
 
         `stranger`: its beats alone make it known; None where there are very many of those.
 
@@ -403,14 +403,15 @@ class Peers:
         with self._lock:
             peer = self.met.get(address)
             if peer is not None:
-                return peer, False
+                return peer
             if self._closed:
                 return None
             if stranger and len(self.met) >= _MOST_STRANGERS:
                 return None
             peer = Peer(address, to_endpoint(address), self, now_s)
             self.met[address] = self.by_identity[peer.endpoint.identity] = peer
-            return peer, True
+            self.new.append(peer)
+            return peer
 
     def forget(self, address: str) -> None:
         """Close what leads to an address."""

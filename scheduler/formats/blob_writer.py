@@ -54,16 +54,10 @@ class BlobWriter:
     def _laid_out(self, value: Any) -> tuple[bytes, list[form.Segment], int]:
         """Return the prefix and the header, where the segments lie, and the blob's length."""
         document = self.document(value)
-        table: list[form.Segment] = []
-        header = b""
-        start = -1
-        # The header's length moves the segments, whose offsets the header holds.
-        while start < form.PREFIX.size + len(header):
-            start = form.PREFIX.size + len(header)
-            end, table = self._table(start)
-            rows = b"".join(form.SEGMENT_ROW.pack(s.offset, s.nbytes, s.checksum) for s in table)
-            header = msgpack.packb([rows, document])
-        nbytes = max(end, start)
+        rows = bytes(len(self._contents) * form.SEGMENT_ROW.size)  # which have that length
+        nbytes, table = self._table(form.PREFIX.size + len(msgpack.packb([rows, document])))
+        rows = b"".join(form.SEGMENT_ROW.pack(*segment) for segment in table)
+        header = msgpack.packb([rows, document])
         first = form.PREFIX.pack(form.MAGIC, form.FORMAT_VERSION, 0, len(header), nbytes, b"")[
             : form.SUMMED_NBYTES
         ]
