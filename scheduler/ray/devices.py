@@ -92,7 +92,7 @@ class RayDevices:
         self._pool = pool
         if pool is not None:
             specs, counts = pool.plugins, pool.devices
-        self._survey = NodeSurvey(session, specs, counts, probe_timeout_s)
+        self.survey = NodeSurvey(session, specs, counts, probe_timeout_s)
         #: What the network's channels have to know; of no use on one machine.
         self.secret = None if session.is_local else cluster_secret()
         #: Actors that are gone, by id.
@@ -109,7 +109,7 @@ class RayDevices:
         `wait`: for their answers; without it, they are left out until they have come.
         """
         self._refresh(wait=wait)
-        return tuple(descriptor for descriptor, _ in self._survey.rows.values())
+        return tuple(descriptor for descriptor, _ in self.survey.rows.values())
 
     def there(self) -> set[str]:
         """Return the devices whose nodes are alive; of a pool, those that its keeper has started.
@@ -133,9 +133,9 @@ class RayDevices:
         if known is not None:
             return known
         self._refresh(wait=False)
-        if wait and name not in self._survey.rows:
+        if wait and name not in self.survey.rows:
             self._refresh(wait=True)
-        nodes, rows = self._survey.nodes, self._survey.rows
+        nodes, rows = self.survey.nodes, self.survey.rows
         with self._lock:
             if self._closed:
                 raise ClusterError("the executor is closed; make a new one.")
@@ -147,7 +147,7 @@ class RayDevices:
                 shared = self._pool.options(descriptor.name) if self._pool else {}
                 options = {**node.options, **shared, **interpreter_options(descriptor.source)}
                 actor = remote_device(**options).remote(
-                    descriptor, self._survey.specs, host, self.secret, self._pool is not None
+                    descriptor, self.survey.specs, host, self.secret, self._pool is not None
                 )
                 found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
                 self.watch(found)
@@ -183,16 +183,8 @@ class RayDevices:
                 cause=why_lost(error),
             ) from error
         self.pool_table = table
-        self._survey.nodes, self._survey.rows = table.nodes, table.rows
+        self.survey.nodes, self.survey.rows = table.nodes, table.rows
         return table
-
-    def table(
-        self, address: str, version: float, live: Sequence[ActorDevice], *, wait: bool
-    ) -> PoolTable:
-        """Return what a pool's keeper says: `live` are the devices that it keeps."""
-        self._refresh(wait=wait)
-        started = {device.descriptor.name: device for device in live}
-        return PoolTable(address, version, self._survey.nodes, self._survey.rows, started)
 
     def watch(self, device: ActorDevice) -> None:
         """Have `ended` hear of the end of a device's actor."""
@@ -209,7 +201,7 @@ class RayDevices:
         with self._lock:
             self._forgotten.add(actor_id)
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
-                self._survey.doubt(self._actors.pop(name).node_id)
+                self.survey.doubt(self._actors.pop(name).node_id)
 
     def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, ActorDevice]:
         """Return devices by name, once each has said where its channel is reached.
@@ -238,7 +230,7 @@ class RayDevices:
                     "shows whether its node can take it.",
                     device=descriptor.name,
                 )
-            if not self._survey.is_there(device.node_id):
+            if not self.survey.is_there(device.node_id):
                 self.forget(device.actor_id)
                 raise _lost(descriptor, "its node has left the cluster")
         try:
@@ -261,26 +253,22 @@ class RayDevices:
         if self._pool is None:
             end_devices([device.actor for device in actors])
 
-    def answers(self, device: ActorDevice) -> bool:
-        """Whether a device's node answers; one that does not is not listed any more."""
-        return self._survey.answers(device.node_id)
-
     def is_reached(self, device: ActorDevice) -> bool | None:
         """Whether a device's node lets somebody in, asked anew; None if it has left the cluster."""
-        return self._survey.is_reached(device.node_id, anew=self._keeper is None)
+        return self.survey.is_reached(device.node_id, anew=self._keeper is None)
 
     def _refresh(self, *, wait: bool) -> None:
         """Bring the table up to date; `wait`: for what nodes that are new have to say."""
         if self._keeper is not None:
-            if wait or not self._survey.rows:
+            if wait or not self.survey.rows:
                 self.ask_keeper("table", wait)
             return
-        self._survey.look()
+        self.survey.look()
         with self._lock:
-            there = self._survey.there
+            there = self.survey.there
             for name in [n for n, d in self._actors.items() if d.node_id not in there]:
                 del self._actors[name]
-        self._survey.ask(wait=wait)
+        self.survey.ask(wait=wait)
 
 
 def answer(ref: Any, where: str, **data: Any) -> Any:

@@ -185,7 +185,9 @@ class RayExecutor:
     def pool_table(self, *, wait: bool) -> PoolTable:
         """Return what a pool's keeper says; `wait`: for what nodes that are new have to say."""
         version, live = self._keeper.num_changes, self._keeper.live  # in that order
-        return self._devices.table(self._channel.address, version, live, wait=wait)
+        self.devices(wait=wait)
+        survey, started = self._devices.survey, {it.descriptor.name: it for it in live}
+        return PoolTable(self._channel.address, version, survey.nodes, survey.rows, started)
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs."""

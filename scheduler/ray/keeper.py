@@ -284,7 +284,7 @@ class DeviceKeeper:
     def _ask_why(self, device: ActorDevice) -> None:
         """Take in that a device's process has ended, with Ray's reason if its node can give it."""
         cause = "its process has ended"
-        if self._devices.answers(device):
+        if self._devices.survey.answers(device.node_id):
             try:
                 ray.get(device.actor.ping.remote(), timeout=_REASON_S)
             except exceptions.ActorDiedError as error:
@@ -386,7 +386,7 @@ class DeviceKeeper:
         self._devices.forget(device.actor_id)
         if not self._keeps:
             self._await_another(device)
-        elif self._devices.answers(device):
+        elif self._devices.survey.answers(device.node_id):
             ray.kill(device.actor)
 
     def _await_another(self, device: ActorDevice) -> None:

@@ -109,13 +109,13 @@ def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
         compiled = core.compile_model(branches(), f"HETERO:{left},{gone}", affinity={"tanh": gone})
         assert {s.device for s in compiled.subgraphs} == {left, gone}
         pid: int = ray.get(devices.device(gone).actor.ping.remote())
-        monkeypatch.setattr(devices._survey, "_probe_timeout_s", math.inf)
+        monkeypatch.setattr(devices.survey, "_probe_timeout_s", math.inf)
         nodes[1] = joining
         os.kill(pid, signal.SIGKILL)
         answer = compiled.submit({"x": X}).future.result(300)
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
         assert {run.device for run in answer.stage_runs} == {left}
-        assert "joining" in devices._survey._probes
+        assert "joining" in devices.survey._probes
 
 
 def one_each(core: hetero.Core) -> tuple[list[hetero.CompiledModel], list[Any]]:

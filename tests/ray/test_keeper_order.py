@@ -69,7 +69,8 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     is_lost_again = threading.Event()
     slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
     session: Any = SimpleNamespace(is_left=False)
-    devices: Any = SimpleNamespace(forget=lambda actor_id: None, answers=lambda device: False)
+    survey = SimpleNamespace(answers=lambda node_id: False)
+    devices: Any = SimpleNamespace(forget=lambda actor_id: None, survey=survey)
     deployments: Any = _Deployments([slow, other])
     nobody: Any = None
     keeper = DeviceKeeper(
@@ -99,7 +100,7 @@ def _keeper(**options: Any) -> DeviceKeeper:
     session: Any = SimpleNamespace(is_left=False)
     devices: Any = SimpleNamespace(
         forget=lambda actor_id: None,
-        answers=lambda device: True,
+        survey=SimpleNamespace(answers=lambda node_id: True),
         pool_table=SimpleNamespace(rows={}, started={}) if options else None,
     )
     deployments: Any = _Deployments([_Deployment(False, threading.Event())])

@@ -277,7 +277,7 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
     patient = RayDevices(executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=600)
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(patient.descriptors)
-        wait_for(lambda: patient._survey._probes or waiting.done())
+        wait_for(lambda: patient.survey._probes or waiting.done())
         assert not waiting.done()
         threads.submit(patient.forget, "an actor").result(300)
         assert not waiting.done()

@@ -18,30 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import BlobError
-from scheduler.channels import direct_address, envelope
+from scheduler.channels import direct_address, envelope, protocol
 from scheduler.channels.direct_address import to_endpoint
-from scheduler.channels.protocol import (
-    MOST_CONTROL_NBYTES,
-    PREFIX,
-    TOGETHER,
-    VERSION,
-    Ask,
-    Beat,
-    Drop,
-    Leave,
-    Lost,
-    Missed,
-    Roll,
-    Row,
-    Said,
-    control_message,
-    packed_status,
-    read_control,
-)
+from scheduler.channels.protocol import MOST_CONTROL_NBYTES, PREFIX, TOGETHER, VERSION
 from scheduler.vocabulary.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
-STATUS = packed_status(0, {"queued": 1})
+STATUS = protocol.packed_status(0, {"queued": 1})
 DROP = envelope.frames(Dropped(TASK.request))[0]
 
 
@@ -60,9 +43,9 @@ class Foreign:
         head = envelope.frames(message)[0]
         return PREFIX.pack(self.endpoint.identity, link, number, 0) + head
 
-    def say(self, said: Said, sender: str) -> None:
+    def say(self, said: protocol.Said, sender: str) -> None:
         """Say something in a sender's name."""
-        self.control.send(control_message(said, self.endpoint.identity, sender))
+        self.control.send(protocol.control_message(said, self.endpoint.identity, sender))
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -99,8 +82,8 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
     near.close()
     sender.data.send_multipart([b"z", b"more"])
     sender.data.send_multipart([first, b"more"])
-    beat = Beat(b"l", b"n", 1, 0.5, None, 0, STATUS, True)
-    for data in (b"x", b"\x93", control_message(beat, b"somebody", one.address)):
+    beat = protocol.Beat(b"l", b"n", 1, 0.5, None, 0, STATUS, True)
+    for data in (b"x", b"\x93", protocol.control_message(beat, b"somebody", one.address)):
         sender.control.send(data)
     sender.say(beat, "no address")
     beat.status = msgpack.packb((0, {"x": "y"}))
@@ -113,27 +96,27 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
 
 
 SAID = [
-    Beat(b"l", b"n", 9, 0.5, None, 0, STATUS, True),
-    Beat(b"l", b"n", 9, 0.5, 0.25, 0.1, packed_status(3, {}), False),
-    Drop([DROP]),
-    Lost(b"l", 1, 2, "why"),
-    Leave({b"l": 3}),
-    Missed(b"l", 1, [2, 3]),
-    Ask(["b", "c"]),
-    Roll([Row(b"identity", 0.5, 0.1, 9.0, STATUS, 3)]),
+    protocol.Beat(b"l", b"n", 9, 0.5, None, 0, STATUS, True),
+    protocol.Beat(b"l", b"n", 9, 0.5, 0.25, 0.1, protocol.packed_status(3, {}), False),
+    protocol.Drop([DROP]),
+    protocol.Lost(b"l", 1, 2, "why"),
+    protocol.Leave({b"l": 3}),
+    protocol.Missed(b"l", 1, [2, 3]),
+    protocol.Ask(["b", "c"]),
+    protocol.Roll([protocol.Row(b"identity", 0.5, 0.1, 9.0, STATUS, 3)]),
 ]
 
 
 @given(st.sampled_from(SAID), st.integers(0, 400), st.binary(max_size=3))
 def test_mutated_control_messages_are_read_or_refused(
-    said: Said, position: int, replacement: bytes
+    said: protocol.Said, position: int, replacement: bytes
 ) -> None:
-    data = bytearray(control_message(said, b"receiver", "a"))
-    assert read_control(bytes(data), b"receiver") == ("a", said)
+    data = bytearray(protocol.control_message(said, b"receiver", "a"))
+    assert protocol.read_control(bytes(data), b"receiver") == ("a", said)
     at = position % len(data)
     data[at : at + max(1, len(replacement))] = replacement
     with contextlib.suppress(BlobError):
-        read_control(bytes(data), b"receiver")
+        protocol.read_control(bytes(data), b"receiver")
 
 
 @pytest.mark.parametrize(
@@ -152,16 +135,16 @@ def test_mutated_control_messages_are_read_or_refused(
     ],
 )
 def test_control_messages_of_another_form_are_refused(tree: Any, why: str) -> None:
-    start = control_message(Ask([]), b"receiver", "a")[:12]
+    start = protocol.control_message(protocol.Ask([]), b"receiver", "a")[:12]
     with pytest.raises(BlobError, match=why):
-        read_control(start + msgpack.packb(tree), b"receiver")
+        protocol.read_control(start + msgpack.packb(tree), b"receiver")
 
 
 def test_a_control_message_of_another_version_is_refused_by_name() -> None:
-    data = bytearray(control_message(Ask([]), b"receiver", "a"))
+    data = bytearray(protocol.control_message(protocol.Ask([]), b"receiver", "a"))
     data[3] = VERSION + 1
     with pytest.raises(BlobError, match=f"version {VERSION + 1}; this program reads .* {VERSION}"):
-        read_control(bytes(data), b"receiver")
+        protocol.read_control(bytes(data), b"receiver")
 
 
 @given(st.binary(max_size=200))
@@ -200,11 +183,11 @@ def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -
     one, two = party(), party()
     sender = Foreign(one)
     for num_lost in (0, 3, 3):
-        status = packed_status(num_lost, {})
-        sender.say(Beat(b"12345678", b"near", 0, 0.5, None, 0, status, True), two.address)
+        status = protocol.packed_status(num_lost, {})
+        sender.say(protocol.Beat(b"12345678", b"near", 0, 0.5, None, 0, status, True), two.address)
     assert one.lost.get(timeout=LONG_S) == two.address
-    sender.say(Lost(b"not ours", 1, 2, "why"), two.address)
-    sender.say(Lost(b"not ours", 1, 2, "why"), "x")
+    sender.say(protocol.Lost(b"not ours", 1, 2, "why"), two.address)
+    sender.say(protocol.Lost(b"not ours", 1, 2, "why"), "x")
     assert one.lost.empty()
     sender.close()
 
@@ -214,9 +197,9 @@ def test_who_leaves_in_anothers_name_ends_nothing(party: Callable[..., Party]) -
     one.channel.watch(two.address)
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
     sender = Foreign(one)
-    sender.say(Leave({}), two.address)
-    sender.say(Leave({b"no link!": 3}), two.address)
-    sender.say(Drop([DROP]), two.address)
+    sender.say(protocol.Leave({}), two.address)
+    sender.say(protocol.Leave({b"no link!": 3}), two.address)
+    sender.say(protocol.Drop([DROP]), two.address)
     assert one.came.get(timeout=LONG_S) == Dropped(TASK.request)  # after the others
     assert not one.channel.is_silent(two.address)
     two.channel.close()
@@ -231,7 +214,7 @@ def test_a_clock_that_is_ahead_does_not_make_its_party_heard_for_ever(
     one.channel.watch(two.address)
     for here, there in ((one, two), (two, one)):  # after which neither needs beats
         wait_for(lambda h=here, t=there: h.channel.clock_offset_s(t.address) is not None)
-    two.channel._control._stamp.write(1e12, packed_status(0, {"ahead": 1.0}), [])
+    two.channel._control._stamp.write(1e12, protocol.packed_status(0, {"ahead": 1.0}), [])
     two.channel._control._stamp.write = lambda *said: None  # type: ignore[method-assign]
     wait_for(lambda: one.channel.status_of(two.address).get("ahead"))
     assert one.silent.get(timeout=LONG_S)[0] == two.address
@@ -284,7 +267,7 @@ def test_a_control_message_that_is_too_large_ends_its_connection(
     end_s = time.monotonic() + LONG_S
     while one.came.empty():  # what is sent before the connection is made anew may be lost
         assert time.monotonic() < end_s
-        control.send(control_message(Drop([DROP]), endpoint.identity, "somebody"))
+        control.send(protocol.control_message(protocol.Drop([DROP]), endpoint.identity, "somebody"))
         time.sleep(0.05)
     assert "control message of" not in caplog.text  # it was never taken in
     sender.close()
