@@ -122,9 +122,8 @@ class Peer:
         self._datagrams: socket.socket | None = None
         self._near = endpoint.is_near
         self._telling = threading.Lock()
-        #: Control messages that found no room, and requests that are dropped.
-        self._untold: deque[bytes] = deque()
-        self._dropped: deque[bytes] = deque()
+        #: What found no room.
+        self._untold: deque[Said] = deque()
         #: What waits to go together, and its bytes.
         self._waiting: list[bytes] = []
         self._waiting_nbytes = 0
@@ -291,42 +290,41 @@ class Peer:
     def tell(self, said: Said) -> None:
         """Send a control message, now or once there is room."""
         with self._telling:
-            self._untold.append(self._packed(said))
+            self._untold.append(said)
             self._tell()
 
     def drop(self, request: bytes) -> None:
         """Tell that nobody waits for a request any more."""
         with self._telling:
-            self._dropped.append(request)
+            last = self._untold[-1] if self._untold else None
+            if isinstance(last, Drop) and sum(map(len, last.requests)) < _MOST_DROPPED_NBYTES:
+                last.requests.append(request)
+            else:
+                self._untold.append(Drop([request]))
             self._tell()
 
     def say(self, said: Said) -> None:
         """Send what had no room, and this; without room it is dropped: a later one will do."""
         with self._telling:
             if self._tell():
-                self._peers.control.send(self.endpoint, self._packed(said))
+                self._sent(said)
 
     @property
     def is_untold(self) -> bool:
         """Whether it has yet to hear something that found no room."""
-        return bool(self._untold or self._dropped)
+        return bool(self._untold)
 
     def _tell(self) -> bool:
         """Send what waits, as far as there is room; return whether all has gone."""
-        while self._untold or self._dropped:
-            if not self._untold:
-                requests, nbytes = [], 0
-                while self._dropped and nbytes < _MOST_DROPPED_NBYTES:
-                    requests.append(self._dropped.popleft())
-                    nbytes += len(requests[-1])
-                self._untold.append(self._packed(Drop(requests)))
-            if not self._peers.control.send(self.endpoint, self._untold[0]):
+        while self._untold:
+            if not self._sent(self._untold[0]):
                 return False
             self._untold.popleft()
         return True
 
-    def _packed(self, said: Said) -> bytes:
-        return control_message(said, self._identity, self._peers.own)
+    def _sent(self, said: Said) -> bool:
+        data = control_message(said, self._identity, self._peers.own)
+        return self._peers.control.send(self.endpoint, data)
 
     def close_stamp(self) -> None:
         """Look at its stamp no more."""

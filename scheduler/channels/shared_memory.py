@@ -251,8 +251,6 @@ class SlotReader:
         self._lock = threading.Lock()
         #: (owner, file number) -> what is done with, contents.
         self._mapped: dict[tuple[str, int], tuple[memoryview, memoryview]] = {}
-        #: By their ids, for they have no hashes.
-        self._held: dict[int, weakref.ref[np.ndarray]] = {}
 
     def view(self, place: Any, nbytes: int) -> np.ndarray:
         """Return what is in a slot, without a copy; it is given back with the last view of it.
@@ -269,13 +267,7 @@ class SlotReader:
             raise BlobError(f"message with {nbytes} bytes in slot {index} of {size}: not there.")
         # All views have this very array as their base: its own is no array.
         flat = np.frombuffer(memory[start : start + nbytes], np.uint8)
-
-        def give_back(held: weakref.ref[np.ndarray]) -> None:
-            done[index] = generation
-            del self._held[id(held)]
-
-        held = weakref.ref(flat, give_back)
-        self._held[id(held)] = held
+        weakref.finalize(flat, done.__setitem__, index, generation).atexit = False
         return flat
 
     def forget(self, process: Process) -> None:
