@@ -7,8 +7,8 @@ of others in a frame each, or wherever a store of the channel's put them. No pic
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import numpy as np
@@ -17,9 +17,8 @@ from msgspec.msgpack import Decoder, Encoder
 from devices.errors import BlobError
 from devices.plugin.program import Value
 from scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
-from scheduler.formats.tensor_entries import DTYPES
 from scheduler.formats.unpack import refuse
-from scheduler.formats.value_tree import NAMES, TENSOR, Contents, tree_of, value_of
+from scheduler.formats.value_tree import check_nesting, extended, tree_of
 from scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Values
 
 #: Raised whenever the form changes; other versions are refused by name.
@@ -38,6 +37,8 @@ Segment = bytes | memoryview
 Put = Callable[[np.ndarray], Sequence[int | str] | None]
 #: The reverse: returns so many bytes, read-only, or raises BlobError.
 Get = Callable[[Any, int], np.ndarray]
+#: The frames, and `Get`, of the message that a thread reads.
+_came: Final = threading.local()
 
 
 def frames(message: Message) -> list[Any]:
@@ -82,18 +83,7 @@ class MessageWriter:
         return [b"".join((before, _START_OF[type(message)], packed)), *segments]
 
     def _trees(self, tensors: Mapping[str, Value]) -> dict[str, Any]:
-        trees: dict[str, Any] = {}
-        for name, value in tensors.items():
-            if (  # most values by far
-                type(value) is np.ndarray
-                and value.nbytes <= self._inline_nbytes
-                and value.flags.c_contiguous
-                and value.dtype in NAMES
-            ):
-                trees[name] = (TENSOR, NAMES[value.dtype], value.shape, value.tobytes())
-            else:
-                trees[name] = tree_of(value, self._place)
-        return trees
+        return {name: tree_of(value, self._place) for name, value in tensors.items()}
 
     def _place(self, array: np.ndarray) -> Any:
         """Place contents in the head, elsewhere, or in a frame."""
@@ -118,36 +108,39 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
     at = start + len(_PREFIX)
     if not head.startswith(_PREFIX, start):
         refuse(head[start:at], _PREFIX, "message")
-    contents = partial(_contents, parts, get)
     try:
         kind, read = _READ[head[at]]
+        _came.parts, _came.get = parts, get
         told = read(memoryview(head)[at + 1 :])
-        if kind is Values or kind is Outputs:
-            task, trees, runs = told
-            told = (task, _values(trees, contents), runs)
-        elif kind is Keep:
-            told = (*told[:-1], _values(told.tensors, contents))
-        elif kind is Failure:
-            told = (told.task, error_of(told.error, contents))
+        if kind is Failure:
+            told = (told.task, error_of(told.error))
+        elif kind in (Values, Outputs, Keep):
+            check_nesting(told.tensors)
         made: Message = tuple.__new__(kind, told)
         return made
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, BlobError):
             raise
         raise BlobError(f"message that is damaged: {error}.") from error
+    finally:
+        _came.parts, _came.get = (), None
 
 
-def _contents(
-    parts: Sequence[Any], get: Get | None, place: Any, dtype: np.dtype, count: int
-) -> np.ndarray:
+def _extended(tag: int, data: memoryview) -> Any:
+    return extended(tag, data, _contents)
+
+
+def _contents(place: Any, dtype: np.dtype, count: int) -> np.ndarray:
     """Return contents from where a `MessageWriter` placed them."""
+    parts, get = _came.parts, _came.get
     nbytes = count * dtype.itemsize
     if type(place) is bytes:
         found: Segment = place
     elif type(place) is int and 0 < place < len(parts):
         found = memoryview(parts[place]).toreadonly()
     elif type(place) is list and get is not None:
-        return get(place, nbytes).view(dtype)
+        stored: np.ndarray = get(place, nbytes).view(dtype)
+        return stored
     else:
         raise BlobError("message with a tensor that is nowhere.")
     if len(found) != nbytes:
@@ -160,14 +153,11 @@ def _contents(
 
 
 def _reader(kind: type[Message]) -> Callable[[memoryview], Any]:
-    """Return what reads a message of a kind, with the trees of its values.
-
-    It checks the types of all but those.
-    """
+    """Return what reads a message of a kind, and checks the types of all but values."""
     fields = get_type_hints(kind)
     as_read: dict[str, Any] = {"tensors": dict[str, Any], "error": ErrorEntry}
     told = NamedTuple(kind.__name__, [(n, as_read.get(n, it)) for n, it in fields.items()])  # type: ignore[misc]  # computed
-    return Decoder(told).decode
+    return Decoder(told, ext_hook=_extended).decode
 
 
 _READ: Final[list[tuple[Any, Callable[[memoryview], Any]]]] = [(it, _reader(it)) for it in _KINDS]
@@ -176,26 +166,3 @@ _READ: Final[list[tuple[Any, Callable[[memoryview], Any]]]] = [(it, _reader(it))
 def _plain(value: Any) -> Any:
     """Return what msgpack takes for numpy's numbers and for maps that are no dicts."""
     return value.item() if isinstance(value, np.generic) else dict(value)
-
-
-def _values(trees: Mapping[str, Any], contents: Contents) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    for name, tree in trees.items():
-        value = _small(tree)
-        values[name] = value_of(tree, contents) if value is None else value
-    return values
-
-
-def _small(tree: Any) -> np.ndarray | None:
-    """Return a tensor in C's order that lies in the tree; None for what is not so simple."""
-    if type(tree) is list and len(tree) == 4 and tree[0] == TENSOR:
-        _, name, sizes, place = tree
-        if type(place) is bytes and type(name) is str and type(sizes) is list:
-            dtype = DTYPES.get(name)
-            try:
-                tensor: np.ndarray = np.ndarray(sizes, dtype, place)
-            except (TypeError, ValueError):
-                return None
-            if dtype is not None and tensor.nbytes == len(place):
-                return tensor
-    return None

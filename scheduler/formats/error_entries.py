@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from devices import errors
 from devices.errors import BlobError, HeteroError, shown
-from scheduler.formats.value_tree import Contents, Place, tree_of, value_of
+from scheduler.formats.value_tree import Place, check_nesting, tree_of
 
 _CLASSES: Final[dict[str, type[HeteroError]]] = {
     name: getattr(errors, name) for name in errors.__all__
@@ -43,17 +43,17 @@ def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> Er
     return ErrorEntry(name, message, trees, below)
 
 
-def error_of(entry: ErrorEntry, contents: Contents, causes: int = _CAUSES) -> HeteroError:
+def error_of(entry: ErrorEntry, causes: int = _CAUSES) -> HeteroError:
     """Return the error of an entry.
 
     Raises BlobError, LookupError, TypeError, ValueError: it is no error's.
     """
-    data = {key: value_of(tree, contents) for key, tree in entry.data.items()}
-    error = _CLASSES[entry.name](entry.message, **data)
+    check_nesting(entry.data)
+    error = _CLASSES[entry.name](entry.message, **entry.data)
     if entry.cause is not None:
         if not causes:
             raise BlobError("message with an error that has too many causes.")
-        error.__cause__ = error_of(entry.cause, contents, causes - 1)
+        error.__cause__ = error_of(entry.cause, causes - 1)
     return error
 
 

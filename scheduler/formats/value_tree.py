@@ -1,18 +1,20 @@
 """Values as trees that msgpack can hold, with the contents of tensors apart.
 
-None, booleans, integers, floats, strings, bytes and maps stand for themselves; all else is an array
-that starts with a tag. A tensor's entry names its element type, shape, place and, where it is not
-C's, the order of its axes in memory. What a place is, is up to whoever writes and reads: an offset,
-a frame, the bytes themselves.
+What msgpack has itself stands for itself; a tensor, a scalar of numpy's, strings and an integer of
+very many digits are extensions. A tensor's has msgpack of its element type, shape, place and, where
+it is not C's, the order of its axes in memory. What a place is, is up to whoever writes and reads:
+a frame, a slot of shared memory, the bytes themselves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Meta
+from msgspec.msgpack import Decoder, Ext, encode
 
 from devices.errors import BlobError
 from scheduler.formats.tensor_entries import (
@@ -25,7 +27,7 @@ from scheduler.formats.tensor_entries import (
 )
 
 #: Names of element types; byte orders other than the machine's are not in it.
-NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
 
 #: Puts the contents of a C-contiguous numeric array, maybe empty, somewhere; says where.
 Place = Callable[[np.ndarray], Any]
@@ -35,7 +37,20 @@ Contents = Callable[[Any, np.dtype, int], np.ndarray]
 #: Values inside values.
 _DEPTH: Final = 32
 
-_LIST, TENSOR, _SCALAR, _STRINGS, _INTEGER = range(5)
+#: Types of extensions.
+_TENSOR, _SCALAR, _STRINGS, _INTEGER = range(4)
+
+
+class _Tensor(NamedTuple):
+    dtype: str
+    sizes: tuple[int, ...]
+    place: Any
+    order: tuple[int, ...]
+
+
+_READ_TENSOR: Final = Decoder(_Tensor)
+_READ_STRINGS: Final = Decoder(tuple[list[int], list[Any]])
+_READ_INTEGER: Final = Decoder(Annotated[str, Meta(max_length=4096)])
 
 
 def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
@@ -43,6 +58,8 @@ def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
 
     Raises TypeError: it is no value of ONNX; BlobError: it is nested too deep.
     """
+    if isinstance(value, np.ndarray):
+        return _tensor_tree(_TENSOR, value, place)
     if depth > _DEPTH:
         raise BlobError(f"a value nested deeper than {_DEPTH} cannot be sent.")
     if isinstance(value, np.generic) and not isinstance(value, str | bytes):
@@ -51,11 +68,9 @@ def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
         return value
     if isinstance(value, int):
         fits = -(2**63) <= value < 2**64
-        return int(value) if fits else (_INTEGER, str(value))
-    if isinstance(value, np.ndarray):
-        return _tensor_tree(TENSOR, value, place)
+        return int(value) if fits else Ext(_INTEGER, encode(str(value)))
     if isinstance(value, list | tuple):
-        return (_LIST, *(tree_of(item, place, depth + 1) for item in value))
+        return [tree_of(item, place, depth + 1) for item in value]
     if isinstance(value, Mapping):
         trees: dict[str | int, Any] = {}
         for key, item in value.items():
@@ -67,16 +82,19 @@ def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent: it is no value of ONNX.")
 
 
-def _tensor_tree(tag: int, array: np.ndarray, place: Place) -> tuple[Any, ...]:
+def _tensor_tree(tag: int, array: np.ndarray, place: Place) -> Ext:
+    name = _NAMES.get(array.dtype)
+    if name is not None and array.flags.c_contiguous:  # most by far
+        return Ext(tag, encode((name, array.shape, place(array), ())))
     if array.dtype.kind in "OUS":
-        return (_STRINGS, array.shape, texts_of(array))
-    name = array.dtype.name
-    if name not in DTYPES:
-        raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: ONNX has none.")
+        return Ext(_STRINGS, encode((array.shape, texts_of(array))))
     array = little_endian(array)
+    name = _NAMES.get(array.dtype)
+    if name is None:
+        raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: ONNX has none.")
     order = _axis_order(array)
     placed = place(np.ascontiguousarray(array.transpose(order) if order else array))
-    return (tag, name, array.shape, placed, *((order,) if order else ()))
+    return Ext(tag, encode(_Tensor(name, array.shape, placed, order)))
 
 
 def _axis_order(array: np.ndarray) -> tuple[int, ...]:
@@ -95,45 +113,50 @@ def _axis_order(array: np.ndarray) -> tuple[int, ...]:
     return () if wide == sorted(wide) else tuple(axes)
 
 
-def value_of(tree: Any, contents: Contents, depth: int = 0) -> Any:
-    """Return the value of a tree that lies `depth` values deep, trusting nothing in it.
+def check_nesting(value: Any, depth: int = 0) -> None:
+    """Check the lists and maps of a value that was read.
 
-    Raises BlobError, TypeError, ValueError, OverflowError: it is the tree of no value, or of one
-        that is nested too deep.
+    Raises BlobError: it is nested too deep, or has a map with other keys than values have.
     """
-    if depth > _DEPTH:
+    if depth > _DEPTH + 1:
         raise BlobError(f"message nested deeper than {_DEPTH}.")
-    if tree is None or isinstance(tree, bool | int | float | str | bytes):
-        return tree
-    if isinstance(tree, dict):
-        return {_key(key): value_of(item, contents, depth + 1) for key, item in tree.items()}
-    if not isinstance(tree, list) or not tree or type(tree[0]) is not int:
-        raise BlobError("message with a value that has no tag.")
-    tag, *items = tree
-    if tag == _LIST:
-        return [value_of(item, contents, depth + 1) for item in items]
-    if tag == TENSOR:
-        return _tensor(items, contents)
-    if tag == _SCALAR:
-        found: Any = _tensor(items, contents)[()]
-        if not isinstance(found, np.generic):
-            raise BlobError("message with a scalar that has dimensions.")
-        return found
+    if isinstance(value, dict):
+        if wrong := [key for key in value if type(key) not in (str, int)]:
+            raise BlobError(f"message with a map key {wrong[0]!r}.")
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    for item in value:
+        check_nesting(item, depth + 1)
+
+
+def extended(tag: int, data: memoryview, contents: Contents) -> Any:
+    """Return the value of an extension, trusting nothing in it.
+
+    Raises BlobError, TypeError, ValueError: it is that of no value.
+    """
     if tag == _STRINGS:
-        sizes, texts = items
-        return strings_of(sizes, texts, "message")
+        return strings_of(*_READ_STRINGS.decode(data), "message")
     if tag == _INTEGER:
-        (digits,) = items
-        if not isinstance(digits, str) or len(digits) > 4096:
-            raise BlobError("message with a damaged integer.")
-        return int(digits)
-    raise BlobError(f"message with an unknown tag {tag}.")
+        return int(_READ_INTEGER.decode(data))
+    if tag not in (_TENSOR, _SCALAR):
+        raise BlobError(f"message with an unknown extension {tag}.")
+    tensor = _tensor(_READ_TENSOR.decode(data), contents)
+    if tag == _TENSOR:
+        return tensor
+    if tensor.shape:
+        raise BlobError("message with a scalar that has dimensions.")
+    return tensor[()]
 
 
-def _tensor(items: list[Any], contents: Contents) -> np.ndarray:
-    name, sizes, place, *rest = items
-    (order,) = rest or ((),)
-    dtype, shape = DTYPES.get(name), shape_of(sizes, "message")
+def _tensor(entry: _Tensor, contents: Contents) -> np.ndarray:
+    name, sizes, place, order = entry
+    dtype = DTYPES.get(name)
+    if type(place) is bytes and dtype is not None and not order:  # most by far
+        tensor: np.ndarray = np.ndarray(sizes, dtype, place)
+        if tensor.nbytes == len(place):
+            return tensor
+    shape = shape_of([*sizes], "message")
     if dtype is None:
         raise BlobError(f"message with a tensor of type {name!r}.")
     count = math.prod(shape)
@@ -145,10 +168,3 @@ def _tensor(items: list[Any], contents: Contents) -> np.ndarray:
     if sorted(order) != list(range(len(shape))):
         raise BlobError(f"message with a tensor {shape} whose axes lie as {order!r}.")
     return flat.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
-
-
-def _key(key: Any) -> str | int:
-    if type(key) not in (str, int):
-        raise BlobError(f"message with a map key {key!r}.")
-    found: str | int = key
-    return found

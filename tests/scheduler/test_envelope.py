@@ -223,7 +223,11 @@ def test_another_version_is_refused_by_name() -> None:
 def rewritten(change: Any) -> bytes:
     head = frames(Values(TASK, {"x": np.arange(6).reshape(2, 3)}, (RUN,)))[0]
     tree = msgpack.unpackb(head[5:])
+    kind, data = tree[1]["x"]
+    tensor = tree[1]["x"] = msgpack.unpackb(data)
     change(tree)
+    if tree[1]["x"] is tensor:
+        tree[1]["x"] = msgpack.ExtType(kind, msgpack.packb(tensor))
     return bytes(head[:5]) + msgpack.packb(tree)
 
 
@@ -245,17 +249,23 @@ def deep() -> Any:
         lambda tree: tree[0].pop(),
         lambda tree: tree[0][0].append(0),
         lambda tree: tree[0][0].__setitem__(11, [7]),
-        lambda tree: tree[1].__setitem__("x", [5]),
+        lambda tree: tree[1].__setitem__("x", msgpack.ExtType(9, b"")),
+        lambda tree: tree[1].__setitem__("x", {b"key": 1}),
+        lambda tree: tree[1]["x"].pop(),
+        lambda tree: tree[1]["x"].__setitem__(0, None),
+        lambda tree: tree[1]["x"].__setitem__(1, [2, -3]),
+        lambda tree: tree[1]["x"].__setitem__(3, [0, 0]),
+        lambda tree: tree[1]["x"].__setitem__(3, [1, 2]),
         lambda tree: tree[1].__setitem__(5, None),
         lambda tree: tree[1].__setitem__("x", deep()),
-        lambda tree: tree[1]["x"].__setitem__(1, "float128"),
-        lambda tree: tree[1]["x"].__setitem__(2, [2, 2**61]),
-        lambda tree: tree[1]["x"].__setitem__(2, [2, 4]),
+        lambda tree: tree[1]["x"].__setitem__(0, "float128"),
+        lambda tree: tree[1]["x"].__setitem__(1, [2, 2**61]),
+        lambda tree: tree[1]["x"].__setitem__(1, [2, 4]),
+        lambda tree: tree[1]["x"].__setitem__(1, deep()),
+        lambda tree: tree[1]["x"].__setitem__(2, 1),
+        lambda tree: tree[1]["x"].__setitem__(2, -1),
         lambda tree: tree[1]["x"].__setitem__(2, deep()),
-        lambda tree: tree[1]["x"].__setitem__(3, 1),
-        lambda tree: tree[1]["x"].__setitem__(3, -1),
-        lambda tree: tree[1]["x"].__setitem__(3, deep()),
-        lambda tree: tree[1]["x"].__setitem__(3, ["f", 0]),
+        lambda tree: tree[1]["x"].__setitem__(2, ["f", 0]),
         lambda tree: tree[2][0].__setitem__(2, "0"),
         lambda tree: tree[2][0].__setitem__(8, {"conv": "x"}),
         lambda tree: tree[2].__setitem__(0, None),
