@@ -8,14 +8,14 @@ An answer for the contracted problem is one for the original: same loads, same b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from devices.errors import PlanError
 from hetero.planning.solver.check import listed
 from hetero.planning.solver.order import components, depth_first
-from hetero.planning.solver.problem import Assignment, Problem, allowed, sums
+from hetero.planning.solver.problem import Assignment, Problem, allowed, make_problem, sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,34 +44,21 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
     labels = np.asarray(label, dtype=np.int64)
     times = np.zeros((count, problem.device_count))
     np.add.at(times, labels, problem.times)
-    weights = sums(labels, problem.weights, count)
-    tails, heads, rows = [], [], []
-    for h, (tail, uses) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
-        at = label[tail]
-        kept = tuple(sorted({label[v] for v in uses} - {at}))
-        if kept:
-            tails.append(at)
-            heads.append(kept)
-            rows.append(h)
     members: list[list[int]] = [[] for _ in range(count)]
     for v, s in enumerate(label):
         members[s].append(v)
-    names = tuple(
-        problem.names[m[0]] if len(m) == 1 else f"{problem.names[m[0]]} (+{len(m) - 1})"
-        for m in members
-    )
-    groups = {tuple(sorted({label[v] for v in g})) for g in problem.groups}
-    smaller = replace(
-        problem,
-        times=times,
-        tails=np.asarray(tails, dtype=np.int64),
-        heads=tuple(heads),
-        send=problem.send[rows],
-        receive=problem.receive[rows],
-        weights=weights,
-        names=names,
-        pins=tuple(sorted({(label[v], d) for v, d in problem.pins})),
-        groups=tuple(sorted(g for g in groups if len(g) > 1)),
+    tensors = zip(problem.tails.tolist(), problem.heads, problem.send, problem.receive, strict=True)
+    smaller = make_problem(
+        times,
+        [(label[tail], [label[v] for v in heads], *costs) for tail, heads, *costs in tensors],
+        weights=sums(labels, problem.weights, count),
+        memory=problem.memory,
+        devices=problem.devices,
+        names=[problem.names[m[0]] + f" (+{len(m) - 1})" * (len(m) > 1) for m in members],
+        pins=sorted({(label[v], d) for v, d in problem.pins}),
+        groups=[[label[v] for v in group] for group in problem.groups],
+        dispatch=problem.dispatch,
+        max_subgraphs=problem.max_subgraphs,
     )
     return Contraction(smaller, tuple(label))
 
