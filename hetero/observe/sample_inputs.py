@@ -26,7 +26,8 @@ def sample_inputs(
     A symbol has one size in all inputs: what a given value or shape says of it holds for others.
     """
     given, shapes = given or {}, shapes or {}
-    fixed = {name: tuple(np.shape(value)) for name, value in given.items()} | dict(shapes)
+    tensors = (port.name for port in model.inputs if port.is_tensor and port.name in given)
+    fixed = {name: np.shape(given[name]) for name in tensors} | dict(shapes)
     sizes = _symbol_sizes(model, fixed)
     rng = np.random.default_rng(0)
     return {

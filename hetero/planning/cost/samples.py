@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from devices.errors import HeteroError
 from devices.model.model import Model
 from devices.plugin.program import Value
 from hetero.affinity.requests import request_positions
-from hetero.observe.sample_inputs import sample_value
+from hetero.observe.sample_inputs import sample_inputs
 from hetero.partition.partition import partition
 from hetero.planning.cost.timing import deployed, run
 from scheduler.executor import Executor
@@ -69,13 +67,12 @@ def capture(
 
 def feeds(model: Model, values: Mapping[str, Value]) -> dict[str, Value] | None:
     """Return an input for each port: the captured one, else one made to fit; None if impossible."""
-    rng = np.random.default_rng(0)
-    found: dict[str, Value] = {}
-    for port in model.inputs:
-        if port.name in values:
-            found[port.name] = values[port.name]
-            continue
-        if port.dtype is None or port.shape is None:
-            return None
-        found[port.name] = sample_value(port, rng)
-    return found
+    missing = [port for port in model.inputs if port.name not in values]
+    if not missing:
+        return {port.name: values[port.name] for port in model.inputs}
+    if any(port.shape is None for port in missing):
+        return None
+    try:
+        return sample_inputs(model, values)
+    except HeteroError:
+        return None

@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from onnx.parser import parse_model
 
 import hetero
 from devices.errors import DeviceLostError, TensorTypeError
@@ -204,6 +206,18 @@ def test_inputs_that_cannot_be_made_up(core: hetero.Core) -> None:
     sequence = CHAIN.replace(inputs=[type(port)(port.name, "seq(tensor(float))")])
     with pytest.raises(TensorTypeError, match="v0"):
         core.profile_model(sequence, "HETERO:NULL.0")
+
+
+def test_a_sequence_of_arrays_of_unlike_shapes_is_measured_with(core: hetero.Core) -> None:
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["" : 17]>
+            g (seq(float[n]) s, int64 i) => (float[n] y) { y = SequenceAt (s, i) }"""
+        )
+    )
+    given = {"s": [np.ones(2, np.float32), np.ones(3, np.float32)], "i": np.array(1)}
+    costs = core.profile_model(model, "CPU", inputs=given, seconds=0.1)
+    assert {time.source for time in costs.devices["CPU"].nodes.values()} == {"measured"}
 
 
 def test_regions_leave_out_made_weights() -> None:
