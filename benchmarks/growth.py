@@ -30,8 +30,7 @@ from scheduler.inprocess import InProcessExecutor
 from scheduler.observe.load import DeviceLoad, Load
 from scheduler.observe.metrics import Metrics
 from scheduler.universe.client import PlayedClient
-from scheduler.universe.cluster import PlayedCluster
-from scheduler.universe.device import Work
+from scheduler.universe.device import PlayedCluster, Work
 from scheduler.universe.network import Link, Network
 from scheduler.universe.world import World
 from scheduler.vocabulary.events import DeviceLost

@@ -20,8 +20,7 @@ from hetero.simulate.arrivals import Arrivals, Batches
 from hetero.simulate.fleet import Fleet, FleetDevice
 from scheduler.observe.observer import Observer
 from scheduler.universe.client import PlayedClient
-from scheduler.universe.cluster import PlayedCluster
-from scheduler.universe.device import PlayedDevice, Work
+from scheduler.universe.device import PlayedCluster, PlayedDevice, Work
 from scheduler.universe.network import Link, Network
 from scheduler.universe.world import Cores, World
 from scheduler.vocabulary.events import Run

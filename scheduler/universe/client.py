@@ -13,7 +13,7 @@ from scheduler.client.deployments import Deployments
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.device.host import DeviceHost
 from scheduler.observe.observer import Observer
-from scheduler.universe.cluster import PlayedCluster
+from scheduler.universe.device import PlayedCluster
 from scheduler.universe.world import Process, WorldClock
 from scheduler.vocabulary.events import ClientEvent, StageOpened
 from scheduler.vocabulary.limits import Limits

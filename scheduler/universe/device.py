@@ -1,4 +1,4 @@
-"""Devices of a world: real hosts and loops, whose programs take virtual time."""
+"""Devices of a world by name: real hosts and loops, whose programs take virtual time."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ class Work:
         return 0.0
 
 
-class PlayedDevice:
-    """One life of a device: a process with a host and a loop.
+class PlayedCluster:
+    """Devices by name.
 
-    `cost_s`: seconds of its own that each message takes.
+    `nodes`: device -> its node.
+    `cost_s`: seconds of a device's own that each message takes.
+    `cores`: by node, where devices and clients share them.
     """
 
     def __init__(
@@ -51,28 +53,54 @@ class PlayedDevice:
         world: World,
         network: Network,
         work: Work,
-        name: str,
-        node: str,
-        life: int,
+        nodes: dict[str, str],
         *,
         cost_s: float = 0.0,
-        cores: Cores | None = None,
+        cores: Mapping[str, Cores] = {},
     ) -> None:
-        self.name, self.life = name, life
-        self.node = node
-        self.work = work
         self.world = world
-        self.process = Process(world, f"{name}/{life}", node, cores)
-        descriptor = DeviceDescriptor(name, "PLAYED", "0", node)
+        self.cores = cores
+        self.network = network
+        self.work = work
+        self.nodes = nodes
+        self.cost_s = cost_s
+        #: Each device's present life.
+        self.devices: dict[str, PlayedDevice] = {}
+        #: Every life that there was.
+        self.all: list[PlayedDevice] = []
+        #: Told of each run that begins.
+        self.on_run: Callable[[PlayedDevice, Run], None] = lambda device, run: None
+        for name in nodes:
+            self._boot(name)
+
+    def _boot(self, name: str, life: int = 1) -> PlayedDevice:
+        device = self.devices[name] = PlayedDevice(self, name, life)
+        self.all.append(device)
+        return device
+
+    def find(self, address: str) -> PlayedDevice | None:
+        """Return the life of a device that has an address, if it is the present one."""
+        return next((d for d in self.devices.values() if d.address == address), None)
+
+
+class PlayedDevice:
+    """One life of a device: a process with a host and a loop."""
+
+    def __init__(self, cluster: PlayedCluster, name: str, life: int) -> None:
+        self.cluster, self.name, self.life = cluster, name, life
+        self.node = cluster.nodes[name]
+        self.work = cluster.work
+        self.world = world = cluster.world
+        address = f"{name}/{life}"
+        self.process = process = Process(world, address, self.node, cluster.cores.get(self.node))
+        descriptor = DeviceDescriptor(name, "PLAYED", "0", self.node)
         plugin: Any = _Plugin(self)
         self.host = DeviceHost(descriptor, plugin, world.now_s)
         #: What it was told to load: deployment and stage -> the stage.
         self.stages: dict[tuple[str, int], Stage] = {}
-        #: Told of each run that begins.
-        self.on_run: Callable[[PlayedDevice, Run], None] = lambda device, run: None
         self.loop = DeviceLoop(
             self.host,
-            lambda receive: network.connect(self.process, self.process.name, cost_s, receive),
+            lambda receive: cluster.network.connect(process, address, cluster.cost_s, receive),
             self._start,
             now_s=world.now_s,
         )
@@ -96,7 +124,7 @@ class PlayedDevice:
             del self.stages[key]
 
     def _start(self, loop: DeviceLoop, due: Run) -> None:
-        self.on_run(self, due)
+        self.cluster.on_run(self, due)
         process = self.process
         if self.world.is_threaded:  # the program takes it
             process.do(0.0, 0.0, loop.run, due)

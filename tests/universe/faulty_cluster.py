@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from scheduler.universe.cluster import PlayedCluster
-from scheduler.universe.device import PlayedDevice, Work
+from scheduler.universe.device import PlayedCluster, PlayedDevice, Work
 from scheduler.universe.network import Network
 from scheduler.universe.world import Process, World, WorldEvent
 
