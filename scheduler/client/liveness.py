@@ -100,14 +100,14 @@ class _Device:
     keep: bool = False
     #: Starts in a row after which it did not live long.
     num_starts: int = 0
-    #: When it is to be started; None while that is under way, or not wanted.
-    restart_s: float | None = None
-    #: When it is to be done without; None once that was said, or not wanted.
-    away_s: float | None = None
+    #: When it is to be started; never while that is under way, or not wanted.
+    restart_s: float = inf
+    #: When it is to be done without; never once that was said, or not wanted.
+    away_s: float = inf
     #: When it was last heard, before it fell silent.
     heard_s: float = 0.0
-    #: When it is to be relied on again; None where it is, or is away.
-    steady_s: float | None = None
+    #: When it is to be relied on again; never where it is, or is away.
+    steady_s: float = inf
 
 
 class Liveness:
@@ -155,8 +155,8 @@ class Liveness:
         self.given_up -= {device.address, address}
         self._at[address] = device
         device.address, device.node = address, node
-        device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None
-        device.away_s = None
+        device.state, device.since_s, device.restart_s = _S.LIVE, now_s, inf
+        device.away_s = inf
         return [DeviceReturned(now_s, name)] if was_away else []
 
     def start_failed(self, now_s: float, name: str) -> list[Order]:
@@ -179,9 +179,9 @@ class Liveness:
             device.away_s = self._by(now_s + self._device_timeout_s + _AWAY_S)
         device.heard_s = now_s - silent_s
         lost = self._lost(device, now_s, cause, may_live=True)
-        if device.steady_s is None:
+        if device.steady_s == inf:
             return [lost]
-        device.steady_s = None
+        device.steady_s = inf
         return [lost, StaysAway(now_s, device.name, device.node, cause)]
 
     def heard(self, now_s: float, address: str, overdue_s: float = 0.0) -> list[Order]:
@@ -194,8 +194,8 @@ class Liveness:
             return self._end(device, now_s, cause)
         if device.state is not _S.SILENT:
             return []
-        device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None
-        device.away_s = None
+        device.state, device.since_s, device.restart_s = _S.LIVE, now_s, inf
+        device.away_s = inf
         doubt_s = min(_DOUBT * (now_s - device.heard_s), _LONGEST_DOUBT_S)
         device.steady_s = self._by(now_s + doubt_s)
         return [self._back(device, now_s)]
@@ -234,8 +234,8 @@ class Liveness:
         if device is None or device.state is _S.GONE:
             return []
         self._at.pop(device.address, None)
-        device.state, device.restart_s, device.away_s = _S.GONE, None, None
-        device.steady_s = None
+        device.state, device.restart_s, device.away_s = _S.GONE, inf, inf
+        device.steady_s = inf
         return [DeviceGone(now_s, device.name, device.node, cause)]
 
     def passed(self, now_s: float) -> list[Order]:
@@ -244,8 +244,8 @@ class Liveness:
             return []
         devices = self._devices.values()
         orders = [order for device in devices for order in self._wait(device, now_s)]
-        times = [t for d in devices for t in (d.restart_s, d.away_s, d.steady_s)]
-        self.next_time_s = min((time for time in times if time is not None), default=inf)
+        times = (min(d.restart_s, d.away_s, d.steady_s) for d in devices)
+        self.next_time_s = min(times, default=inf)
         return orders
 
     def _by(self, time_s: float) -> float:
@@ -265,7 +265,7 @@ class Liveness:
         del self._at[device.address]
         self.given_up.add(device.address)
         device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
-        device.steady_s = None
+        device.steady_s = inf
         device.away_s = self._by(now_s + _AWAY_S)
         return orders + self._again(device, now_s)
 
@@ -278,25 +278,25 @@ class Liveness:
 
     def _wait(self, device: _Device, now_s: float) -> list[Order]:
         orders = self._restart(device, now_s)
-        if device.away_s is not None and now_s >= device.away_s:
-            device.away_s = None
+        if now_s >= device.away_s:
+            device.away_s = inf
             orders.append(StaysAway(now_s, device.name, device.node, device.cause))
-        if device.steady_s is not None and now_s >= device.steady_s:
-            device.steady_s = None
+        if now_s >= device.steady_s:
+            device.steady_s = inf
             orders.append(DeviceSteady(now_s, device.name))
         return orders
 
     def _restart(self, device: _Device, now_s: float) -> list[Order]:
-        if device.restart_s is None or now_s < device.restart_s:
+        if now_s < device.restart_s:
             return []
         if device.state is _S.SILENT:
             return self._end(device, now_s, device.cause)
-        device.restart_s = None
+        device.restart_s = inf
         keep, device.keep = device.keep, False
         return [Restart(device.name, device.address, device.cause, keep)]
 
     def _back(self, device: _Device, now_s: float) -> DeviceReturned:
-        return DeviceReturned(now_s, device.name, is_steady=device.steady_s is None)
+        return DeviceReturned(now_s, device.name, is_steady=device.steady_s == inf)
 
     def _lost(
         self, device: _Device, now_s: float, cause: str, *, may_live: bool = False

@@ -133,13 +133,11 @@ class KeptTensors:
                     for name, wanted in named.items()
                 }
                 send(message.address, Values(message.task, tensors))
-            elif isinstance(message, Keep):
-                placed = {name: self._place(value) for name, value in message.tensors.items()}
-                self.keep(message.client, message.key, placed)
-                send(message.client, Values(message.task, {}))
-            else:
-                self.keep(message.client, message.key, self._joined(message))
-                send(message.client, Values(message.task, {}))
+                return
+            made = self._joined(message) if isinstance(message, Join) else message.tensors
+            placed = {name: self._place(value) for name, value in made.items()}
+            self.keep(message.client, message.key, placed)
+            send(message.client, Values(message.task, {}))
         except HeteroError as error:
             send(message.client, Failure(message.task, error))
         except Exception as error:  # a vendor's: the tensor cannot be read, say
@@ -216,14 +214,14 @@ class KeptTensors:
         return bundle.client == client or not self._is_shared
 
     def _joined(self, message: Join) -> dict[str, Value]:
-        """Return what a message has rows made to, as the device keeps it."""
+        """Return what a message has rows made to."""
 
         def part(key: str, old: str, rows: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
             value = self._tensors(message.client, key, [old])[old]
             return value.to_host() if isinstance(value, RemoteTensor) else value, rows
 
         return {
-            name: self._place(join_rows([part(*told) for told in parts], layout))
+            name: join_rows([part(*told) for told in parts], layout)
             for name, (layout, parts) in message.made.items()
         }
 
