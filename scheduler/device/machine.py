@@ -26,7 +26,7 @@ from devices.errors import DeviceError, DeviceLostError, OverloadedError
 from devices.plugin.program import nbytes_of
 from devices.request.answer import StageRun
 from devices.request.request import Request
-from scheduler.device.order import FairQueue, Key
+from scheduler.device.order import FairQueue, Key, Line
 from scheduler.vocabulary import events
 from scheduler.vocabulary.events import DeviceInstruction, Run
 from scheduler.vocabulary.messages import Failure, Task
@@ -57,11 +57,11 @@ class InvalidTaskError(RuntimeError):
     """An event that cannot be in the task's state: a fault of whoever runs the machine."""
 
 
-@dataclass(slots=True)
-class _Client:
+@dataclass(slots=True, eq=False)
+class _Client(Line[Run]):
     """What a client has on the device: tasks, and bytes of values that wait or ran after that."""
 
-    name: str
+    name: str = ""
     num_tasks: int = 0
     nbytes: int = 0
 
@@ -203,7 +203,7 @@ class DeviceMachine:
             run.state = _S.READY
             self._arrivals += 1
             turn = request.id + stage.opened.level
-            self._ready.push(client.name, Key(turn, -request.priority, self._arrivals), run)
+            self._ready.push(client, Key(turn, -request.priority, self._arrivals), run)
         done: list[DeviceInstruction] = []
         if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
             done += self._relieve(run)
@@ -225,7 +225,7 @@ class DeviceMachine:
         stage.num_running -= 1
         if stage.held:
             for key, held in stage.held:
-                self._ready.push(stage.deployment.client.name, key, held)
+                self._ready.push(stage.deployment.client, key, held)
             stage.held.clear()
         done: list[DeviceInstruction] = []
         if wanted:
@@ -238,7 +238,7 @@ class DeviceMachine:
         """Take in that a stage is loaded; return what is to be done, as the methods below do."""
         deployment = self._deployments.get(opened.deployment)
         if deployment is None:
-            client = self._clients.setdefault(opened.client, _Client(opened.client))
+            client = self._clients.setdefault(opened.client, _Client(name=opened.client))
             deployment = self._deployments[opened.deployment] = _Deployment(client)
         stage = deployment.stages.get(opened.stage)
         if stage is None:
@@ -264,7 +264,7 @@ class DeviceMachine:
             done += self._drop(next(iter(tasks.values())).task.request)
         del self._deployments[key]
         if not self.deployments_of(deployment.client.name):
-            self._ready.forget(deployment.client.name)
+            self._ready.forget(deployment.client)
             del self._clients[deployment.client.name]
         stages = (stage for d in self._deployments.values() for stage in d.stages.values())
         self.num_streams = max((stage.opened.num_streams for stage in stages), default=1)
@@ -320,7 +320,7 @@ class DeviceMachine:
     def _run(self, run: Run) -> Run:
         run.state, stage = _S.RUNNING, run.stage
         if len(self._clients) > 1:  # else nobody's turns are compared
-            self._ready.ran(stage.deployment.client.name)
+            self._ready.ran(stage.deployment.client)
         stage.num_running += 1
         self.num_running += 1
         return run

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ class Key(NamedTuple):
     arrival: int
 
 
-@dataclass(slots=True)
-class _Line(Generic[T]):
+@dataclass(slots=True, eq=False)
+class Line(Generic[T]):
     """A client's tasks that wait, as a heap, and how many turns it had."""
 
     turns: int = 0
@@ -39,46 +39,36 @@ class FairQueue(Generic[T]):
     """Tasks that are ready and wait, of any number of clients."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line[T]] = {}
-        #: Those in which tasks wait; empty while none does.
-        self.waiting: dict[str, _Line[T]] = {}
+        #: Lines in which tasks wait; empty while none does.
+        self.waiting: dict[Line[T], None] = {}
         #: The turns of the client that ran last, before it did: where the device has got to.
         self._now = 0
 
-    def push(self, client: str, key: Key, task: T) -> None:
+    def push(self, line: Line[T], key: Key, task: T) -> None:
         """Put in a client's task."""
-        line = self._lines.get(client) or self._line(client)
         if not line.waiting:
             line.turns = max(line.turns, self._now)
-            self.waiting[client] = line
+            self.waiting[line] = None
         heapq.heappush(line.waiting, (key, task))
 
     def pop(self) -> tuple[Key, T]:
         """Take out the task that is next; `ran` counts its turn if it runs."""
-        client, line = next(iter(self.waiting.items()))
-        if len(self.waiting) > 1:
-            client, line = min(self.waiting.items(), key=_rank)
+        line = min(self.waiting, key=_rank)
         first = heapq.heappop(line.waiting)
         if not line.waiting:
-            del self.waiting[client]
+            del self.waiting[line]
         return first
 
-    def ran(self, client: str) -> None:
+    def ran(self, line: Line[T]) -> None:
         """Count a turn of a client, one of whose tasks has begun."""
-        line = self._lines.get(client) or self._line(client)
         self._now = now = max(line.turns, self._now)
         line.turns = now + 1
 
-    def forget(self, client: str) -> None:
-        """Forget a client that is gone, and its tasks."""
-        self._lines.pop(client, None)
-        self.waiting.pop(client, None)
-
-    def _line(self, client: str) -> _Line[T]:
-        return self._lines.setdefault(client, _Line())
+    def forget(self, line: Line[T]) -> None:
+        """Forget the tasks of a client that is gone."""
+        self.waiting.pop(line, None)
 
 
-def _rank(item: tuple[str, _Line[T]]) -> tuple[int, int, int]:
-    line = item[1]
+def _rank(line: Line[Any]) -> tuple[int, int, int]:
     key, _ = line.waiting[0]
     return line.turns, key.rank, key.arrival

@@ -62,8 +62,8 @@ class Invariants:
             self._break(f"{run.task} runs on {device.address} though it was dropped")
         client, turn = run.stage.opened.client, request.id + run.stage.opened.level
         turns = self.turns.setdefault(device.address, Counter())
-        for other, line in machine._ready.waiting.items():
-            place, first = line.waiting[0]
+        for line in machine._ready.waiting:
+            other, (place, first) = line.name, line.waiting[0]  # type: ignore[attr-defined]
             if first.state is not TaskState.READY or first.stage.num_running:
                 continue
             if other == client and place.turn < turn:
