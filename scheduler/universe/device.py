@@ -132,18 +132,13 @@ class PlayedDevice:
         opened = due.stage.opened
         stage = self.stages[opened.deployment, opened.stage]
         took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in opened.inputs])
-        width, began_s = self.work.num_cores(self.name), self.world.now
-        leave_s = self.work.leave_s(stage)
-        if process.cores is None or not width:
-            process.busy_s += took_s
-            process.do(took_s, leave_s, loop.run, due)
-            return
+        began_s, leave_s = self.world.now, self.work.leave_s(stage)
 
         def computed() -> None:
             process.busy_s += self.world.now - began_s
             process.do(0.0, leave_s, loop.run, due)
 
-        process.cores.compute(took_s, width, computed)
+        process.compute(took_s, self.work.num_cores(self.name), computed)
 
     def run(self, stage: Stage, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run a stage, for as long as that takes."""
@@ -152,12 +147,8 @@ class PlayedDevice:
             woken = WorldEvent(self.world)
             with context.on_cancel(woken.set):
                 context.check_cancelled()
-                width, cores = self.work.num_cores(self.name), self.process.cores
-                if cores is not None and width:
-                    cores.compute(took_s, width, woken.set)
-                    woken.wait()
-                else:
-                    woken.wait(took_s)
+                self.process.compute(took_s, self.work.num_cores(self.name), woken.set)
+                woken.wait()
             if leave_s := self.work.leave_s(stage):
                 self.world.sleep(leave_s)
             while self.process.is_stopped:

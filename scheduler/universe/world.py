@@ -240,17 +240,15 @@ class Cores:
         self._got_s = 0.0
         self._until_s = 0.0
         #: What computes, by the seconds of work that it ends at.
-        self._due: list[tuple[float, int, float, Callable[..., None], Any]] = []
+        self._due: list[tuple[float, int, float, Callable[[], None]]] = []
         self._count = 0
 
-    def compute(
-        self, work_s: float, width: float, call: Callable[..., None], *arguments: Any
-    ) -> None:
+    def compute(self, work_s: float, width: float, call: Callable[[], None]) -> None:
         """Have `call` called once `width` cores have worked for so long; slower with others."""
         self._pass()
         self._wanted += width
         self._count += 1
-        heapq.heappush(self._due, (self._got_s + work_s, self._count, width, call, arguments))
+        heapq.heappush(self._due, (self._got_s + work_s, self._count, width, call))
         self._look()
 
     @property
@@ -276,11 +274,11 @@ class Cores:
         if count != self._count:
             return
         self._pass()
-        _, _, width, call, arguments = heapq.heappop(self._due)
+        _, _, width, call = heapq.heappop(self._due)
         self._wanted -= width
         self._count += 1
         self._look()
-        call(*arguments)
+        call()
 
 
 class Process:
@@ -296,12 +294,11 @@ class Process:
         self.node = node
         self.lane = self
         self.cores = cores
-        #: What is done one after the other, where that takes as long as cores have others to do.
+        #: What is done one after the other.
         self._turns: deque[tuple[Process, float, float, Callable[..., None], Any]] = deque()
         self.is_alive = True
-        #: Until when it is stopped; until when it has something to do, and how long it had in all.
+        #: Until when it is stopped; how long it had something to do, in all.
         self.stopped_until_s = 0.0
-        self.free_s = 0.0
         self.busy_s = 0.0
         #: Seconds that what it has done had waited for it.
         self.queued_s = 0.0
@@ -315,6 +312,13 @@ class Process:
         """Have it do something that takes `cost_s` of its own time, after a delay."""
         self.world.after(delay_s, self._begin, cost_s, call, arguments)
 
+    def compute(self, work_s: float, width: float, call: Callable[[], None]) -> None:
+        """Have `call` called once `width` of its cores, or what needs none, worked for so long."""
+        if self.cores is None or not width:
+            self.world.after(work_s, call)
+        else:
+            self.cores.compute(work_s, width, call)
+
     def _begin(self, cost_s: float, call: Callable[..., None], arguments: Any) -> None:
         world = self.world
         if not self.is_alive:
@@ -323,25 +327,18 @@ class Process:
             wait_s = self.stopped_until_s - world.now
             world.after(wait_s, self._begin, cost_s, call, arguments)
         elif cost_s:
-            lane = self.lane
+            turns = self.lane._turns
             self.busy_s += cost_s
-            if lane.cores is not None:
-                lane._turns.append((self, world.now, cost_s, call, arguments))
-                if len(lane._turns) == 1:
-                    lane._take_turn()
-                return
-            start_s = max(world.now, lane.free_s)
-            self.queued_s += start_s - world.now
-            lane.free_s = start_s + cost_s
-            world.after(lane.free_s - world.now, self._end, call, arguments)
+            turns.append((self, world.now, cost_s, call, arguments))
+            if len(turns) == 1:
+                self.lane._take_turn()
         else:
             self._end(call, arguments)
 
     def _take_turn(self) -> None:
         process, came_s, cost_s, _, _ = self._turns[0]
         process.queued_s += self.world.now - came_s
-        assert self.cores is not None
-        self.cores.compute(cost_s, 1.0, self._end_turn)
+        self.compute(cost_s, 1.0, self._end_turn)
 
     def _end_turn(self) -> None:
         process, _, _, call, arguments = self._turns.popleft()
