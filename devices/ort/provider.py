@@ -53,6 +53,23 @@ class Provider:
             raise RuntimeError(f"{self.name} does not start; its log says why")
         return session
 
+    def open_asked(self, data: bytes) -> onnxruntime.InferenceSession:
+        """Return a session that tells who runs which of its nodes."""
+        options = quiet_options()
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        return self.open_session(data, options)
+
+
+def quiet_options() -> onnxruntime.SessionOptions:
+    """Return session options that keep the graph as it is, and print nothing."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
 
 def libraries(extensions: Sequence[str]) -> tuple[str, ...]:
     """Return the libraries of custom operators among `extensions`."""

@@ -14,7 +14,6 @@ from devices.openvino.operators import refusal, unread
 from devices.ort.plugin import ORTPlugin
 from devices.ort.program import OrtProgram
 from devices.ort.provider import Provider, libraries
-from devices.ort.query import quiet_options
 from devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
 from devices.plugin.failures import reason_of
 from devices.plugin.faults import Fault, FaultTable, Use
@@ -141,9 +140,7 @@ class ProviderPlugin(ORTPlugin):
         """Run a small model, once for given options; raise unless the provider runs it right."""
         if provider in self._proved:
             return
-        options = quiet_options()
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        session = provider.open_session(_PROOF.SerializeToString(), options)
+        session = provider.open_asked(_PROOF.SerializeToString())
         groups = session.get_provider_graph_assignment_info()
         if all(group.ep_name != provider.name for group in groups):
             raise RuntimeError("it leaves Add and Relu to the CPU")

@@ -63,16 +63,6 @@ class OrtQuery(Verdicts[Provider]):
         return {**known, **self.of(asked, model, provider)}
 
 
-def quiet_options() -> onnxruntime.SessionOptions:
-    """Return session options that keep the graph as it is, and print nothing."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    return options
-
-
 def _known(node: Node, model: Model) -> Refusal | None:
     """Return a refusal that needs no session."""
     opset = model.opset_imports.get(node.domain)
@@ -183,14 +173,10 @@ def _answers(questions: Sequence[OrtQuestion], provider: Provider) -> list[Verdi
 
 
 def _try(question: OrtQuestion, provider: Provider) -> Verdict:
-    options = quiet_options()
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        session = provider.open_session(question.data, options)
+        groups = provider.open_asked(question.data).get_provider_graph_assignment_info()
     except Exception as error:  # whatever it raises is its reason
         return _refusal(question, error)
-    groups = session.get_provider_graph_assignment_info()
     if any(group.ep_name != provider.name for group in groups):
         return Refusal("no_kernel", f"{provider.name} leaves {question.op_type} to the CPU's")
     assigned = [part for group in groups for part in group.get_nodes()]

@@ -12,8 +12,8 @@ import onnxruntime
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.model.worker_process import Ended
-from devices.ort.provider import Provider, libraries
-from devices.ort.query import ASKED, FEEDABLE, quiet_options
+from devices.ort.provider import Provider, libraries, quiet_options
+from devices.ort.query import ASKED, FEEDABLE
 from devices.ort.versions import lowered
 
 #: Weights up to this many bytes stay in the model: optimisations look at them.
@@ -85,10 +85,9 @@ def _types(
     """Return name, type and shape of what a model gives out; called in a process of its own."""
     # Nobody reads the contents of what is given beside it.
     arrays = {name: np.zeros(shape, dtype) for name, dtype, shape in weights}
-    options = quiet_options()
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    provider = Provider(libraries=tuple(libraries))
     try:
-        session, _ = open_session(data, arrays, options, Provider(libraries=tuple(libraries)))
+        session, _ = open_session(data, arrays, quiet_options(), provider)
     except Exception:  # the query finds each node's own reason
         return []
     return [

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import cache
 
 import onnx
-import onnxruntime
 
 from devices.model.attributes import with_bodies
 from devices.model.reader import KNOWN_OPSETS
+from devices.ort.provider import Provider, quiet_options
 
 
 @cache
@@ -54,17 +54,11 @@ def changed_since(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
 
 
 def _loads(ir: int, opsets: dict[str, int]) -> bool:
-    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    graph = onnx.helper.make_graph([], "probe", [value], [value])
+    graph = onnx.parser.parse_graph("probe (float[1] x) => (float[1] x) {}")
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=ir)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     try:
-        onnxruntime.InferenceSession(
-            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        Provider().open_session(proto.SerializeToString(), quiet_options())
     except Exception:  # each version of ONNX Runtime says it in its own way
         return False
     return True

@@ -20,12 +20,7 @@ from devices.errors import (
 )
 from devices.model.light import light_model_inputs
 from devices.plugin.program import Payload, RunContext
-
-
-def parsed(body, opset=17):
-    return read_model(
-        parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "x.y" : 1]> g {body}')
-    )
+from tests.support.networks import model as parsed
 
 
 @pytest.fixture(scope="module")

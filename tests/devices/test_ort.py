@@ -24,14 +24,9 @@ pytest.importorskip("onnxruntime")
 from devices.ort.plugin import ORTPlugin
 from devices.ort.provider import provider_names
 from devices.ort.versions import newest_opset
+from tests.support.networks import model as parsed
 
 PLUGIN = ORTPlugin()
-
-
-def parsed(body, opset=17, ir=8):
-    return read_model(
-        parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "x.y" : 1]> g {body}')
-    )
 
 
 def resident_nbytes():

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import hetero
-from devices import load_plugins, read_model
+from devices import load_plugins
 from devices.conformance.onnx_suite import backend_cases, outcome
 from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import PropertyError, UnsupportedOperationError
+from tests.support.networks import model as parsed
 
 onnxruntime = pytest.importorskip("onnxruntime")
 from devices.ort import provider as module  # noqa: E402 - where onnxruntime is
@@ -24,10 +24,6 @@ from devices.ort.providers import provider_plugins  # noqa: E402 - as above
 from devices.ort.remote import MEMORIES  # noqa: E402 - as above
 
 ROOT = Path(__file__).parents[2]
-
-
-def parsed(body):
-    return read_model(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {body}'))
 
 
 def test_each_provider_is_a_device_of_its_own(monkeypatch):

@@ -5,11 +5,11 @@ from onnx import parser
 
 from devices import read_model
 
-HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 
-
-def model(body):
-    return read_model(parser.parse_model(f"{HEADER} g {body}"))
+def model(body, opset=17, ir=8):
+    """Return a graph's model, which imports a domain that nobody knows as well: ``x.y``."""
+    header = f'<ir_version: {ir}, opset_import: ["" : {opset}, "x.y" : 1]>'
+    return read_model(parser.parse_model(f"{header} g {body}"))
 
 
 #: Doubles its input.
