@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,21 +15,13 @@ from devices.openvino.runtime import core
 _IN_MEMORY_NBYTES: Final = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """A model as OpenVINO reads it."""
+def convert(model: Model) -> tuple[openvino.Model, list[str], dict[str, str]]:
+    """Return a model as OpenVINO reads it; RuntimeError if it cannot.
 
-    #: Its model.
-    model: openvino.Model
-    #: The inputs that it has, in its order: it may leave some out.
-    inputs: list[str]
-    #: Outputs that are other values under a new name, and are taken off: OpenVINO does not fill the
-    #: tensor that it is given for them. They map to an input, or to an output that stays.
-    same: dict[str, str]
-
-
-def convert(model: Model) -> Conversion:
-    """Return a model as OpenVINO reads it; RuntimeError if it cannot."""
+    With it the inputs that it has, in its order: it may leave some out. And outputs that are other
+    values under a new name, and are taken off: OpenVINO does not fill the tensor that it is given
+    for them. They map to an input, or to an output that stays.
+    """
     read = _read(model)
     inputs = _input_names(read, [port.name for port in model.inputs])
     sources = [port.get_node().get_friendly_name() for port in read.inputs]
@@ -43,7 +34,7 @@ def convert(model: Model) -> Conversion:
         if first != port.name:
             same[port.name] = first
             read.remove_result(result)
-    return Conversion(read, inputs, same)
+    return read, inputs, same
 
 
 def _input_names(read: openvino.Model, inputs: list[str]) -> list[str]:

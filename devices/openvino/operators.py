@@ -13,7 +13,7 @@ import onnx
 
 from devices.model.integer_ranges import Range, by_operator
 from devices.model.model import Model, Node
-from devices.plugin.faults import Fault, FaultTable, Use
+from devices.plugin.faults import Fault, Use, departure
 from devices.plugin.support import Refusal
 
 #: Operators whose answers are right but for NaN or infinities -> how they are not.
@@ -87,8 +87,8 @@ def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range])
     `narrow`: whether 64-bit integers may be computed in 32 bits whatever they are; `ranges`: what
     is proven of the model's integers.
     """
-    if how := _FAULTS.how(Use(node, model, ranges, narrow)):
-        return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
+    if wrong := departure("OpenVINO", _FAULTS, Use(node, model, ranges, narrow)):
+        return wrong
     for values, places in ((node.inputs, _PLACES), (node.outputs, _FOUND)):
         for i, value in enumerate(values):
             kind = model.spec(value).element_type if value else ""
@@ -96,8 +96,8 @@ def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range])
                 continue
             if i in places.get(node.op_type, ()) and kind in NARROWED | _CARRIED:
                 continue
-            if wrong := _wrong_type(node, value, kind, narrow, ranges):
-                return Refusal("dtype", f"{value!r} is {model.spec(value).type}: {wrong}")
+            if how := _wrong_type(node, value, kind, narrow, ranges):
+                return Refusal("dtype", f"{value!r} is {model.spec(value).type}: {how}")
     return None
 
 
@@ -261,7 +261,7 @@ def _is_zero(use: Use, position: int) -> bool:
 
 #: Each is a case of ONNX's backend suite, or of its operators on extreme values, whose expected
 #: output OpenVINO 2026.4 misses on its CPU.
-_FAULTS: Final = FaultTable(
+_FAULTS: Final = (
     Fault("Bernoulli RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
           "its random numbers are not those of the seed"),
     Fault("DFT", "up to 3e-4 for zeros, and the axis of operator set 20 is not read"),

@@ -115,13 +115,13 @@ class OpenVinoPlugin(Plugin):
         names = [port.name for port in model.outputs]
         made = [name for name in dict.fromkeys(names) if name in model.producers]
         part = model.extract(range(len(model.nodes)), made)
-        conversion = convert(part)
-        owners = operator_owners(part, conversion.model)
-        sources = [conversion.model]
+        source, fed, same = convert(part)
+        owners = operator_owners(part, source)
+        sources = [source]
 
         def open_compiled(profile: bool) -> openvino.CompiledModel:
             # The first is kept no longer than it is needed; a second kind is rarely asked for.
-            source = sources.pop() if sources else convert(part).model
+            source = sources.pop() if sources else convert(part)[0]
             return core().compile_model(source, *self._target(config, profile))
 
         narrow = config["OV_NARROW_INTEGERS"]
@@ -129,9 +129,9 @@ class OpenVinoPlugin(Plugin):
         interface = Interface(
             [port.name for port in model.inputs],
             names,
-            conversion.inputs,
-            [name for name in made if name not in conversion.same],
-            conversion.same,
+            fed,
+            [name for name in made if name not in same],
+            same,
             {n: model.constants[n].array for n in names if n in model.constants},
             Limits(None) if narrow == "YES" else kept_to(part, limits),
         )

@@ -16,7 +16,7 @@ from devices.ort.program import OrtProgram
 from devices.ort.provider import Provider, libraries
 from devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
 from devices.plugin.failures import reason_of
-from devices.plugin.faults import Fault, FaultTable, Use
+from devices.plugin.faults import Fault, Use, departure
 from devices.plugin.program import ExecutedNode, RunContext, Value
 from devices.plugin.properties import Config, Property, PropertyTable
 from devices.plugin.remote import RemoteContext, RemoteTensor
@@ -35,7 +35,7 @@ _PROOF: Final = onnx.parser.parse_model(
 
 
 #: How the OpenVINO that the provider holds, older than ours, departs from ONNX besides.
-_FAULTS: Final = FaultTable(
+_FAULTS: Final = (
     Fault("AveragePool MaxPool", "with ceil_mode it counts windows that begin in the padding",
           lambda u: u.get("ceil_mode")),
     Fault("Max Mean Min Sum", "of one input it may give anything",
@@ -155,9 +155,8 @@ class ProviderPlugin(ORTPlugin):
             return None
         if what := unread(node, model.opset_imports.get("", 0)):
             return Refusal("opset", f"OpenVINO does not know {what}: it came later")
-        if how := _FAULTS.how(Use(node, model)):
-            return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
-        return refusal(node, model, False, model.integer_ranges)
+        older = departure("OpenVINO", _FAULTS, Use(node, model))
+        return older or refusal(node, model, False, model.integer_ranges)
 
 
 def provider_class(provider: str) -> type[ProviderPlugin]:

@@ -16,7 +16,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
 from devices.plugin.failures import reason_of
-from devices.plugin.faults import Fault, FaultTable, Use
+from devices.plugin.faults import Fault, Use, departure
 from devices.plugin.questions import (
     NUMPY_TYPES,
     Question,
@@ -37,6 +37,7 @@ _SHOWN_ELEMENTS: Final = 64
 #: Operators whose floating-point constants matter to whether they are supported.
 _FLOATS_MATTER: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
 _LOST_NBYTES: Final = 127
+_VERSION: Final = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ def _known(node: Node, model: Model) -> Refusal | None:
         )
     if newer := changed_since(node.proto, dict(model.opset_imports)):
         return Refusal("opset", f"ONNX Runtime does not know it: {newer}")
-    if wrong := FAULTS.how(Use(node, model)):
-        return Refusal("policy", f"ONNX Runtime's {node.op_type} differs from ONNX's: {wrong}")
+    if wrong := departure("ONNX Runtime", FAULTS, Use(node, model)):
+        return wrong
     wanted = {port.name for port in model.outputs}
     for value in (*node.reads, *node.writes):
         kind = model.spec(value).type
@@ -106,7 +107,7 @@ def _scores_both(use: Use) -> bool:
 
 #: Each is a case of ONNX's backend suite whose expected output ONNX Runtime 1.31 misses, though it
 #: loads the node.
-FAULTS: Final = FaultTable(
+FAULTS: Final = (
     Fault("Attention", "the scores that it gives out are masked with the lowest float, not "
           "-infinity", lambda u: any(u.node.outputs[3:]) and u.get("is_causal")
           and u.get("qk_matmul_output_mode")),
@@ -115,14 +116,13 @@ FAULTS: Final = FaultTable(
     Fault("ConvInteger", "a zero point for each channel fails as it runs",
           lambda u: u.given(3) and u.model.spec(u.given(3)).shape not in ((), (1,))),
     Fault("MaxUnpool", "indices are read as positions in output_shape", lambda u: u.given(2)),
-    Fault("If Loop Scan", "weights that only bodies read are lost", until=(1, 25),
-          when=lambda u: any(u.model.constants[v].array.nbytes > _LOST_NBYTES
-                             for v in u.node.captures if v in u.model.constants)),
+    Fault("If Loop Scan", "weights that only bodies read are lost before 1.25",
+          lambda u: _VERSION < (1, 25) and any(u.model.constants[v].array.nbytes > _LOST_NBYTES
+                                               for v in u.node.captures if v in u.model.constants)),
     Fault("LinearRegressor SVMRegressor TreeEnsembleRegressor",
           "post_transform of one target is left out", _skips_transform, domain="ai.onnx.ml"),
     Fault("TreeEnsembleClassifier", "where two classes have a score each, its labels are 0 and 1",
           _scores_both, domain="ai.onnx.ml"),
-    version=onnxruntime.__version__,
 )  # fmt: skip
 
 

@@ -5,13 +5,14 @@ What a row names is refused, so that another device gives the right answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from devices.model.integer_ranges import Range
 from devices.model.model import Model, Node
 from devices.model.tensor_spec import Dimension
+from devices.plugin.support import Refusal
 
 
 class Use(NamedTuple):
@@ -56,26 +57,14 @@ class Fault:
     how: str
     #: Whether a node of theirs has it.
     when: Callable[[Use], Any] = lambda use: True
-    #: The first version of the runtime without it; () for one that is not known.
-    until: tuple[int, ...] = ()
     domain: str = ""
 
 
-class FaultTable:
-    """The departures of a runtime; `version` is the installed one, where a row ends with one."""
-
-    def __init__(self, *faults: Fault, version: str = "0") -> None:
-        parts = version.split("-")[0].split(".")
-        installed = tuple(int(part) for part in parts if part.isdigit())
-        self._faults = [f for f in faults if not f.until or installed < f.until]
-
-    def how(self, use: Use) -> str | None:
-        """Return how the runtime would compute a node wrong, or None."""
-        known = (
-            fault.how
-            for fault in self._faults
-            if fault.domain == use.node.domain
-            and use.node.op_type in fault.operators.split()
-            and fault.when(use)
-        )
-        return next(known, None)
+def departure(vendor: str, faults: Iterable[Fault], use: Use) -> Refusal | None:
+    """Return how a vendor's runtime would compute a node wrong, by its table, or None."""
+    operator = use.node.op_type
+    for fault in faults:
+        known = operator in fault.operators.split() and fault.domain == use.node.domain
+        if known and fault.when(use):
+            return Refusal("policy", f"{vendor}'s {operator} differs from ONNX's: {fault.how}")
+    return None

@@ -17,7 +17,7 @@ from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.remote import RemoteTensor
 from devices.request.results import Results
-from devices.request.stage_outputs import StageOutputs
+from devices.request.stage_outputs import checked_outputs
 from devices.request.tensors import RequestTensors
 
 #: Seconds between two looks at whether a run that waits for its turn was cancelled.
@@ -66,7 +66,7 @@ class CompiledModel:
         self.profiles: bool = configuration.get("PERF_COUNT")
         #: The outputs' names, in order.
         self.output_names: Final = tuple(port.name for port in model.outputs)
-        self._received = StageOutputs(model, made, self.device)
+        self._made = tuple(made)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class CompiledModel:
             ) from error
         end_s = time.perf_counter()
         context.infer_s = end_s - start_s - context.upload_s - context.download_s
-        received = self._received.receive(outputs, inputs)
+        received = checked_outputs(outputs, inputs, self._made, self.source, self.device)
         context.download_s += time.perf_counter() - end_s
         if context.profile and not context.node_times_s:
             # A backend that does not tell: the model is one row.

@@ -14,52 +14,43 @@ from devices.plugin.program import Value
 from devices.plugin.remote import is_remote
 
 
-class StageOutputs:
-    """The outputs of one compiled model.
+def checked_outputs(
+    outputs: Sequence[Value], inputs: Sequence[Value], made: Sequence[TensorSpec], model: Model,
+    device: str,
+) -> list[Value]:  # fmt: skip
+    """Return what `Program.run` gave, copied where it shares memory with what lives on.
 
-    `ports`: what is certain of each.
-    `device`: what runs it, for messages.
+    `made`: what is certain of each output; `model` and `device` are for messages. InferenceError:
+    there are more or fewer, or one is of another element type, rank or size.
     """
-
-    def __init__(self, model: Model, ports: Sequence[TensorSpec], device: str) -> None:
-        self._model = model
-        self._device = device
-        self._ports = tuple((port, port.dtype) for port in ports)
-
-    def receive(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
-        """Return what `Program.run` gave, copied where it shares memory with what lives on.
-
-        Raises InferenceError: there are more or fewer than ports, or one is of another element
-        type, rank or size than its port.
-        """
-        if len(outputs) != len(self._ports):
-            raise InferenceError(
-                f"{self._device} gave {len(outputs)} outputs for model {self._model.name!r}, which "
-                f"has {len(self._ports)}: the plugin's Program.run must return one per port.",
-                device=self._device,
-            )
-        taken: set[int] = set()
-        _take(inputs, taken)
-        received: list[Value] = []
-        for value, (port, dtype) in zip(outputs, self._ports, strict=True):
-            tensor = np.asarray(value) if isinstance(value, np.generic) else value
-            if dtype is not None and not _fits(tensor, dtype, port):
-                raise self._unexpected(port, tensor)
-            received.append(_own(tensor, taken))
-        return received
-
-    def _unexpected(self, port: TensorSpec, value: Value) -> InferenceError:
-        model = self._model
-        node = model.maker(port.name)
-        what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
-        by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
-        return InferenceError(
-            f"{self._device} gave {what} as output {port.name!r}{by} of model {model.name!r}; by "
-            f"the types and shapes of its inputs it is {port}. Report the device's plugin.",
-            device=self._device,
-            port=port.name,
-            operator=node.name if node else "",
+    if len(outputs) != len(made):
+        raise InferenceError(
+            f"{device} gave {len(outputs)} outputs for model {model.name!r}, which has "
+            f"{len(made)}: the plugin's Program.run must return one per port.",
+            device=device,
         )
+    taken: set[int] = set()
+    _take(inputs, taken)
+    received: list[Value] = []
+    for value, port in zip(outputs, made, strict=True):
+        tensor = np.asarray(value) if isinstance(value, np.generic) else value
+        if port.dtype is not None and not _fits(tensor, port.dtype, port):
+            raise _unexpected(tensor, port, model, device)
+        received.append(_own(tensor, taken))
+    return received
+
+
+def _unexpected(value: Value, port: TensorSpec, model: Model, device: str) -> InferenceError:
+    node = model.maker(port.name)
+    what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+    by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
+    return InferenceError(
+        f"{device} gave {what} as output {port.name!r}{by} of model {model.name!r}; by the types "
+        f"and shapes of its inputs it is {port}. Report the device's plugin.",
+        device=device,
+        port=port.name,
+        operator=node.name if node else "",
+    )
 
 
 def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
