@@ -39,12 +39,10 @@ class RequestTensors:
         self._inputs = inputs
         self._optional = {port.name: port for port in optional_inputs}
         self._outputs = outputs
-        #: Input name -> its tensor, once something was set or asked for.
-        self._given: dict[str, Tensor] = {}
+        #: Input name -> its tensor, once something was set or asked for, or the items of its batch.
+        self._given: dict[str, Tensor | list[Any]] = {}
         #: Inputs that the user set or took by hand; a call with other inputs keeps those.
         self._kept: set[str] = set()
-        #: Input name -> the items of its batch.
-        self._batches: dict[str, list[Any]] = {}
         #: Output name -> its tensor, once it was set or asked for.
         self._results: dict[str, Tensor] = {}
         #: What the last run gave for the other outputs, and whether the user is to have no more
@@ -79,20 +77,20 @@ class RequestTensors:
 
     def get_input(self, port: TensorSpec) -> Tensor:
         """Return an input's tensor; whoever has it may fill it, so it counts as given."""
-        if port.name in self._batches:
+        held = self._given.setdefault(port.name, empty_tensor(port))
+        if isinstance(held, list):
             raise TensorError(
-                f"input {port.name!r} was set as a batch of {len(self._batches[port.name])} "
-                "tensors, so it has no tensor of its own; set_tensor gives it one.",
+                f"input {port.name!r} was set as a batch of {len(held)} tensors, so it has no "
+                "tensor of its own; set_tensor gives it one.",
                 port=port.name,
             )
         self._kept.add(port.name)
-        return self._given.setdefault(port.name, empty_tensor(port))
+        return held
 
     def set_input(self, port: TensorSpec, tensor: Any) -> None:
         """Read an input from `tensor`'s memory."""
         held = tensor if isinstance(tensor, Tensor) else Tensor(tensor, shared_memory=True)
         held.replace(check_tensor(held.held(), port, "input"))
-        self._batches.pop(port.name, None)
         self._given[port.name] = held
         self._kept.add(port.name)
 
@@ -103,8 +101,7 @@ class RequestTensors:
             self.set_input(port, tensors[0])
             return
         _check_batch(port, items)
-        self._given.pop(port.name, None)
-        self._batches[port.name] = items
+        self._given[port.name] = items
         self._kept.add(port.name)
 
     def output(self, port: TensorSpec) -> Tensor:
@@ -162,18 +159,19 @@ class RequestTensors:
         missing = []
         ports = self._inputs
         if self._optional:
-            set_ = dict.fromkeys((*given, *self._batches, *self._given))
+            set_ = dict.fromkeys((*given, *self._given))
             ports += tuple(self._optional[name] for name in set_ if name in self._optional)
         for port in ports:
             if port.name in given:
                 values[port.name] = convert(given[port.name], port, copy=copy)
-            elif port.name in self._batches:
-                items = [np.asarray(item) for item in self._batches[port.name]]
-                whole = np.concatenate(items, _batch_axis(port))
-                values[port.name] = convert(whole, port, copy=False)
             elif port.name in self._given and (inputs is None or port.name in self._kept):
                 # It is shared, or this request's own from an earlier call.
-                values[port.name] = convert(self._given[port.name].held(), port, copy=False)
+                held = self._given[port.name]
+                if isinstance(held, list):
+                    whole = np.concatenate([*map(np.asarray, held)], _batch_axis(port))
+                else:
+                    whole = held.held()
+                values[port.name] = convert(whole, port, copy=False)
             elif port.name not in self._optional:
                 missing.append(port)
         if missing:
@@ -184,7 +182,6 @@ class RequestTensors:
                 missing=[p.name for p in missing],
             )
         for name in given:
-            self._batches.pop(name, None)
             self._given[name] = Tensor(values[name], shared_memory=True)
             self._kept.discard(name)
         return values
@@ -222,7 +219,7 @@ class RequestTensors:
 
     def _is_input_memory(self, value: np.ndarray) -> bool:
         for tensor in self._given.values():
-            held = tensor.held()
+            held = None if isinstance(tensor, list) else tensor.held()
             if not isinstance(held, np.ndarray):
                 continue
             is_own = held is not value and held.flags.owndata and value.flags.owndata
