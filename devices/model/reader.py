@@ -135,7 +135,8 @@ def _from_proto(proto: onnx.ModelProto, where: str, file: Path | None) -> Model:
         raise ModelError(f"{where}: the graph has no outputs; declare what the model computes.")
     protos = [deepcopy(node) for node in graph.node]
     complete_nodes(protos, where, file)
-    nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
+    given = {i.name for i in inputs} | set(constants)
+    nodes = _sort(_named(protos), given, [port.name for port in outputs], where)
     return Model(
         header,
         name=Path(where).stem if file and graph.name in _ANY_NAME else graph.name or "graph",
@@ -193,25 +194,14 @@ def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> Non
 
 
 def check_function(function: onnx.FunctionProto, where: str) -> None:
-    """Raise ModelError if a function reads what nothing makes, or makes a value twice."""
+    """Raise ModelError if a function's nodes are no graph, or not in order."""
     check_text((function.name, function.domain, function.overload), where)
     check_text((*function.input, *function.output, *function.attribute), where)
     _check_opsets(function.opset_import, f"{where}: function {function.name!r}")
-    made = set(function.input)
-    for node in map(Node.from_proto, function.node):
-        if missing := [value for value in node.reads if value not in made]:
-            raise ModelError(
-                f"{where}: function {function.name!r}: node {node.name!r} ({node.op_type}) reads "
-                f"{missing}, which no node before it and no input makes."
-            )
-        if twice := made.intersection(node.writes):
-            raise ModelError(
-                f"{where}: function {function.name!r} makes {sorted(twice)} twice; ONNX values are "
-                "made once."
-            )
-        made.update(node.writes)
-    if missing := [value for value in function.output if value not in made]:
-        raise ModelError(f"{where}: function {function.name!r}: no node makes output {missing}.")
+    where = f"{where}: function {function.name!r}"
+    nodes = [Node.from_proto(node) for node in function.node]
+    if _sort(nodes, set(function.input), function.output, where) != nodes:
+        raise ModelError(f"{where}: a node reads what a later one makes. Export the model again.")
 
 
 def _named(protos: Sequence[onnx.NodeProto]) -> list[Node]:
@@ -229,15 +219,13 @@ def _named(protos: Sequence[onnx.NodeProto]) -> list[Node]:
     return nodes
 
 
-def _sort(
-    nodes: Sequence[Node], given: set[str], outputs: Sequence[TensorSpec], where: str
-) -> list[Node]:
+def _sort(nodes: Sequence[Node], given: set[str], outputs: Iterable[str], where: str) -> list[Node]:
     """Order nodes so that each follows what it reads: as given, if each does."""
     maker: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for value in node.writes:
             if value in maker or value in given:
-                other = nodes[maker[value]].name if value in maker else "the graph's inputs"
+                other = nodes[maker[value]].name if value in maker else "the inputs"
                 raise ModelError(
                     f"{where}: value {value!r} is made twice, by {other!r} and by {node.name!r}; "
                     "ONNX values are made once."
@@ -251,8 +239,8 @@ def _sort(
                     "node, input or initializer makes."
                 )
     for output in outputs:
-        if output.name not in maker and output.name not in given:
-            raise ModelError(f"{where}: output {output.name!r} is made by no node.")
+        if output not in maker and output not in given:
+            raise ModelError(f"{where}: output {output!r} is made by no node.")
     if all(maker.get(v, -1) < i for i, node in enumerate(nodes) for v in node.reads):
         return list(nodes)
     read = {i: [maker[v] for v in node.reads if v in maker] for i, node in enumerate(nodes)}

@@ -247,7 +247,7 @@ def _add(entries: dict[str, PluginEntry], entry: PluginEntry) -> None:
     other = entries.get(entry.name)
     if other is None:
         entries[entry.name] = entry
-    elif _class(other) is None or _class(other) is not _class(entry):
+    elif other.plugin is None or type(other.plugin) is not type(entry.plugin):
         entries[entry.name] = PluginEntry(
             entry.name,
             f"{other.origin} and {entry.origin}",
@@ -255,10 +255,6 @@ def _add(entries: dict[str, PluginEntry], entry: PluginEntry) -> None:
             f"two plugins are called {entry.name!r}: one from {other.origin}, one from "
             f"{entry.origin}. Uninstall or rename one.",
         )
-
-
-def _class(entry: PluginEntry) -> type[Plugin] | None:
-    return type(entry.plugin) if entry.plugin else None
 
 
 def _sentence(error: BaseException) -> str:

@@ -194,8 +194,9 @@ def test_a_graph_without_outputs_or_with_one_name_for_two_inputs_is_refused(port
     ("text", "word"),
     [
         ("o = Relu(a) p = Relu(q)", "reads"),
-        ("a = Relu(a) o = Relu(a)", "makes .* twice"),
-        ("p = Relu(a)", "no node makes output"),
+        ("p = Relu(o) o = Relu(a)", "a later one makes"),
+        ("a = Relu(a) o = Relu(a)", "'a' is made twice"),
+        ("p = Relu(a)", "output 'o' is made by no node"),
     ],
 )
 def test_functions_that_are_no_graphs_are_refused(text, word):
