@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,9 +16,9 @@ from devices.interpreter.bound_cache import BoundCache
 from devices.interpreter.implementations import Scope
 from devices.interpreter.trace import frozen
 from devices.model.extension import allowed_extensions
-from devices.model.model import Constant, Model, Node
+from devices.model.model import Model
 from devices.model.node_contents import check_inside
-from devices.model.tensor_spec import TensorSpec
+from devices.model.skeleton import joined_model
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: Version of what `export` writes.
@@ -87,29 +86,8 @@ class InterpretedProgram(Program):
         try:
             proto.ParseFromString(header["graph"])
             check_inside(proto, payload.tensors, "the payload")
-            model = _model(proto, header["covers"], payload)
+            arrays = {name: frozen(array) for name, array in payload.tensors.items()}
+            model = joined_model(proto, arrays, header["covers"])
             return cls(allowed_extensions(model, extensions), **options)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise BlobError(f"damaged payload: {error}. Compile the model again.") from error
-
-
-def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payload) -> Model:
-    graph = proto.graph
-    constants = {}
-    for tensor in graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            array = payload.tensors[tensor.name]
-        else:
-            array = onnx.numpy_helper.to_array(tensor)
-        constants[tensor.name] = Constant(tensor.name, frozen(array))
-    header = deepcopy(proto)
-    header.ClearField("graph")
-    return Model(
-        header,
-        name=graph.name,
-        nodes=[Node.from_proto(n, covers=tuple(covers[n.name])) for n in graph.node],
-        inputs=[TensorSpec.from_proto(value) for value in graph.input],
-        outputs=[TensorSpec.from_proto(value) for value in graph.output],
-        constants=constants,
-        value_info=graph.value_info,
-    )

@@ -19,10 +19,10 @@ import onnx
 import onnxruntime
 
 from devices.errors import DeviceError
-from devices.model.model import Constant, Model
+from devices.model.model import Model
 from devices.model.node_contents import check_inside
 from devices.model.reader import read_model
-from devices.model.tensor_spec import TensorSpec
+from devices.model.skeleton import joined_model
 from devices.ort.caches import Caches, CacheTensor
 from devices.ort.provider import Provider
 from devices.ort.session import open_session, session_model
@@ -90,7 +90,10 @@ class OrtProgram(Program):
     @cached_property
     def _source(self) -> Model:
         """The model, as it was compiled or as a payload holds it: few ask for that."""
-        return self._model if self._payload is None else _read_payload(self._payload)
+        if self._payload is None:
+            return self._model
+        skeleton = onnx.ModelProto.FromString(self._payload.header["model"])
+        return joined_model(skeleton, self._payload.tensors)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancelling terminates it between nodes."""
@@ -186,9 +189,7 @@ class OrtProgram(Program):
             weights = {name: self._source.constants[name].array for name in stubs}
         else:
             data, stubs = self._payload.header["model"], self._payload.header["stubs"]
-            proto = onnx.ModelProto()
-            proto.ParseFromString(data)
-            check_inside(proto, stubs, f"model {self._model.name!r}")
+            check_inside(onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}")
             weights = {name: self._payload.tensors[name] for name in stubs}
         try:
             return open_session(data, weights, options, self._provider)
@@ -272,26 +273,6 @@ def _of_a_run(spans: Sequence[float], runs: int) -> float:
     """Return the median of what a node took in each run but the first, which warms up."""
     each = max(1, len(spans) // runs)  # several times in a loop's body
     return median(sum(spans[i : i + each]) for i in range(each, len(spans), each) or (0,))
-
-
-def _read_payload(payload: Payload) -> Model:
-    """Return the optimised model that a payload holds."""
-    proto = onnx.ModelProto()
-    proto.ParseFromString(payload.header["model"])
-    tensors = payload.tensors
-    inside = [t for t in proto.graph.initializer if t.name not in tensors]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(inside)
-    # The reader wants a source for every value: weights that lie beside are inputs for it.
-    known = {port.name for port in proto.graph.input}
-    beside = [TensorSpec.from_array(n, array) for n, array in tensors.items() if n not in known]
-    proto.graph.input.extend(spec.to_proto() for spec in beside)
-    read = read_model(proto)
-    weights = {name: Constant(name, array) for name, array in tensors.items()}
-    return read.replace(
-        inputs=[port for port in read.inputs if port.name not in weights],
-        constants=dict(read.constants) | weights,
-    )
 
 
 def _covered(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:
