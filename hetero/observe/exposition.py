@@ -42,6 +42,9 @@ def read_text(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 class MetricsHTTPServer(ThreadingWSGIServer):
     """Serves metrics; asks no name server, and prints nothing."""
 
+    #: Of five, which it is else, more that come at once wait for a second, or three.
+    request_queue_size = MOST_CONNECTIONS
+
     def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
