@@ -59,10 +59,8 @@ class Batcher:
     def __init__(self, batching: Batching) -> None:
         self._batching = batching
         self._groups: dict[Hashable, _Group] = {}
-        #: Batches that were fired and have not ended; how many there are with those that are yet
-        #: to begin.
-        self._by_key: dict[tuple[int, int], _Batch] = {}
-        self.num_in_flight = 0
+        #: Batches that have begun and not ended, by their keys.
+        self.in_flight: dict[tuple[int, int], _Batch] = {}
 
     def put(self, request: RequestRecord, now_s: float) -> float:
         """Have a request wait for others of its group; return when it has waited long enough."""
@@ -83,7 +81,7 @@ class Batcher:
                 del self._groups[name]
 
     def fire(self, now_s: float) -> list[RequestRecord]:
-        """Return the requests of a batch that is to run now, in order; none where none is."""
+        """Return the requests of a batch that is to begin now, in order; none where none is."""
         group = self._ready(now_s) if self._has_room else None
         if group is None:
             return []
@@ -95,17 +93,16 @@ class Batcher:
             left -= request.submitted.rows
             fired.append(request)
             self.leave(request)
-        self.num_in_flight += 1
         return fired
 
     @property
     def _has_room(self) -> bool:
-        return self.num_in_flight < self._batching.most
+        return len(self.in_flight) < self._batching.most
 
     def _ready(self, now_s: float) -> _Group | None:
         """Return the group whose batch is to be fired: of several, that of the oldest request."""
         batching = self._batching
-        is_busy = self.num_in_flight >= batching.busy
+        is_busy = len(self.in_flight) >= batching.busy
         ready = (
             group
             for group in self._groups.values()
@@ -121,7 +118,7 @@ class Batcher:
         """Take in that requests which were fired have begun an attempt together."""
         first = requests[0]
         key = (first.id, first.attempt)
-        batch = self._by_key[key] = _Batch(key, requests, len(requests))
+        batch = self.in_flight[key] = _Batch(key, requests, len(requests))
         for request in requests:
             request.batch = batch
 
@@ -133,8 +130,7 @@ class Batcher:
         batch.num_wanted -= 1
         if batch.num_wanted:
             return False
-        del self._by_key[batch.key]
-        self.num_in_flight -= 1
+        del self.in_flight[batch.key]
         return True
 
     def may_be_others(self, request: RequestRecord, error: BaseException) -> bool:
@@ -153,7 +149,7 @@ class Batcher:
         """
         if isinstance(event, CancelAsked):
             return None
-        batch = self._by_key.get((event.request_id, event.attempt))
+        batch = self.in_flight.get((event.request_id, event.attempt))
         if batch is None or len(batch.requests) == 1:
             return None
         now_s, requests = event.now_s, batch.requests

@@ -1,8 +1,6 @@
-"""Failures: which attempts are made again, and what callers of the others are told."""
+"""Failures: what callers are told of requests that have failed."""
 
 from __future__ import annotations
-
-from enum import Enum
 
 from devices.errors import (
     ClusterError,
@@ -13,29 +11,6 @@ from devices.errors import (
 )
 from scheduler.vocabulary import events
 from scheduler.vocabulary.record import RequestRecord
-
-
-class Retry(Enum):
-    """What follows a failed attempt, as long as attempts and deadline allow."""
-
-    #: Another attempt, on any route; once the device is back, where there is no other.
-    REPLAY = "replay"
-    #: Another attempt on a route where none has failed so; the error, where there is none.
-    ELSEWHERE = "elsewhere"
-    #: The caller gets the error.
-    NEVER = "never"
-
-
-def retry_of(error: BaseException) -> Retry:
-    """Return what follows an error.
-
-    What was lost with a device, or on its way, or turned away by a full queue, is replayed. What
-    does not fit into a device's memory may fit into another's; what else a plugin raised would be
-    raised again.
-    """
-    if isinstance(error, DeviceLostError | OverloadedError):
-        return Retry.REPLAY
-    return Retry.ELSEWHERE if isinstance(error, MemoryError) else Retry.NEVER
 
 
 def failed(request: RequestRecord, error: BaseException) -> events.Fail:

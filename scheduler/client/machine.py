@@ -16,17 +16,21 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
-from devices.errors import ClusterError, DeadlineError, OverloadedError, RequestCancelledError
+from devices.errors import (
+    ClusterError,
+    DeadlineError,
+    DeviceLostError,
+    OverloadedError,
+    RequestCancelledError,
+)
 from scheduler.client.batching import Batcher
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
 from scheduler.client.failures import (
-    Retry,
     away_text,
     cluster_error,
     failed,
     lost_error,
     overload,
-    retry_of,
 )
 from scheduler.client.requests import Requests
 from scheduler.client.routes import Routes
@@ -246,11 +250,15 @@ class ClientMachine(Requests):
         request.note(now_s, f"failed: {error}")
         request.error, request.resume_s = error, now_s
         drop = self._stop(request)
-        retry = retry_of(error)
+        # What was lost with a device, or on its way, or turned away by a full queue, is replayed.
+        # What does not fit into a device's memory may fit into another's; what else a plugin raised
+        # would be raised again.
+        is_lost = isinstance(error, DeviceLostError | OverloadedError)
+        is_final = not (is_lost or isinstance(error, MemoryError))
         has_failed = max(request.num_failed, self.limits.attempts == 1)
-        if retry is Retry.NEVER or has_failed >= self.limits.attempts:
+        if is_final or has_failed >= self.limits.attempts:
             return _S.FAILED, [*drop, failed(request, error)]
-        if retry is Retry.ELSEWHERE:
+        if not is_lost:
             request.avoided |= {request.route}
         tried = {*request.avoided, request.route}
         is_live = self._routes.is_any_live(tried)

@@ -401,21 +401,17 @@ class RemoteMemory:
         return keys
 
     def _free(self, keys: Mapping[str, Sequence[str]]) -> None:
-        """Have devices let go of what they keep, by their addresses."""
-        for address, unheld in keys.items():
-            if self.is_lost(address):
-                self._put_off(address, unheld)
-                continue
-            with suppress(HeteroError):  # whoever is gone has let go
-                self._connected().send(address, Free(tuple(unheld)))
-
-    def _put_off(self, address: str, unheld: Sequence[str]) -> None:
-        """Have a device free tensors once it is heard again, which it may never be."""
+        """Have devices let go of what they keep, by their addresses; who is not heard, later."""
         now_s = self._clock.now_s()
-        with self._lock:
-            self._unheard.setdefault(address, (now_s + _LEASE_S, []))[1].extend(unheld)
-        if self._timer is not None:
-            self._timer.by(now_s + _AGAIN_S)
+        for address, unheld in keys.items():
+            if not self.is_lost(address):
+                with suppress(HeteroError):  # whoever is gone has let go
+                    self._connected().send(address, Free(tuple(unheld)))
+                continue
+            with self._lock:
+                self._unheard.setdefault(address, (now_s + _LEASE_S, []))[1].extend(unheld)
+            if self._timer is not None:
+                self._timer.by(now_s + _AGAIN_S)
 
     def let_go(self, address: str, key: str) -> None:
         """Take in that nobody holds a bundle; finalizers call this anywhere, locks held or not."""

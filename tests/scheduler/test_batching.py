@@ -37,9 +37,10 @@ class Batches:
         self.batcher.leave(self._records[number])
 
     def fired(self, now_s: float = 0.0) -> list[tuple[int, ...]]:
-        found = list(iter(lambda: self.batcher.fire(now_s), []))
-        for requests in found:
+        found = []
+        while requests := self.batcher.fire(now_s):
             self.batcher.begin(requests)
+            found.append(requests)
         self._in_flight += found
         return [tuple(request.id for request in requests) for requests in found]
 
@@ -167,7 +168,7 @@ def test_every_request_is_in_one_batch_in_order_and_in_time(
         inside = {i for ids in batches for i in ids}
         waiting = {i: v for i, v in arrived.items() if i not in inside | left}
         num_in_flight = len(batches) - num_ended
-        assert b.batcher.num_in_flight == num_in_flight <= busy + more
+        assert len(b.batcher.in_flight) == num_in_flight <= busy + more
         if not waiting:
             return
         assert num_in_flight >= busy  # it is not kept from an idle pipeline
@@ -188,13 +189,13 @@ def test_every_request_is_in_one_batch_in_order_and_in_time(
             if not any(number in ids for ids in batches):
                 left.add(number)
             b.leave(number)
-        elif what == "end" and (running := b.batcher.num_in_flight):
+        elif what == "end" and (running := len(b.batcher.in_flight)):
             num_ended += 1
             b.ended(number % running)
         elif what == "wait":
             now_s += number / 2
         look()
-    while b.batcher.num_in_flight:
+    while b.batcher.in_flight:
         num_ended += 1
         b.ended()
         look()

@@ -96,7 +96,7 @@ class Invariants:
                 self._break(f"{len(running)} suspects run at once")
             if machine.num_waiting > limits.waiting:
                 self._break(f"{machine.num_waiting} of {limits.waiting} wait")
-            if model.batching and machine.batcher.num_in_flight > model.batching.most:
+            if model.batching and len(machine.batcher.in_flight) > model.batching.most:
                 self._break("more batches in flight than may be")
         for device in self.cluster.devices.values():
             self._device(device)
@@ -280,9 +280,7 @@ class Invariants:
             }
             if any(left.values()):
                 self._break(f"left behind: { {k: v for k, v in left.items() if v} }")
-            if model.batching and any(
-                (machine.batcher.num_in_flight, machine.batcher._groups, machine.batcher._by_key)
-            ):
+            if model.batching and (machine.batcher.in_flight or machine.batcher._groups):
                 self._break("a batcher has something left")
         for client in self.clients:
             if client.memory.awaited:
