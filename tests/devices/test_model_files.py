@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 import hetero
 from devices import read_model
@@ -169,18 +169,13 @@ def test_a_loop_whose_result_has_no_declared_rank_compiles_and_runs(
 def test_a_slice_with_a_huge_step_is_right(
     core: hetero.Core, tmp_path: Path, device: str, start: int, end: int, step: int
 ) -> None:
-    names = {"s": start, "e": end, "a": 0, "t": step}
-    weights = [helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in names.items()]
-    nodes = [
-        helper.make_node("Abs", ["x"], ["v"]),
-        helper.make_node("Slice", ["v", *names], ["w"]),
-        helper.make_node("Neg", ["w"], ["y"]),
-    ]
-    port = helper.make_tensor_value_info("x", TensorProto.INT64, [3])
-    out = helper.make_tensor_value_info("y", TensorProto.INT64, ["n"])
-    graph = helper.make_graph(nodes, "g", [port], [out], weights)
+    bounds = {"s": start, "e": end, "a": 0, "t": step}
+    weights = ", ".join(f"int64[1] {name} = {{{value}}}" for name, value in bounds.items())
     model = core.read_model(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        parse(
+            f"g (int64[3] x) => (int64[n] y) <{weights}> "
+            "{ v = Abs(x) w = Slice(v, s, e, a, t) y = Neg(w) }"
+        )
     )
     compiled = core.compile_model(model, device, affinity=alternating(model, device))
     x = np.int64([5, 6, 7])

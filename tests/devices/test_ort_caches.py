@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import parser
 
 import hetero
 from devices.model.reader import read_model
@@ -29,34 +29,15 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def attention() -> onnx.ModelProto:
     """Return attention of 2 heads of 8 over queries, keys and values side by side."""
-    cache = ("batch", 2, "past", 8)
-    ports = {
-        "qkv": (TensorProto.FLOAT, ("batch", "new", 48)),
-        "lengths": (TensorProto.INT32, ("batch",)),
-        "total": (TensorProto.INT32, ()),
-        "past_key": (TensorProto.FLOAT, cache),
-        "past_value": (TensorProto.FLOAT, cache),
-    }
-    longer = ("batch", 2, "longer", 8)
-    made = {
-        "y": (TensorProto.FLOAT, ("batch", "new", 16)),
-        "present_key": (TensorProto.FLOAT, longer),
-        "present_value": (TensorProto.FLOAT, longer),
-    }
-    node = helper.make_node(
-        "GroupQueryAttention",
-        ["qkv", "", "", "past_key", "past_value", "lengths", "total"],
-        list(made),
-        "attention",
-        domain="com.microsoft",
-        num_heads=2,
-        kv_num_heads=2,
-    )
-    inputs = [helper.make_tensor_value_info(n, *t) for n, t in ports.items()]
-    outputs = [helper.make_tensor_value_info(n, *t) for n, t in made.items()]
-    graph = helper.make_graph([node], "attention", inputs, outputs)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return parser.parse_model("""<ir_version: 9, opset_import: ["": 18, "com.microsoft": 1]>
+        attention (float[batch, new, 48] qkv, int32[batch] lengths, int32 total,
+                   float[batch, 2, past, 8] past_key, float[batch, 2, past, 8] past_value)
+        => (float[batch, new, 16] y, float[batch, 2, longer, 8] present_key,
+            float[batch, 2, longer, 8] present_value) {
+            y, present_key, present_value =
+                com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 2>(
+                    qkv, "", "", past_key, past_value, lengths, total)
+        }""")
 
 
 def feeds(rng: np.random.Generator, past: int, count: int) -> dict[str, np.ndarray]:
