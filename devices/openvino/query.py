@@ -22,7 +22,6 @@ from devices.plugin.questions import (
     Questions,
     Verdict,
     Verdicts,
-    packed,
     single_node_model,
 )
 from devices.plugin.support import Refusal
@@ -68,13 +67,13 @@ def is_shown(constant: Constant, node: Node) -> bool:
     return constant.array.size <= _SHOWN_ELEMENTS
 
 
-def verdicts(questions: Sequence[Sequence[Any]], device: str) -> list[Any]:
+def verdicts(questions: Sequence[Sequence[Any]], device: str) -> list[Verdict]:
     """Return what one of OpenVINO's devices says of each node; called in a process of its own."""
     asked = [OpenVinoQuestion(*question) for question in questions]
     models = [_converted(question) for question in asked]
     taken = _taken([model for model in models if isinstance(model, openvino.Model)], device)
     return [
-        packed(model if isinstance(model, Refusal) else _verdict(question, model, taken, device))
+        model if isinstance(model, Refusal) else _verdict(question, model, taken, device)
         for question, model in zip(asked, models, strict=True)
     ]
 

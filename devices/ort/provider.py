@@ -25,12 +25,6 @@ class Provider:
     #: Files of custom operators that its sessions have.
     libraries: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, fields: Sequence[Any]) -> Provider:
-        """Return the provider that `dataclasses.astuple` was asked about, tuples as lists or so."""
-        name, options, libraries = fields
-        return cls(name, tuple((n, v) for n, v in options), tuple(libraries))
-
     @property
     def is_cpu(self) -> bool:
         """Whether it is the provider that every ONNX Runtime has."""

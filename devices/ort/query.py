@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from devices.plugin.questions import (
     Questions,
     Verdict,
     Verdicts,
-    packed,
     single_node_model,
 )
 from devices.plugin.support import Refusal, RefusalCode
@@ -156,10 +155,10 @@ def _shown(constant: Constant, node: Node) -> bool:
     return array.size <= _SHOWN_ELEMENTS or array.dtype == np.dtype(object)
 
 
-def verdicts(questions: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Any]:
+def verdicts(questions: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Verdict]:
     """Return what a provider says of each node; called in a process of its own."""
-    asked = Provider.of(provider)
-    return [packed(_try(OrtQuestion(*question), asked)) for question in questions]
+    asked = Provider(*provider)
+    return [_try(OrtQuestion(*question), asked) for question in questions]
 
 
 #: ONNX Runtime in a process of its own.
@@ -168,7 +167,7 @@ ASKED: Final = Questions("ONNX Runtime", verdicts)
 
 def _answers(questions: Sequence[OrtQuestion], provider: Provider) -> list[Verdict]:
     if provider.name in onnxruntime.get_available_providers():
-        return ASKED.verdicts(questions, astuple(provider))
+        return ASKED.verdicts(questions, provider)
     return [_try(question, provider) for question in questions]  # plugged into this process alone
 
 

@@ -57,11 +57,11 @@ class Questions:
     """A runtime that is asked in a process of its own; `vendor` is its name, for people.
 
     `verdicts` is called there about nodes: it takes the fields of questions and a target, and
-    returns what `packed` makes of each verdict. Like every function that is called there it is a
-    module's, and takes and returns values that msgpack knows.
+    returns a verdict on each. Like every function that is called there it is a module's, and takes
+    values that msgpack knows, dataclasses as lists of their fields.
     """
 
-    def __init__(self, vendor: str, verdicts: Callable[..., list[Any]]) -> None:
+    def __init__(self, vendor: str, verdicts: Callable[..., list[Verdict]]) -> None:
         self._vendor = vendor
         self._verdicts = verdicts
         self._worker = WorkerProcess(f"{__name__}:_answer", sys.path)
@@ -74,7 +74,7 @@ class Questions:
         `count`: how many questions there are; `nbytes`: the memory that they speak of.
         """
         answer = self._worker.ask(
-            msgpack.packb([function.__module__, function.__name__, arguments]),
+            msgpack.packb([function.__module__, function.__name__, arguments], default=astuple),
             memory_nbytes=_MEMORY_NBYTES + 2 * nbytes,
             time_s=_TIME_S + count * _TIME_S_PER_QUESTION,
         )
@@ -101,9 +101,8 @@ class Questions:
         return found
 
     def _of(self, questions: Sequence[Question], target: Any) -> list[Verdict] | Ended:
-        fields = [astuple(question) for question in questions]
         nbytes = sum(question.nbytes for question in questions)
-        answer = self.ask(self._verdicts, fields, target, count=len(fields), nbytes=nbytes)
+        answer = self.ask(self._verdicts, questions, target, count=len(questions), nbytes=nbytes)
         if isinstance(answer, Ended):
             return answer
         return [Refusal(*verdict) if isinstance(verdict, list) else verdict for verdict in answer]
@@ -211,13 +210,9 @@ def single_node_model(
     return proto
 
 
-def packed(verdict: Verdict) -> Any:
-    """Return a verdict as what msgpack knows."""
-    return astuple(verdict) if isinstance(verdict, Refusal) else verdict
-
-
 def _answer(request: bytes) -> bytes:
     """Answer a request in the other process."""
     module, function, arguments = msgpack.unpackb(request)
-    answer: bytes = msgpack.packb(getattr(importlib.import_module(module), function)(*arguments))
-    return answer
+    answer = getattr(importlib.import_module(module), function)(*arguments)
+    packed: bytes = msgpack.packb(answer, default=astuple)
+    return packed
