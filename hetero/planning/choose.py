@@ -94,13 +94,12 @@ def _listed(
     unmeasured = sorted(set(priority.values()) - set(task.devices))
     if not unmeasured:
         number = {d: i for i, d in enumerate(planned.problem.devices)}
-        names = (planned.model.nodes[p].name for p in planned.positions)
-        return {"priority": tuple(number[priority[name]] for name in names)}
+        return {"priority": tuple(number[priority[name]] for name in planned.problem.names)}
     if choice.policy != "PRIORITY":
         return {}
     reasons = "; ".join(f"{d}: {task.costs.missing.get(d, 'no costs')}" for d in unmeasured)
     raise PlanError(
-        f"model {planned.model.name!r}: the priority list gives nodes to devices that were not "
+        f"model {task.model.name!r}: the priority list gives nodes to devices that were not "
         f"measured ({reasons}); leave them out of the list, or measure them with `hetero profile`.",
         constraint="costs",
     )
@@ -147,7 +146,7 @@ class _Judge:
         """Return every stage and wire of a plan's cuts, and the slowest one's latency."""
         company = len({s.device for cut in cuts for s in cut.partition.subgraphs}) > 1
         found = [
-            predict(self._task, self._planned.model, cut.partition, number, company=company)
+            predict(self._planned.task, cut.partition, number, company=company)
             for number, cut in enumerate(cuts)
         ]
         stages = [stage for mine, _, _ in found for stage in mine]
@@ -156,7 +155,7 @@ class _Judge:
 
     def crossing(self, candidate: Candidate) -> list[int]:
         """Return the bytes of each tensor that crosses in a plan."""
-        spec = self._planned.model.spec
+        spec = self._planned.task.model.spec
         cuts = self.cuts(candidate.name, candidate.parts)
         return [value_nbytes(spec(wire.tensor)) for cut in cuts for wire in cut.partition.wires]
 
@@ -179,7 +178,7 @@ def _report(
         for name in planned.problem.names
     }
     return PlanReport(
-        model=planned.model.name,
+        model=task.model.name,
         model_hash=task.model.content_hash,
         devices=task.devices,
         policy=choice.policy,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from devices.model.model import Model
 from hetero.partition.partition import Partition
 from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.work import value_nbytes
@@ -11,7 +10,7 @@ from hetero.planning.report import StagePrediction, WirePrediction
 
 
 def predict(
-    task: Task, model: Model, parts: Partition, variant: int = 0, *, company: bool = True
+    task: Task, parts: Partition, variant: int = 0, *, company: bool = True
 ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
     """Return what each stage and wire of a partition is expected to take, and one request alone.
 
@@ -21,7 +20,7 @@ def predict(
 
     `company`: whether other devices work at the same time.
     """
-    costs = task.costs.devices
+    model, costs = task.model, task.costs.devices
 
     def busy(sender: str, receiver: str, nbytes: int) -> float:
         """Seconds that a device is busy with a tensor."""

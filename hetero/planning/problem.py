@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,7 +46,6 @@ class Constraints:
 class Task:
     """A planning task."""
 
-    #: The model; its open shapes are filled from the costs.
     model: Model
     #: In order of priority.
     devices: tuple[str, ...]
@@ -64,15 +63,14 @@ class Planned:
     problem: Problem
     #: The same with costs that no plan falls below: what bounds are proven on.
     floor: Problem
-    model: Model
+    #: The task, the open shapes of its model filled from the costs.
+    task: Task
     #: Positions in the model of the problem's nodes.
     positions: tuple[int, ...]
-    supports: Mapping[str, Support]
-    pins: Affinity
 
     def affinity(self, assignment: Sequence[int], why: str) -> Affinity:
         """Return every node's device: as assigned, by pin, or with its readers."""
-        model, devices, pins = self.model, self.problem.devices, self.pins
+        model, devices, pins = self.task.model, self.task.devices, self.task.constraints.pins
         names = [model.nodes[position].name for position in self.positions]
         placed = {n: devices[d] for n, d in zip(names, assignment, strict=True)}
         reasons = dict.fromkeys(model.node_names, why)
@@ -83,7 +81,7 @@ class Planned:
                 placed.setdefault(name, pins[name])
                 reasons[name] = pins.reasons.get(name, "pin")
             elif name not in placed:
-                able = [d for d in devices if name in self.supports[d] or follows(model, node)]
+                able = [d for d in devices if name in self.task.supports[d] or follows(model, node)]
                 reader = next((r.name for r in model.readers(node) if placed[r.name] in able), None)
                 placed[name] = placed[reader] if reader else (able or devices)[0]
                 reasons[name] = f"follows {reader}" if reader else why
@@ -139,7 +137,7 @@ def build(task: Task, hint: Hint) -> Planned:
     costliest, cheapest = _lines(task, hint, max), _lines(task, hint, min)
     whole = problem(costliest)
     floor = whole if cheapest == costliest else problem(cheapest)
-    return Planned(whole, floor, model, positions, task.supports, pins)
+    return Planned(whole, floor, replace(task, model=model), positions)
 
 
 def way(costs: Costs, sender: str, receiver: str, hint: Hint) -> Line:

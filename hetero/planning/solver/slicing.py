@@ -106,37 +106,24 @@ def slice_order(problem: Problem, order: Sequence[int]) -> tuple[float, Assignme
     bottleneck = float(best[used][n])
     if not np.isfinite(bottleneck):
         return None
-    return bottleneck, _trace(order, kinds, costs, best, used)
-
-
-def _less(used: tuple[int, ...], kind: int) -> tuple[int, ...]:
-    return (*used[:kind], used[kind] - 1, *used[kind + 1 :])
-
-
-def _trace(
-    order: Sequence[int],
-    kinds: list[list[int]],
-    costs: list[Floats],
-    best: dict[tuple[int, ...], Floats],
-    used: tuple[int, ...],
-) -> Assignment:
-    """Walk the table back from its end; each step takes one interval off the order."""
-    assignment = [-1] * len(order)
-    end = len(order)
-    # Any step that stays within the bottleneck will do; the longest keeps the intervals few.
-    limit = best[used][end]
+    # Back from the end, each step takes one interval off the order. Any that stays within the
+    # bottleneck will do; the longest keeps the intervals few.
+    assignment = [-1] * n
+    end = n
     while end:
-        for t, kind in enumerate(kinds):
-            if not used[t]:
-                continue
+        for t in (t for t, count in enumerate(used) if count):
             before = best[_less(used, t)]
-            fits = np.flatnonzero(np.maximum(before[: end + 1], costs[t][: end + 1, end]) <= limit)
-            if fits.size:
+            reach = np.maximum(before[: end + 1], costs[t][: end + 1, end])
+            if (fits := np.flatnonzero(reach <= bottleneck)).size:
                 begin = int(fits[0])
                 for v in order[begin:end]:
-                    assignment[v] = kind[used[t] - 1]
+                    assignment[v] = kinds[t][used[t] - 1]
                 end, used = begin, _less(used, t)
                 break
         else:
             raise AssertionError("the slicing table has no way back")
-    return tuple(assignment)
+    return bottleneck, tuple(assignment)
+
+
+def _less(used: tuple[int, ...], kind: int) -> tuple[int, ...]:
+    return (*used[:kind], used[kind] - 1, *used[kind + 1 :])

@@ -70,7 +70,7 @@ def figures(given: Task, placed: Any) -> tuple[float, float]:
     """Bottleneck and latency of an affinity, by the prediction of its cut."""
     cut = partition(given.model, placed)
     company = len({s.device for s in cut.subgraphs}) > 1
-    stages, _, latency = predict(given, given.model, cut, company=company)
+    stages, _, latency = predict(given, cut, company=company)
     loads = dict.fromkeys(given.devices, 0.0)
     for s in stages:
         loads[s.device] += s.run_s + s.transfer_s + s.overhead_s

@@ -46,7 +46,7 @@ def load_of(report: PlanReport) -> dict[str, float]:
 
 def judged(model: Model, given: Any, placed: Mapping[str, str]) -> tuple[float, float]:
     """Bottleneck and latency of an affinity, by the prediction of its real partition."""
-    stages, _, latency = predict(task(model, given), model, partition(model, placed))
+    stages, _, latency = predict(task(model, given), partition(model, placed))
     loads = dict.fromkeys(given.devices, 0.0)
     for s in stages:
         loads[s.device] += s.run_s + s.transfer_s + s.overhead_s

@@ -91,32 +91,3 @@ def test_evaluation_of_a_chain_by_hand() -> None:
     # 1 + 1 and the send, the receive and 2 and the send, the receive and 1.
     assert judged.latency == pytest.approx(2.5 + 3.0 + 1.5)
     assert judged.bottleneck == 4.0
-
-
-def test_branches_on_two_devices_overlap_in_the_latency() -> None:
-    free = np.zeros(3)
-    times = np.array([[4.0] * 3, [3.0] * 3, [1.0] * 3])
-    problem = make_problem(times, [(0, [2], free, free), (1, [2], free, free)])
-    assert evaluate(problem, (0, 0, 0)).latency == pytest.approx(8.0)
-    assert evaluate(problem, (0, 1, 2)).latency == pytest.approx(5.0)
-    # A subgraph starts when all its inputs are there: node 0 waits for node 1 with node 2.
-    assert evaluate(problem, (0, 1, 0)).latency == pytest.approx(8.0)
-
-
-def test_dispatch_is_paid_for_each_subgraph() -> None:
-    problem = make_problem(
-        np.ones((3, 2)),
-        [(0, [1], np.zeros(2), np.zeros(2)), (1, [2], np.zeros(2), np.zeros(2))],
-        dispatch=np.array([0.25, 0.5]),
-    )
-    assert evaluate(problem, (0, 1, 0)).loads.tolist() == [2.5, 1.5]
-    assert evaluate(problem, (0, 0, 0)).loads.tolist() == [3.25, 0.0]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_subgraphs_have_one_device_and_an_acyclic_quotient(seed: int) -> None:
-    problem = random_problem(seed, nodes=40, devices=3)
-    plan = tuple(np.random.default_rng(seed).integers(0, 3, 40).tolist())
-    label = evaluate(problem, plan).cluster
-    assert len(set(zip(label, plan, strict=True))) == len(set(label))
-    assert all(label[u] <= label[v] for u, v in problem.edges())
