@@ -20,11 +20,10 @@ def core() -> Iterator[hetero.Core]:
         yield core
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", light_model_names())
-def test_random_split_gives_the_shipped_output(core: hetero.Core, name: str, seed: int) -> None:
+def test_random_split_gives_the_shipped_output(core: hetero.Core, name: str) -> None:
     model = core.read_model(f"light:{name}")
-    pins = random_affinity(core, model, ["ORT", "CPU"], seed)
+    pins = random_affinity(core, model, ["ORT", "CPU"], seed=0)
     with core.compile_model(model, "HETERO:ORT,CPU", affinity=pins) as compiled:
         assert set(pins.values()) == {"ORT", "CPU"}
         assert len(compiled.subgraphs) > 1

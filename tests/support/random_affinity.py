@@ -14,11 +14,16 @@ def random_affinity(
 ) -> dict[str, str]:
     """Return a random device for each node, among those of `devices` that take it."""
     rng = random.Random(seed)
-    answers = {}
-    for device in devices:  # each first in a list: alone it may take more than beside others
-        listed = ",".join([device, *(other for other in devices if other != device)])
-        support = core.query_model(model, f"HETERO:{listed}")
-        answers[device] = {n for n, d in support.items() if f"{d}.".startswith(f"{device}.")}
+    survey = core.survey_model(model, f"HETERO:{','.join(devices)}")
+    answers = {
+        device: {
+            node
+            for name, answer in survey.answers.items()
+            if f"{name}.".startswith(f"{device}.")
+            for node in answer.devices
+        }
+        for device in devices
+    }
     placed = {}
     for name in model.node_names:
         able = [device for device in devices if name in answers[device]]

@@ -198,7 +198,7 @@ def test_a_fork_is_told_that_the_devices_stayed_behind(core: hetero.Core) -> Non
     ("executor", "rounds"),
     [
         ("inprocess", 60),
-        pytest.param("ray", 1000, marks=[pytest.mark.ray, pytest.mark.slow]),
+        pytest.param("ray", 250, marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )
 def test_rounds_of_compile_run_close_leave_nothing_behind(executor: str, rounds: int) -> None:
