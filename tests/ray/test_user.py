@@ -361,7 +361,9 @@ def test_interrupted_it_ends_soon_and_leaves_no_process(
         "bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60",
         **{mark: "", "TMPDIR": str(temporary)},
     )  # fmt: skip
-    wait_for(lambda: any(server in command for command in processes_with(mark)))
+    while not any(server in line for line in processes_with(mark)):
+        assert process.poll() is None
+        time.sleep(0.05)
     for number in numbers:
         process.send_signal(number)
         time.sleep(0.2)
