@@ -8,7 +8,7 @@ from typing import Any
 from devices.errors import BlobError
 from devices.model.tensor_spec import TensorSpec
 from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.blob_format import FORMAT_VERSION, tensors_of
+from scheduler.formats.blob_format import FORMAT_VERSION
 from scheduler.formats.stored_payload import PAYLOADS
 from scheduler.vocabulary.plan import Plan
 
@@ -61,7 +61,7 @@ def _export_nbytes(blob: BlobFile, exports: Sequence[Any], index: int) -> int | 
     """Return how many bytes a stage's export takes; None for a stage that has none here."""
     if index >= len(exports) or exports[index] is None:
         return None
-    return sum(part.nbytes for part in set(tensors_of(blob.outline(exports[index]))))
+    return sum(part.nbytes for part in blob.stowed(exports[index]))
 
 
 def _port(spec: TensorSpec) -> dict[str, Any]:

@@ -6,7 +6,8 @@ A client has one for all of its deployments: a message goes to the deployment of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from scheduler.vocabulary.messages import Dropped, Free, Message
 
@@ -84,18 +85,13 @@ class SharedChannel:
         """Return a deployment's channel."""
         assert self.channel is not None
         self._receivers[deployment] = receive
-        return _Part(self.channel, self._receivers, deployment)
+        forget = partial(self._receivers.pop, deployment, None)
+        return _Part(self.channel.address, self.channel.send, forget)
 
 
-class _Part:
+class _Part(NamedTuple):
     """A deployment's part of the channel."""
 
-    def __init__(self, channel: Channel, receivers: dict[str, Receiver], deployment: str) -> None:
-        self.address = channel.address
-        self.send = channel.send
-        self._receivers = receivers
-        self._deployment = deployment
-
-    def close(self) -> None:
-        """Hand in nothing more."""
-        self._receivers.pop(self._deployment, None)
+    address: str
+    send: Callable[[str, Message], None]
+    close: Callable[[], Any]

@@ -25,7 +25,6 @@ from scheduler.formats.unpack import unpack
 
 #: Files up to this size are read: one that is mapped ends its readers when another program cuts it.
 _READ_NBYTES: Final = 2**24
-_STRINGS: Final = Decoder(tuple[list[int], list[Any]])
 
 
 class ForeignError(BlobError):
@@ -80,6 +79,12 @@ class BlobFile:
     def outline(self, document: bytes | None = None) -> Any:
         """Return a document, the header's by default, with `Stowed` for what is in segments."""
         return self._unpack(document, self._stowed)
+
+    def stowed(self, document: bytes) -> set[form.Stowed]:
+        """Return what a document has in segments."""
+        found: list[form.Stowed | np.ndarray] = []
+        self._unpack(document, lambda *extension: found.append(self._stowed(*extension)))
+        return {entry for entry in found if isinstance(entry, form.Stowed)}
 
     def contents(self, document: bytes | None = None) -> Any:
         """Return a document, the header's by default; arrays are read-only views of the blob.
@@ -155,13 +160,13 @@ class BlobFile:
             (index,) = form.BYTES_ENTRY.unpack(entry)
             return form.Stowed(index, self._length(index), "bytes")
         if code == form.STRINGS:
-            return strings_of(*unpack(entry, _STRINGS, where), where)
+            return strings_of(entry, where)
         size = len(entry) - form.TENSOR_ENTRY.size
         if code != form.TENSOR or size < 0 or size % 8:
             raise BlobError(f"{where}: unknown extension {code} of {len(entry)} bytes.")
         segment, number = form.TENSOR_ENTRY.unpack_from(entry)
         sizes = struct.unpack_from(f"<{size // 8}Q", entry, form.TENSOR_ENTRY.size)
-        shape = shape_of(list(sizes), where)
+        shape = shape_of(sizes, where)
         name = form.NAME_OF.get(number)
         if name is None:
             raise BlobError(f"{where}: a tensor of unknown element type {number}.")

@@ -24,7 +24,7 @@ import itertools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -109,15 +109,3 @@ def read_header(first: bytes, header: bytes, where: str) -> tuple[Iterator[Segme
     if len(rows) % SEGMENT_ROW.size:
         raise BlobError(f"{where}: header: segments: no table.")
     return itertools.starmap(Segment, SEGMENT_ROW.iter_unpack(rows)), document
-
-
-def tensors_of(tree: Any) -> Iterator[Stowed]:
-    """Yield everything that a document's outline has in segments."""
-    if isinstance(tree, Stowed):
-        yield tree
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from tensors_of(item)
-    elif isinstance(tree, list):
-        for item in tree:
-            yield from tensors_of(item)

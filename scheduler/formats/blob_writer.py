@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from scheduler.formats import blob_format as form
-from scheduler.formats.tensor_entries import raw, texts_of
+from scheduler.formats.tensor_entries import packed_strings, raw
 from scheduler.formats.weightless import write_without
 
 
@@ -101,14 +101,15 @@ class BlobWriter:
         raise TypeError(f"a {type(value).__name__} cannot be written to a blob.")
 
     def _tensor(self, array: np.ndarray) -> msgpack.ExtType:
-        shape = list(array.shape)
         if array.dtype.kind in "OUS":
-            return msgpack.ExtType(form.STRINGS, msgpack.packb([shape, texts_of(array)]))
+            return msgpack.ExtType(form.STRINGS, packed_strings(array))
         number = form.NUMBER_OF.get(array.dtype.name)
         if number is None:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: ONNX has none.")
         segment = -1
         if array.size:
             segment = self._add(raw(array))
-        packed = form.TENSOR_ENTRY.pack(segment, number) + struct.pack(f"<{len(shape)}Q", *shape)
+        packed = form.TENSOR_ENTRY.pack(segment, number) + struct.pack(
+            f"<{array.ndim}Q", *array.shape
+        )
         return msgpack.ExtType(form.TENSOR, packed)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from msgspec.msgpack import Decoder, encode
 
 from devices.errors import BlobError
 from devices.model.element_type import DTYPES as ELEMENT_DTYPES
+from scheduler.formats.unpack import unpack
 
 #: Tensor element types, by name; strings go apart.
 DTYPES: Final[dict[str, np.dtype]] = {
@@ -16,15 +19,19 @@ DTYPES: Final[dict[str, np.dtype]] = {
 }
 #: numpy's own limit.
 _MAX_RANK: Final = 64
+#: Shape and texts.
+_STRINGS: Final = Decoder(tuple[list[int], list[Any]])
 
 
-def texts_of(array: np.ndarray) -> list[str | bytes]:
-    """Return a tensor's strings in C order; TypeError if it is of objects that are no strings."""
+def packed_strings(array: np.ndarray) -> bytes:
+    """Return a tensor of strings as msgpack; TypeError if it is of objects that are no strings."""
     texts = array.ravel().tolist()
     for text in texts:
         if not isinstance(text, str | bytes):
             raise TypeError(f"a tensor of objects holds strings; got {type(text).__name__}.")
-    return texts
+    return encode(
+        (array.shape, texts), enc_hook=lambda it: str(it) if isinstance(it, str) else bytes(it)
+    )
 
 
 def little_endian(array: np.ndarray) -> np.ndarray:
@@ -39,18 +46,18 @@ def raw(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(little_endian(array)).reshape(-1).view(np.uint8).data
 
 
-def shape_of(sizes: Any, where: str) -> tuple[int, ...]:
+def shape_of(sizes: Sequence[int], where: str) -> tuple[int, ...]:
     """Return a shape that was read, checked."""
-    sound = isinstance(sizes, list) and len(sizes) <= _MAX_RANK
-    if not sound or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+    if len(sizes) > _MAX_RANK or not all(0 <= size < 2**62 for size in sizes):
         raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
     return tuple(sizes)
 
 
-def strings_of(sizes: Any, texts: Any, where: str) -> np.ndarray:
-    """Return a read-only tensor of strings that were read, checked."""
+def strings_of(data: memoryview, where: str) -> np.ndarray:
+    """Return the read-only tensor of `packed_strings`, checked."""
+    sizes, texts = unpack(data, _STRINGS, where)
     shape = shape_of(sizes, where)
-    if not isinstance(texts, list) or math.prod(shape) != len(texts):
+    if math.prod(shape) != len(texts):
         raise BlobError(f"{where}: a tensor of strings that do not fill {shape}.")
     if any(not isinstance(text, str | bytes) for text in texts):
         raise BlobError(f"{where}: a tensor of strings that holds something else.")

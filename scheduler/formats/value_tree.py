@@ -21,9 +21,9 @@ from scheduler.formats.tensor_entries import (
     DTYPES,
     frozen,
     little_endian,
+    packed_strings,
     shape_of,
     strings_of,
-    texts_of,
 )
 
 #: Names of element types; byte orders other than the machine's are not in it.
@@ -49,7 +49,6 @@ class _Tensor(NamedTuple):
 
 
 _READ_TENSOR: Final = Decoder(_Tensor)
-_READ_STRINGS: Final = Decoder(tuple[list[int], list[Any]])
 _READ_INTEGER: Final = Decoder(Annotated[str, Meta(max_length=4096)])
 
 
@@ -87,7 +86,7 @@ def _tensor_tree(tag: int, array: np.ndarray, place: Place) -> Ext:
     if name is not None and array.flags.c_contiguous:  # most by far
         return Ext(tag, encode((name, array.shape, place(array), ())))
     if array.dtype.kind in "OUS":
-        return Ext(_STRINGS, encode((array.shape, texts_of(array))))
+        return Ext(_STRINGS, packed_strings(array))
     array = little_endian(array)
     name = _NAMES.get(array.dtype)
     if name is None:
@@ -136,7 +135,7 @@ def extended(tag: int, data: memoryview, contents: Contents) -> Any:
     Raises BlobError, TypeError, ValueError: it is that of no value.
     """
     if tag == _STRINGS:
-        return strings_of(*_READ_STRINGS.decode(data), "message")
+        return strings_of(data, "message")
     if tag == _INTEGER:
         return int(_READ_INTEGER.decode(data))
     if tag not in (_TENSOR, _SCALAR):
@@ -156,7 +155,7 @@ def _tensor(entry: _Tensor, contents: Contents) -> np.ndarray:
         tensor: np.ndarray = np.ndarray(sizes, dtype, place)
         if tensor.nbytes == len(place):
             return tensor
-    shape = shape_of([*sizes], "message")
+    shape = shape_of(sizes, "message")
     if dtype is None:
         raise BlobError(f"message with a tensor of type {name!r}.")
     count = math.prod(shape)

@@ -42,6 +42,12 @@ def test_nan_payloads_and_signed_zeros_keep_their_bits() -> None:
     check_equal(sent(bits.view(np.float32)), bits.view(np.float32))
 
 
+def test_strings_of_numpys_in_a_tensor_of_objects_are_strings() -> None:
+    got = sent(np.array([np.str_("a"), np.bytes_(b"b"), "c"], object))
+    assert [*map(type, got)] == [str, bytes, str]
+    check_equal(got, np.array(["a", b"b", "c"], object))
+
+
 def test_big_endian_tensors_arrive_as_native_ones() -> None:
     got = sent(np.arange(3, dtype=">i4"))
     check_equal(got, np.arange(3, dtype=np.int32))
