@@ -58,13 +58,12 @@ class MessageWriter:
         self._put: Put | None = None
         self._segments: list[Segment] = []
 
-    def frames(self, message: Message, put: Put | None = None, before: bytes = b"") -> list[Any]:
+    def frames(self, message: Message, put: Put | None = None) -> list[Any]:
         """Return a message as frames, bytes first; the others are the tensors' own memory.
 
         Errors outside the error tree become their nearest base in it.
 
         `put`: where contents of more than `inline_nbytes` go if it takes them.
-        `before`: what the first frame starts with.
         Raises TypeError: a value in it is none of ONNX's; BlobError: one is nested too deep.
         """
         segments = self._segments = []
@@ -80,7 +79,7 @@ class MessageWriter:
             packed = self._pack(told)
         finally:
             self._put, self._segments = None, []  # they hold what is sent
-        return [b"".join((before, _START_OF[type(message)], packed)), *segments]
+        return [_START_OF[type(message)] + packed, *segments]
 
     def _trees(self, tensors: Mapping[str, Value]) -> dict[str, Any]:
         return {name: tree_of(value, self._place) for name, value in tensors.items()}

@@ -147,27 +147,23 @@ class Peer:
 
     def _send(self, message: Message) -> tuple[bytes, int] | None:
         near = self.near
-        number = near.count + 1
         if self._near and self._datagrams is None:
             self._datagrams = _connected(self.endpoint.datagram_path)
-        if self._peers.holder == threading.get_ident() and self._datagrams is not None:
-            frames = self._writer.frames(message, self._put)
-            if len(frames) == 1 and not self._filled:
-                self._hold(frames[0])
-                return None
-            frames[0] = bytes(PREFIX.size) + frames[0]
-            return self._send_far(frames)
-        prefix = PREFIX.pack(self._identity, near.id, number, 0)
-        frames = self._writer.frames(message, self._put, prefix)
+        frames = self._writer.frames(message, self._put)
         datagrams, head = self._datagrams, frames[0]
-        if datagrams is not None and len(frames) == 1 and len(head) <= MOST_DATAGRAM_NBYTES:
-            near.count = number  # first: where Ctrl-C comes next, it is missed, and not a double
+        if datagrams is None or len(frames) > 1:
+            return self._send_far(frames)
+        if self._peers.holder == threading.get_ident() and not self._filled:
+            self._hold(head)
+            return None
+        if len(head) <= MOST_DATAGRAM_NBYTES - PREFIX.size:
+            near.count += 1  # first: where Ctrl-C comes next, it is missed, and not a double
             try:
-                datagrams.send(head)
+                datagrams.sendmsg((PREFIX.pack(self._identity, near.id, near.count, 0), head))
             except OSError:  # no room, or nobody there
                 near.count -= 1
             else:
-                return near.id, number
+                return near.id, near.count
         return self._send_far(frames)
 
     def _hold(self, packed: bytes) -> None:
@@ -235,7 +231,7 @@ class Peer:
             self._datagrams.send(prefix + encode(waiting))
         except OSError:  # no room, or nobody there
             for packed in waiting:
-                self._send_far([bytes(PREFIX.size) + packed])
+                self._send_far([packed])
         else:
             near.count += 1
 
@@ -259,7 +255,7 @@ class Peer:
             )
         far.count += 1
         prefix = PREFIX.pack(self._identity, far.id, far.count, len(frames) - 1)
-        frames[0] = prefix + frames[0][PREFIX.size :]
+        frames[0] = prefix + frames[0]
         if not self._near:
             far.keep(frames)
         try:
