@@ -46,7 +46,7 @@ from scheduler.formats.blob_writer import BlobWriter
 from scheduler.formats.model_parts import ModelParts, join_model, split_model
 from scheduler.formats.stored_payload import PAYLOADS, write_payload
 from scheduler.formats.tensor_entries import raw
-from scheduler.formats.weightless import is_weightless, restore
+from scheduler.formats.weightless import is_weightless, restore, write_without
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -128,7 +128,7 @@ def write_model(
         "source": writer.document(parts._asdict()),
     }
     if weightless:
-        return writer.write_without(file, head, parts.weights.values())
+        return write_without(parts.weights.values(), writer, file, head)
     return writer.write(file, head)
 
 

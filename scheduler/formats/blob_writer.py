@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import msgpack
@@ -12,15 +12,14 @@ import xxhash
 
 from scheduler.formats import blob_format as form
 from scheduler.formats.tensor_entries import packed_strings, raw
-from scheduler.formats.weightless import write_without
 
 
 class BlobWriter:
     """Collects segments, equal ones once, and writes them behind a header."""
 
     def __init__(self) -> None:
-        self._contents: list[memoryview] = []
-        self._checksums: list[bytes] = []
+        self.contents: list[memoryview] = []
+        #: By length and checksum.
         self._index: dict[tuple[int, bytes], int] = {}
 
     def document(self, value: Any) -> bytes:
@@ -36,25 +35,20 @@ class BlobWriter:
 
     def write(self, file: BinaryIO, value: Any) -> int:
         """Write the blob whose header is the document of `value`; return its length in bytes."""
-        beginning, table, nbytes = self._laid_out(value)
+        beginning, table, nbytes = self.laid_out(value)
         file.write(beginning)
         position = len(beginning)
-        for segment, contents in zip(table, self._contents, strict=True):
+        for segment, contents in zip(table, self.contents, strict=True):
             file.write(bytes(segment.offset - position))
             file.write(contents)
             position = segment.offset + segment.nbytes
         file.write(bytes(nbytes - position))
         return nbytes
 
-    def write_without(self, file: BinaryIO, value: Any, weights: Iterable[np.ndarray]) -> int:
-        """Write the same blob without `weights`; see `scheduler.formats.weightless`."""
-        beginning, table, _ = self._laid_out(value)
-        return write_without(file, beginning, table, self._contents, weights)
-
-    def _laid_out(self, value: Any) -> tuple[bytes, list[form.Segment], int]:
+    def laid_out(self, value: Any) -> tuple[bytes, list[form.Segment], int]:
         """Return the prefix and the header, where the segments lie, and the blob's length."""
         document = self.document(value)
-        rows = bytes(len(self._contents) * form.SEGMENT_ROW.size)  # which have that length
+        rows = bytes(len(self.contents) * form.SEGMENT_ROW.size)  # which have that length
         nbytes, table = self._table(form.PREFIX.size + len(msgpack.packb([rows, document])))
         rows = b"".join(form.SEGMENT_ROW.pack(*segment) for segment in table)
         header = msgpack.packb([rows, document])
@@ -65,20 +59,19 @@ class BlobWriter:
 
     def _table(self, end: int) -> tuple[int, list[form.Segment]]:
         table = []
-        for contents, checksum in zip(self._contents, self._checksums, strict=True):
-            step = form.PAGE if contents.nbytes >= form.LARGE_NBYTES else form.ALIGNMENT
+        for nbytes, checksum in self._index:
+            step = form.PAGE if nbytes >= form.LARGE_NBYTES else form.ALIGNMENT
             offset = -(-end // step) * step
-            table.append(form.Segment(offset, contents.nbytes, checksum))
-            end = offset + contents.nbytes
+            table.append(form.Segment(offset, nbytes, checksum))
+            end = offset + nbytes
         return end, table
 
     def _add(self, contents: memoryview) -> int:
-        checksum = xxhash.xxh3_128_digest(contents)
-        index = self._index.setdefault((contents.nbytes, checksum), len(self._contents))
-        if index == len(self._contents):
-            self._contents.append(contents)
-            self._checksums.append(checksum)
-        return index
+        key = contents.nbytes, xxhash.xxh3_128_digest(contents)
+        if key not in self._index:
+            self._index[key] = len(self.contents)
+            self.contents.append(contents)
+        return self._index[key]
 
     def _tree(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):

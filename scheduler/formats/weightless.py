@@ -18,7 +18,7 @@ import mmap
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import xxhash
@@ -26,6 +26,7 @@ import xxhash
 from devices.errors import BlobError
 from scheduler.formats import blob_format as form
 from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.blob_writer import BlobWriter
 from scheduler.formats.tensor_entries import raw
 
 MAGIC: Final = b"HETEROW\n"
@@ -37,21 +38,15 @@ Source = str | Path | bytes | bytearray | memoryview
 
 
 def write_without(
-    file: BinaryIO,
-    beginning: bytes,
-    segments: Sequence[form.Segment],
-    contents: Sequence[memoryview],
-    weights: Iterable[np.ndarray],
+    weights: Iterable[np.ndarray], writer: BlobWriter, file: BinaryIO, value: Any
 ) -> int:
-    """Write a blob without those of its segments that hold one of `weights`; return its length.
-
-    `beginning`: the blob's prefix and header; `contents`: of its `segments`.
-    """
+    """Write what `writer.write` would, without segments that hold `weights`; return its length."""
+    beginning, segments, _ = writer.laid_out(value)
     left_out = _by_contents(weights).keys()
     here = [(s.nbytes, s.checksum) not in left_out for s in segments]
     head = _START.pack(MAGIC, len(beginning)) + beginning + bytes(here)
     file.write(head)
-    kept = [part for part, is_here in zip(contents, here, strict=True) if is_here]
+    kept = [part for part, is_here in zip(writer.contents, here, strict=True) if is_here]
     for part in kept:
         file.write(part)
     return len(head) + sum(part.nbytes for part in kept)
