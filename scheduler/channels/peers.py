@@ -94,6 +94,7 @@ class Peer:
         #: us; and how it is, as it has said.
         self.said_s = -math.inf
         self.packed_status = b""
+        #: Its stamp, once somebody has looked; it is not looked at once it has left, or ended.
         self.stamp: StampReader | None = None
         self.has_left = False
         #: When there was nothing to say to it of the links.

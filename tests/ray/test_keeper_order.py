@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ from scheduler.ray.actor import DeviceActor
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.keeper import DeviceKeeper
 from scheduler.vocabulary import events
+from tests.scheduler.parties import wait_for
 
 _WAIT_S = 30.0
 
@@ -58,13 +57,6 @@ def _device(address: str) -> Any:
     return SimpleNamespace(address=address, descriptor=descriptor, actor_id=address, node_id="n")
 
 
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
-
-
 def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     is_lost_again = threading.Event()
     slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
@@ -82,12 +74,12 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     first, second = _device("a1"), _device("a2")
     keeper.watch(first)
     keeper.silent("a1", 0.0)
-    _wait_until(lambda: "DeviceLost" in other.told)
+    wait_for(lambda: "DeviceLost" in other.told)
     for deployment in (slow, other):
         deployment.devices["D"] = second
     starts = threading.Thread(target=keeper.watch, args=(second,))
     starts.start()
-    _wait_until(lambda: "a2" in keeper._actors)
+    wait_for(lambda: "a2" in keeper._actors)
     keeper.silent("a2", 0.0)
     assert is_lost_again.wait(_WAIT_S)
     starts.join(_WAIT_S)
@@ -136,9 +128,9 @@ def test_a_device_that_has_given_a_client_up_loads_its_stages_again_and_goes_on(
     )
     keeper.serve(channel)
     keeper.watch(device)
-    _wait_until(lambda: keeper._leases_ended.get("a1") == 0.0)
+    wait_for(lambda: keeper._leases_ended.get("a1") == 0.0)
     ended = 1.0  # another client's
-    _wait_until(lambda: keeper._leases_ended.get("a1") == 1.0)
+    wait_for(lambda: keeper._leases_ended.get("a1") == 1.0)
     assert restarts.empty()
     has_stages, ended = False, 2.0
     order = restarts.get(timeout=_WAIT_S)
