@@ -16,10 +16,11 @@ from msgspec.msgpack import Decoder, Encoder
 
 from devices.errors import BlobError
 from devices.plugin.program import Value
+from devices.request.request import PLAIN
 from scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
 from scheduler.formats.unpack import refuse
 from scheduler.formats.value_tree import check_nesting, extended, tree_of
-from scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Values
+from scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Task, Values
 
 #: Raised whenever the form changes; other versions are refused by name.
 VERSION: Final = 8
@@ -70,12 +71,14 @@ class MessageWriter:
         self._put = put
         try:
             told: Any = message
-            if isinstance(message, (Values, Outputs)):
+            if isinstance(message, Values):
                 told = (message.task, self._trees(message.tensors), message.runs)
+            elif isinstance(message, Outputs):
+                told = (_named_only(message.task), self._trees(message.tensors), message.runs)
             elif isinstance(message, Keep):
                 told = (*message[:-1], self._trees(message.tensors))
             elif isinstance(message, Failure):
-                told = (message.task, error_entry(message.error, self._place))
+                told = (_named_only(message.task), error_entry(message.error, self._place))
             packed = self._pack(told)
         finally:
             self._put, self._segments = None, []  # they hold what is sent
@@ -160,6 +163,11 @@ def _reader(kind: type[Message]) -> Callable[[memoryview], Any]:
 
 
 _READ: Final[list[tuple[Any, Callable[[memoryview], Any]]]] = [(it, _reader(it)) for it in _KINDS]
+
+
+def _named_only(task: Task) -> tuple[tuple[Any, ...], int]:
+    """Return what an answer tells of its task: its client has the rest."""
+    return (*PLAIN[:4], *task.request[4:8]), task.stage
 
 
 def _plain(value: Any) -> Any:

@@ -58,8 +58,15 @@ def arrived(message: Message) -> Any:
     return envelope.message([bytes(frame) for frame in frames(message)])
 
 
+def as_answered(task: Task) -> Task:
+    """Return what an answer tells of its task."""
+    number, attempt = task.request.id, task.request.attempt
+    return Task(Request(deployment="key/model:0", id=number, attempt=attempt), task.stage)
+
+
 def check_tensors(got: Any, want: Any) -> None:
-    assert got._replace(tensors={}) == want._replace(tensors={})
+    task = as_answered(want.task) if type(want) is Outputs else want.task
+    assert got._replace(tensors={}) == want._replace(tensors={}, task=task)
     check_equal(got.tensors, want.tensors)
 
 
@@ -101,7 +108,7 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
     [
         Dropped(REQUEST),
         Give(TASK, "client", "device", {"key/1": {"x": "y", "z": "y"}, "key/2": {}}, ("key/3",)),
-        Outputs(TASK, {}, (RUN,)),
+        Outputs(as_answered(TASK), {}, (RUN,)),
         Values(Task(REQUEST._replace(route=AGAIN, keep=("y",)), 1), {}, (RUN,)),
         Join(TASK, "client", "key/4", {"y": (RowLayout(0, 2, 7, True), (("key/1", "y", (0, 2)),))}),
         Join(
