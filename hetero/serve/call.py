@@ -10,7 +10,7 @@ from msgspec import Meta, Raw, Struct
 
 from hetero.serve.datatypes import NAMES
 from hetero.serve.errors import refused
-from hetero.serve.regions import Place, Regions
+from hetero.serve.regions import Regions
 from hetero.serve.tensors import from_raw, to_raw
 
 #: The level of a request that names none; 1 is the highest.
@@ -33,12 +33,11 @@ class TensorParameters(Struct):
     shared_memory_offset: Size = 0
 
     @property
-    def place(self) -> Place | None:
-        """Where in the client's memory the tensor is; None where it is in the message."""
-        if self.shared_memory_region is None:
+    def place(self) -> tuple[str, int, int] | None:
+        """Region, size and offset in the client's memory; None where it is in the message."""
+        if (name := self.shared_memory_region) is None:
             return None
-        nbytes, offset = self.shared_memory_byte_size, self.shared_memory_offset
-        return Place(self.shared_memory_region, nbytes, offset)
+        return name, self.shared_memory_byte_size, self.shared_memory_offset
 
 
 class CallParameters(Struct):
@@ -113,7 +112,7 @@ def read_call(
         if entry.name in inputs:
             raise refused(f"input {entry.name!r} is given twice.")
         if entry.parameters is not None and (place := entry.parameters.place):
-            data = regions.read(place)
+            data = regions.read(*place)
             inputs[entry.name] = from_raw(entry.name, entry.datatype, entry.shape, data)
         else:
             inputs[entry.name] = tensor(entry)
@@ -147,10 +146,11 @@ def placed(
         datatype = NAMES[array.dtype]
         if place := wanted.place:
             data = to_raw(array)
-            regions.write(place, data)
+            region, _, offset = place
+            regions.write(*place, data)
             parameters = {
-                "shared_memory_region": place.region,
-                "shared_memory_offset": place.offset,
+                "shared_memory_region": region,
+                "shared_memory_offset": offset,
                 "shared_memory_byte_size": len(data),
             }
             yield Output(name, datatype, array, False, parameters)

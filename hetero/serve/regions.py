@@ -10,20 +10,12 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from hetero.serve.errors import refused
 
 #: Where POSIX shared memory is on Linux.
 _FOLDER: Final = Path("/dev/shm")
-
-
-class Place(NamedTuple):
-    """Where a tensor is in a client's memory: a region, and the bytes in it."""
-
-    region: str
-    nbytes: int
-    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,37 +76,31 @@ class Regions:
             for n, r in ((n, self._region(n)) for n in names)
         ]
 
-    def read(self, place: Place) -> bytes:
-        """Return the bytes of a place."""
-        region, offset = self._at(place)
-        data = os.pread(region.file, place.nbytes, offset)
-        if len(data) != place.nbytes:
-            raise refused(f"region {place.region!r} has become smaller.")
+    def read(self, name: str, nbytes: int, offset: int) -> bytes:
+        """Return bytes of a region."""
+        region = self._region(name, nbytes, offset)
+        data = os.pread(region.file, nbytes, region.offset + offset)
+        if len(data) != nbytes:
+            raise refused(f"region {name!r} has become smaller.")
         return data
 
-    def write(self, place: Place, data: bytes | memoryview) -> None:
-        """Write bytes to a place, which has to have room for them."""
-        if len(data) > place.nbytes:
-            raise refused(
-                f"region {place.region!r}: the output has {len(data)} bytes, its place "
-                f"{place.nbytes}."
-            )
-        region, offset = self._at(place)
-        os.pwrite(region.file, data, offset)
+    def write(self, name: str, nbytes: int, offset: int, data: bytes | memoryview) -> None:
+        """Write an output to its place in a region, which has to have room for it."""
+        if len(data) > nbytes:
+            raise refused(f"region {name!r}: the output has {len(data)} bytes, its place {nbytes}.")
+        region = self._region(name, nbytes, offset)
+        os.pwrite(region.file, data, region.offset + offset)
 
-    def _at(self, place: Place) -> tuple[_Region, int]:
+    def _region(self, name: str, nbytes: int = 0, offset: int = 0) -> _Region:
+        """Return a region that has these bytes."""
         self._require_allowed()
-        region = self._region(place.region)
-        if place.offset + place.nbytes > region.nbytes:
-            raise refused(
-                f"region {place.region!r} has {region.nbytes} bytes; bytes {place.offset} to "
-                f"{place.offset + place.nbytes} were asked for."
-            )
-        return region, region.offset + place.offset
-
-    def _region(self, name: str) -> _Region:
         if (region := self._regions.get(name)) is None:
             raise refused(f"no region {name!r} is registered.")
+        if offset + nbytes > region.nbytes:
+            raise refused(
+                f"region {name!r} has {region.nbytes} bytes; bytes {offset} to "
+                f"{offset + nbytes} were asked for."
+            )
         return region
 
     def _require_allowed(self) -> None:
