@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -177,23 +176,20 @@ class ServingApp:
         exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
 
     def _infer(self, exchange: Exchange, names: Names) -> Waits | None:
-        inference = Inference(self._service.repository.find(**names))
         encoding, headers = exchange.headers.get(b"content-encoding"), exchange.headers
-        with ExitStack() as block:
-            block.enter_context(inference)
+        with Inference(self._service.repository.find(**names)) as inference:
             if not encoding:
                 self._begin(inference, headers, exchange.body)
             if encoding or _accepts_packed(exchange) or not inference.submission.future.done():
-                return self._infer_in_turn(block.pop_all(), inference, exchange)
+                inference.goes_on = True
+                return self._infer_in_turn(inference, exchange)
             answer = self._written(inference, inference.submission.future.result())
         exchange.answer(200, *answer)
         return None
 
-    async def _infer_in_turn(
-        self, block: ExitStack, inference: Inference, exchange: Exchange
-    ) -> None:
+    async def _infer_in_turn(self, inference: Inference, exchange: Exchange) -> None:
         """Answer an inference that has to wait, or whose bytes are packed."""
-        with block:
+        with inference:
             if encoding := exchange.header(b"content-encoding").lower():
                 most = self.options.body_nbytes
                 body = await asyncio.to_thread(unpacked, exchange.body, encoding, most)

@@ -49,7 +49,7 @@ _NOTHING: Final = memoryview(b"")
 Headers = Sequence[tuple[bytes, bytes]]
 _access: Final = logging.getLogger("hetero.serve.access")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+_LINES: Final = {s.value: b"%d %s" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 #: Bytes of a body up to which it is written in one piece with its head.
 ONE_PIECE_NBYTES: Final = 65536
 
@@ -378,12 +378,13 @@ class Exchange:
         headers: Headers = (),
     ) -> None:  # fmt: skip
         """Write the response."""
-        nbytes = sum(map(len, parts))
-        told = [(b"content-length", b"%d" % nbytes), *headers]
+        self.sent_nbytes = nbytes = sum(map(len, parts))
+        told = b"content-length: %d\r\n" % nbytes
+        for header in headers:
+            told += b"%s: %s\r\n" % header
         if parts:
-            told.append((b"content-type", kind))
+            told += b"content-type: %s\r\n" % kind
         pieces = [self._head(status, told), *(parts if self.method != "HEAD" else ())]
-        self.sent_nbytes = nbytes
         for piece in pieces if nbytes > ONE_PIECE_NBYTES else [b"".join(pieces)]:
             self._write(piece)
         self._connection.answered(self)
@@ -394,11 +395,11 @@ class Exchange:
 
     def begin_events(self) -> None:
         """Begin a response of server-sent events."""
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        told = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
         self.has_events, self._is_chunked = True, self.keeps
         if self.keeps:  # else it ends with the connection
-            headers.append((b"transfer-encoding", b"chunked"))
-        self._write(self._head(200, headers))
+            told += b"transfer-encoding: chunked\r\n"
+        self._write(self._head(200, told))
 
     async def write_event(self, document: Any) -> None:
         """Write a JSON document as an event, once the client has taken those before it."""
@@ -418,14 +419,11 @@ class Exchange:
         if piece:
             self._write(b"%x\r\n%s\r\n" % (len(piece), piece) if self._is_chunked else piece)
 
-    def _head(self, status: int, headers: Headers) -> bytes:
+    def _head(self, status: int, told: bytes) -> bytes:
         self.status = status
         self.keeps = self.keeps and not self._connection.is_last
-        lines = [b"HTTP/1.1 %d %s" % (status, _PHRASES.get(status, "").encode())]
-        lines += [b"%s: %s" % header for header in headers]
-        if not self.keeps:
-            lines.append(b"connection: close")
-        return b"\r\n".join([*lines, b"", b""])
+        close = b"" if self.keeps else b"connection: close\r\n"
+        return b"HTTP/1.1 %s\r\n%s%s\r\n" % (_LINES.get(status, b"%d " % status), told, close)
 
     def _write(self, piece: Raw) -> None:
         if not self.is_gone:

@@ -28,7 +28,7 @@ class Inference:
     """
 
     __slots__ = (
-        "_answer", "_began_s", "_read_s", "_runs", "_writes_s", "call", "model",
+        "_answer", "_began_s", "_read_s", "_runs", "_writes_s", "call", "goes_on", "model",
         "submission", "values",
     )  # fmt: skip
 
@@ -37,6 +37,8 @@ class Inference:
         self.call: InferCall
         self.values: Mapping[str, Value]
         self.submission: Submission
+        #: Whether it goes on in another block than the one that ends next.
+        self.goes_on = False
         self._runs = False
         self._began_s = time.perf_counter()
 
@@ -86,6 +88,9 @@ class Inference:
         return [*placed(self.call, self.model.output_names, answer.outputs, regions)]
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if self.goes_on:
+            self.goes_on = False
+            return
         ended_s, counts = time.perf_counter(), self.model.statistics
         took_s = ended_s - self._began_s
         rows = 0 if error is not None else self.model.rows(self.values)

@@ -185,7 +185,7 @@ class RequestRunner:
                 submitted.rows = limits.batching.size
         try:
             self.handle(submitted)
-            if request.waits is None:
+            if not call.is_granted and request.waits is None:
                 with self._lock:  # what comes of it later, its future tells
                     call.is_granted = call.is_granted or not call.future.done()
             elif not call.is_granted:
