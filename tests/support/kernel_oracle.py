@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -112,6 +113,12 @@ def run_kernel(
             for position, (got, wanted) in enumerate(zip(on_device, results, strict=True)):
                 compare(got, wanted, 1e-6, 1e-6, f"{op_type} on the emulated GPU, {position}")
     return results
+
+
+def refuses(error: type[Exception], message: str, *arguments: Any, **keywords: Any) -> None:
+    """Assert that our kernel refuses the arguments of `run_kernel` in such words (a pattern)."""
+    with pytest.raises(error, match=message):
+        run_kernel(*arguments, **keywords)
 
 
 def one_node_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import check, run_kernel, run_reference
+from tests.support.kernel_oracle import check, refuses, run_kernel, run_reference
 
 RNG = np.random.default_rng(7)
 
@@ -94,8 +94,7 @@ def test_attention_refuses(change, attributes, message):
     inputs = [floats(1, 2, 3, 4), floats(1, 2, 5, 4), floats(1, 2, 5, 4), None, None, None]
     for position, value in change.items():
         inputs[position] = value
-    with pytest.raises(ValueError, match=message):
-        run_kernel("Attention", inputs, attributes, 23)
+    refuses(ValueError, message, "Attention", inputs, attributes, 23)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
@@ -115,8 +114,7 @@ def test_rotary_embedding(interleaved, rotary, packed, positions):
 
 def test_rotary_embedding_refuses_positions_beyond_the_cache():
     inputs = [floats(1, 1, 2, 4), floats(5, 2), floats(5, 2), np.array([[0, 5]])]
-    with pytest.raises(IndexError, match="5 rows"):
-        run_kernel("RotaryEmbedding", inputs, {}, 23)
+    refuses(IndexError, "5 rows", "RotaryEmbedding", inputs, {}, 23)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, cases, check, compare, run_kernel
+from tests.support.kernel_oracle import NARROW, cases, check, compare, refuses, run_kernel
 
 RNG = np.random.default_rng(20)
 SPECIAL = np.array(
@@ -77,8 +77,7 @@ def test_integer_division_by_zero_is_refused(op_type: str) -> None:
 
 
 def test_types_do_not_mix() -> None:
-    with pytest.raises(TypeError, match="float32, float64"):
-        run_kernel("Add", [floats((2,)), floats((2,)).astype(np.float64)])
+    refuses(TypeError, "float32, float64", "Add", [floats((2,)), floats((2,)).astype(np.float64)])
 
 
 @pytest.mark.parametrize("fmod", [0, 1])
@@ -89,8 +88,7 @@ def test_mod(fmod: int, dtype: Any) -> None:
         a = a * np.array([1, -1, 1, -1, 1], dtype)
         b = b * np.array([1, 1, -1, -1, -1], dtype)
     if dtype is np.float32 and not fmod:
-        with pytest.raises(ValueError, match="fmod=1"):
-            run_kernel("Mod", [a, b], opset=13)
+        refuses(ValueError, "fmod=1", "Mod", [a, b], opset=13)
         return
     for opset in (10, 13):
         check("Mod", [a, b], {"fmod": fmod}, opset)
@@ -119,8 +117,7 @@ def test_pow_of_integers_to_negative_powers() -> None:
     x = np.array([1, -1, -1, 2, -3], np.int32)
     y = np.array([-2, -3, -2, -1, -2], np.int32)
     check("Pow", [x, y], opset=13, expected=[np.array([1, -1, 1, 0, 0], np.int32)])
-    with pytest.raises(ValueError, match="negative power"):
-        run_kernel("Pow", [np.array([0, 1]), np.array([-1, -1])])
+    refuses(ValueError, "negative power", "Pow", [np.array([0, 1]), np.array([-1, -1])])
 
 
 @pytest.mark.parametrize(("op_type", "opset"), cases("Max", "Min", "Sum", "Mean"))
@@ -156,8 +153,7 @@ def test_clip_by_inputs(dtype: Any) -> None:
                 check("Clip", inputs, opset=opset, expected=[np.full(5, -1, dtype)])
             else:
                 check("Clip", inputs, opset=opset)
-    with pytest.raises(ValueError, match="scalar"):
-        run_kernel("Clip", [x, np.array([1, 2], dtype)], opset=13)
+    refuses(ValueError, "scalar", "Clip", [x, np.array([1, 2], dtype)], opset=13)
 
 
 @pytest.mark.parametrize("flags", [(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -228,5 +224,4 @@ def test_broadcast_by_axis_at_opset_6(b: tuple[int, ...], attributes: dict[str, 
     start = attributes.get("axis", 3 - len(b))
     aligned = y.reshape(b + (1,) * (3 - start - len(b))) if y.size > 1 else y.reshape(())
     check("Sub", [x, y], attributes, 6, expected=[x - aligned])
-    with pytest.raises(ValueError, match=r"differ|is not that of"):
-        run_kernel("Sub", [x, floats((5,))], attributes, 6)
+    refuses(ValueError, r"differ|is not that of", "Sub", [x, floats((5,))], attributes, 6)

@@ -7,7 +7,7 @@ import pytest
 
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
-from tests.support.kernel_oracle import check, one_node_model, run_kernel, run_reference
+from tests.support.kernel_oracle import check, one_node_model, refuses, run_kernel, run_reference
 
 RNG = np.random.default_rng(15)
 X = RNG.standard_normal((2, 3, 7, 9), dtype=np.float32)
@@ -34,8 +34,7 @@ def test_center_crop_pad(shape):
 def test_center_crop_pad_axes():
     check("CenterCropPad", [X, ints(10, 4)], {"axes": (-2, 3)}, 18)
     check("CenterCropPad", [X, ints(4)], {"axes": (1,)}, 18)
-    with pytest.raises(ValueError, match="1 axes"):
-        run_kernel("CenterCropPad", [X, ints(4, 4)], {"axes": (1,)})
+    refuses(ValueError, "1 axes", "CenterCropPad", [X, ints(4, 4)], {"axes": (1,)})
 
 
 COLUMNS = [
@@ -120,10 +119,8 @@ def test_roi_align(opset, coordinates, mode, sampling_ratio, scale):
 
 def test_roi_align_edges():
     check("RoiAlign", [X, ROIS[:0], ENTRIES[:0]], {}, 16)
-    with pytest.raises(IndexError, match="batch of 2"):
-        run_kernel("RoiAlign", [X, ROIS[:1], ints(2)])
-    with pytest.raises(ValueError, match="rois of shape"):
-        run_kernel("RoiAlign", [X, ROIS, ENTRIES[:2]])
+    refuses(IndexError, "batch of 2", "RoiAlign", [X, ROIS[:1], ints(2)])
+    refuses(ValueError, "rois of shape", "RoiAlign", [X, ROIS, ENTRIES[:2]])
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.4])
@@ -173,8 +170,7 @@ def test_grid_sample_lines(mode):
 
 
 def test_grid_sample_refuses():
-    with pytest.raises(ValueError, match="does not fit"):
-        run_kernel("GridSample", [X, GRID[:1]])
+    refuses(ValueError, "does not fit", "GridSample", [X, GRID[:1]])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
@@ -199,13 +195,11 @@ def test_grid_sample_reads_pixels_that_have_no_values_between(dtype):
     check("GridSample", [x, grid], attributes, 22, expected=[wanted])
     assert not refused("GridSample", [x, grid], **attributes)
     assert refused("GridSample", [x, grid], mode="linear") == "dtype"
-    with pytest.raises(TypeError, match="between two pixels"):
-        run_kernel("GridSample", [x, grid], {"mode": "linear"}, 22)
+    refuses(TypeError, "between two pixels", "GridSample", [x, grid], {"mode": "linear"}, 22)
 
 
 def test_strings_are_padded_with_empty_ones():
     x = np.array([["a", "b"]], object)
     check("CenterCropPad", [x, ints(2, 2)], {}, 18, expected=[np.array([["a", "b"], ["", ""]])])
     assert refused("Col2Im", [x[None], ints(1, 2), ints(1, 1)]) == "dtype"
-    with pytest.raises(TypeError, match="no sum"):
-        run_kernel("Col2Im", [x[None], ints(1, 2), ints(1, 1)])
+    refuses(TypeError, "no sum", "Col2Im", [x[None], ints(1, 2), ints(1, 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import check, run_kernel
+from tests.support.kernel_oracle import check, refuses, run_kernel
 
 RNG = np.random.default_rng(5)
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -160,5 +160,4 @@ def test_refuses(change, attributes, message):
     inputs = [*layer("RNN", 1), None, None]
     for position, value in change.items():
         inputs[position] = value
-    with pytest.raises(ValueError, match=message):
-        run_kernel("RNN", inputs, attributes, 14)
+    refuses(ValueError, message, "RNN", inputs, attributes, 14)
