@@ -97,17 +97,13 @@ class Block:
         i = first
         steps = self.steps[first:] if first else self.steps
         try:
-            if profile:
-                for i, step in enumerate(steps, first):
-                    check()
-                    start = perf_counter()
-                    step(values, context)
+            for i, step in enumerate(steps, first):
+                check()
+                start = perf_counter() if profile else 0.0
+                step(values, context)
+                if profile:
                     self.finish()
                     context.record(self.tasks[i].node.name, perf_counter() - start)
-            else:
-                for i, step in enumerate(steps, first):  # noqa: B007 - the handler below names it
-                    check()
-                    step(values, context)
         except (HeteroError, MemoryError):
             raise
         except Exception as error:

@@ -5,9 +5,11 @@ StringConcat and RegexFullMatch have no kernel: ONNX's own evaluator has them ri
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
-from devices.kernels.element_types import Array, Xp, is_string
+from devices.kernels.element_types import Array, Xp
 from devices.kernels.registry import ALL, op
 
 CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
@@ -72,46 +74,26 @@ def tf_idf_vectorizer(
         raise ValueError("exactly one of pool_int64s and pool_strings is wanted")
     if x.ndim not in (1, 2):
         raise ValueError(f"tokens of shape {x.shape} are neither (C,) nor (N, C)")
-    pool = xp.asarray(pool_int64s if pool_strings is None else pool_strings)
-    rows = x.reshape(-1, x.shape[-1])
-    if is_string(x) == (pool_strings is None):
-        rows = rows[:, :0]  # no number is a word
-    kind = pool.dtype if pool_strings is None else str
-    tokens = xp.concatenate([pool, rows.reshape(-1).astype(kind)])
-    # From here on a token is a number, equal for equal tokens of pool and text.
-    codes = xp.unique(tokens, return_inverse=True)[1].reshape(-1)
-    pool, rows = codes[: pool.size], codes[pool.size :].reshape(rows.shape)
-    places = xp.asarray(ngram_indexes, dtype=xp.int64)
-    counts = xp.zeros((rows.shape[0], max(ngram_indexes, default=-1) + 1), dtype=xp.float32)
-    scale = xp.zeros(counts.shape[1], dtype=xp.float32)
-    scale[places] = 1 if weights is None or mode == "TF" else xp.asarray(weights, xp.float32)
-    first = 0
-    ends = [*ngram_counts[1:], pool.size]
-    for length, (start, end) in enumerate(zip(ngram_counts, ends, strict=True), 1):
-        grams = pool[start:end].reshape(-1, length)
-        own, first = places[first : first + len(grams)], first + len(grams)
-        if min_gram_length <= length <= max_gram_length:
+    pool = pool_int64s if pool_strings is None else pool_strings
+    grams: dict[tuple[int | str, ...], int] = {}
+    places = iter(ngram_indexes)
+    for length, ends in enumerate(pairwise([*ngram_counts, len(pool or ())]), 1):
+        own = zip(*[iter((pool or ())[slice(*ends)])] * length, strict=True)
+        grams |= zip(own, places, strict=False)
+    rows = x.reshape(-1, x.shape[-1]).tolist()
+    y = xp.zeros((len(rows), max(ngram_indexes, default=-1) + 1), dtype=xp.float32)
+    for row, tokens in zip(y, rows, strict=True):
+        for length in range(min_gram_length, max_gram_length + 1):
             for step in range(1, 2 if length == 1 else max_skip_count + 2):
-                row, gram = _matches(xp, rows, grams, step)
-                xp.add.at(counts, (row, own[gram]), 1)
+                count = max(len(tokens) - (length - 1) * step, 0)
+                apart = [tokens[i * step :][:count] for i in range(length)]
+                found = Counter(map(grams.get, zip(*apart, strict=True)))
+                for place in found.keys() - {None}:
+                    row[place] += found[place]
     if mode == "IDF":
-        counts = xp.minimum(counts, 1)
-    return (counts * scale).reshape(*x.shape[:-1], -1)
-
-
-def _matches(xp: Xp, rows: Array, grams: Array, step: int) -> tuple[Array, Array]:
-    """Return the row and the n-gram of each match, tokens `step` apart."""
-    length = grams.shape[1]
-    starts = max(rows.shape[1] - (length - 1) * step, 0)
-    place = xp.arange(starts)[:, None] + step * xp.arange(length)
-    both = xp.concatenate([grams, rows[:, place].reshape(-1, length)])
-    # Each whole n-gram becomes one number too, token by token.
-    base = int(both.max()) + 1 if both.size else 1
-    key = both[:, 0]
-    for column in range(1, length):
-        key = xp.unique(key * base + both[:, column], return_inverse=True)[1].reshape(-1)
-    which = xp.full(int(key.max()) + 1 if key.size else 1, -1)
-    which[key[: len(grams)]] = xp.arange(len(grams))
-    found = which[key[len(grams) :]]
-    (hit,) = xp.nonzero(found >= 0)
-    return hit // max(starts, 1), found[hit]
+        y = xp.minimum(y, 1)
+    if mode != "TF" and weights is not None:
+        scale = xp.zeros(y.shape[1], dtype=xp.float32)
+        scale[list(ngram_indexes)] = weights
+        y *= scale
+    return y.reshape(*x.shape[:-1], -1)

@@ -1,13 +1,24 @@
-"""Operators of ONNX Runtime's own: the kernel gives what ONNX Runtime , of the inferred type."""
+"""Operators of ONNX Runtime's own: the kernel gives what it gives, of the inferred type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from devices.kernels.microsoft import MICROSOFT
 from devices.model.reader import read_model
 from tests.support import kernel_oracle
+
+
+def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def some(rng: np.random.Generator, value: Any) -> Any:
+    """Return the value or None."""
+    return value if rng.random() < 0.5 else None
 
 
 def check(

@@ -229,25 +229,32 @@ def test_a_bound_node_that_fails_is_named() -> None:
     assert same(compiled.run([indices])[0], run_reference(model, {"i": indices})[0])
 
 
-def test_a_bound_run_is_profiled_and_cancelled() -> None:
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_run_is_profiled_and_cancelled(is_bound: bool) -> None:
     nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Transpose", ["e"], ["y"])]
     x = floats(3, 4)
-    compiled, _ = twice(make_model(nodes, {"x": x}, ["y"]), [x])
+    compiled = compile_cpu(make_model(nodes, {"x": x}, ["y"]))
+    if is_bound:
+        compiled.run([x])
     context = RunContext(profile=True)
     compiled.run([x], context)
     assert set(context.node_times_s) == {node.name for node in compiled.executed_nodes()}
     context = RunContext()
     context.cancel()
-    with pytest.raises(RequestCancelledError):
-        compiled.run([x], context)
+    for inputs in (x, floats(5, 4)):  # of shapes that are bound, and of others
+        with pytest.raises(RequestCancelledError):
+            compiled.run([inputs], context)
 
 
-def test_bound_runs_side_by_side_have_memory_of_their_own() -> None:
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_runs_side_by_side_have_memory_of_their_own(is_bound: bool) -> None:
     nodes = [helper.make_node("Exp", ["x"], ["e"])]
     nodes += [
         helper.make_node("Add", [f"a{i}" if i else "e", "x"], [f"a{i + 1}"]) for i in range(9)
     ]
-    compiled, _ = twice(make_model(nodes, {"x": floats(64, 64)}, ["a9"]), [floats(64, 64)])
+    compiled = compile_cpu(make_model(nodes, {"x": floats(64, 64)}, ["a9"]))
+    if is_bound:
+        compiled.run([floats(64, 64)])
     start = threading.Barrier(4)
     wrong: list[int] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from devices.cpu.plugin import CPUPlugin, CPUProgram
-from devices.errors import BlobError, KernelError, ModelError, RequestCancelledError
+from devices.errors import BlobError, KernelError, ModelError
 from devices.model.reader import read_model
 from devices.plugin.program import Payload, RunContext
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_reference
@@ -139,22 +138,6 @@ def test_kernel_errors_name_node_operator_opset_shapes_and_types() -> None:
         assert part in str(caught.value)
 
 
-def test_cancelled_between_nodes() -> None:
-    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": X}, ["y"])
-    context = RunContext()
-    context.cancel()
-    with pytest.raises(RequestCancelledError):
-        compile_cpu(model).run([X], context)
-
-
-def test_profile_has_every_executed_node() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Exp", ["r"], ["y"])]
-    compiled = compile_cpu(make_model(nodes, {"x": X}, ["y"]))
-    context = RunContext(profile=True)
-    compiled.run([X], context)
-    assert set(context.node_times_s) == {n.name for n in compiled.executed_nodes()}
-
-
 @pytest.mark.parametrize(
     ("nodes", "outputs"),
     [
@@ -223,27 +206,6 @@ def test_memory_is_never_written_while_somebody_reads_it(
         for a, b in zip(compiled.run([given_x]), wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert np.array_equal(given_x, x)
-
-
-def test_runs_side_by_side() -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Exp", ["h"], ["y"])]
-    weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 64
-    compiled = compile_cpu(make_model(nodes, {"x": weights}, ["y"], {"w": weights}))
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        x = np.random.default_rng(seed).normal(size=(64, 64)).astype(np.float32)
-        wanted = np.exp(x @ weights)
-        wrong.extend(
-            i for i in range(50) if not np.allclose(compiled.run([x])[0], wanted, rtol=1e-4)
-        )
-
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
 
 
 def test_export_and_load_without_transforming_again() -> None:

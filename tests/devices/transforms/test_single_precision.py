@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
-from tests.support.small_models import compile_cpu, make_model, run_cpu
+from tests.support.small_models import compile_cpu, make_model, run_cpu, run_onnxruntime
 
 RNG = np.random.default_rng(0)
 
@@ -27,13 +25,6 @@ def element_types(model: ModelProto) -> set[str]:
     plugin = CPUPlugin()
     transformed = plugin.transform_model(read_model(model), plugin.effective_config())
     return {transformed.spec(name).element_type for n in transformed.nodes for name in n.writes}
-
-
-def on_onnx_runtime(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, feeds))
 
 
 NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
@@ -79,7 +70,7 @@ def test_results_are_those_of_half_precision(name: str) -> None:
     nodes, outputs = NETWORKS[name]
     x = halves(2, 4, 6, 5)
     model = make_model(nodes, {"x": x}, outputs, {"w": halves(3, 4, 3, 3)})
-    ours, theirs = run_cpu(model, {"x": x}), on_onnx_runtime(model, {"x": x})
+    ours, theirs = run_cpu(model, {"x": x}), run_onnxruntime(model, {"x": x})
     assert "float" in element_types(model)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.dtype == np.float16
@@ -148,6 +139,6 @@ def test_names_that_the_pass_would_give_may_be_taken() -> None:
     x = np.ones((2, 2), np.float16)
     model = make_model(nodes, {"x": x}, ["y", "z"], {"w": np.eye(2, dtype=np.float16) * 3})
     for ours, theirs in zip(
-        run_cpu(model, {"x": x}), on_onnx_runtime(model, {"x": x}), strict=True
+        run_cpu(model, {"x": x}), run_onnxruntime(model, {"x": x}), strict=True
     ):
         assert np.array_equal(ours, theirs)

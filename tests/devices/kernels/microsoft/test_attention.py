@@ -9,18 +9,9 @@ import pytest
 
 from devices.kernels.microsoft import MICROSOFT
 from tests.support.kernel_oracle import run_kernel, run_onnxruntime
-from tests.support.microsoft_oracle import check, check_types
+from tests.support.microsoft_oracle import check, check_types, floats, some
 
 SEEDS = range(40)
-
-
-def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def some(rng: np.random.Generator, value: Any) -> Any:
-    """Return the value or None."""
-    return value if rng.random() < 0.5 else None
 
 
 def mask(rng: np.random.Generator, b: int, s: int, t: int, forms: tuple[str, ...]) -> Any:

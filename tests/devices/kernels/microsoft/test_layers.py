@@ -9,18 +9,9 @@ import pytest
 
 from devices.kernels import KERNELS
 from devices.kernels.microsoft import MICROSOFT
-from tests.support.microsoft_oracle import check
+from tests.support.microsoft_oracle import check, floats, some
 
 SEEDS = range(8)
-
-
-def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def some(rng: np.random.Generator, value: Any) -> Any:
-    """Return the value or None."""
-    return value if rng.random() < 0.5 else None
 
 
 @pytest.mark.sampled(3)

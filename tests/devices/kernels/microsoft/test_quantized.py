@@ -8,18 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.microsoft_oracle import check
+from tests.support.microsoft_oracle import check, floats, some
 
 SEEDS = range(12)
-
-
-def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def some(rng: np.random.Generator, value: Any) -> Any:
-    """Return the value or None."""
-    return value if rng.random() < 0.5 else None
 
 
 def quantized(rng: np.random.Generator, dtype: Any, *shape: int) -> list[np.ndarray]:
