@@ -152,13 +152,6 @@ class StandIn(NDArrayOperatorsMixin):
         return StandIn(self.tape, real, self.buffer)
 
     def __getitem__(self, key: Any) -> Any:
-        whole = key if isinstance(key, tuple) else ()
-        if sum(isinstance(index, list | np.ndarray) for index in whole) > 1:
-            raise CannotRecord  # positions that go together
-        for axis, index in enumerate(whole):
-            if isinstance(index, np.ndarray):  # one of positions, beside whole axes
-                taken: Any = np.take(self[key[:axis]], index, axis=axis)
-                return taken[(*(slice(None),) * (axis + index.ndim), *key[axis + 1 :])]
         return self.viewed(np.asarray(self.real[key]))
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -205,10 +198,9 @@ class StandIn(NDArrayOperatorsMixin):
         """Add the step that a ufunc is."""
         keywords = {k: v for k, v in keywords.items() if v is not np._NoValue}
         (to,) = out or (None,)
-        where = keywords.pop("where", True)
         if ufunc.nout != 1:
             raise CannotRecord
-        if method == "reduce" and where is True:
+        if method == "reduce":
             return self._reduce(ufunc, *inputs, to=to, **keywords)
         if method != "__call__" or keywords:
             raise CannotRecord
@@ -217,10 +209,6 @@ class StandIn(NDArrayOperatorsMixin):
         arrays = _operands(ufunc, inputs)
         if to is None:
             to = self.tape.made(ufunc(*map(_real, arrays)))
-        if where is not True:
-            return self.tape.step(
-                lambda *xs: partial(ufunc, *xs[:-2], out=xs[-1], where=xs[-2]), *arrays, where, to
-            )
         if ufunc in _NAMED_OUTPUT:
             return self.tape.step(lambda *xs: partial(ufunc, *xs[:-1], out=xs[-1]), *arrays, to)
         return self.tape.step(partial(partial, ufunc), *arrays, to)
@@ -281,10 +269,6 @@ class _Functions:
     max, min = map(staticmethod, (_reduced(np.maximum), _reduced(np.minimum)))
 
     @staticmethod
-    def reshape(x: StandIn, shape: Any) -> StandIn:
-        return x.reshape(shape)
-
-    @staticmethod
     def clip(x: Any, low: Any, high: Any, out: Any = None) -> Any:
         return CLIP(x, low, high, out=out) if out is not None else CLIP(x, low, high)
 
@@ -296,12 +280,8 @@ class _Functions:
         return tape.chosen(a, condition, tape.copied(b, tape.made(real)))
 
     @staticmethod
-    def copyto(to: Any, x: Any, casting: str = "same_kind", where: Any = True) -> None:
-        x = x if isinstance(x, StandIn) else np.asarray(x, to.dtype)
-        if where is True:
-            to.tape.copied(x, to)
-        else:
-            to.tape.chosen(x, where, to)
+    def copyto(to: Any, x: Any, where: Any) -> None:
+        to.tape.chosen(x if isinstance(x, StandIn) else np.asarray(x, to.dtype), where, to)
 
     @staticmethod
     def take(x: Any, indices: Any, axis: Any = None) -> StandIn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +21,6 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """The size of its elements."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 class Step(NamedTuple):
