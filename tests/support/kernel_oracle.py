@@ -68,6 +68,10 @@ def cases(*op_types: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[tup
     return [(name, opset) for name in op_types for opset in opsets(name, oldest, newest)]
 
 
+def ints(*values: Any) -> Any:
+    return np.array(values, dtype=np.int64)
+
+
 def frozen(value: Any) -> Any:
     """Return the value with every array in it replaced by a read-only copy."""
     if isinstance(value, np.ndarray):

@@ -7,14 +7,17 @@ import pytest
 
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
-from tests.support.kernel_oracle import check, one_node_model, refuses, run_kernel, run_reference
+from tests.support.kernel_oracle import (
+    check,
+    ints,
+    one_node_model,
+    refuses,
+    run_kernel,
+    run_reference,
+)
 
 RNG = np.random.default_rng(15)
 X = RNG.standard_normal((2, 3, 7, 9), dtype=np.float32)
-
-
-def ints(*values):
-    return np.array(values, dtype=np.int64)
 
 
 def refused(op_type, inputs, **attributes):

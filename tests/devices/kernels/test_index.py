@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, check, refuses, run_kernel
+from tests.support.kernel_oracle import NARROW, check, ints, refuses, run_kernel
 
 RNG = np.random.default_rng(13)
 X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
-
-
-def ints(*values):
-    return np.array(values, dtype=np.int64)
 
 
 def indices(shape, low, high, dtype=np.int64):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, compare, run_kernel
+from tests.support.kernel_oracle import NARROW, compare, ints, run_kernel
 
 SHAPE = (4, 3, 4)
 SIZE = 48
@@ -32,10 +32,6 @@ TYPES = {
         if name in NARROW
     },
 }
-
-
-def ints(*values: Any) -> Any:
-    return np.array(values, dtype=np.int64)
 
 
 DATA = object()  # Stands for the tensor whose elements move.

@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 from devices.kernels import KERNELS
-from tests.support.kernel_oracle import NARROW, check, refuses, run_kernel, run_reference
+from tests.support.kernel_oracle import NARROW, check, ints, refuses, run_kernel, run_reference
 
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((2, 3, 4), dtype=np.float32)
-
-
-def ints(*values):
-    return np.array(values, dtype=np.int64)
 
 
 @pytest.mark.parametrize("opset", [7, 13, 14, 21])

@@ -7,15 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.kernel_oracle import NARROW, check, refuses, run_kernel
+from tests.support.kernel_oracle import NARROW, check, ints, refuses, run_kernel
 
 RNG = np.random.default_rng(12)
 X = RNG.standard_normal((5, 4, 3), dtype=np.float32)
 BIG = 2**63 - 1
-
-
-def ints(*values):
-    return np.array(values, dtype=np.int64)
 
 
 @pytest.mark.parametrize("opset", [7, 11, 13])
