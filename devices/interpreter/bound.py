@@ -96,19 +96,23 @@ class BoundBlock:
         for slot, given in zip(self._block.input_slots, inputs, strict=True):
             np.copyto(self._values[slot], given)
         self._slots.context = context
-        check, profile = context.check_cancelled, context.profile
-        if profile:
-            for task in self._block.tasks[: self._trace.stop]:
-                context.record(task.node.name, 0.0)
+        check = context.check_cancelled
         i = 0
         try:
-            for i, calls in enumerate(self._work):
-                check()
-                start = perf_counter() if profile else 0.0
-                for call in calls:
-                    call()
-                if profile:
+            if context.profile:
+                for task in self._block.tasks[: self._trace.stop]:
+                    context.record(task.node.name, 0.0)
+                for i, calls in enumerate(self._work):
+                    check()
+                    start = perf_counter()
+                    for call in calls:
+                        call()
                     context.record(self._task(i).node.name, perf_counter() - start)
+            else:
+                for i, calls in enumerate(self._work):  # noqa: B007 - named by the handlers below
+                    check()
+                    for call in calls:
+                        call()
         except _OtherShapeError as other:
             values = self._values.copy()
             store(values, self._task(i).slots.writes, other.result)
