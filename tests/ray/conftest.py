@@ -10,11 +10,14 @@ import hetero
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _on_ray(local_ray: None) -> Iterator[None]:
-    """Have all tests here find it, and none wait since others have ended a device before it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scheduler.client.liveness._STEADY_S", 0.0)
-        yield
+def _on_ray(local_ray: None) -> None:
+    """Have all tests here find it."""
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have none wait since others have ended a device before it."""
+    monkeypatch.setattr("scheduler.client.liveness._STEADY_S", 0.0)
 
 
 @pytest.fixture(scope="session")
