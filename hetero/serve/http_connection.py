@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+Headers = Sequence[tuple[bytes, bytes]]
 #: What remains to be done of an answer that has to wait.
 Waits = Coroutine[Any, Any, None]
+_access: Final = logging.getLogger("hetero.serve.access")
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_LINES: Final = {s.value: b"%d %s" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 #: Bytes of a request's line and headers.
 _MOST_NBYTES: Final = 65536
 #: Seconds that they may take to arrive, and that a connection may be idle.
@@ -44,14 +48,10 @@ _KEPT_NBYTES: Final = 2**28
 _ALIGNED: Final = 64
 #: Seconds that a client may take nothing of what it is sent.
 _UNREAD_S: Final = 60.0
-_NO_MEMORY: Final = np.empty(0, np.uint8)
-_NOTHING: Final = memoryview(b"")
-Headers = Sequence[tuple[bytes, bytes]]
-_access: Final = logging.getLogger("hetero.serve.access")
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_LINES: Final = {s.value: b"%d %s" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 #: Bytes of a body up to which it is written in one piece with its head.
 ONE_PIECE_NBYTES: Final = 65536
+_NO_MEMORY: Final = np.empty(0, np.uint8)
+_NOTHING: Final = memoryview(b"")
 
 
 def trace_of(header: str) -> str:
@@ -107,6 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = transport
         self._server.connections.add(self)
         self._wait_for("head", _PATIENCE_S)
+        self.peer = (transport.get_extra_info("peername") or ("",))[0]  # later it may be unknown
         made = transport.get_extra_info("socket")
         # A large response's head and body are two writes: the second would wait for 40 ms.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -432,8 +433,10 @@ class Exchange:
     def log(self) -> None:
         """Log the request, which has ended, as a line of JSON."""
         proxies, told = self._connection.proxies, self.header(b"x-forwarded-for")
-        peer = self._connection.transport.get_extra_info("peername")[0]
-        hosts = [peer, *(host.strip() for host in reversed(told.split(",")) if told)]
+        hosts = [
+            self._connection.peer,
+            *(host.strip() for host in reversed(told.split(",")) if told),
+        ]
         line: dict[str, Any] = {
             "client": next((host for host in hosts if host not in proxies), hosts[-1]),
             "method": self.method,

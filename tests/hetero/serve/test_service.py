@@ -185,6 +185,24 @@ def test_tokens() -> None:
         assert ask(server, "/v2/health/live").status == 200
 
 
+def test_the_access_log_tells_who_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """By whom a proxy on this machine asked, and that nobody waited for the answer."""
+    with (
+        serving(
+            "GATED", options={"access_log": True}, plugins=(GatedPlugin,), plus=plus_one()
+        ) as server,
+        GatedPlugin.closed(),
+        caplog.at_level(logging.INFO, "hetero.serve.access"),
+    ):
+        with connected(server) as leaver:
+            told = "x-forwarded-for: 192.0.2.1, 192.0.2.7\r\n"
+            leaver.sendall(posted(json.dumps(BODY).encode(), more=told))
+            assert GatedPlugin.began.wait(PATIENCE_S)
+        until(lambda: bool(caplog.records))
+    line = json.loads(caplog.records[0].message)
+    assert (line["client"], line["status"]) == ("192.0.2.7", 499)
+
+
 def test_the_access_log_tells_the_trace(caplog: pytest.LogCaptureFixture) -> None:
     with (
         serving(options={"access_log": True}, plus=plus_one()) as server,
