@@ -63,8 +63,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
                 busy[c] += problem.receive[h, device[c]]
         if len(arrived) > 1:
             busy[source] += problem.send[h, device[source]]
-    if problem.dispatch is not None and count:
-        busy = busy + problem.dispatch[device]
+    busy = busy + problem.dispatch[device]
     # A device runs its subgraphs one by one in their order; those of several run side by side.
     done: list[float] = []
     free = [0.0] * problem.device_count

@@ -79,7 +79,10 @@ def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdent
 
 
 def kinds_of(subject: Subject) -> list[Kind]:
-    """Return the devices by what they are, how they are set and what they support."""
+    """Return the devices by what they are, how they are set and what they support.
+
+    Alike devices have one figure: to the planner they are then interchangeable.
+    """
     kinds: dict[tuple[DeviceIdentity, frozenset[str]], Kind] = {}
     for device in subject.devices:
         identity = identify(device, subject.configs.get(device.name, {}))

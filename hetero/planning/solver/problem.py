@@ -39,6 +39,8 @@ class Problem:
     #: Shape (devices,), float64: bytes that a device has for them; ``inf`` where it does not
     #: matter.
     memory: Floats
+    #: Shape (devices,), float64: seconds that one subgraph costs a device on top of its nodes.
+    dispatch: Floats
     devices: tuple[str, ...]
     names: tuple[str, ...]
     #: Class of each device. Devices of one class have equal times, costs and memory; a device with
@@ -48,9 +50,6 @@ class Problem:
     pins: tuple[tuple[int, int], ...] = ()
     #: Nodes that must share a device, whichever it is.
     groups: tuple[tuple[int, ...], ...] = ()
-    #: Shape (devices,): seconds that one subgraph costs a device on top of its nodes; none when
-    #: None.
-    dispatch: Floats | None = None
     #: Cap on the number of subgraphs of a plan.
     max_subgraphs: int | None = None
 
@@ -107,10 +106,8 @@ def make_problem(
     receive_rows = np.asarray(receive, dtype=np.float64).reshape(m, k)
     bytes_of = np.zeros(n) if weights is None else np.asarray(weights, dtype=np.float64)
     room = np.full(k, np.inf) if memory is None else np.asarray(memory, dtype=np.float64)
-    busy = None if dispatch is None else np.asarray(dispatch, dtype=np.float64)
-    columns = [times, send_rows, receive_rows, room[None, :]]
-    if busy is not None:
-        columns.append(busy[None, :])
+    calls = np.zeros(k) if dispatch is None else np.asarray(dispatch, dtype=np.float64)
+    columns = [times, send_rows, receive_rows, room[None, :], calls[None, :]]
     seen: dict[bytes, int] = {}
     classes = [
         seen.setdefault(np.concatenate([c[:, d] for c in columns]).tobytes(), len(seen))
@@ -132,7 +129,7 @@ def make_problem(
         classes=tuple(classes),
         pins=tuple((int(v), int(d)) for v, d in pins),
         groups=tuple(tuple(sorted(set(g))) for g in groups if len(set(g)) > 1),
-        dispatch=busy,
+        dispatch=calls,
         max_subgraphs=max_subgraphs,
     )
 
@@ -168,8 +165,6 @@ def wary(problem: Problem) -> Problem:
     A device's subgraphs other than its first receive something, so that this counts their dispatch,
     often more than once: searches see only loads, and this makes them shy of fragments.
     """
-    if problem.dispatch is None:
-        return problem
     return replace(problem, receive=problem.receive + problem.dispatch)
 
 

@@ -36,8 +36,7 @@ def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Float
     cost_of: Floats = work + _transfers(problem, order, device)[:size, :size]
     # Differences of running sums leave rounding below zero.
     np.maximum(cost_of, 0.0, out=cost_of)
-    if problem.dispatch is not None:
-        cost_of += problem.dispatch[device]
+    cost_of += problem.dispatch[device]
     cost_of[bad[None, :] > bad[:, None]] = np.inf
     if np.isfinite(problem.memory[device]):
         cost_of[held[None, :] - held[:, None] > problem.memory[device] * (1 + 1e-12)] = np.inf
