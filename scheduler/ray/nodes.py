@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgpack
 import ray
+from msgspec.msgpack import Decoder, encode
 from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
@@ -29,6 +29,7 @@ _TABLE: Final = b"hetero-devices"
 _SECRET: Final = b"secret"
 #: A device: its place among those of its node, the node's id and host.
 _Place = tuple[int, str, str]
+_READ_TABLE: Final = Decoder(list[_Place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class DeviceNumbers:
                 _enter(changed, place, alive)
             if changed != table:
                 # Another client may have been first; the version before stays for who reads it.
-                key, held = _table_key(kind, version + 1), msgpack.packb(changed)
+                key, held = _table_key(kind, version + 1), encode(changed)
                 if not _internal_kv_put(key, held, overwrite=False, namespace=_TABLE):
                     _internal_kv_del(_table_key(kind, version - 1), namespace=_TABLE)
                 table = []  # read again
@@ -128,7 +129,7 @@ def _read_table(kind: str) -> tuple[int, list[_Place]]:
         version = max((int(key.rpartition(b"/")[2]) for key in keys), default=0)
         held = _internal_kv_get(_table_key(kind, version), namespace=_TABLE) if version else b"\x90"
         if held:  # else there is a later one by now
-            return version, [(place, node, host) for place, node, host in msgpack.unpackb(held)]
+            return version, _READ_TABLE.decode(held)
 
 
 def _table_key(kind: str, version: int) -> bytes:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgpack
 import ray
+from msgspec.msgpack import decode, encode
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util import list_named_actors
 
@@ -67,7 +67,7 @@ def announce(pool: Pool) -> None:
             f"{list(known.plugins)}. Take it down first: hetero pool down."
         )
     form = [_VERSION, dict(pool.devices), list(pool.plugins)]
-    _internal_kv_put(_KEY, msgpack.packb(form), overwrite=True, namespace=_TABLE)
+    _internal_kv_put(_KEY, encode(form), overwrite=True, namespace=_TABLE)
 
 
 def find_pool() -> Pool | None:
@@ -78,7 +78,7 @@ def find_pool() -> Pool | None:
     held = _internal_kv_get(_KEY, namespace=_TABLE)
     if not held:
         return None
-    version, devices, plugins = msgpack.unpackb(held)
+    version, devices, plugins = decode(held)
     if version != _VERSION:
         raise ClusterError(
             f"the cluster's pool is of version {version}; this program knows {_VERSION}. Take it "
