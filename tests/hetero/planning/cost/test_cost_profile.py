@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,13 @@ from devices.errors import DeviceLostError, TensorTypeError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import ExecutedNode
+from devices.request.answer import Answer, StageRun
 from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.kinds import Subject
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.profile import profile
 from hetero.planning.cost.samples import regions
-from hetero.planning.cost.timing import Timing
+from hetero.planning.cost.timing import Timing, look
 from tests.support.graphs import build, feeds
 
 CHAIN = build(
@@ -218,6 +221,34 @@ def test_a_sequence_of_arrays_of_unlike_shapes_is_measured_with(core: hetero.Cor
     given = {"s": [np.ones(2, np.float32), np.ones(3, np.float32)], "i": np.array(1)}
     costs = core.profile_model(model, "CPU", inputs=given, seconds=0.1)
     assert {time.source for time in costs.devices["CPU"].nodes.values()} == {"measured"}
+
+
+@pytest.mark.parametrize(
+    ("zeros", "ways"), [((0.0, 0.0), (1.0, 2.0, 3.0)), ((70.0, -50.0), (2.0, 2.0, 2.0))]
+)
+def test_a_look_tells_ways_apart_where_clocks_compare(
+    zeros: tuple[float, float], ways: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ways of 1, 2 and 3 s, runs of 1 and 3 s; `zeros`: of the clocks of both devices."""
+
+    class Scripted(Clock):
+        def submit(self, *_: Any) -> Any:
+            a, b = (self.now_s + zero for zero in zeros)
+            runs = (
+                StageRun(0, "A", started_s=a + 1, ended_s=a + 2),
+                StageRun(1, "B", started_s=b + 4, ended_s=b + 7),
+            )
+            self.now_s += 10
+            future: Future[Answer] = Future()
+            future.set_result(Answer({}, runs))
+            return SimpleNamespace(future=future)
+
+    scripted = Scripted(look_s=0.0)
+    monkeypatch.setattr("hetero.planning.cost.timing.time", scripted)
+    monkeypatch.setattr("hetero.observe.in_flight.time", scripted)
+    found = look(scripted, {}, until_s=0.0)  # type: ignore[arg-type]  # as far as it is needed
+    assert found.run_s == pytest.approx(4.0)
+    assert (found.there_s, found.between_s, found.back_s) == pytest.approx(ways)
 
 
 def test_regions_leave_out_made_weights() -> None:
