@@ -8,19 +8,19 @@ ONNX's own evaluator, for what ONNX Runtime lacks (right from opset 13 on). Wher
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from devices.kernels import KERNELS
 from tests.emulated_gpu.backend import run_on_device, runs_on_device
+from tests.support.small_models import onnxruntime_session, value_info
 
 #: Newest opset that the installed onnx defines.
 NEWEST = onnx.defs.onnx_opset_version()
@@ -146,7 +146,7 @@ def one_node_model(
     graph = helper.make_graph(
         [node],
         op_type,
-        [_value_info(name, value) for name, value in zip(names, inputs, strict=True) if name],
+        [value_info(name, value) for name, value in zip(names, inputs, strict=True) if name],
         [helper.make_empty_tensor_value_info(name) for name in outputs],
     )
     imports = [helper.make_opsetid("", ORT_NEWEST if domain else opset)]
@@ -240,28 +240,7 @@ def _feeds(inputs: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _value_info(name: str, value: Any) -> onnx.ValueInfoProto:
-    if isinstance(value, list):
-        element = _value_info("", value[0] if value else np.zeros(0, np.float32)).type
-        element.tensor_type.ClearField("shape")
-        return helper.make_value_info(name, helper.make_sequence_type_proto(element))
-    array = np.asarray(value)
-    if array.dtype.kind in "OUS":
-        code = onnx.TensorProto.STRING
-    else:
-        code = helper.np_dtype_to_tensor_dtype(array.dtype)
-    return helper.make_tensor_value_info(name, code, array.shape)
-
-
-@cache
-def _session(model: bytes) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
+_session = cache(partial(onnxruntime_session, as_written=True))
 
 #: ml_dtypes' scalar types by numpy's name for them, for tests that make such arrays.
 NARROW = {name: np.dtype(getattr(ml_dtypes, name)) for name in _WIDE if hasattr(ml_dtypes, name)}

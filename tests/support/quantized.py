@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto
 
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
-from tests.support.small_models import compile_cpu
+from tests.support.small_models import compile_cpu, onnxruntime_session
 
 
 def bytes_of(dtype: type, *shape: int) -> np.ndarray:
@@ -26,11 +25,7 @@ def weights_of(dtype: type, *shape: int) -> np.ndarray:
 
 def plain(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
     """Run the model on ONNX Runtime as it is written."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime_session(model.SerializeToString(), as_written=True)
     return list(session.run(None, feeds))
 
 

@@ -30,7 +30,7 @@ def make_model(
     graph = helper.make_graph(
         list(nodes),
         "model",
-        [_value_info(name, np.asarray(value)) for name, value in inputs.items()],
+        [value_info(name, np.asarray(value)) for name, value in inputs.items()],
         [helper.make_empty_tensor_value_info(name) for name in outputs],
         [numpy_helper.from_array(np.asarray(v), name) for name, v in (constants or {}).items()],
     )
@@ -44,10 +44,15 @@ def make_model(
     )
 
 
-def _value_info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
-    if array.dtype.kind in "OU":
-        return helper.make_tensor_value_info(name, onnx.TensorProto.STRING, array.shape)
-    code = helper.np_dtype_to_tensor_dtype(array.dtype)
+def value_info(name: str, value: Any) -> onnx.ValueInfoProto:
+    """Return the type of a tensor, or of a sequence of tensors."""
+    if isinstance(value, list):
+        element = value_info("", value[0] if value else np.zeros(0, np.float32)).type
+        element.tensor_type.ClearField("shape")
+        return helper.make_value_info(name, helper.make_sequence_type_proto(element))
+    array = np.asarray(value)
+    is_text = array.dtype.kind in "OUS"
+    code = onnx.TensorProto.STRING if is_text else helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor_value_info(name, code, array.shape)
 
 
@@ -63,11 +68,15 @@ def run_reference(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any
     return list(ReferenceEvaluator(model).run(None, dict(inputs)))
 
 
-def run_onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any]:
+def onnxruntime_session(model: bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
+    """Return ONNX Runtime's session of a model; `as_written`: each node computes as it stands."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, dict(inputs)))
+    if as_written:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run_onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any]:
+    return list(onnxruntime_session(model.SerializeToString()).run(None, dict(inputs)))
