@@ -101,28 +101,24 @@ def _extremes(xp: Xp, data: Array) -> tuple[Any, Any]:
     return limits.min, limits.max
 
 
-@_reduction("ReduceL1")
-def reduce_l1(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the sum of absolute values."""
-    return reduce_sum(xp, xp.absolute(data), axes, keepdims)
+def _real(xp: Xp, data: Array) -> Array:
+    return data if is_float(data) else data.astype(xp.float64)
 
 
-@_reduction("ReduceSumSquare")
-def reduce_sum_square(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the sum of squares."""
-    return reduce_sum(xp, data * data, axes, keepdims)
+def _of_sum(op_type: str, summed: Callable[[Xp, Array], Array], name: str | None = None) -> None:
+    """Register the sum of a function of the elements, or the function `name` of that sum."""
+
+    @_reduction(op_type)
+    def reduce(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+        total = reduce_sum(xp, summed(xp, data), axes, keepdims)
+        return total if name is None else getattr(xp, name)(total).astype(data.dtype)
 
 
-@_reduction("ReduceL2")
-def reduce_l2(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the root of the sum of squares."""
-    return xp.sqrt(reduce_sum_square(xp, _real(xp, data), axes, keepdims)).astype(data.dtype)
-
-
-@_reduction("ReduceLogSum")
-def reduce_log_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the logarithm of the sum; minus infinity if there are no elements."""
-    return xp.log(reduce_sum(xp, _real(xp, data), axes, keepdims)).astype(data.dtype)
+_of_sum("ReduceL1", lambda xp, data: xp.absolute(data))
+_of_sum("ReduceSumSquare", lambda xp, data: xp.square(data))
+_of_sum("ReduceL2", lambda xp, data: xp.square(_real(xp, data)), "sqrt")
+# Of no elements the logarithm is minus infinity.
+_of_sum("ReduceLogSum", _real, "log")
 
 
 @_reduction("ReduceLogSumExp")
@@ -135,10 +131,6 @@ def reduce_log_sum_exp(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdi
     result = xp.log(reduce_sum(xp, xp.exp(real - top), axes, keepdims))
     result = result + top.reshape(result.shape)
     return result.astype(data.dtype)
-
-
-def _real(xp: Xp, data: Array) -> Array:
-    return data if is_float(data) else data.astype(xp.float64)
 
 
 def _arg(op_type: str, name: str) -> None:

@@ -72,7 +72,6 @@ MORE: dict[str, Any] = WEIGHTS | {
     "axes": np.array([0], np.int64),
     "first": np.array(0, np.int64),
     "minus": np.array([-1], np.int64),
-    "two": np.float32(2), "eps": np.float32(1e-5),
 }  # fmt: skip
 
 
