@@ -14,12 +14,6 @@ def _on_ray(local_ray: None) -> None:
     """Have all tests here find it."""
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have none wait since others have ended a device before it."""
-    monkeypatch.setattr("scheduler.client.liveness._STEADY_S", 0.0)
-
-
 @pytest.fixture(scope="session")
 def core(local_ray: None) -> Iterator[hetero.Core]:
     """Return what tests share that end no device; the others have a Core of their own."""

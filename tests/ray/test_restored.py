@@ -69,6 +69,12 @@ def core() -> Iterator[hetero.Core]:
 
 
 @pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no test wait since others have ended its device before it."""
+    monkeypatch.setattr("scheduler.client.liveness._STEADY_S", 0.0)
+
+
+@pytest.fixture
 def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
     """A decoder of three layers, each with its caches on a device of its own."""
     model = hetero.read_decoder(small_decoder(3))
@@ -170,6 +176,7 @@ def test_what_is_not_kept_any_more_is_made_anew_of_the_tokens(
     assert not noted.again
 
 
+@pytest.mark.usefixtures("no_pause")
 @pytest.mark.parametrize("device", ["CPU.0", pytest.param("CPU.1", marks=pytest.mark.slow)])
 def test_a_request_that_is_no_text_goes_on_with_its_states(
     core: hetero.Core, noted: Noted, device: str
@@ -195,6 +202,7 @@ def test_a_request_that_is_no_text_goes_on_with_its_states(
         await_freed(core)
 
 
+@pytest.mark.usefixtures("no_pause")
 def test_a_state_is_read_though_another_caller_received_meanwhile(
     core: hetero.Core, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +229,7 @@ def test_a_state_is_read_though_another_caller_received_meanwhile(
         assert noted.again
 
 
+@pytest.mark.usefixtures("no_pause")
 def test_a_request_hears_of_what_goes_wrong_once_its_states_are_there_again(
     core: hetero.Core, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +249,7 @@ def test_a_request_hears_of_what_goes_wrong_once_its_states_are_there_again(
             request.infer({"ids": [[2]]})
 
 
+@pytest.mark.usefixtures("no_pause")
 def test_a_device_is_started_again_whatever_went_wrong_the_first_time(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
