@@ -22,7 +22,7 @@ KEPT = {
     350: "two devices started at once, and one did not hear where the other was",
     377: "two requests became suspects as they ran on other devices, and both went on",
     726: "a request admitted as a device was given up waited for a tensor of it",
-    34: "pause-without-end",
+    174: "pause-without-end",
 }
 
 
