@@ -231,7 +231,7 @@ class Invariants:
             case DeviceLostError():
                 is_alone = len(self.models) == 1 and not (faults.crash_s or faults.stop_s)
                 fine = was_lost and (
-                    not call.request.waits
+                    call.request.waits is not True
                     or limits.attempts < 5
                     or limits.admission_timeout_s < 600
                     or call.mark in ("poison", "hang")
@@ -241,7 +241,7 @@ class Invariants:
                 )
             case OverloadedError():
                 fine = (
-                    not call.request.waits
+                    call.request.waits is False
                     or limits.waiting < 1024
                     or self._is_long  # more may come than can wait
                     or limits.admission_timeout_s < 600
