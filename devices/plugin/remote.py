@@ -93,12 +93,8 @@ class RemoteTensor(_OnDevice):
         """Take over the contents of an array of the same shape and type."""
 
 
-def _is_remote(kind: type) -> bool:
-    return issubclass(kind, RemoteTensor)
-
-
 #: Whether values of a class are remote tensors; to ask an abstract class each time takes longer.
-is_remote: Final[Callable[[Any], bool]] = cache(_is_remote)
+is_remote: Final[Callable[[Any], bool]] = cache(lambda kind: issubclass(kind, RemoteTensor))
 
 
 class Bundle(ABC):
