@@ -110,6 +110,11 @@ class RayDeployment(Deployment):
         routes = self.placement.routes
         return tuple(r for r in routes if self.gone.isdisjoint(r.plan.devices))
 
+    def is_loaded_on(self, device: ActorDevice) -> bool:
+        """Whether what a device is to have of this deployment, if anything, is in its process."""
+        name = device.descriptor.name  # it is among the devices before it has its stages again
+        return name not in self.devices or self._addresses[name] == device.address
+
     def add(
         self, made: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]
     ) -> tuple[tuple[Stage, ...], tuple[Route, ...]]:

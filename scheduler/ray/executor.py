@@ -297,7 +297,7 @@ class RayExecutor:
         placement = made.placement
         devices = self._devices.reached(placement.devices, wait=False)
         for name, device in devices.items():
-            if deployment.devices.get(name, device).address != device.address:
+            if not deployment.is_loaded_on(device):
                 raise DeviceLostError(
                     f"device {name} is being started again and does not have its stages yet; it "
                     "is tried again soon.",

@@ -141,10 +141,11 @@ def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
 
 
 def test_a_placement_waits_for_a_device_that_has_not_its_stages_again(core: hetero.Core) -> None:
-    """Else whoever loads those would find the device in use, and take them to be there."""
+    """Else requests would go to its new process by routes whose stages are not loaded there."""
     executor: Any = core.executor
     _, (mine, other) = one_each(core)
-    mine.devices["CPU.1"] = replace(other.devices["CPU.1"], address="of the process before")
+    mine.devices["CPU.1"] = other.devices["CPU.1"]
+    mine.move("CPU.1", "of the process before")
     with pytest.raises(DeviceLostError, match="not have its stages"):
         executor._add(mine, Remade(other.placement, other.sources, {}))
     assert set(mine.placement.devices) == {"CPU.0"}
