@@ -35,7 +35,7 @@ _WORKER: Final = WorkerProcess(
     isolated=True,
 )
 #: The same for models with operators that onnx has no rules for, which takes all of onnx.
-_WITH_RULES: Final = WorkerProcess("microsoft_types:infer", [str(Path(__file__).parent)])
+_WITH_RULES: Final = WorkerProcess("inference_rules:infer", [str(Path(__file__).parent)])
 _RULED: Final = (b"com.microsoft", b"ai.onnx.ml", b"SimplifiedLayerNormalization")
 
 #: What is made like the first input, which ONNX's inference does not say of them.

@@ -129,6 +129,11 @@ def _flipped(shape: Shape, matrix: int, batch: int = 0) -> Shape:
     return [*shape[:-2], shape[-1], shape[-2]] if matrix else shape
 
 
+def _like_input(element: int = 0) -> Rule:
+    """The output is as the first input, of another type if one is given."""
+    return lambda call: call.give(0, element or call.type(0), call.shape(0))
+
+
 def _as(op_type: str, element: int, *positions: int, absent: int = 0) -> Rule:
     """The shapes are those that an operator of ONNX's makes of the inputs at `positions`.
 
@@ -254,7 +259,7 @@ def _pool(op_type: str, last: int = 0) -> Rule:
 _RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(
         ("BiasAdd", "BiasGelu", "Gelu", "FastGelu", "QuickGelu", "RotaryEmbedding",
-         "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"), _as("Max", 0, 0)),
+         "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"), _like_input()),
     **dict.fromkeys(
         ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _normalised),
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_matmul),
@@ -287,11 +292,6 @@ def _simplified(call: _Call) -> None:
     shape = call.shape(0)
     call.give(0, call.type(1), shape)
     call.give(1, onnx.TensorProto.FLOAT, None if shape is None else [*shape[:-1], 1])
-
-
-def _like_input(element: int = 0) -> Rule:
-    """The output is as the first input, of another type if one is given."""
-    return lambda call: call.give(0, element or call.type(0), call.shape(0))
 
 
 def _columns(width: Callable[[_Call], Size]) -> Rule:
