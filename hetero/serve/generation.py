@@ -162,24 +162,28 @@ class Generations:
             raise OverloadedError(f"{_MOST} texts may be generated at once; try again later.")
         eos = () if request.ignore_eos else None
         most = request.max_tokens or Decoder.of(model.compiled.source).context_length or _USUAL
-        generation = model.compiled.generate(rows, most, eos=eos, **request.sampling)
-        self._num_running += len(rows)
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         streams = (model.texts.stream(ids if is_continued else ()) for ids in rows)
         texts = [_Row(row, stream, stops) for row, stream in enumerate(streams)]
-        loop = asyncio.get_running_loop()
-        try:
-            while step := await loop.run_in_executor(self._threads, next, generation, None):
-                reasons = generation.finish_reasons
-                for row, (text, token) in enumerate(zip(texts, step, strict=True)):
-                    if token is None or (piece := text.add(token, reasons[row])) is None:
-                        continue
-                    if piece.finish_reason:
-                        generation.cancel(row)
-                    yield piece
-        finally:
-            self._num_running -= len(rows)
-            generation.cancel()
+        loop, counts = asyncio.get_running_loop(), model.statistics
+        with counts.of_texts(len(rows)):
+            generation = model.compiled.generate(rows, most, eos=eos, **request.sampling)
+            self._num_running += len(rows)
+            try:
+                while step := await loop.run_in_executor(self._threads, next, generation, None):
+                    reasons = generation.finish_reasons
+                    for row, (text, token) in enumerate(zip(texts, step, strict=True)):
+                        if token is None:
+                            continue
+                        counts.num_tokens += 1
+                        if (piece := text.add(token, reasons[row])) is None:
+                            continue
+                        if piece.finish_reason:
+                            generation.cancel(row)
+                        yield piece
+            finally:
+                self._num_running -= len(rows)
+                generation.cancel()
 
 
 def prompt_rows(model: ServedModel, request: GenerationRequest) -> list[list[int]]:

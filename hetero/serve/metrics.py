@@ -17,6 +17,7 @@ def metrics_text(models: Sequence[ServedModel]) -> str:
         "hetero_serve_requests", "Requests by how they ended.", labels=[*of, "result"]
     )
     rows = CounterMetricFamily("hetero_serve_inferences", "Rows of requests answered.", labels=of)
+    tokens = CounterMetricFamily("hetero_serve_tokens", "Tokens of generated texts.", labels=of)
     in_flight = GaugeMetricFamily(
         "hetero_serve_requests_in_flight", "Requests that run, or wait for their turn.", labels=of
     )
@@ -28,9 +29,10 @@ def metrics_text(models: Sequence[ServedModel]) -> str:
     for model in models:
         mine = [model.name, model.version]
         rows.add_metric(mine, model.statistics.num_inferences)
+        tokens.add_metric(mine, model.statistics.num_tokens)
         in_flight.add_metric(mine, model.statistics.num_in_flight)
         for part, (count, took_s) in model.statistics.rows().items():
             seconds.add_metric([*mine, part], took_s)
             if part in ("success", "fail"):
                 counts.add_metric([*mine, part], count)
-    return write_text([counts, rows, in_flight, seconds])
+    return write_text([counts, rows, tokens, in_flight, seconds])

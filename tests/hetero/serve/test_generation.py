@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +116,28 @@ def test_tokens_for_tokens(server: Server) -> None:
     assert ask(server, "/v1/models").json["data"][0]["id"] == "little"
     assert ask(server, "/v1/models/ending").json["id"] == "ending"
     assert ask(server, "/v1/models/none").status == 404
+
+
+def test_texts_are_counted(server: Server) -> None:
+    def counted() -> dict[str, float]:
+        text = ask(server, "/metrics").body.decode()
+        of_little = (
+            r'^hetero_serve_(\w+)_total\{model="little",(?:result="(\w+)",)?version="1"\} (\S+)$'
+        )
+        found = re.findall(of_little, text, re.MULTILINE)
+        return {name + result: float(value) for name, result, value in found}
+
+    before = counted()
+    assert complete(server, prompt=[PROMPT, PROMPT], stream=True).status == 200
+    assert complete(server, prompt=[10**6]).status == 400
+    after = counted()
+    grown = {name: after[name] - before[name] for name in after}
+    wanted = {"requestssuccess": 1, "requestsfail": 1, "inferences": 2, "tokens": 12}
+    assert grown == wanted
+    assert (
+        'hetero_serve_requests_in_flight{model="little",version="1"} 0.0'
+        in ask(server, "/metrics").body.decode()
+    )
 
 
 def test_of_both_names_of_a_limit_the_newer_one_counts(server: Server) -> None:
