@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import ml_dtypes
 import numpy as np
 import pytest
@@ -254,6 +256,27 @@ def test_statistics_and_metrics_count(server: Server) -> None:
         f'hetero_serve_requests_total{{model="plus",result="success",version="1"}} {before[0] + 1}'
     )
     assert f"{good}.0\n" in text
+
+
+def test_answers_are_as_the_document_of_the_paths_says(server: Server) -> None:
+    document = ask(server, "/openapi.json").json
+    model = {"name": "plus", "version": "1", "model_name": "plus"}
+    call = {"inputs": [tensor("x", "FP32", X)]}
+    told = 0
+    for path, methods in document["paths"].items():
+        [(method, described)] = methods.items()
+        body = None if method == "get" else call if "requestBody" in described else {}
+        assert {p["name"] for p in described["parameters"]} == set(re.findall(r"{(\w+)}", path))
+        for status, found in ((200, model), (404, {**model, "name": "none"})):
+            if str(status) not in described["responses"]:
+                continue
+            answer = ask(server, path.format(**found), body)
+            assert answer.status == status, path
+            content = described["responses"][str(status)]["content"]["application/json"]
+            # OpenAPI 3.0's schemas are JSON Schema, but for words that are not used here.
+            jsonschema.validate(answer.json, {**document, **content["schema"]})
+            told += 1
+    assert told > 20
 
 
 def test_models_are_unloaded_and_loaded(server: Server) -> None:
