@@ -90,7 +90,7 @@ def test_two_nodes_one_that_dies_and_one_that_joins() -> None:
     assert found["500000"]
     assert found["lost"][1] == nodes["TOY.1"]
     assert found["left"] == {"TOY.0": nodes["TOY.0"]}
-    assert found["unknown"] == "TOY.1"
+    assert found["unknown"] in ("TOY.1", "TOY.2")  # both are asked at once
     assert set(found["joined"]) == {"TOY.0", "TOY.1"}
     assert found["joined"]["TOY.1"] not in nodes.values()
     # A client that comes now calls every device as the one that saw nodes go and come.

@@ -325,6 +325,7 @@ def test_ctrl_c_ends_the_wait_and_the_run_and_the_model_goes_on(
     observed = Metrics(core.executor.load)
     gate = tmp_path / "open"
     with core.compile_model(branches(), "WAITING", {"WAIT_FILE": str(gate)}) as compiled:
+        wait_for(lambda: in_flight(observed) == 0)  # another test's would be taken for this one's
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
