@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Mapping
 from queue import Queue
 from types import MappingProxyType
@@ -47,9 +48,9 @@ def core_on(
 
 
 def kept_nbytes(core: hetero.Core) -> float:
-    """Return the bytes that devices keep."""
+    """Return the bytes that devices keep; NaN while one has yet to say how it is."""
     load = core.executor.load()
-    return sum(device.status["kept_nbytes"] for device in load.devices.values())
+    return sum(device.status.get("kept_nbytes", math.nan) for device in load.devices.values())
 
 
 def await_freed(core: hetero.Core, nbytes: int) -> None:
