@@ -163,13 +163,13 @@ class Generations:
         eos = () if request.ignore_eos else None
         most = request.max_tokens or Decoder.of(model.compiled.source).context_length or _USUAL
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-        streams = (model.texts.stream(ids if is_continued else ()) for ids in rows)
-        texts = [_Row(row, stream, stops) for row, stream in enumerate(streams)]
         loop, counts = asyncio.get_running_loop(), model.statistics
         with counts.of_texts(len(rows)):
             generation = model.compiled.generate(rows, most, eos=eos, **request.sampling)
             self._num_running += len(rows)
             try:
+                streams = (model.texts.stream(ids if is_continued else ()) for ids in rows)
+                texts = [_Row(row, stream, stops) for row, stream in enumerate(streams)]
                 while step := await loop.run_in_executor(self._threads, next, generation, None):
                     reasons = generation.finish_reasons
                     for row, (text, token) in enumerate(zip(texts, step, strict=True)):

@@ -129,10 +129,11 @@ def test_texts_are_counted(server: Server) -> None:
 
     before = counted()
     assert complete(server, prompt=[PROMPT, PROMPT], stream=True).status == 200
-    assert complete(server, prompt=[10**6]).status == 400
+    for unknown in (10**6, -1, 2**40):
+        assert complete(server, prompt=[unknown]).status == 400
     after = counted()
     grown = {name: after[name] - before[name] for name in after}
-    wanted = {"requestssuccess": 1, "requestsfail": 1, "inferences": 2, "tokens": 12}
+    wanted = {"requestssuccess": 1, "requestsfail": 3, "inferences": 2, "tokens": 12}
     assert grown == wanted
     assert (
         'hetero_serve_requests_in_flight{model="little",version="1"} 0.0'
