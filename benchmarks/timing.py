@@ -13,6 +13,8 @@ from typing import Any
 Submit = Callable[[], Callable[[], Any]]
 #: A way is warm after so many requests or seconds, whatever is first.
 _WARM_REQUESTS, _WARM_S = 20, 0.5
+#: How long a way runs untimed when its turn comes: threads of the one before spin on for as long.
+_SETTLE_S = 0.1
 
 
 def at_once(call: Callable[[], Any]) -> Submit:
@@ -88,6 +90,7 @@ def by_turns(
     timings = {name: Timing() for name in ways}
     for _ in range(rounds):
         for name, submit in ways.items():
+            measure(submit, window, _SETTLE_S, Timing())
             measure(submit, window, seconds / rounds, timings[name], windows=windows)
     return timings
 

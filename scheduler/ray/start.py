@@ -202,7 +202,11 @@ _current: RaySession | None = None
 
 def _connection() -> str:
     """Return what tells this connection to Ray from others of this process; empty for none."""
-    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
+    if not ray.is_initialized():
+        return ""
+    context = ray.get_runtime_context()
+    # A driver's id is its job's, which another cluster has as well.
+    return f"{context.get_node_id()} {context.get_worker_id()}"
 
 
 def connect(

@@ -303,6 +303,32 @@ print(ray.is_initialized())
 """
 
 
+THIRD = """
+import ray
+from scheduler import create_executor
+options = dict(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+ray.init(**options)
+first = create_executor("ray", devices={"CPU": 1})
+ray.shutdown()
+ray.init(**options)
+print(first._session.is_ours)
+try:
+    first.devices()
+except Exception as error:
+    print(type(error).__name__)
+second = create_executor("ray", devices={"CPU": 1})
+first.close()
+print(ray.is_initialized(), len(second.devices()) > 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_core_whose_ray_the_user_has_left_takes_no_other_ray_for_it() -> None:
+    done = run("-c", THIRD)
+    assert (done.returncode, done.stdout.split()) == (0, ["False", "ClusterError", "True", "True"])
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_a_core_whose_ray_the_user_has_left_ends_no_other_cores_ray() -> None:
     done = run("-c", SECOND)
