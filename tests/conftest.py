@@ -60,21 +60,35 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
-@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order them.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order the others.
 
     Those of Ray come first, so that few workers start one, and what is slow before what is not.
+    Those of hosts, which mostly wait, come first for the other workers.
     """
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and crc32(item.name.encode()) % mark.args[0]:
             item.add_marker(pytest.mark.slow)
+    done = yield
 
     def order(item: pytest.Item) -> int:
         return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2
 
-    items.sort(key=order)
+    hosts = [item for item in items if item.get_closest_marker("hosts")]
+    others = sorted((i for i in items if not i.get_closest_marker("hosts")), key=order)
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    num_items, begin = len(items), 0
+    for left in range(workers, 0, -1):  # as pytest-xdist deals them out
+        if left < workers or workers == 1:
+            share = -(-len(hosts) // left)
+            others[begin:begin], hosts = hosts[:share], hosts[share:]
+        begin += (num_items - begin) // left
+    items[:] = others
+    return done
 
 
 @pytest.fixture(scope="session")

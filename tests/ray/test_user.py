@@ -372,7 +372,8 @@ def test_interrupted_it_ends_soon_and_leaves_no_process(
     assert process.returncode == code
     assert not out or "interrupted: these are the figures so far" in out
     assert err.strip().endswith("hetero: interrupted")
-    assert "Traceback" not in err
+    # A second one may come inside a hook of Python's, which prints it and goes on.
+    assert len(numbers) > 1 or "Traceback" not in err
     wait_for(lambda: not processes_with(mark))
     assert len(numbers) > 1 or not list(temporary.glob("het-*"))  # the next start sweeps them
     shutil.rmtree(temporary)
