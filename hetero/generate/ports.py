@@ -45,6 +45,8 @@ _NEXT: Final = (
 _BY_LENGTH: Final = frozenset({"GroupQueryAttention"})
 #: Operators by which a number is made of a mask's length.
 _OF_LENGTH: Final = frozenset({"Shape", "Gather", "Squeeze", "Reshape", "Cast", "Identity"})
+#: Operators that give the numbers that they read.
+_PASSING: Final = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 #: Tokens for which steps are planned where neither the model nor its user says how many.
 _PAST: Final = 1024
 
@@ -267,7 +269,22 @@ def _context_length(model: Model, named: Mapping[str, str], read: Mapping[str, A
     if "past_length" in named:  # caches that are written in place are as long as their ports
         shapes = [variable.input.shape or () for variable in variables_of(model)]
         most += [s[-2] for s in shapes if len(s) == 4 and isinstance(s[-2], int)]
+    if "positions" in named:
+        most += _lengths_of_tables(model, named["positions"])
     return min(most, default=None)
+
+
+def _lengths_of_tables(model: Model, places: str) -> list[int]:
+    """Return how long the constants are of which rows are taken at these places."""
+    found: list[int] = []
+    for node in (model.nodes[i] for i in model.consumers.get(places, ())):
+        if node.op_type in _PASSING and node.inputs[0] == places:
+            found += _lengths_of_tables(model, node.outputs[0])
+        elif node.op_type == "Gather" and node.inputs[1] == places:
+            table = model.constants.get(node.inputs[0])
+            if table is not None and not node.attributes.get("axis", 0):
+                found += table.array.shape[:1]
+    return found
 
 
 def _numbers(value: Any) -> list[int]:

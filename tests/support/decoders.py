@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from hetero.examples.small_decoder import CONTEXT, VOCABULARY, small_decoder
 
-__all__ = ["CONTEXT", "VOCABULARY", "chosen", "decoder", "greedy", "whole_logits"]
+__all__ = [
+    "CONTEXT", "VOCABULARY", "chosen", "decoder", "decoder_with_places_by", "greedy",
+    "whole_logits",
+]  # fmt: skip
 
 decoder = cache(small_decoder)
+
+
+def decoder_with_places_by(kind: str, **attributes: Any) -> onnx.ModelProto:
+    """Return the decoder with an operator between its positions and the table of them."""
+    model = small_decoder()
+    shape = numpy_helper.from_array(np.array([0, -1]), "as_they_are")
+    model.graph.initializer.append(shape)
+    (places,) = (node for node in model.graph.node if "position_ids" in node.input)
+    reads = ["position_ids", shape.name] if kind == "Reshape" else ["position_ids"]
+    model.graph.node.insert(0, helper.make_node(kind, reads, ["told"], "told", **attributes))
+    places.input[1] = "told"
+    return model
 
 
 @cache

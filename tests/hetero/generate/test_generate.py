@@ -20,7 +20,15 @@ from hetero.generate.pace import LARGEST, Pace
 from hetero.generate.steps import Steps
 from hetero.generate.together import Together
 from scheduler.channels.memory import MemoryChannel
-from tests.support.decoders import VOCABULARY, chosen, decoder, greedy, whole_logits
+from tests.support.decoders import (
+    CONTEXT,
+    VOCABULARY,
+    chosen,
+    decoder,
+    decoder_with_places_by,
+    greedy,
+    whole_logits,
+)
 from tests.support.remote_cores import Counting, await_freed, core_on, crossed
 
 SPLIT = "HETERO:CPU.0,CPU.1"
@@ -220,6 +228,19 @@ def test_it_ends_at_eos_at_stop_and_with_the_context(
         assert (list(full), full.finish_reason) == (tokens[:5], "length")
         with pytest.raises(ArgumentError, match="the model takes 11"):
             short.generate(range(11))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [decoder(), decoder_with_places_by("Reshape"), decoder_with_places_by("Cast", to=6)],
+    ids=["Gather", "Reshape", "Cast"],
+)
+def test_it_ends_with_the_table_of_positions(core: hetero.Core, model: onnx.ModelProto) -> None:
+    with core.compile_model(hetero.read_decoder(model), SPLIT) as compiled:
+        full = compiled.generate(PROMPT, 10**6)
+        assert (len(list(full)), full.finish_reason) == (CONTEXT - len(PROMPT), "length")
+        with pytest.raises(ArgumentError, match=f"the model takes {CONTEXT}"):
+            compiled.generate([1] * CONTEXT)
 
 
 def test_logits_are_kept_where_they_are_asked_for(core: hetero.Core) -> None:

@@ -7,7 +7,7 @@ import pytest
 import hetero
 from hetero.errors import PlanError
 from hetero.generate.layers import find_layers
-from tests.support.decoders import decoder, greedy
+from tests.support.decoders import CONTEXT, decoder, greedy
 from tests.support.stateful_models import running_sum
 
 
@@ -39,8 +39,8 @@ def test_a_decoder_is_measured_as_it_takes_the_best_token(
 def test_memory_cuts_between_layers_and_counts_weights_and_caches() -> None:
     model = hetero.read_decoder(decoder())
     layers = find_layers(model)
-    # A layer's caches: keys and values of 1,023 tokens, 16 numbers of 4 bytes.
-    each = 2 * 1023 * 16 * 4
+    # A layer's caches: keys and values of all tokens but the last, 16 numbers of 4 bytes.
+    each = 2 * (CONTEXT - 1) * 16 * 4
     options = {"PERFORMANCE_HINT": "LATENCY", "PROFILE_SECONDS": 0.5, "PLAN_SECONDS": 0.5}
 
     def placed(nbytes: int, sessions: int) -> list[str]:

@@ -23,7 +23,7 @@ from hetero.serve.options import ServerOptions
 from hetero.serve.repository import ModelSource, Repository
 from hetero.serve.server import Server
 from hetero.serve.texts import Texts
-from tests.support.decoders import VOCABULARY, decoder, greedy
+from tests.support.decoders import VOCABULARY, decoder, decoder_with_places_by, greedy
 from tests.support.serving import Response, ask, connected, posted
 
 pytest.importorskip("uvicorn")
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (other / "chat_template.jinja").write_text(configuration.pop("chat_template"))
     (other / "tokenizer_config.json").write_text(json.dumps(configuration))
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
-        model = hetero.read_decoder(decoder())
+        model = hetero.read_decoder(decoder_with_places_by("Abs"))  # how many says nothing
         compiled = core.compile_model(
             model, "HETERO:CPU.0,CPU.1", affinity={"*_1": "CPU.1", "sample": "CPU.1"}
         )
