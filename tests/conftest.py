@@ -66,28 +66,30 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order the others.
 
-    Those of Ray come first, so that few workers start one, and what is slow before what is not.
-    Those of hosts, which mostly wait, come first for the other workers.
+    What takes long comes first for each worker. Few of them start a Ray, but for a whole run.
     """
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and crc32(item.name.encode()) % mark.args[0]:
             item.add_marker(pytest.mark.slow)
     done = yield
-
-    def order(item: pytest.Item) -> int:
-        return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2
-
-    hosts = [item for item in items if item.get_closest_marker("hosts")]
-    others = sorted((i for i in items if not i.get_closest_marker("hosts")), key=order)
-    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    groups: dict[str, list[pytest.Item]] = {"hosts": [], "ray": [], "slow": [], "": []}
+    for item in items:
+        kind = next(name for name in groups if not name or item.get_closest_marker(name))
+        groups[kind].append(item)
+    others, is_whole = groups.pop(""), bool(groups["hosts"])
     num_items, begin = len(items), 0
+    items.clear()
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     for left in range(workers, 0, -1):  # as pytest-xdist deals them out
-        if left < workers or workers == 1:
-            share = -(-len(hosts) // left)
-            others[begin:begin], hosts = hosts[:share], hosts[share:]
+        for name, group in groups.items():
+            share = -(-len(group) // left) if is_whole or name != "ray" else len(group)
+            items += group[:share]
+            del group[:share]
         begin += (num_items - begin) // left
-    items[:] = others
+        fill = max(0, begin - len(items))
+        items += others[:fill]
+        del others[:fill]
     return done
 
 
