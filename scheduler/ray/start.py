@@ -202,11 +202,11 @@ _current: RaySession | None = None
 
 def _connection() -> str:
     """Return what tells this connection to Ray from others of this process; empty for none."""
-    if not ray.is_initialized():
+    worker: Any = ray._private.worker.global_worker  # to ask for its context would start a Ray
+    try:  # a driver's id is its job's, which another cluster has as well
+        return f"{worker.current_node_id.hex()} {worker.worker_id.hex()}"
+    except AttributeError:  # there is none, or another thread leaves it
         return ""
-    context = ray.get_runtime_context()
-    # A driver's id is its job's, which another cluster has as well.
-    return f"{context.get_node_id()} {context.get_worker_id()}"
 
 
 def connect(
