@@ -93,7 +93,7 @@ class RaySession:
         self._home = HomeProcess()
         #: Called with what to raise if the cluster goes.
         self.when_gone: list[Callable[[ClusterError], None]] = []
-        self._connection = ""
+        self._connection: object = None
         self._watch: ClusterWatch | None = None
 
     def watch(self) -> RaySession:
@@ -115,7 +115,7 @@ class RaySession:
     @property
     def is_ours(self) -> bool:
         """Whether this process is still connected as it was when the session began."""
-        return bool(self._connection) and _connection() == self._connection
+        return self._connection is not None and _connection() is self._connection
 
     def check(self) -> None:
         """Raise ClusterError if the cluster is gone, or was left: a call would start another."""
@@ -174,7 +174,7 @@ class RaySession:
             if process_end.is_near() and not (parts or self.is_local):
                 # The cluster sees a process end; to part from it takes Ray a quarter of a second.
                 atexit.unregister(ray.shutdown)
-            elif self.is_ours or not self._connection:
+            elif self.is_ours or self._connection is None:
                 ray.shutdown()
             default_signals()
         if not process_end.is_near():  # whoever ends needs no environment
@@ -200,13 +200,14 @@ _lock = threading.RLock()
 _current: RaySession | None = None
 
 
-def _connection() -> str:
-    """Return what tells this connection to Ray from others of this process; empty for none."""
-    worker: Any = ray._private.worker.global_worker  # to ask for its context would start a Ray
-    try:  # a driver's id is its job's, which another cluster has as well
-        return f"{worker.current_node_id.hex()} {worker.worker_id.hex()}"
-    except AttributeError:  # there is none, or another thread leaves it
-        return ""
+def _connection() -> object:
+    """Return what stands for this connection to Ray alone; None for none.
+
+    To ask Ray for its ids would not do: a driver's is its job's, which another cluster has as well,
+    and who asks just after another thread has left Ray is ended by it, with the process.
+    """
+    worker: Any = ray._private.worker.global_worker
+    return worker.node  # whoever leaves Ray sets it to None first
 
 
 def connect(
