@@ -26,7 +26,7 @@ from devices.model import worker_program
 #: Real time that a request may take for each second of processor time, and beyond that: the machine
 #: may be busy.
 _WAIT: Final = 4
-_WAIT_S: Final = 30
+_WAIT_S: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
