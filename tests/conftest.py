@@ -60,37 +60,21 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, object, object]:
-    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order the others.
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order them.
 
-    What takes long comes first for each worker. Few of them start a Ray, but for a whole run.
+    Those of Ray come first, so that few workers start one, and what is slow before what is not.
     """
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and crc32(item.name.encode()) % mark.args[0]:
             item.add_marker(pytest.mark.slow)
-    done = yield
-    groups: dict[str, list[pytest.Item]] = {"hosts": [], "ray": [], "slow": [], "": []}
-    for item in items:
-        kind = next(name for name in groups if not name or item.get_closest_marker(name))
-        groups[kind].append(item)
-    others, is_whole = groups.pop(""), bool(groups["hosts"])
-    num_items, begin = len(items), 0
-    items.clear()
-    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
-    for left in range(workers, 0, -1):  # as pytest-xdist deals them out
-        for name, group in groups.items():
-            share = -(-len(group) // left) if is_whole or name != "ray" else len(group)
-            items += group[:share]
-            del group[:share]
-        begin += (num_items - begin) // left
-        fill = max(0, begin - len(items))
-        items += others[:fill]
-        del others[:fill]
-    return done
+
+    def order(item: pytest.Item) -> int:
+        return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")

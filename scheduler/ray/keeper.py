@@ -163,7 +163,7 @@ class DeviceKeeper:
                 order = self._orders.get(timeout=_LOOK_S)
             except queue.Empty:
                 order = self._look
-            if order is None or self._session.is_left or not self._session.is_ours:
+            if order is None or self._session.is_left:
                 return  # a call to an actor would have Ray start, or join, another cluster
             try:
                 order()

@@ -85,8 +85,7 @@ class RaySession:
         #: How many got it from `connect` and have not closed it.
         self.users = 1
         self._started = started
-        #: Whether this process leaves Ray, or has left it.
-        self.is_left = False
+        self._is_ended = False
         self.folder = folder
         #: The environment's variables as they were, which it is given back.
         self.before: dict[str, str | None] = {}
@@ -111,6 +110,11 @@ class RaySession:
     def is_local(self) -> bool:
         """Whether it is a Ray that was started here, of one node."""
         return self.folder is not None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this process leaves Ray, or has left it."""
+        return self._is_ended or not self.is_ours
 
     @property
     def is_ours(self) -> bool:
@@ -166,7 +170,7 @@ class RaySession:
         """Leave Ray, and stop it if it was started here; again is harmless."""
         if not self._home.is_here:
             return
-        self.is_left = True
+        self._is_ended = True
         if self._watch is not None:
             self._watch.close()
         if self._started:
@@ -226,7 +230,7 @@ def connect(
     if _current is not None:
         _current.wait_until_left()
     with _lock:
-        if _current is not None and (_current.is_left or not _current.is_ours):
+        if _current is not None and _current.is_left:
             _current.end()  # Ray was left without it, or is being left
             _current = None
         if ray.is_initialized():

@@ -60,7 +60,7 @@ def _device(address: str) -> Any:
 def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     is_lost_again = threading.Event()
     slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
-    session: Any = SimpleNamespace(is_left=False, is_ours=True)
+    session: Any = SimpleNamespace(is_left=False)
     survey = SimpleNamespace(answers=lambda node_id: False)
     devices: Any = SimpleNamespace(forget=lambda actor_id: None, survey=survey)
     deployments: Any = _Deployments([slow, other])
@@ -89,7 +89,7 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
 
 def _keeper(**options: Any) -> DeviceKeeper:
     nobody: Any = None
-    session: Any = SimpleNamespace(is_left=False, is_ours=True)
+    session: Any = SimpleNamespace(is_left=False)
     devices: Any = SimpleNamespace(
         forget=lambda actor_id: None,
         survey=SimpleNamespace(answers=lambda node_id: True),
