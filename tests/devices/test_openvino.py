@@ -394,6 +394,21 @@ def test_a_model_is_cut_between_openvino_and_the_cpu(core):
     assert again(x)["s"].tolist() == [2, 3]
 
 
+def test_sizes_that_are_computed_leave_the_number_of_dimensions_known(core):
+    """As text recognisers are exported, which flatten and shape again."""
+    model = parsed(
+        "(float[N,2,3] x) => (float[N,M] y) <int64[1] z = {0}, int64[1] e = {1}, int64[1] r = {-1}>"
+        " {s = Shape(x) i = Cast<to=6>(s) n = Slice(i, z, e) m = Cast<to=7>(n)"
+        " t = Concat<axis=0>(m, r) f = Reshape(x, t) y = Neg(f)}",
+        11,
+    )
+    x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    for device in ("OV", "HETERO:OV,CPU"):
+        compiled = core.compile_model(model, device, affinity={"f": "CPU"} if "," in device else {})
+        np.testing.assert_array_equal(compiled(x)["y"], -x.reshape(4, 6))
+    assert [s.device for s in compiled.subgraphs][-1] == "OV.CPU"
+
+
 def test_the_query_says_why_a_node_is_elsewhere(core):
     model = parsed("(float[2,0] x) => (float[2,1] y) {a = Neg(x) y = ReduceMax<axes = [1]>(a)}")
     support = core.query_model(model, "HETERO:OV,CPU")
