@@ -24,13 +24,17 @@ from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
 from hetero.generate.decoder import read_decoder
 from hetero.generate.generation import BatchGeneration, Generation
 from hetero.inference_session import (
+    ExecutionMode,
+    GraphOptimizationLevel,
     InferenceSession,
     OrtValue,
     RunOptions,
     SessionOptions,
+    disable_telemetry_events,
     get_all_providers,
     get_available_providers,
     get_device,
+    set_default_logger_severity,
 )
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.trace import Trace
@@ -60,8 +64,10 @@ __all__ = [
     "Core",
     "Costs",
     "Dimension",
+    "ExecutionMode",
     "Extension",
     "Generation",
+    "GraphOptimizationLevel",
     "InferRequest",
     "InferenceSession",
     "Layout",
@@ -94,6 +100,7 @@ __all__ = [
     "compare",
     "compile_model",
     "custom_operator",
+    "disable_telemetry_events",
     "errors",
     "get_all_providers",
     "get_available_providers",
@@ -107,6 +114,7 @@ __all__ = [
     "save_model",
     "serve",
     "set_batch",
+    "set_default_logger_severity",
 ]
 __all__ += errors.__all__
 

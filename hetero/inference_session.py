@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
@@ -29,11 +31,33 @@ from hetero.shortcuts import shared_core
 #: ONNX Runtime's providers -> the devices that run them; others are ``ORT_`` and their word.
 _DEVICES: Final = {"CPUExecutionProvider": "ORT", "DmlExecutionProvider": "ORT_DML"}
 _PROVIDER: Final = "ExecutionProvider"
+#: By ONNX Runtime's numbers for them.
+_LOG_LEVELS: Final = ("LOG_TRACE", "LOG_INFO", "LOG_WARNING", "LOG_ERROR", "LOG_NONE")
+
+
+class GraphOptimizationLevel(IntEnum):
+    """ONNX Runtime's levels: all but the first leave it to the devices how they run a model."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(IntEnum):
+    """ONNX Runtime's orders of nodes."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
 
 
 @dataclass(slots=True)
 class SessionOptions:
-    """What `InferenceSession` reads of a session's options; ONNX Runtime's own are read too.
+    """A session's options, as ONNX Runtime's scripts make them; its own do as well.
+
+    Those that tune its memory, its order of nodes or one of its entries change no answer, and are
+    not read.
 
     Attributes
     ----------
@@ -41,10 +65,32 @@ class SessionOptions:
         Threads of each device; 0 leaves it to them.
     enable_profiling : bool
         Whether requests note the times of nodes.
+    graph_optimization_level : GraphOptimizationLevel
+        ``ORT_DISABLE_ALL`` has devices run the model as it is: DISABLE_TRANSFORMATIONS.
+    log_severity_level : int
+        How much devices log, from 0 for all to 4 for nothing: LOG_LEVEL.
     """
 
     intra_op_num_threads: int = 0
     enable_profiling: bool = False
+    graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    inter_op_num_threads: int = 0
+    execution_mode: ExecutionMode = ExecutionMode.ORT_SEQUENTIAL
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    _entries: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry."""
+        self._entries[key] = value
+
+    def get_session_config_entry(self, key: str) -> str:
+        """Return an entry; KeyError for one that was not added."""
+        return self._entries[key]
 
 
 @dataclass(slots=True)
@@ -250,12 +296,8 @@ class InferenceSession:
         if provider_options and any(provider_options):
             raise ArgumentError("options of providers are not read; give devices= and config=.")
         held = shared_core("inprocess") if core is None else core
-        options = dict(config or {})
-        if threads := getattr(sess_options, "intra_op_num_threads", 0):
-            options.setdefault("INFERENCE_NUM_THREADS", threads)
-        if getattr(sess_options, "enable_profiling", False):
-            options.setdefault("PERF_COUNT", True)
         self._options = sess_options if sess_options is not None else SessionOptions()
+        options = _config(self._options) | dict(config or {})
         self._devices = devices or _device_string(providers)
         model = held.read_model(path_or_bytes)
         self._compiled: CompiledModel = held.compile_model(
@@ -395,6 +437,30 @@ get_all_providers = get_available_providers
 def get_device() -> str:
     """Return ``GPU`` if a device of this process is one, else ``CPU``."""
     return "GPU" if any(name.startswith("GPU") for name in get_available_providers()) else "CPU"
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """Log from 0 for all to 4 for nothing but what ends a program."""
+    for package in ("hetero", "scheduler", "devices"):
+        logging.getLogger(package).setLevel(logging.DEBUG + 10 * severity)
+
+
+def disable_telemetry_events() -> None:
+    """Do nothing: nobody is told of the use of this package."""
+
+
+def _config(options: Any) -> dict[str, Any]:
+    """Return the properties that a session's options stand for."""
+    found: dict[str, Any] = {}
+    if options.intra_op_num_threads:
+        found["INFERENCE_NUM_THREADS"] = options.intra_op_num_threads
+    if options.enable_profiling:
+        found["PERF_COUNT"] = True
+    if options.graph_optimization_level == type(options.graph_optimization_level)(0):
+        found["DISABLE_TRANSFORMATIONS"] = True
+    if 0 <= options.log_severity_level < len(_LOG_LEVELS):
+        found["LOG_LEVEL"] = _LOG_LEVELS[options.log_severity_level]
+    return found
 
 
 def _device_string(providers: Sequence[Any] | None) -> str:

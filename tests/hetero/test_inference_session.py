@@ -1,5 +1,6 @@
 """`InferenceSession`: scripts written for ONNX Runtime, against ONNX Runtime itself."""
 
+import logging
 import threading
 
 import numpy as np
@@ -114,3 +115,38 @@ def test_options_of_runs_and_names_of_modules(sessions):
         assert module.get_device() in ("CPU", "GPU")
         assert module.get_version_string()
         assert module.get_available_providers()[0] in module.get_all_providers()
+
+
+def test_options_of_sessions_as_published_packages_set_them():
+    """Readers of texts, voices and file types do so before they make a session."""
+    data = PROTO.SerializeToString()
+    for module, more in ((hetero, {"devices": "ORT"}), (ort, {})):
+        module.disable_telemetry_events()
+        options = module.SessionOptions()
+        options.log_severity_level = 4
+        options.enable_cpu_mem_arena = False
+        options.graph_optimization_level = module.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.inter_op_num_threads = options.intra_op_num_threads = 1
+        options.execution_mode = module.ExecutionMode.ORT_SEQUENTIAL
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session = module.InferenceSession(data, sess_options=options, **more)
+        np.testing.assert_array_equal(session.run(["y"], {"x": X, "b": B})[0], [[2, 0, 4]])
+        options.graph_optimization_level = module.GraphOptimizationLevel.ORT_DISABLE_ALL
+        ours = hetero.InferenceSession(data, options, devices="ORT")
+        got = [ours.compiled_model.get_property(name) for name in
+               ("DISABLE_TRANSFORMATIONS", "LOG_LEVEL", "INFERENCE_NUM_THREADS")]  # fmt: skip
+        assert got == [True, "LOG_NONE", 1]
+        with pytest.raises(AttributeError):
+            hetero.SessionOptions().optimized_model_filepath = "elsewhere"
+
+
+def test_the_severity_of_the_log_is_that_of_all_packages():
+    loggers = [logging.getLogger(name) for name in ("hetero", "scheduler", "devices")]
+    before = [logger.level for logger in loggers]
+    try:
+        for severity, level in ((0, logging.DEBUG), (2, logging.WARNING), (4, logging.CRITICAL)):
+            hetero.set_default_logger_severity(severity)
+            assert {logger.level for logger in loggers} == {level}
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
