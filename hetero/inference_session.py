@@ -31,8 +31,6 @@ from hetero.shortcuts import shared_core
 #: ONNX Runtime's providers -> the devices that run them; others are ``ORT_`` and their word.
 _DEVICES: Final = {"CPUExecutionProvider": "ORT", "DmlExecutionProvider": "ORT_DML"}
 _PROVIDER: Final = "ExecutionProvider"
-#: By ONNX Runtime's numbers for them.
-_LOG_LEVELS: Final = ("LOG_TRACE", "LOG_INFO", "LOG_WARNING", "LOG_ERROR", "LOG_NONE")
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -56,8 +54,8 @@ class ExecutionMode(IntEnum):
 class SessionOptions:
     """A session's options, as ONNX Runtime's scripts make them; its own do as well.
 
-    Those that tune its memory, its order of nodes or one of its entries change no answer, and are
-    not read.
+    Those of its memory, its order of nodes, its log and its entries change no answer, and are not
+    read.
 
     Attributes
     ----------
@@ -67,8 +65,6 @@ class SessionOptions:
         Whether requests note the times of nodes.
     graph_optimization_level : GraphOptimizationLevel
         ``ORT_DISABLE_ALL`` has devices run the model as it is: DISABLE_TRANSFORMATIONS.
-    log_severity_level : int
-        How much devices log, from 0 for all to 4 for nothing: LOG_LEVEL.
     """
 
     intra_op_num_threads: int = 0
@@ -458,8 +454,6 @@ def _config(options: Any) -> dict[str, Any]:
         found["PERF_COUNT"] = True
     if options.graph_optimization_level == type(options.graph_optimization_level)(0):
         found["DISABLE_TRANSFORMATIONS"] = True
-    if 0 <= options.log_severity_level < len(_LOG_LEVELS):
-        found["LOG_LEVEL"] = _LOG_LEVELS[options.log_severity_level]
     return found
 
 

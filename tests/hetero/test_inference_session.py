@@ -120,7 +120,7 @@ def test_options_of_runs_and_names_of_modules(sessions):
 def test_options_of_sessions_as_published_packages_set_them():
     """Readers of texts, voices and file types do so before they make a session."""
     data = PROTO.SerializeToString()
-    for module, more in ((hetero, {"devices": "ORT"}), (ort, {})):
+    for module, more in ((hetero, {"devices": "CPU"}), (ort, {})):
         module.disable_telemetry_events()
         options = module.SessionOptions()
         options.log_severity_level = 4
@@ -133,9 +133,8 @@ def test_options_of_sessions_as_published_packages_set_them():
         np.testing.assert_array_equal(session.run(["y"], {"x": X, "b": B})[0], [[2, 0, 4]])
         options.graph_optimization_level = module.GraphOptimizationLevel.ORT_DISABLE_ALL
         ours = hetero.InferenceSession(data, options, devices="ORT")
-        got = [ours.compiled_model.get_property(name) for name in
-               ("DISABLE_TRANSFORMATIONS", "LOG_LEVEL", "INFERENCE_NUM_THREADS")]  # fmt: skip
-        assert got == [True, "LOG_NONE", 1]
+        assert ours.compiled_model.get_property("DISABLE_TRANSFORMATIONS")
+        assert ours.compiled_model.get_property("INFERENCE_NUM_THREADS") == 1
         with pytest.raises(AttributeError):
             hetero.SessionOptions().optimized_model_filepath = "elsewhere"
 
