@@ -9,11 +9,11 @@ from onnx import helper
 from devices.errors import KernelError
 from tests.support.small_models import compile_cpu, make_model, run_onnxruntime
 
-RANDOM = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 
 def floats(*shape: int) -> np.ndarray:
-    return RANDOM.normal(size=shape).astype(np.float32)
+    return RNG.normal(size=shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])

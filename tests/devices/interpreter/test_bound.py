@@ -24,11 +24,11 @@ from devices.plugin.program import RunContext
 from devices.request.compiled_model import CompiledModel
 from tests.support.small_models import compile_cpu, make_model, run_onnxruntime, run_reference
 
-RANDOM = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 
 def floats(*shape: int) -> np.ndarray:
-    return RANDOM.normal(size=shape).astype(np.float32)
+    return RNG.normal(size=shape).astype(np.float32)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -17,11 +17,11 @@ from devices.interpreter.tape import Recording
 from devices.kernels import KERNELS
 from tests.support.small_models import compile_cpu, make_model, run_onnxruntime
 
-RANDOM = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 
 def floats(*shape: int) -> np.ndarray:
-    return RANDOM.normal(size=shape).astype(np.float32)
+    return RNG.normal(size=shape).astype(np.float32)
 
 
 def record(kernel: Any, x: np.ndarray, y: np.ndarray) -> Recording | None:
