@@ -548,6 +548,8 @@ def test_metadata_is_where_openvino_has_it() -> None:
         "model.has_rt_info(['framework', 'labels'])", "model.has_rt_info('labels')",
         "model.has_rt_info('framework')", "model.has_rt_info(['framework', 'none'])",
         "model.get_output_op(0).get_friendly_name() != ''",
+        "model.get_rt_info()['framework']['labels'].value.split()",
+        "model.get_rt_info(['framework', 'labels']).astype(str)",
     ):  # fmt: skip
         their = said(ov, line, model=ov.Core().read_model(proto.SerializeToString()))
         assert said(hetero, line, model=hetero.Core("inprocess").read_model(proto)) == their

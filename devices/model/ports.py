@@ -94,6 +94,21 @@ class Ports:
         return find_port(self.outputs, _used(key, tensor_name, index), "output")
 
 
+class OVAny(str):
+    """A text that is also asked for its value, as OpenVINO's entries are."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> str:
+        """The text."""
+        return str(self)
+
+    def astype(self, kind: type) -> Any:
+        """Return the text as another type."""
+        return kind(str(self))
+
+
 class HasPorts(Ports):
     """What a model has by its ports, under OpenVINO's names. Part of `Model`."""
 
@@ -131,10 +146,10 @@ class HasPorts(Ports):
     @property
     def rt_info(self) -> dict[str, Any]:
         """The model's metadata, where OpenVINO has that of ONNX models: under ``framework``."""
-        return {"framework": dict(self.metadata)}
+        return {"framework": {name: OVAny(text) for name, text in self.metadata.items()}}
 
-    def get_rt_info(self, path: str | Sequence[str]) -> Any:
-        """Return an entry of `rt_info`, as ``["framework", "author"]``; KeyError if none is so."""
+    def get_rt_info(self, path: str | Sequence[str] = ()) -> Any:
+        """Return `rt_info`, or an entry, as ``["framework", "author"]``; KeyError if none is so."""
         return reduce(getitem, [path] if isinstance(path, str) else path, self.rt_info)
 
     def has_rt_info(self, path: str | Sequence[str]) -> bool:
