@@ -28,8 +28,9 @@ from hetero.core import Core
 from hetero.query.query import AffinitySource
 from hetero.shortcuts import shared_core
 
+_CPU: Final = "CPUExecutionProvider"
 #: ONNX Runtime's providers -> the devices that run them; others are ``ORT_`` and their word.
-_DEVICES: Final = {"CPUExecutionProvider": "ORT", "DmlExecutionProvider": "ORT_DML"}
+_DEVICES: Final = {_CPU: "ORT", "DmlExecutionProvider": "ORT_DML"}
 _PROVIDER: Final = "ExecutionProvider"
 
 
@@ -263,7 +264,7 @@ class InferenceSession:
         ONNX Runtime's or ours; threads and profiling are read.
     providers : sequence of str or (str, dict), optional
         ONNX Runtime's providers in order of priority, where `devices` are not given: each is the
-        device that runs it. Their options are refused.
+        device that runs it. Options are refused, but for the CPU one, which has none.
     devices : str, optional
         The devices, as ``HETERO:ORT_CUDA,OV,CPU``; by default all that there are.
     config, affinity : optional
@@ -289,12 +290,10 @@ class InferenceSession:
         affinity: AffinitySource | None = None,
         core: Core | None = None,
     ) -> None:
-        if provider_options and any(provider_options):
-            raise ArgumentError("options of providers are not read; give devices= and config=.")
         held = shared_core("inprocess") if core is None else core
         self._options = sess_options if sess_options is not None else SessionOptions()
         options = _config(self._options) | dict(config or {})
-        self._devices = devices or _device_string(providers)
+        self._devices = devices or _device_string(providers, provider_options)
         model = held.read_model(path_or_bytes)
         self._compiled: CompiledModel = held.compile_model(
             model, self._devices, options, affinity=affinity
@@ -457,18 +456,17 @@ def _config(options: Any) -> dict[str, Any]:
     return found
 
 
-def _device_string(providers: Sequence[Any] | None) -> str:
-    if not providers:
-        return "HETERO"
+def _device_string(providers: Sequence[Any] | None, options: Sequence[Any] | None) -> str:
+    pairs = [p if isinstance(p, tuple | list) else (p, {}) for p in providers or ()]
     names = []
-    for provider in providers:
-        name, options = provider if isinstance(provider, tuple | list) else (provider, {})
-        if options:
+    for name, own in [*pairs, *zip((name for name, _ in pairs), options or (), strict=False)]:
+        if own and name != _CPU:  # which has none: ONNX Runtime drops them
             raise ArgumentError(f"options of {name} are not read; give devices= and config=.")
+    for name, _ in pairs:
         word = name.removesuffix(_PROVIDER)
         is_ort = name.endswith(_PROVIDER)
         names.append(_DEVICES.get(name, f"ORT_{word.upper()}") if is_ort else name)
-    return f"HETERO:{','.join(names)}"
+    return f"HETERO:{','.join(names)}" if names else "HETERO"
 
 
 def _check_host(device_type: str) -> None:

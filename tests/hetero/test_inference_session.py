@@ -88,12 +88,17 @@ def test_bindings(sessions):
 
 def test_providers_are_devices(sessions):
     data = PROTO.SerializeToString()
-    session = hetero.InferenceSession(data, providers=["CPUExecutionProvider"])
-    assert session.get_providers() == ["ORT"]
+    for given in (["CPUExecutionProvider"], [("CPUExecutionProvider", {"a": 1})]):
+        session = hetero.InferenceSession(data, providers=given)
+        assert session.get_providers() == ["ORT"]
     with pytest.raises(hetero.UnknownDeviceError, match="ORT_CUDA"):
         hetero.InferenceSession(data, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
     with pytest.raises(hetero.ArgumentError, match="devices="):
-        hetero.InferenceSession(data, providers=[("CPUExecutionProvider", {"a": 1})])
+        hetero.InferenceSession(data, providers=[("CUDAExecutionProvider", {"a": 1})])
+    with pytest.raises(hetero.ArgumentError, match="devices="):
+        hetero.InferenceSession(
+            data, providers=["CUDAExecutionProvider"], provider_options=[{"a": 1}]
+        )
     with pytest.raises(hetero.UnsupportedOperationError, match="cuda"):
         hetero.OrtValue.ortvalue_from_numpy(X, "cuda")
 
