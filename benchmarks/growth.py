@@ -161,8 +161,8 @@ def on_ray(count: int, requests: int) -> Iterator[Row]:
     while len(timing.latencies_s) < requests:
         measure(submit_to(compiled, X), 8, 1.0, timing)
     yield "request, 8 in flight", 1e6 / timing.rate / count, "us a stage"
-    nbytes = held([str(pid) for pid in device_processes()])["rss_nbytes"]
-    yield "resident memory", nbytes / count / 2**20, "MB a device"
+    nbytes = held([str(pid) for pid in device_processes()])["own_nbytes"]
+    yield "memory of its own", nbytes / count / 2**20, "MB a device"
     yield "close", lasts_s(compiled.close), "s"
     yield "leave", lasts_s(core.close), "s"
 

@@ -83,12 +83,11 @@ def measure(executor: Any, rounds: int) -> dict[str, Any]:
             use(core, range(begin, begin + half))
             seen.append(settled(core))
     grown: Mapping[str, int] = {name: seen[-1][name] - seen[0][name] for name in seen[0]}
-    rss = [one["rss_nbytes"] for one in seen]
-    rss_growth = min(after - before for before, after in pairwise(rss))
+    growth = min(after["own_nbytes"] - before["own_nbytes"] for before, after in pairwise(seen))
     return {
         "executor": executor,
         "rounds": rounds,
-        "rss_growth_nbytes": round(rss_growth / half),
+        "growth_nbytes": round(growth / half),
         "threads": grown["threads"],
         "fds": grown["descriptors"],
         "object_store_nbytes": round(grown["object_store_nbytes"] / rounds),

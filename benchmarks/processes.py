@@ -98,7 +98,7 @@ def end_session(session: int) -> None:
 
 
 def held(pids: Sequence[str]) -> dict[str, int]:
-    """Return what processes hold in all: resident bytes, threads, descriptors."""
+    """Return what processes hold in all: bytes of their own, threads, descriptors."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     rows = [_held(Path("/proc") / pid) for pid in pids]
@@ -107,13 +107,14 @@ def held(pids: Sequence[str]) -> dict[str, int]:
 
 def _held(process: Path) -> dict[str, int]:
     lines = (line.split() for line in (process / "status").read_text().splitlines())
-    (kilobytes,) = (int(line[1]) for line in lines if line[0] == "VmRSS:")
+    # Files' pages are read when first used, and the pool of shared memory is bounded.
+    (kilobytes,) = (int(line[1]) for line in lines if line[0] == "RssAnon:")
     names = []
     for thread in (process / "task").glob("*/comm"):
         with suppress(OSError):  # it has just ended
             names.append(thread.read_text())
     return {
-        "rss_nbytes": 1024 * kilobytes,
+        "own_nbytes": 1024 * kilobytes,
         # gRPC, Ray's, starts some of its own when it likes.
         "threads": sum(not name.startswith("grpc_") for name in names),
         "descriptors": len(list((process / "fd").iterdir())),

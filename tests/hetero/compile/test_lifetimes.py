@@ -205,4 +205,4 @@ def test_rounds_of_compile_run_close_leave_nothing_behind(executor: str, rounds:
     row = run(executor, rounds)
     assert max(row["threads"], row["fds"], row["object_store_nbytes"]) <= 0
     # A lost model each would be over 400 kB, a lost deployment 20 kB.
-    assert row["rss_growth_nbytes"] < 10_000
+    assert row["growth_nbytes"] < 10_000
