@@ -64,7 +64,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order them.
 
-    Those of Ray come first, so that few workers start one, and what is slow before what is not.
+    Those of Ray come first, so that few workers start one, and what is slow before what is not. Of
+    those of hosts, which wait more than they work, each worker begins with a share.
     """
     for item in items:
         mark = item.get_closest_marker("sampled")
@@ -75,6 +76,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2
 
     items.sort(key=order)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    hosts = [item for item in items if item.get_closest_marker("hosts")]
+    others = [item for item in items if not item.get_closest_marker("hosts")]
+    items[:] = [
+        item
+        for k in range(workers)
+        for some in (hosts, others)
+        for item in some[len(some) * k // workers : len(some) * (k + 1) // workers]
+    ]
 
 
 @pytest.fixture(scope="session")
