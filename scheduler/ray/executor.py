@@ -203,9 +203,14 @@ class RayExecutor:
         """Return a device's memory; see `scheduler.executor.Executor.create_context`."""
         name = self._devices.device(device).descriptor.name
 
-        def address() -> str:
-            found = self._devices.reached([name])[name]
-            self._ask(found, "serve", self._channel.address)
+        def address(again: bool = True) -> str:
+            try:
+                found = self._devices.reached([name])[name]
+                self._ask(found, "serve", self._channel.address)
+            except DeviceLostError:  # its process had ended: now it has another
+                if not again:
+                    raise
+                return address(again=False)
             self._keeper.watch(found)
             return found.address
 

@@ -51,13 +51,19 @@ def test_tensors_go_from_actor_to_actor_and_are_freed(core: hetero.Core) -> None
     wait_for(lambda: kept_nbytes(core, "CPU.2") == kept_nbytes(core, "CPU.1") == 0)
 
 
+def kill(core: hetero.Core, name: str) -> None:
+    executor: Any = core.executor
+    os.kill(executor._ask(executor._devices.device(name), "ping"), signal.SIGKILL)
+
+
 def test_what_a_dead_actor_kept_is_gone_and_said_so(core: hetero.Core) -> None:
     context = core.create_context("CPU.2")
-    tensor, executor = context.from_host(X), core.executor
-    device: Any = executor._devices.device("CPU.2")  # type: ignore[attr-defined]
-    os.kill(executor._ask(device, "ping"), signal.SIGKILL)  # type: ignore[attr-defined]
+    tensor = context.from_host(X)
+    kill(core, "CPU.2")
     with pytest.raises(DeviceLostError, match=r"CPU\.2"):
         tensor.to_host()
     with compiled(core) as model, pytest.raises(TensorError, match=r"input 'x'.*CPU\.2.*anew"):
         model({"x": tensor})
     np.testing.assert_array_equal(context.from_host(X + 1).to_host(), X + 1)
+    kill(core, "CPU.2")
+    assert context.from_host(X) is not None  # at once: nobody knows of it yet
