@@ -18,7 +18,7 @@ import numpy as np
 
 import hetero
 from benchmarks.null_models import chain, compile_chain, submit_to
-from benchmarks.processes import Child, device_processes, held
+from benchmarks.processes import MEMORY, Child, device_processes, held
 from benchmarks.tables import numbers, print_rows
 from benchmarks.timing import Timing, measure
 from devices.model.reader import read_model
@@ -161,8 +161,9 @@ def on_ray(count: int, requests: int) -> Iterator[Row]:
     while len(timing.latencies_s) < requests:
         measure(submit_to(compiled, X), 8, 1.0, timing)
     yield "request, 8 in flight", 1e6 / timing.rate / count, "us a stage"
-    nbytes = held([str(pid) for pid in device_processes()])["own_nbytes"]
-    yield "memory of its own", nbytes / count / 2**20, "MB a device"
+    found = held([str(pid) for pid in device_processes()])
+    nbytes = sum(found[kind] for kind in MEMORY)
+    yield "memory, files left out", nbytes / count / 2**20, "MB a device"
     yield "close", lasts_s(compiled.close), "s"
     yield "leave", lasts_s(core.close), "s"
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 import hetero
-from benchmarks.processes import device_processes, held, in_fresh
+from benchmarks.processes import MEMORY, device_processes, held, in_fresh
 from benchmarks.sessions import parsed
 from benchmarks.tables import print_rows
 
@@ -73,7 +73,8 @@ def _store_nbytes() -> int:
 def measure(executor: Any, rounds: int) -> dict[str, Any]:
     """Return what the rounds added: bytes for each round, threads and descriptors in all.
 
-    Of memory the less of two halves counts: an allocator takes a piece for many rounds at once.
+    Of each kind of memory the less of two halves counts: an allocator takes a piece for many rounds
+    at once, and pages of shared memory come when they are first used. Models here are of no file.
     """
     half = rounds // 2
     with hetero.Core(executor=executor, devices={"NULL": 1}) as core:
@@ -83,7 +84,10 @@ def measure(executor: Any, rounds: int) -> dict[str, Any]:
             use(core, range(begin, begin + half))
             seen.append(settled(core))
     grown: Mapping[str, int] = {name: seen[-1][name] - seen[0][name] for name in seen[0]}
-    growth = min(after["own_nbytes"] - before["own_nbytes"] for before, after in pairwise(seen))
+    growth = sum(
+        max(0, min(after[kind] - before[kind] for before, after in pairwise(seen)))
+        for kind in MEMORY
+    )
     return {
         "executor": executor,
         "rounds": rounds,

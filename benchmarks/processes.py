@@ -20,6 +20,9 @@ from typing import Any, Self, TypeVar
 T = TypeVar("T")
 #: What Ray calls the process of an actor: its class, and what it does.
 _ACTOR = re.compile(r"ray::\w*Device\w*")
+#: Kinds of resident memory, as the kernel names them, that are no pages of files: those of programs
+#: come half a megabyte at a time, when they are first run.
+MEMORY = ("RssAnon", "RssShmem")
 
 
 class Child:
@@ -98,7 +101,7 @@ def end_session(session: int) -> None:
 
 
 def held(pids: Sequence[str]) -> dict[str, int]:
-    """Return what processes hold in all: bytes of their own, threads, descriptors."""
+    """Return what processes hold in all: bytes of memory by kind, threads, descriptors."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     rows = [_held(Path("/proc") / pid) for pid in pids]
@@ -107,14 +110,13 @@ def held(pids: Sequence[str]) -> dict[str, int]:
 
 def _held(process: Path) -> dict[str, int]:
     lines = (line.split() for line in (process / "status").read_text().splitlines())
-    # Files' pages are read when first used, and the pool of shared memory is bounded.
-    (kilobytes,) = (int(line[1]) for line in lines if line[0] == "RssAnon:")
+    nbytes = {line[0][:-1]: 1024 * int(line[1]) for line in lines if line[0][:-1] in MEMORY}
     names = []
     for thread in (process / "task").glob("*/comm"):
         with suppress(OSError):  # it has just ended
             names.append(thread.read_text())
     return {
-        "own_nbytes": 1024 * kilobytes,
+        **nbytes,
         # gRPC, Ray's, starts some of its own when it likes.
         "threads": sum(not name.startswith("grpc_") for name in names),
         "descriptors": len(list((process / "fd").iterdir())),

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -79,15 +80,9 @@ class SessionOptions:
     enable_cpu_mem_arena: bool = True
     enable_mem_pattern: bool = True
     enable_mem_reuse: bool = True
-    _entries: dict[str, str] = field(default_factory=dict, repr=False)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry."""
-        self._entries[key] = value
-
-    def get_session_config_entry(self, key: str) -> str:
-        """Return an entry; KeyError for one that was not added."""
-        return self._entries[key]
+        """Take an entry, which tunes ONNX Runtime alone and is not read."""
 
 
 @dataclass(slots=True)
@@ -293,7 +288,8 @@ class InferenceSession:
         held = shared_core("inprocess") if core is None else core
         self._options = sess_options if sess_options is not None else SessionOptions()
         options = _config(self._options) | dict(config or {})
-        self._devices = devices or _device_string(providers, provider_options)
+        named = _device_string(providers or (), provider_options or ())
+        self._devices = devices or named
         model = held.read_model(path_or_bytes)
         self._compiled: CompiledModel = held.compile_model(
             model, self._devices, options, affinity=affinity
@@ -435,7 +431,20 @@ def get_device() -> str:
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Log from 0 for all to 4 for nothing but what ends a program."""
+    """Log what is at least so severe, of all packages here.
+
+    Parameters
+    ----------
+    severity : {0, 1, 2, 3, 4}
+        From everything to what ends a program.
+
+    Raises
+    ------
+    ArgumentError
+        For another number.
+    """
+    if severity not in range(5):
+        raise ArgumentError(f"severity {severity!r}: it is 0 (everything), 1, 2, 3 or 4 (fatal).")
     for package in ("hetero", "scheduler", "devices"):
         logging.getLogger(package).setLevel(logging.DEBUG + 10 * severity)
 
@@ -451,18 +460,22 @@ def _config(options: Any) -> dict[str, Any]:
         found["INFERENCE_NUM_THREADS"] = options.intra_op_num_threads
     if options.enable_profiling:
         found["PERF_COUNT"] = True
-    if options.graph_optimization_level == type(options.graph_optimization_level)(0):
+    if not int(options.graph_optimization_level):
         found["DISABLE_TRANSFORMATIONS"] = True
     return found
 
 
-def _device_string(providers: Sequence[Any] | None, options: Sequence[Any] | None) -> str:
-    pairs = [p if isinstance(p, tuple | list) else (p, {}) for p in providers or ()]
+def _device_string(providers: Sequence[Any], more: Sequence[Any]) -> str:
+    """Return the devices of providers; `more`: the options of each, where they are given apart."""
+    if more and len(more) != len(providers):
+        raise ArgumentError(
+            f"provider_options are one for each of providers, got {len(more)} for {len(providers)}."
+        )
     names = []
-    for name, own in [*pairs, *zip((name for name, _ in pairs), options or (), strict=False)]:
-        if own and name != _CPU:  # which has none: ONNX Runtime drops them
+    for provider, apart in zip(providers, more or repeat({}), strict=False):
+        name, options = provider if isinstance(provider, tuple | list) else (provider, {})
+        if (options or apart) and name != _CPU:  # which has none: ONNX Runtime drops them
             raise ArgumentError(f"options of {name} are not read; give devices= and config=.")
-    for name, _ in pairs:
         word = name.removesuffix(_PROVIDER)
         is_ort = name.endswith(_PROVIDER)
         names.append(_DEVICES.get(name, f"ORT_{word.upper()}") if is_ort else name)

@@ -146,8 +146,8 @@ class _SignalStack(ctypes.Structure):
 def pytest_runtest_teardown() -> None:
     """Have signals come on the thread's own stack.
 
-    Of two of OpenVINO's cores, of which the first goes first, the other leaves the thread the stack
-    that the first had, and has freed (2026.4): the next Ctrl-C would end the process by a fault.
+    Where the first of two of OpenVINO's cores is freed before the second, this leaves the thread
+    the first one's, freed as well (2026.4): the next Ctrl-C would end the process by a fault.
     """
     disabled = _SignalStack(None, 2, 0)  # SS_DISABLE
     ctypes.CDLL(None).sigaltstack(ctypes.byref(disabled), None)

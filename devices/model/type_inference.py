@@ -40,12 +40,11 @@ _RULED: Final = (b"com.microsoft", b"ai.onnx.ml", b"SimplifiedLayerNormalization
 
 #: What is made like the first input, which ONNX's inference does not say of them.
 _LIKE_INPUT: Final = frozenset(["GroupNormalization", "MeanVarianceNormalization"])
-#: Operators of which older operator sets, from the first on, are inferred as the second is. Windows
-#: that would begin in the padding were counted until 22; ONNX Runtime has LayerNormalization in
-#: all; from 14 on the number of sizes tells the rank, whatever the sizes.
+#: Operators of which older operator sets are inferred as a newer one is. Windows that would begin
+#: in the padding were counted until 22; ONNX Runtime has LayerNormalization in all; from 14 on the
+#: number of sizes tells the rank, whatever the sizes.
 _AS_IN: Final = {
-    "AveragePool": (1, 22), "LayerNormalization": (1, 17), "LpPool": (1, 22), "MaxPool": (1, 22),
-    "Reshape": (5, 14),
+    "AveragePool": 22, "LayerNormalization": 17, "LpPool": 22, "MaxPool": 22, "Reshape": 14,
 }  # fmt: skip
 _NEWER: Final = "hetero.newer"
 
@@ -88,10 +87,10 @@ def make_inferable(model: onnx.ModelProto) -> None:
     """
     opset = next((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), 0)
     for node in model.graph.node:
-        first, newer = (0, 0) if node.domain else _AS_IN.get(node.op_type, (0, 0))
+        newer = 0 if node.domain else _AS_IN.get(node.op_type, 0)
         if node.op_type in _LIKE_INPUT and not node.domain:
             node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output))
-        elif first <= opset < newer:
+        elif opset < newer:
             reads = list(dict.fromkeys(filter(None, node.input)))
             writes = list(filter(None, node.output))
             function = model.functions.add(

@@ -97,8 +97,10 @@ def test_providers_are_devices(sessions):
         hetero.InferenceSession(data, providers=[("CUDAExecutionProvider", {"a": 1})])
     with pytest.raises(hetero.ArgumentError, match="devices="):
         hetero.InferenceSession(
-            data, providers=["CUDAExecutionProvider"], provider_options=[{"a": 1}]
+            data, providers=["CUDAExecutionProvider"], provider_options=[{"a": 1}], devices="CPU"
         )
+    with pytest.raises(hetero.ArgumentError, match="one for each"):
+        hetero.InferenceSession(data, provider_options=[{"a": 1}])
     with pytest.raises(hetero.UnsupportedOperationError, match="cuda"):
         hetero.OrtValue.ortvalue_from_numpy(X, "cuda")
 
@@ -151,6 +153,9 @@ def test_the_severity_of_the_log_is_that_of_all_packages():
         for severity, level in ((0, logging.DEBUG), (2, logging.WARNING), (4, logging.CRITICAL)):
             hetero.set_default_logger_severity(severity)
             assert {logger.level for logger in loggers} == {level}
+        for module in (hetero, ort):
+            with pytest.raises((hetero.ArgumentError, RuntimeError), match="severity"):
+                module.set_default_logger_severity(5)
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)

@@ -16,6 +16,7 @@ from devices.model.model import Model
 from hetero.observe.sample_inputs import sample_inputs
 from tests.backend_suite.misses import THREE_VENDORS
 from tests.support.random_affinity import random_affinity
+from tests.support.small_models import flattening
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -58,3 +59,11 @@ def test_a_random_cut_of_an_export_gives_what_onnx_runtime_gives(
     )
     wanted = session.run(None, {port.name: given[port.name] for port in model.inputs})
     check(core, model, given, wanted, {"rtol": 1e-3, "atol": 1e-4})
+
+
+def test_what_follows_computed_sizes_is_cut_over_vendors(core: hetero.Core) -> None:
+    x = np.arange(-12, 12, dtype=np.float32).reshape(4, 2, 3)
+    pins = {"op:Reshape": "CPU", "op:Neg": "OV", "op:Relu": "ORT"}
+    with core.compile_model(flattening(), "HETERO:OV,ORT,CPU", affinity=pins) as compiled:
+        assert [s.device for s in compiled.subgraphs][-2:] == ["OV.CPU", "ORT"]
+        np.testing.assert_array_equal(compiled(x)["y"], np.maximum(-x.reshape(4, 6), 0))

@@ -16,6 +16,16 @@ from devices.model.reader import read_model
 from devices.request.compiled_model import CompiledModel
 
 
+def flattening() -> onnx.ModelProto:
+    """Return the end of a recogniser of text: rows of computed size, by operator set 11."""
+    return onnx.parser.parse_model(
+        """<ir_version: 6, opset_import: ["": 11]> flattening (float[N,2,3] x) => (float[N,M] y)
+        <int64[1] z = {0}, int64[1] e = {1}, int64[1] r = {-1}> {
+            s = Shape(x) i = Cast <to = 6> (s) n = Slice(i, z, e) m = Cast <to = 7> (n)
+            t = Concat <axis = 0> (m, r) f = Reshape(x, t) a = Neg(f) y = Relu(a) }"""
+    )
+
+
 def make_model(
     nodes: Sequence[onnx.NodeProto],
     inputs: Mapping[str, Any],
