@@ -57,8 +57,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Have two workers for each core: some tests wait for what comes late, or not at all."""
-    return 2 * len(os.sched_getaffinity(0))
+    """Have one worker more than cores: some tests wait for what comes late, or not at all."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
