@@ -107,9 +107,14 @@ def bert(
 
 
 def vit(
-    layers: int = 4, width: int = 384, image: int = 224, patch: int = 16, heads: int = 0,
-    scores: int = 1000, seed: int = 2,
-) -> onnx.ModelProto:  # fmt: skip
+    layers: int = 4,
+    width: int = 384,
+    image: int = 224,
+    patch: int = 16,
+    heads: int = 0,
+    scores: int = 1000,
+    seed: int = 2,
+) -> onnx.ModelProto:
     """Return image (1, 3, image, image) -> scores: patches, then pre-norm encoder layers."""
     g = Graph(seed)
     pixels = helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [1, 3, image, image])

@@ -30,9 +30,12 @@ class Child:
 
     def __init__(self, *arguments: str, python: str = sys.executable, **options: Any) -> None:
         self._process = subprocess.Popen(
-            [python, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [python, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             **options,
-        )  # fmt: skip
+        )
         self.pid = self._process.pid
 
     def read(self) -> str:

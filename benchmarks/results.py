@@ -22,10 +22,26 @@ PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
 PICTURE = RESULTS / "ratios.svg"
 #: The order of the page.
 ORDER = (
-    "kernels", "kernels-small", "memory-of-cpu", "one_device", "scheduler", "pipelines", "scale",
-    "channels", "chaos", "memory", "cache", "batching", "state", "generate", "vendors", "partition",
-    "partition_scale", "planning", "prediction",
-)  # fmt: skip
+    "kernels",
+    "kernels-small",
+    "memory-of-cpu",
+    "one_device",
+    "scheduler",
+    "pipelines",
+    "scale",
+    "channels",
+    "chaos",
+    "memory",
+    "cache",
+    "batching",
+    "state",
+    "generate",
+    "vendors",
+    "partition",
+    "partition_scale",
+    "planning",
+    "prediction",
+)
 HEAD = """# Benchmarks
 `python -m benchmarks.NAME [--json]` runs one, beside a peer in the same run: shared machines drift, so ratios say more than times. `python -m benchmarks.results page` made this page and its picture of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4; xeon-2: Intel Xeon with AMX, 2. Hollow circles are earlier versions. ![Times over those of peers](benchmarks/results/ratios.svg)
 """  # noqa: E501 - a line of the page

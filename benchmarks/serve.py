@@ -67,9 +67,11 @@ def json_request(count: int) -> bytes:
 
 def raw_request(model: str, name: str, array: np.ndarray) -> bytes:
     tensor = {
-        "name": name, "shape": array.shape, "datatype": "FP32",
+        "name": name,
+        "shape": array.shape,
+        "datatype": "FP32",
         "parameters": {"binary_data_size": array.nbytes},
-    }  # fmt: skip
+    }
     told = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
     head = json.dumps(told).encode()
     path = f"/v2/models/{model}/infer"
@@ -267,9 +269,12 @@ def mlserver(command: str) -> AbstractContextManager[int]:
     """Start MLServer with x + 1 on numpy."""
     port = 18321
     settings = {
-        "http_port": port, "grpc_port": port + 1, "metrics_port": port + 2,
-        "parallel_workers": 0, "host": "127.0.0.1",
-    }  # fmt: skip
+        "http_port": port,
+        "grpc_port": port + 1,
+        "metrics_port": port + 2,
+        "parallel_workers": 0,
+        "host": "127.0.0.1",
+    }
     text = (
         "from mlserver import MLModel\nfrom mlserver.codecs import NumpyCodec\n"
         "from mlserver.types import InferenceResponse\n\n\nclass Plus(MLModel):\n"
@@ -367,11 +372,13 @@ RATIOS = {
     "x + 1: hetero": ("x + 1: bare ASGI echo", "x + 1: MLServer", "x + 1: KServe"),
     "squeezenet: hetero": ("squeezenet: a call in process",),
     "large: hetero": (
-        "large: a call in process", "large: bare ASGI echo", "large: bare socket echo",
+        "large: a call in process",
+        "large: bare ASGI echo",
+        "large: bare socket echo",
     ),
     "large: hetero, by gRPC": ("large: bare socket echo",),
     "large: hetero, shared memory": ("large: a call in process",),
-}  # fmt: skip
+}
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -422,9 +429,11 @@ def main() -> None:
     reader.add_argument("--kserve", default="", help="an interpreter that has kserve")
     reader.add_argument("--soak", type=float, metavar="SECONDS", help="only: what stays behind")
     reader.add_argument(
-        "--loadgen", type=float, metavar="QPS",
+        "--loadgen",
+        type=float,
+        metavar="QPS",
         help="only: MLPerf LoadGen's scenarios (pip install mlcommons-loadgen), squeezenet at QPS",
-    )  # fmt: skip
+    )
     reader.add_argument("--server", help=argparse.SUPPRESS)
     given = reader.parse_args()
     if given.server:

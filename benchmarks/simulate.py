@@ -280,11 +280,16 @@ def row(name: str, seconds: float, program: Program, client_s: float) -> dict[st
     gaps = tuple(b - a for a, b in pairwise([0.0, *drawn]))
     founds = [
         run(
-            report, fleet, Arrivals(name, rate, gaps_s=gaps) if times else None, requests=count,
-            seed=seed, in_flight=_IN_FLIGHT, batches=Batches(case.batch, 1.0),
+            report,
+            fleet,
+            Arrivals(name, rate, gaps_s=gaps) if times else None,
+            requests=count,
+            seed=seed,
+            in_flight=_IN_FLIGHT,
+            batches=Batches(case.batch, 1.0),
         )
         for seed in range(3)
-    ]  # fmt: skip
+    ]
     return {"run": name, "stages": len(names), "requests": count, **_compared(founds, reals)}
 
 
@@ -352,8 +357,10 @@ def advice(number: int, seconds: float, program: Program, client_s: float) -> di
     In half of the chains a device has a second one beside it from the start.
     """
     random = Random(number)
-    stages = tuple(random.choice((2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 50.0)) for _ in range(
-        random.choice((2, 3, 4))))  # fmt: skip
+    stages = tuple(
+        random.choice((2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 50.0))
+        for _ in range(random.choice((2, 3, 4)))
+    )
     case = Case(stages, 0.0)
     doubled = random.choice(case.names) if number % 2 else ""
     count = max(40, int(seconds / max(stages) * 1e3))

@@ -26,9 +26,7 @@ from benchmarks import networks
 from benchmarks.networks import Graph
 
 bert = partial(networks.bert, layers=2, width=64, length=32, heads=4, seed=11)
-vit = partial(
-    networks.vit, layers=2, width=64, image=32, patch=8, heads=4, scores=100, seed=13
-)  # fmt: skip
+vit = partial(networks.vit, layers=2, width=64, image=32, patch=8, heads=4, scores=100, seed=13)
 
 
 def gpt(layers: int = 2, width: int = 64, heads: int = 4) -> onnx.ModelProto:
@@ -49,8 +47,13 @@ def gpt(layers: int = 2, width: int = 64, heads: int = 4) -> onnx.ModelProto:
         g.add("Gather", g.weight(2000, width), "ids"),
         g.add("Gather", g.weight(128, width), positions),
     )
-    mask = g.add("Slice", g.constant(np.tri(128), np.bool_), number([0, 0]),
-                 g.add("Concat", length, length, axis=0), number([0, 1]))  # fmt: skip
+    mask = g.add(
+        "Slice",
+        g.constant(np.tri(128), np.bool_),
+        number([0, 0]),
+        g.add("Concat", length, length, axis=0),
+        number([0, 1]),
+    )
     for _ in range(layers):
         y = g.layer_norm(x, width)
         qkv = g.add("Split", g.linear(y, width, 3 * width), n_outputs=3, axis=-1)
@@ -86,8 +89,14 @@ def _filters(g: Graph, outputs: int, inputs: int, size: int) -> str:
 def _convolution(
     g: Graph, x: str, inputs: int, outputs: int, size: int, stride: int = 1, group: int = 1
 ) -> str:
-    y = g.add("Conv", x, _filters(g, outputs, inputs // group, size), strides=[stride] * 2,
-              pads=[size // 2] * 4, group=group)  # fmt: skip
+    y = g.add(
+        "Conv",
+        x,
+        _filters(g, outputs, inputs // group, size),
+        strides=[stride] * 2,
+        pads=[size // 2] * 4,
+        group=group,
+    )
     ones, zeros = g.constant(np.ones(outputs)), g.constant(np.zeros(outputs))
     return g.add("BatchNormalization", y, ones, zeros, zeros, ones)
 
@@ -149,8 +158,18 @@ def lstm(length: int = 20, width: int = 64, layers: int = 2) -> onnx.ModelProto:
     state = g.add("Expand", g.constant(0.0), shape)
     for _ in range(layers):
         w, r = g.weight(2, 4 * width, inputs), g.weight(2, 4 * width, width)
-        y = g.add("LSTM", x, w, r, g.weight(2, 8 * width), "", state, state, hidden_size=width,
-                  direction="bidirectional")  # fmt: skip
+        y = g.add(
+            "LSTM",
+            x,
+            w,
+            r,
+            g.weight(2, 8 * width),
+            "",
+            state,
+            state,
+            hidden_size=width,
+            direction="bidirectional",
+        )
         swapped = g.add("Transpose", y, perm=[0, 2, 1, 3])
         x = g.add("Reshape", swapped, g.constant([0, 0, -1], np.int64))
         x = g.layer_norm(x, 2 * width)
@@ -182,9 +201,13 @@ def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProt
     def quantise(source: Path, target: Path) -> None:
         # Signed activations, its default, ONNX Runtime computes in floats on most processors.
         quantize_static(
-            source, target, _Calibration(feeds), quant_format=QuantFormat.QDQ,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-        )  # fmt: skip
+            source,
+            target,
+            _Calibration(feeds),
+            quant_format=QuantFormat.QDQ,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
 
     return _quantised(quantise, model)
 

@@ -41,9 +41,17 @@ from devices.plugin.plugin import Plugin
 from devices.plugin.properties import Config
 
 __all__ = [
-    "Check", "CheckResult", "Subject", "SubjectCheck", "check_device", "check_operators",
-    "device_checks", "device_results", "operator_results", "subject_checks",
-]  # fmt: skip
+    "Check",
+    "CheckResult",
+    "Subject",
+    "SubjectCheck",
+    "check_device",
+    "check_operators",
+    "device_checks",
+    "device_results",
+    "operator_results",
+    "subject_checks",
+]
 
 Check = Callable[[Plugin], None]
 SubjectCheck = Callable[[Subject], None]

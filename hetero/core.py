@@ -95,9 +95,12 @@ class Core:
                 f"plugins={plugins!r}: wanted a list of plugins, as ['my_module:MyPlugin']."
             )
         self._devices = Devices(
-            executor, address, parse_counts(devices), plugins,
+            executor,
+            address,
+            parse_counts(devices),
+            plugins,
             lambda: self._scopes.of_executor(executor),
-        )  # fmt: skip
+        )
         self._scopes = Scopes(self._devices.rows, lambda *names: self.executor.get_property(*names))
         self._extensions = Extensions()
         self._watching: list[Trace | MetricsServer] = []

@@ -108,8 +108,12 @@ def test_a_pipelines_share_is_of_its_busiest_device(rows: Any) -> None:
     options = ("--times", "4", "--devices", "2", "--seconds", "0.2")
     found = rows(pipelines.main, *options)
     assert [(row["visits"], row["way"]) for row in found] == [
-        (1, "inprocess"), (1, "zmq"), (1, "sleep"), (2, "inprocess"), (2, "sleep"),
-    ]  # fmt: skip
+        (1, "inprocess"),
+        (1, "zmq"),
+        (1, "sleep"),
+        (2, "inprocess"),
+        (2, "sleep"),
+    ]
     for row in found:
         visits = 1 if row["way"] == "sleep" else row["visits"]
         assert row["share"] == pytest.approx(row["requests_per_s"] * 4e-3 * visits, abs=1e-3)
@@ -119,9 +123,13 @@ def test_batches_are_measured_against_a_bare_session_and_those_made_by_hand(rows
     options = ("--models", "block", "--callers", "3", "--size", "2", "--seconds", "0.03")
     found = rows(batching.main, *options, "--rounds", "1")
     assert [row["way"] for row in found] == [
-        "session", "session by hand", "one device", "one device, batched", "cut in two",
+        "session",
+        "session by hand",
+        "one device",
+        "one device, batched",
+        "cut in two",
         "cut in two, batched",
-    ]  # fmt: skip
+    ]
     assert found[0]["ratio"] == found[1]["by_hand"] == 1
     assert all(row["requests_per_s"] > 0 for row in found)
 

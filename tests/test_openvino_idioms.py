@@ -104,9 +104,15 @@ def names(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[dic
     model = core.read_model(path)
     compiled = core.compile_model(model, "CPU")
     yield {
-        "ov": ov, "core": core, "path": path, "model": model, "compiled": compiled, "x": X,
-        "request": compiled.create_infer_request(), "path_model": lambda: core.read_model(path),
-    }  # fmt: skip
+        "ov": ov,
+        "core": core,
+        "path": path,
+        "model": model,
+        "compiled": compiled,
+        "x": X,
+        "request": compiled.create_infer_request(),
+        "path_model": lambda: core.read_model(path),
+    }
     if ov is hetero:
         core.close()
 

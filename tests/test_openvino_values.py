@@ -117,33 +117,49 @@ def test_partial_shapes(text: str) -> None:
 
 def test_shapes_are_lists_and_tuples() -> None:
     for line in (
-        "m.Shape([1, 2]) == [1, 2]", "m.Shape([1, 2]) == m.Shape((1, 2))", "len(m.Shape([1, 2]))",
+        "m.Shape([1, 2]) == [1, 2]",
+        "m.Shape([1, 2]) == m.Shape((1, 2))",
+        "len(m.Shape([1, 2]))",
         "m.Shape([1, 2])[1]",
         "m.PartialShape([1, 2]) == [1, 3]",
-        "m.PartialShape([1, 2]) == m.Shape([1, 2])", "m.PartialShape([1, (2, 4), -1])",
-        "m.PartialShape.dynamic()", "m.PartialShape.dynamic(2)", "m.PartialShape([2, 3])[0]",
-        "m.PartialShape([2, 3]).get_dimension(1)", "[m.Shape([2])] == [[2]]",
+        "m.PartialShape([1, 2]) == m.Shape([1, 2])",
+        "m.PartialShape([1, (2, 4), -1])",
+        "m.PartialShape.dynamic()",
+        "m.PartialShape.dynamic(2)",
+        "m.PartialShape([2, 3])[0]",
+        "m.PartialShape([2, 3]).get_dimension(1)",
+        "[m.Shape([2])] == [[2]]",
         "str(m.Shape([2, 3]))",
-    ):  # fmt: skip
+    ):
         check(line)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "m.Dimension(-1, 10)", "m.Dimension('..10') == m.Dimension(-1, 10)", "m.Dimension('?..5')",
-        "m.Dimension('5..?')", "m.Dimension.dynamic() == -1", "m.PartialShape([(1, 2, 3)])",
-        "m.PartialShape([('?', '?')])", "m.PartialShape([range(3)])",
-        "m.PartialShape([1, -1]).get_max_shape()", "m.PartialShape([(1, 4), [2, 5], '..3'])",
-        "m.PartialShape.dynamic().get_max_shape()", "[s := m.PartialShape([1, 2])][0] == [1, 2]",
+        "m.Dimension(-1, 10)",
+        "m.Dimension('..10') == m.Dimension(-1, 10)",
+        "m.Dimension('?..5')",
+        "m.Dimension('5..?')",
+        "m.Dimension.dynamic() == -1",
+        "m.PartialShape([(1, 2, 3)])",
+        "m.PartialShape([('?', '?')])",
+        "m.PartialShape([range(3)])",
+        "m.PartialShape([1, -1]).get_max_shape()",
+        "m.PartialShape([(1, 4), [2, 5], '..3'])",
+        "m.PartialShape.dynamic().get_max_shape()",
+        "[s := m.PartialShape([1, 2])][0] == [1, 2]",
         "[s := m.PartialShape([1, 2]), s.__setitem__(0, -1), s][2]",
         "[s := m.PartialShape([1, 2]), s.__setitem__(1, m.Dimension(2, 4)), s][2]",
-        "[s := m.PartialShape('[...]'), s.__setitem__(0, 1)]", "{m.PartialShape([1])}",
-        "m.PartialShape([1, 2, 3, 4])[::-2]", "m.Symbol() == m.Symbol()", "bool(m.Symbol())",
+        "[s := m.PartialShape('[...]'), s.__setitem__(0, 1)]",
+        "{m.PartialShape([1])}",
+        "m.PartialShape([1, 2, 3, 4])[::-2]",
+        "m.Symbol() == m.Symbol()",
+        "bool(m.Symbol())",
         "[d := m.Dimension(), s := m.Symbol(), d.set_symbol(s), d.get_symbol() == s][3]",
         "len({m.Symbol(), m.Symbol()})",
     ],
-)  # fmt: skip
+)
 def test_dimensions_and_shapes_that_change(line: str) -> None:
     """An error is an error of either kind on both."""
 
@@ -219,13 +235,15 @@ def test_shapes_of_tensors_change() -> None:
         "[t := m.Tensor(np.float32, [3, 9]), m.Tensor(A).copy_to(t), t.data][2]",
         "m.Tensor(np.float16, [2, 3]).copy_from(A)",
         "m.Tensor(np.float32, [2, 3]).copy_from(A.astype(np.float64))",
-        "m.Tensor(A, (3, 2)).data", "m.Tensor(A, [2, 6], m.Type.f16).data.view(np.float32)",
+        "m.Tensor(A, (3, 2)).data",
+        "m.Tensor(A, [2, 6], m.Type.f16).data.view(np.float32)",
         "m.Tensor(m.Tensor(A), [0, 1], [2, 3]).data",
-        "m.Tensor(m.Tensor(A), [0, 1], [2, 3]).is_continuous()", "m.Tensor(A).str_data",
+        "m.Tensor(m.Tensor(A), [0, 1], [2, 3]).is_continuous()",
+        "m.Tensor(A).str_data",
         "[t := m.Tensor(A, shared_memory=True), t.set_shape([2]), t.set_shape([3, 2]), t.data][3]",
         "[t := m.Tensor(A), t.set_shape([2]), t.set_shape([2, 3]), t.shape][3]",
         "m.Tensor(np.empty((0, 3), np.float32)).size",
-    ):  # fmt: skip
+    ):
         check(line)
 
 
@@ -249,19 +267,34 @@ def test_ports_and_results() -> None:
         ours = core.compile_model(core.read_model(data), "HETERO:ORT,CPU", affinity={"z": "CPU"})
         theirs = ov.Core().compile_model(ov.Core().read_model(data), "CPU")
         for line in (
-            "c.inputs[0].any_name", "c.output(1).names", "c.input().get_any_name()",
-            "c.input().element_type", "c.input('x').shape == [2, 3]", "c.outputs == c.outputs",
-            "isinstance(c.inputs, list)", "c.output(0).index", "c.input().get_index()",
-            "isinstance(c.input(), m.ConstOutput)", "c.output('y').partial_shape",
-            "c.input(0).get_node().friendly_name", "c.input().get_tensor().any_name",
+            "c.inputs[0].any_name",
+            "c.output(1).names",
+            "c.input().get_any_name()",
+            "c.input().element_type",
+            "c.input('x').shape == [2, 3]",
+            "c.outputs == c.outputs",
+            "isinstance(c.inputs, list)",
+            "c.output(0).index",
+            "c.input().get_index()",
+            "isinstance(c.input(), m.ConstOutput)",
+            "c.output('y').partial_shape",
+            "c.input(0).get_node().friendly_name",
+            "c.input().get_tensor().any_name",
             "np.zeros(c.input().shape, c.input().element_type.to_dtype())",
-            "[p.any_name for p in c(A)]", "[p.any_name for p in c(A).to_dict()]",
-            "[p.any_name for p, v in c(A).items()]", "[p.any_name for p in dict(c(A))]",
-            "c(A)[c.output('z')]", "c(A)['y']", "c(A)[1]", "c(A).names()", "len(c(A))",
-            "c(A).to_tuple()[1]", "c.create_infer_request().get_compiled_model() is not None",
+            "[p.any_name for p in c(A)]",
+            "[p.any_name for p in c(A).to_dict()]",
+            "[p.any_name for p, v in c(A).items()]",
+            "[p.any_name for p in dict(c(A))]",
+            "c(A)[c.output('z')]",
+            "c(A)['y']",
+            "c(A)[1]",
+            "c(A).names()",
+            "len(c(A))",
+            "c(A).to_tuple()[1]",
+            "c.create_infer_request().get_compiled_model() is not None",
             "[r := c.create_infer_request(), r.set_tensors({'x': m.Tensor(A)}), r.infer()['y']][2]",
             "[r := c.create_infer_request(), r.infer(A), r.get_output_tensor(1).data][2]",
-        ):  # fmt: skip
+        ):
             assert said(hetero, line, c=ours) == said(ov, line, c=theirs), line
         for wrong, error in (("nope", KeyError), (7, KeyError), (1.5, TypeError)):
             with pytest.raises(error):
@@ -295,29 +328,36 @@ def relu() -> Any:
 @pytest.mark.parametrize(
     "line",
     [
-        "c.input(tensor_name='x').any_name", "c.output(index=0).any_name", "c.input(index=3)",
+        "c.input(tensor_name='x').any_name",
+        "c.output(index=0).any_name",
+        "c.input(index=3)",
         "sorted(core.get_property('CPU', 'SUPPORTED_PROPERTIES')) != []",
         "core.get_property('CPU', 'SUPPORTED_PROPERTIES')['PERF_COUNT']",
         "core.get_property('CPU', m.properties.supported_properties)['FULL_DEVICE_NAME']",
         "type(core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES')).__name__",
         "type(core.get_property('CPU', 'RANGE_FOR_STREAMS')).__name__",
         "type(core.get_property('CPU', 'RANGE_FOR_ASYNC_INFER_REQUESTS')).__name__",
-        "c.get_property('EXECUTION_DEVICES')", "'CPU' in core.get_versions('CPU')",
+        "c.get_property('EXECUTION_DEVICES')",
+        "'CPU' in core.get_versions('CPU')",
         "type(core.get_versions('CPU')['CPU'].major).__name__",
         "type(core.get_versions('CPU')['CPU'].build_number).__name__",
         "core.read_model(RELU, weights=b'').get_parameters()[0].friendly_name",
-        "len(m.AsyncInferQueue(model=c, jobs=2))", "len(m.AsyncInferQueue(c, 3))",
-        "r.infer(A, decode_strings=False)[0]", "c(A, decode_strings=True)[0]",
+        "len(m.AsyncInferQueue(model=c, jobs=2))",
+        "len(m.AsyncInferQueue(c, 3))",
+        "r.infer(A, decode_strings=False)[0]",
+        "c(A, decode_strings=True)[0]",
         "[s := io.BytesIO(), c.export_model(s), core.import_model(s, 'CPU')(A)[0]][2]",
         "core.import_model(c.export_model(), 'CPU').output().any_name",
         "model.get_parameter_index(model.get_parameters()[0])",
         "model.get_result_index(model.output(0))",
-        "m.properties.streams.Num().to_integer()", "m.properties.streams.Num.NUMA.to_integer()",
+        "m.properties.streams.Num().to_integer()",
+        "m.properties.streams.Num.NUMA.to_integer()",
         "m.properties.streams.Num(5).to_integer()",
         "core.get_property('CPU', m.properties.streams.num()) >= 1",
-        "model.add_outputs('nope')", "core.compile_model(model, 'NOPE')",
+        "model.add_outputs('nope')",
+        "core.compile_model(model, 'NOPE')",
     ],
-)  # fmt: skip
+)
 def test_models_and_requests(relu: Any, line: str) -> None:
     data = onnx.parser.parse_model(RELU).SerializeToString()
     heard = []
@@ -332,9 +372,23 @@ def test_models_and_requests(relu: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", ["[1,4]", "?,4", [1, "4"], (5, 4), [(1, 8), 4], [-1, 4], [range(3)], {"x": [1, 4]},
-              {0: "[1,4]"}, {"nope": [1]}, {7: [1]}, {1.5: [1]}], ids=str,
-)  # fmt: skip
+    "shape",
+    [
+        "[1,4]",
+        "?,4",
+        [1, "4"],
+        (5, 4),
+        [(1, 8), 4],
+        [-1, 4],
+        [range(3)],
+        {"x": [1, 4]},
+        {0: "[1,4]"},
+        {"nope": [1]},
+        {7: [1]},
+        {1.5: [1]},
+    ],
+    ids=str,
+)
 def test_shapes_of_models(shape: Any) -> None:
     """OpenVINO's model changes; ours is another. Intervals are open dimensions in ours."""
     data = onnx.parser.parse_model(RELU).SerializeToString()
@@ -412,9 +466,12 @@ def test_properties_are_a_package() -> None:
     from hetero.properties import device, hint, log, streams
 
     for ours, theirs in (
-        (hint, peer.hint), (device, peer.device), (log, peer.log), (streams, peer.streams),
+        (hint, peer.hint),
+        (device, peer.device),
+        (log, peer.log),
+        (streams, peer.streams),
         (hetero.properties, peer),
-    ):  # fmt: skip
+    ):
         for name in vars(type(theirs)) | vars(theirs):
             value = getattr(theirs, name)
             is_name = callable(value) and not isinstance(value, type) and not name.startswith("_")
@@ -489,11 +546,15 @@ def instances() -> Any:
         compiled = core.compile_model(onnx.helper.make_model(graph), "CPU")
         context = core.create_context("CPU", {})
         yield {
-            "Core": core, "Model": compiled.source, "ConstOutput": compiled.input(),
-            "Version": core.get_versions("CPU")["CPU"], "RemoteContext": context,
+            "Core": core,
+            "Model": compiled.source,
+            "ConstOutput": compiled.input(),
+            "Version": core.get_versions("CPU")["CPU"],
+            "RemoteContext": context,
             "RemoteTensor": context.create_tensor("f32", (2,), {}),
-            "OVDict": compiled([np.ones((1, 3), np.float32)]), "Type": hetero.Type.f32,
-        }  # fmt: skip
+            "OVDict": compiled([np.ones((1, 3), np.float32)]),
+            "Type": hetero.Type.f32,
+        }
 
 
 @pytest.mark.parametrize("name", NAMED.split())
@@ -514,12 +575,17 @@ def test_preprocessing_and_properties_have_openvinos_names() -> None:
         ours = operator.attrgetter(where)(hetero)
         for name in (n for n in dir(module) if n[0] != "_" and n[:6] != "intel_"):
             theirs = getattr(module, name)
-            missing += [name] if not hasattr(ours, name) else [
-                f"{name}.{member}"
-                for member in (dir(theirs) if isinstance(theirs, type) else ())
-                if member not in ("name", "value") and member[0] != "_"
-                and not hasattr(getattr(ours, name), member)
-            ]  # fmt: skip
+            missing += (
+                [name]
+                if not hasattr(ours, name)
+                else [
+                    f"{name}.{member}"
+                    for member in (dir(theirs) if isinstance(theirs, type) else ())
+                    if member not in ("name", "value")
+                    and member[0] != "_"
+                    and not hasattr(getattr(ours, name), member)
+                ]
+            )
     # The first is that of the package; the others are how OpenVINO caches.
     assert missing == ["get_version", "compiled_blob", "model"]
 
@@ -545,12 +611,14 @@ def test_metadata_is_where_openvino_has_it() -> None:
     proto = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
     onnx.helper.set_model_props(proto, {"labels": "cat dog"})
     for line in (
-        "model.has_rt_info(['framework', 'labels'])", "model.has_rt_info('labels')",
-        "model.has_rt_info('framework')", "model.has_rt_info(['framework', 'none'])",
+        "model.has_rt_info(['framework', 'labels'])",
+        "model.has_rt_info('labels')",
+        "model.has_rt_info('framework')",
+        "model.has_rt_info(['framework', 'none'])",
         "model.get_output_op(0).get_friendly_name() != ''",
         "model.get_rt_info()['framework']['labels'].value.split()",
         "model.get_rt_info(['framework', 'labels']).astype(str)",
-    ):  # fmt: skip
+    ):
         their = said(ov, line, model=ov.Core().read_model(proto.SerializeToString()))
         assert said(hetero, line, model=hetero.Core("inprocess").read_model(proto)) == their
     model = hetero.Core("inprocess").read_model(proto)

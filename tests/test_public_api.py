@@ -17,19 +17,54 @@ from devices import errors
 from tests import reference
 
 CORE = (
-    "available_devices", "close", "compile_model", "get_property", "get_versions", "import_model",
-    "query_model", "read_model", "register_plugin", "set_property", "unload_plugin",
-)  # fmt: skip
+    "available_devices",
+    "close",
+    "compile_model",
+    "get_property",
+    "get_versions",
+    "import_model",
+    "query_model",
+    "read_model",
+    "register_plugin",
+    "set_property",
+    "unload_plugin",
+)
 COMPILED = (
-    "__call__", "close", "create_infer_request", "export_model", "get_property",
-    "get_runtime_model", "infer_new_request", "input", "inputs", "name", "output", "outputs",
-    "release_memory", "set_property", "story", "subgraphs",
-)  # fmt: skip
+    "__call__",
+    "close",
+    "create_infer_request",
+    "export_model",
+    "get_property",
+    "get_runtime_model",
+    "infer_new_request",
+    "input",
+    "inputs",
+    "name",
+    "output",
+    "outputs",
+    "release_memory",
+    "set_property",
+    "story",
+    "subgraphs",
+)
 REQUEST = (
-    "cancel", "get_input_tensor", "get_output_tensor", "get_tensor", "infer", "latency",
-    "profiling_info", "results", "set_callback", "set_input_tensor", "set_tensor", "start_async",
-    "wait", "wait_for", "future", "request_id",
-)  # fmt: skip
+    "cancel",
+    "get_input_tensor",
+    "get_output_tensor",
+    "get_tensor",
+    "infer",
+    "latency",
+    "profiling_info",
+    "results",
+    "set_callback",
+    "set_input_tensor",
+    "set_tensor",
+    "start_async",
+    "wait",
+    "wait_for",
+    "future",
+    "request_id",
+)
 QUEUE = ("is_ready", "set_callback", "start_async", "stream", "wait_all")
 
 
@@ -145,7 +180,11 @@ def test_a_module_of_the_users_that_hides_a_package_is_named(name: str, tmp_path
     (tmp_path / name).touch()
     done = subprocess.run(
         [sys.executable, "-c", "import hetero"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert f"is hidden by {tmp_path / name}" in done.stderr
     assert "Rename that file or folder" in done.stderr

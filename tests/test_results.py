@@ -24,9 +24,14 @@ def test_a_result_says_when_where_and_how_it_was_found() -> None:
 
 def test_the_newest_result_of_a_benchmark_is_shown() -> None:
     old = {
-        "benchmark": "new", "machine": "m", "date": "2026-01-02", "commit": "a", "note": "",
-        "command": "c", "rows": [{"x": 1.5, "y": None}],
-    }  # fmt: skip
+        "benchmark": "new",
+        "machine": "m",
+        "date": "2026-01-02",
+        "commit": "a",
+        "note": "",
+        "command": "c",
+        "rows": [{"x": 1.5, "y": None}],
+    }
     text = page([{**old, "date": "2026-01-03", "rows": [{"x": 2.5, "y": None}]}, old])
     assert "| 2.5 |  |" in text
     assert "1.5" not in text

@@ -102,9 +102,16 @@ class _DeviceModel(BaseCompiledModel):
         started_s = time.monotonic()
         outputs = self._compiled.run(inputs, context)
         run = StageRun(
-            0, self._compiled.device, 0.0, started_s, time.monotonic(), context.upload_s,
-            context.infer_s, context.download_s, context.node_times_s,
-        )  # fmt: skip
+            0,
+            self._compiled.device,
+            0.0,
+            started_s,
+            time.monotonic(),
+            context.upload_s,
+            context.infer_s,
+            context.download_s,
+            context.node_times_s,
+        )
         return Answer(dict(zip(self._compiled.output_names, outputs, strict=True)), (run,))
 
     def executed_name(self, stage: int, node: str) -> str:

@@ -23,9 +23,24 @@ from devices.request.results import Results
 
 #: Those that models are tried in.
 ELEMENT_TYPES: Final = (
-    "float", "double", "float16", "bfloat16", "bool", "int4", "uint4", "complex64",
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float8e4m3fn",
-)  # fmt: skip
+    "float",
+    "double",
+    "float16",
+    "bfloat16",
+    "bool",
+    "int4",
+    "uint4",
+    "complex64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8e4m3fn",
+)
 
 
 def supported_samples(subject: Subject) -> list[Sample]:

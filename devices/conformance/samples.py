@@ -23,42 +23,38 @@ _WEIGHTS: Final = ("w", "shape")
 _GRAPHS: Final = {
     "add": "(float[2,3] x, float[2,3] y) => (float[2,3] z) {z = Add(x, y)}",
     "one relu": "(float[2,3] x) => (float[2,3] z) {z = Relu(x)}",
-    "matmul chain":
-        "(float[2,3] x, float[3,4] w) => (float[2,4] z) {h = MatMul(x, w) z = Relu(h)}",
-    "open batch":
-        "(float[N,3] x, float[3,4] w) => (float[N,4] z) {h = MatMul(x, w) z = Relu(h)}",
-    "two outputs, one an inner value":
-        "(float[2,3] x, float[2,3] y) => (float[2,3] s, float[2,3] z) {s = Add(x, y) z = Relu(s)}",
-    "input that passes through":
-        "(float[2,3] x) => (float[2,3] x, float[2,3] z) {z = Relu(x)}",
-    "constant that passes through":
-        "(float[2,3] x, float[3,4] w) => (float[3,4] w, float[2,3] z) {z = Relu(x)}",
-    "input that nobody reads":
-        "(float[2,3] x, float[2,3] y) => (float[2,3] z) {z = Relu(x)}",
-    "output that is given twice":
-        "(float[2,3] x) => (float[2,3] z, float[2,3] z) {z = Relu(x)}",
-    "value that nobody reads":
-        "(float[2,3] x) => (float[2,3] z) {dead = Add(x, x) z = Relu(x)}",
-    "constant node":
-        "(float[2,3] x) => (float[2,3] z) {one = Constant<value_float = 1.0>() z = Add(x, one)}",
+    "matmul chain": "(float[2,3] x, float[3,4] w) => (float[2,4] z) {h = MatMul(x, w) z = Relu(h)}",
+    "open batch": "(float[N,3] x, float[3,4] w) => (float[N,4] z) {h = MatMul(x, w) z = Relu(h)}",
+    "two outputs, one an inner value": (
+        "(float[2,3] x, float[2,3] y) => (float[2,3] s, float[2,3] z) {s = Add(x, y) z = Relu(s)}"
+    ),
+    "input that passes through": "(float[2,3] x) => (float[2,3] x, float[2,3] z) {z = Relu(x)}",
+    "constant that passes through": (
+        "(float[2,3] x, float[3,4] w) => (float[3,4] w, float[2,3] z) {z = Relu(x)}"
+    ),
+    "input that nobody reads": "(float[2,3] x, float[2,3] y) => (float[2,3] z) {z = Relu(x)}",
+    "output that is given twice": "(float[2,3] x) => (float[2,3] z, float[2,3] z) {z = Relu(x)}",
+    "value that nobody reads": "(float[2,3] x) => (float[2,3] z) {dead = Add(x, x) z = Relu(x)}",
+    "constant node": (
+        "(float[2,3] x) => (float[2,3] z) {one = Constant<value_float = 1.0>() z = Add(x, one)}"
+    ),
     "integers": "(int64[2] x, int64[2] y) => (int64[2] z) {z = Add(x, y)}",
     "data-dependent shape": "(float[2,3] x) => (int64[2,N] z) {z = NonZero(x)}",
     "no nodes": "(float[2,3] x) => (float[2,3] x) {}",
     "nothing but a weight": "(float[3,4] w) => (float[3,4] w) {}",
-    "one value under several names":
-        "(float[2,3] x, float[3,4] w, int64[2] shape) => "
-        "(float[2,3] a, float[2,3] b, float[3,2] c, float[2,3] x, float[3,4] w) "
-        "{a = Identity(x) b = Identity(a) c = Reshape(b, shape)}",
+    "one value under several names": "(float[2,3] x, float[3,4] w, int64[2] shape) => "
+    "(float[2,3] a, float[2,3] b, float[3,2] c, float[2,3] x, float[3,4] w) "
+    "{a = Identity(x) b = Identity(a) c = Reshape(b, shape)}",
     "text": "(string[2] x) => (string[2] z) {h = Identity(x) z = Identity(h)}",
     "scalar": "(float x) => (float z) {h = Relu(x) z = Relu(h)}",
     "no rows": "(float[N,3] x) => (float[N,3] z) {h = Relu(x) z = Relu(h)}",
     "truth values": "(float[2,3] x) => (float[2,3] z) {h = Greater(x, x) z = Where(h, x, x)}",
-    "sequence between nodes":
-        "(float[2,3] x) => (float[4,3] z) "
-        "{s = SequenceConstruct(x, x) z = ConcatFromSequence<axis = 0>(s)}",
-    "optional between nodes":
-        "(float[2,3] x) => (float[2,3] z) {o = Optional(x) z = OptionalGetElement(o)}",
-}  # fmt: skip
+    "sequence between nodes": "(float[2,3] x) => (float[4,3] z) "
+    "{s = SequenceConstruct(x, x) z = ConcatFromSequence<axis = 0>(s)}",
+    "optional between nodes": (
+        "(float[2,3] x) => (float[2,3] z) {o = Optional(x) z = OptionalGetElement(o)}"
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -67,16 +67,23 @@ class CPUPlugin(InterpreterPlugin):
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
         Property(
-            "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
-            False, "Element types and abilities.",
+            "OPTIMIZATION_CAPABILITIES",
+            tuple,
+            ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
+            False,
+            "Element types and abilities.",
         ),
         Property(
-            "EXECUTION_MODE_HINT", str, "PERFORMANCE", True,
+            "EXECUTION_MODE_HINT",
+            str,
+            "PERFORMANCE",
+            True,
             "ACCURACY: convolutions and half precision round as the model is written.",
-            choices=("PERFORMANCE", "ACCURACY"), shapes_result=True,
+            choices=("PERFORMANCE", "ACCURACY"),
+            shapes_result=True,
         ),
         EXTENSIONS,
-    )  # fmt: skip
+    )
 
     def transform_model(self, model: Model, config: Config) -> Model:
         """Return the model with constants folded, patterns fused and dead nodes gone."""

@@ -20,10 +20,38 @@ from devices.plugin.program import Value
 _OF_SHAPES: Final = frozenset({"Shape", "Size"})
 #: Operators that shapes are computed with.
 _SHAPE_ARITHMETIC: Final = frozenset(
-    ["Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Equal", "Floor", "Gather", "Greater",
-     "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "ReduceMax", "ReduceMin",
-     "ReduceProd", "ReduceSum", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Unsqueeze", "Where"]
-)  # fmt: skip
+    [
+        "Abs",
+        "Add",
+        "Cast",
+        "Ceil",
+        "Concat",
+        "Div",
+        "Equal",
+        "Floor",
+        "Gather",
+        "Greater",
+        "Identity",
+        "Less",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "Slice",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Unsqueeze",
+        "Where",
+    ]
+)
 #: Constants of more elements are data, not sizes or axes.
 _MOST_SIZES: Final = 64
 #: What it computes otherwise than the shared kernels do.

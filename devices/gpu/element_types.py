@@ -16,9 +16,21 @@ from devices.plugin.support import Refusal
 
 #: Names as in ``tensor(float)``; narrower ones, bfloat16 and strings are the host's alone.
 ELEMENT_TYPES: Final = (
-    "bool", "complex128", "complex64", "double", "float", "float16", "int16", "int32", "int64",
-    "int8", "uint16", "uint32", "uint64", "uint8",
-)  # fmt: skip
+    "bool",
+    "complex128",
+    "complex64",
+    "double",
+    "float",
+    "float16",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
+)
 #: Attributes that name an element type to compute in or to give.
 _NAMING: Final = ("dtype", "output_datatype", "output_dtype", "softmax_precision", "to")
 

@@ -40,16 +40,23 @@ class GPUPlugin(InterpreterPlugin):
         EXTENSIONS,
         Property("DEVICE_TYPE", str, "DISCRETE", False, "INTEGRATED or DISCRETE."),
         Property(
-            "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "INT8", "EXPORT_IMPORT"), False,
+            "OPTIMIZATION_CAPABILITIES",
+            tuple,
+            ("FP32", "FP16", "INT8", "EXPORT_IMPORT"),
+            False,
             "Element types and abilities.",
         ),
         Property(
-            "GPU_MEMORY_LIMIT", int, 0, True,
-            "Bytes of the device's memory that this process may take; 0: all of it.", minimum=0,
+            "GPU_MEMORY_LIMIT",
+            int,
+            0,
+            True,
+            "Bytes of the device's memory that this process may take; 0: all of it.",
+            minimum=0,
         ),
         Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Bytes of the device's memory."),
         Property("GPU_MEMORY_USED", int, 0, False, "Bytes of it that this process's arrays take."),
-    )  # fmt: skip
+    )
     backend: DeviceBackend
 
     def __init__(self) -> None:

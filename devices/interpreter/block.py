@@ -175,8 +175,10 @@ def build_block(
         if isinstance(implementation, Refusal):
             raise KernelError(
                 f"node {node.name!r} ({node.op_type}): {implementation}",
-                node=node.name, op_type=node.op_type, opset=scope.opset(node.domain),
-            )  # fmt: skip
+                node=node.name,
+                op_type=node.op_type,
+                opset=scope.opset(node.domain),
+            )
         if implementation.kind == "literal":
             held[node.outputs[0]] = literal_value(node)
         else:

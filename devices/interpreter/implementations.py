@@ -31,9 +31,17 @@ FUSED: Final = "hetero"
 #: Operators whose result is not a function of their inputs, or whose time has no bound: nobody
 #: computes them before the run.
 ONLY_IN_A_RUN: Final = frozenset(
-    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-     "RandomUniformLike", "Dropout", "Loop"]
-)  # fmt: skip
+    [
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Dropout",
+        "Loop",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -199,6 +207,10 @@ def _extension_kernel(origin: str) -> Kernel | Refusal:
 
     call.__name__ = extension.origin.partition("#")[0]
     return Kernel(
-        extension.domain, extension.op_type, extension.since, call, host=(ALL,),
+        extension.domain,
+        extension.op_type,
+        extension.since,
+        call,
+        host=(ALL,),
         attributes=attributes,
-    )  # fmt: skip
+    )

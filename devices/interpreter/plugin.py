@@ -12,9 +12,13 @@ from devices.plugin.properties import Config, Property
 from devices.plugin.support import Refusal
 
 EXTENSIONS: Final = Property(
-    "EXTENSIONS", tuple, (), True,
-    "Custom operators that a model may import: Core lists those added to it.", shapes_result=True,
-)  # fmt: skip
+    "EXTENSIONS",
+    tuple,
+    (),
+    True,
+    "Custom operators that a model may import: Core lists those added to it.",
+    shapes_result=True,
+)
 
 
 class InterpreterPlugin(Plugin):

@@ -40,15 +40,18 @@ def recorded(
         return recording
     _log.warning(
         "node %r (%s) is not bound: what was recorded of its kernel gives other elements",
-        task.node.name, task.node.op_type,
-    )  # fmt: skip
+        task.node.name,
+        task.node.op_type,
+    )
     return None
 
 
 def _record(
-    kernel: Callable[..., Any], inputs: Sequence[Any], varying: Sequence[bool],
+    kernel: Callable[..., Any],
+    inputs: Sequence[Any],
+    varying: Sequence[bool],
     outputs: Sequence[Any],
-) -> Recording | None:  # fmt: skip
+) -> Recording | None:
     tape = Tape(inputs)
     try:
         given = [

@@ -214,9 +214,15 @@ class StandIn(NDArrayOperatorsMixin):
         return self.tape.step(partial(partial, ufunc), *arrays, to)
 
     def _reduce(
-        self, ufunc: Any, x: StandIn, axis: Any = 0, dtype: Any = None, *, to: Any = None,
+        self,
+        ufunc: Any,
+        x: StandIn,
+        axis: Any = 0,
+        dtype: Any = None,
+        *,
+        to: Any = None,
         keepdims: bool = False,
-    ) -> StandIn:  # fmt: skip
+    ) -> StandIn:
         given = range(x.ndim) if axis is None else np.atleast_1d(axis).tolist()
         axes = tuple(sorted(a - x.ndim if a >= 0 else a for a in given))
         if to is None:
@@ -250,10 +256,13 @@ def _operands(ufunc: Any, inputs: Sequence[Any]) -> list[Any]:
     kinds = [type(x) if isinstance(x, bool | int | float) else x.dtype for x in inputs]
     settled = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout))
     return [
-        np.asarray(x, settled[i]) if isinstance(x, bool | int | float) else
-        x if isinstance(x, StandIn) else np.asarray(x)
+        np.asarray(x, settled[i])
+        if isinstance(x, bool | int | float)
+        else x
+        if isinstance(x, StandIn)
+        else np.asarray(x)
         for i, x in enumerate(inputs)
-    ]  # fmt: skip
+    ]
 
 
 #: Functions that look at their first argument in another way.

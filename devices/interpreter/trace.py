@@ -20,9 +20,18 @@ from devices.plugin.program import RunContext, Value
 
 #: Operators that only look at their first input in another way, where the others are known.
 _VIEWS: Final = frozenset(
-    ["Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
-     "Unsqueeze"]
-)  # fmt: skip
+    [
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    ]
+)
 #: A result of more bytes than this is computed again in each run, even from known values.
 _MOST_KNOWN_NBYTES: Final = 1 << 18
 

@@ -52,9 +52,15 @@ def _scores(xp: Xp, q: Array, k: Array, scale: float | None) -> Array:
 
 
 def allowed_keys(
-    xp: Xp, query: Array, t: int, ends: Array | None = None, *,
-    is_causal: int = 0, left: int = -1, right: int = -1,
-) -> Array | None:  # fmt: skip
+    xp: Xp,
+    query: Array,
+    t: int,
+    ends: Array | None = None,
+    *,
+    is_causal: int = 0,
+    left: int = -1,
+    right: int = -1,
+) -> Array | None:
     """Return which of t keys the queries at positions (..., S, 1) may see; None if all.
 
     Keys are before `ends`, at most `left` before and `right` behind the query (-1: any), and not
@@ -92,10 +98,18 @@ def key_bias(xp: Xp, mask: Array | None, allowed: Array | None, t: int) -> Array
 
 
 def attend(
-    xp: Xp, q: Array, k: Array, v: Array, *,
-    scale: float | None = None, softcap: float = 0.0, bias: Array | None = None,
-    sink: Array | None = None, precise: Any = None, shown: int | None = None,
-) -> tuple[Array, Array | None]:  # fmt: skip
+    xp: Xp,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Array | None = None,
+    sink: Array | None = None,
+    precise: Any = None,
+    shown: int | None = None,
+) -> tuple[Array, Array | None]:
     """Return ``softmax(q k' scale + bias) v``, (B, H, S, D), and the scores after one step.
 
     `shown` is that step's number in `qk_matmul_output_mode`: 0 the product, 1 the cap, 2 the bias,
@@ -150,14 +164,26 @@ def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Arr
     choices={"qk_matmul_output_mode": (0, 1, 2, 3)},
 )
 def attention_23(
-    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
-    past_key: Array | None = None, past_value: Array | None = None,
-    nonpad_kv_seqlen: Array | None = None, *,
-    is_causal: int = 0, kv_num_heads: int | None = None, left_window_size: int = -1,
-    q_num_heads: int | None = None, qk_matmul_output_mode: int = 0, right_window_size: int = -1,
-    scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
+    xp: Xp,
+    q: Array,
+    k: Array,
+    v: Array,
+    attn_mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
     n_outputs: int = 1,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:
     """Return ``softmax(q k' scale + mask) v``, the caches with k and v added, and the scores.
 
     `nonpad_kv_seqlen` says how many keys of an outside cache are valid; the windows limit how far
@@ -181,20 +207,31 @@ def attention_23(
         xp, query, t, ends, is_causal=is_causal, left=left_window_size, right=right_window_size
     )
     y, shown = attend(
-        xp, q, k, v, scale=scale, softcap=softcap, bias=key_bias(xp, attn_mask, allowed, t),
+        xp,
+        q,
+        k,
+        v,
+        scale=scale,
+        softcap=softcap,
+        bias=key_bias(xp, attn_mask, allowed, t),
         precise=None if softmax_precision is None else element_type(softmax_precision),
         shown=qk_matmul_output_mode if n_outputs > 3 else None,
-    )  # fmt: skip
+    )
     return (joined_heads(y) if flat else y, k, v, shown)[:n_outputs]
 
 
 @op("FlexAttention", since=1, domain="ai.onnx.preview")
 def flex_attention_1(
-    xp: Xp, q: Array, k: Array, v: Array, *,
-    prob_mod: Callable[..., tuple[Array, ...]] | None = None, scale: float | None = None,
+    xp: Xp,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    prob_mod: Callable[..., tuple[Array, ...]] | None = None,
+    scale: float | None = None,
     score_mod: Callable[..., tuple[Array, ...]] | None = None,
     softmax_precision: int | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return attention whose scores and probabilities the model's own subgraphs may change."""
     dtype = q.dtype
     precise = element_type(softmax_precision or (11 if dtype.itemsize == 8 else 1))
@@ -213,9 +250,16 @@ def flex_attention_1(
 @op("RotaryEmbedding", since=23)
 @in_float32
 def rotary_embedding_23(
-    xp: Xp, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array | None = None, *,
-    interleaved: int = 0, num_heads: int | None = None, rotary_embedding_dim: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    position_ids: Array | None = None,
+    *,
+    interleaved: int = 0,
+    num_heads: int | None = None,
+    rotary_embedding_dim: int = 0,
+) -> Array:
     """Rotate pairs of each head's first elements by angles that depend on the position.
 
     A pair is an element of the first and of the second half, or with `interleaved` two neighbours.

@@ -30,9 +30,14 @@ FLOAT8_MAX: Final = {
 
 #: Types of less than a byte, which take a whole byte each in memory, and their bits.
 SUBBYTE_BITS: Final = {
-    "int2": 2, "uint2": 2, "int4": 4, "uint4": 4,
-    "float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6,
-}  # fmt: skip
+    "int2": 2,
+    "uint2": 2,
+    "int4": 4,
+    "uint4": 4,
+    "float4_e2m1fn": 4,
+    "float6_e2m3fn": 6,
+    "float6_e3m2fn": 6,
+}
 
 
 def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str = "up") -> Array:

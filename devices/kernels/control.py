@@ -35,9 +35,13 @@ def if_(xp: Xp, cond: Array, *, then_branch: Body, else_branch: Body) -> tuple[A
 
 @op("Loop", since=1, host=(0, 1))
 def loop(
-    xp: Xp, trip_count: Array | None = None, cond: Array | None = None, *initial: Any,
-    body: Body, n_outputs: int,
-) -> tuple[Any, ...]:  # fmt: skip
+    xp: Xp,
+    trip_count: Array | None = None,
+    cond: Array | None = None,
+    *initial: Any,
+    body: Body,
+    n_outputs: int,
+) -> tuple[Any, ...]:
     """Run a graph at most `trip_count` times, while its condition holds.
 
     The body maps (trip number, condition, carried values...) to (condition, carried values...,
@@ -80,9 +84,13 @@ def _of_no_trips(xp: Xp, dtype: Any, shape: Sequence[Any] | None, axis: int) -> 
 
 @op("Scan", since=8)
 def scan_8(
-    xp: Xp, sequence_lens: Array | None, *inputs: Array,
-    body: Body, num_scan_inputs: int, directions: Sequence[int] | None = None,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    sequence_lens: Array | None,
+    *inputs: Array,
+    body: Body,
+    num_scan_inputs: int,
+    directions: Sequence[int] | None = None,
+) -> tuple[Array, ...]:
     """Scan each batch entry on its own; every tensor has the batch first, scanned ones time next.
 
     Scan outputs of an entry shorter than the longest are filled up with zeros.
@@ -104,12 +112,15 @@ def scan_8(
 
 @op("Scan", since=9)
 def scan_9(
-    xp: Xp, *inputs: Array, body: Body, num_scan_inputs: int,
+    xp: Xp,
+    *inputs: Array,
+    body: Body,
+    num_scan_inputs: int,
     scan_input_axes: Sequence[int] | None = None,
     scan_input_directions: Sequence[int] | None = None,
     scan_output_axes: Sequence[int] | None = None,
     scan_output_directions: Sequence[int] | None = None,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array, ...]:
     """Run a graph over the slices of tensors, carrying state from step to step.
 
     The body maps (states..., slices...) to (states..., output slices...); the scan returns the last
@@ -122,16 +133,25 @@ def scan_9(
         for x, axis in zip(inputs[states:], axes, strict=True)
     ]
     return _scan(
-        xp, body, inputs[:states], scanned, scan_input_directions, scan_output_axes,
+        xp,
+        body,
+        inputs[:states],
+        scanned,
+        scan_input_directions,
+        scan_output_axes,
         scan_output_directions,
-    )  # fmt: skip
+    )
 
 
 def _scan(
-    xp: Xp, body: Body, states: Sequence[Array], scanned: Sequence[Array],
-    input_directions: Sequence[int] | None, output_axes: Sequence[int] | None = None,
+    xp: Xp,
+    body: Body,
+    states: Sequence[Array],
+    scanned: Sequence[Array],
+    input_directions: Sequence[int] | None,
+    output_axes: Sequence[int] | None = None,
     output_directions: Sequence[int] | None = None,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array, ...]:
     lengths = {x.shape[0] for x in scanned}
     if len(lengths) != 1:
         raise ValueError(f"the scanned tensors must be equally long, not {sorted(lengths)}")

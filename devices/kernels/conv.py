@@ -37,19 +37,31 @@ def _conv_window(
 @in_float32
 @taking(sliding_window)
 def conv_1(
-    xp: Xp, x: Array, w: Array, b: Array | None = None, *,
-    group: int = 1, kernel_shape: Ints | None = None, **sliding: Any,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    **sliding: Any,
+) -> Array:
     """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M)."""
     window = _conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     return convolve(xp, x, w, b, window, group)
 
 
 def transposed_window(
-    spatial: Ints, kernel: Ints, *,
-    auto_pad: str = "NOTSET", dilations: Ints | None = None, output_padding: Ints | None = None,
-    output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None,
-) -> Window:  # fmt: skip
+    spatial: Ints,
+    kernel: Ints,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Window:
     """Return the window of the convolution whose transpose this is: its input is our output."""
     rank = len(spatial)
     strides, dilations = per_axis(strides, rank, "strides"), per_axis(dilations, rank, "dilations")
@@ -75,9 +87,15 @@ def transposed_window(
 @in_float32
 @taking(transposed_window)
 def conv_transpose_1(
-    xp: Xp, x: Array, w: Array, b: Array | None = None, *,
-    group: int = 1, kernel_shape: Ints | None = None, **sliding: Any,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    **sliding: Any,
+) -> Array:
     """Return the transposed convolution of x (N, C, ...) with w (C, M/group, ...), plus b (M).
 
     Each input element adds its multiple of the kernel to the output, `strides` apart.
@@ -99,11 +117,20 @@ def conv_transpose_1(
 @op("DeformConv", since=19)
 @in_float32
 def deform_conv_19(
-    xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None,
+    xp: Xp,
+    x: Array,
+    w: Array,
+    offset: Array,
+    b: Array | None = None,
+    mask: Array | None = None,
     *,
-    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
-    offset_group: int = 1, pads: Ints | None = None, strides: Ints | None = None,
-) -> Array:  # fmt: skip
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    offset_group: int = 1,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """Return a 2-D convolution whose every window element is read at its own offset.
 
     `offset` (N, offset_group * kh * kw * 2, oh, ow) holds (y, x) shifts, `mask` (N,

@@ -47,10 +47,15 @@ def _suppress(
 
 @op("NonMaxSuppression", since=10, host=(ALL,))
 def non_max_suppression_10(
-    xp: Xp, boxes: Array, scores: Array, max_output_boxes_per_class: Array | None = None,
-    iou_threshold: Array | None = None, score_threshold: Array | None = None, *,
+    xp: Xp,
+    boxes: Array,
+    scores: Array,
+    max_output_boxes_per_class: Array | None = None,
+    iou_threshold: Array | None = None,
+    score_threshold: Array | None = None,
+    *,
     center_point_box: int = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the chosen boxes as rows (batch, class, box), best first within a class."""
     if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.ndim != 3:
         raise ValueError(f"boxes have shape {boxes.shape}, scores {scores.shape}; (B, N, 4) wanted")

@@ -16,9 +16,14 @@ _PADDINGS = {"padding_mode": ("zeros", "border", "reflection")}
 @op("GridSample", since=20, choices={"mode": ("linear", "nearest", "cubic")} | _PADDINGS)
 @in_float32
 def grid_sample_20(
-    xp: Xp, x: Array, grid: Array, *,
-    mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    grid: Array,
+    *,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
+    align_corners: int = 0,
+) -> Array:
     """Read images (N, C, D1, ..., Dr) at the grid's points (N, D1', ..., Dr', r).
 
     A point's coordinates run from -1 to 1, the last axis first.

@@ -78,10 +78,18 @@ _COORDINATES = {"coordinate_transformation_mode": ("half_pixel", "output_half_pi
 @op("RoiAlign", since=16, choices=_MODES | _COORDINATES)
 @in_float32
 def roi_align_16(
-    xp: Xp, x: Array, rois: Array, batch_indices: Array, *,
-    coordinate_transformation_mode: str = "half_pixel", mode: str = "avg", output_height: int = 1,
-    output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    rois: Array,
+    batch_indices: Array,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Array:
     """Pool regions of interest at sampled points, (R, C, output_height, output_width).
 
     x is (N, C, H, W), rois (R, 4) as x1, y1, x2, y2 in image pixels. With half_pixel, centres are

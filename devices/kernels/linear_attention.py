@@ -20,11 +20,20 @@ _RULES = {"update_rule": ("linear", "gated", "delta", "gated_delta")}
 
 @op("LinearAttention", since=27, choices=_RULES)
 def linear_attention_27(
-    xp: Xp, query: Array, key: Array, value: Array, past_state: Array | None = None,
-    decay: Array | None = None, beta: Array | None = None, *,
-    chunk_size: int = 64, kv_num_heads: int, q_num_heads: int, scale: float = 0.0,
+    xp: Xp,
+    query: Array,
+    key: Array,
+    value: Array,
+    past_state: Array | None = None,
+    decay: Array | None = None,
+    beta: Array | None = None,
+    *,
+    chunk_size: int = 64,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float = 0.0,
     update_rule: str = "gated_delta",
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Return every token's query applied to a state that keys and values update, and the state.
 
     ``S = exp(decay) S + beta k (v - exp(decay) S' k)'``; the rules without `gated` leave the decay
@@ -32,8 +41,9 @@ def linear_attention_27(
     is a hint that does not change the result.
     """
     for name, given, wanted in (
-        ("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule),
-    ):  # fmt: skip
+        ("decay", decay, "gated" in update_rule),
+        ("beta", beta, "delta" in update_rule),
+    ):
         if (given is not None) != wanted:
             raise ValueError(
                 f"update_rule {update_rule!r} {'needs' if wanted else 'has no'} {name}"
@@ -73,9 +83,14 @@ def linear_attention_27(
 
 @op("CausalConvWithState", since=27, choices={"activation": ("none", "silu", "swish")})
 def causal_conv_with_state_27(
-    xp: Xp, x: Array, weight: Array, bias: Array | None = None, past_state: Array | None = None, *,
+    xp: Xp,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    past_state: Array | None = None,
+    *,
     activation: str = "none",
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Return a depthwise convolution over the past (B, C, L), and the last k - 1 inputs."""
     if x.ndim != 3 or weight.ndim != 3 or weight.shape[:2] != (x.shape[1], 1):
         raise ValueError(f"input has shape {x.shape}, weight {weight.shape}; (C, 1, k) wanted")

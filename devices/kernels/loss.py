@@ -7,9 +7,13 @@ from devices.kernels.registry import op
 
 
 def _negative_log_likelihood(
-    xp: Xp, log_prob: Array, target: Array, weight: Array | None, ignore_index: int | None,
+    xp: Xp,
+    log_prob: Array,
+    target: Array,
+    weight: Array | None,
+    ignore_index: int | None,
     reduction: str,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return minus the log-probability (N, C, ...) of each target (N, ...), weighted, reduced."""
     shape, classes = log_prob.shape, log_prob.shape[1] if log_prob.ndim > 1 else 0
     if target.shape != (shape[0], *shape[2:]):
@@ -39,9 +43,14 @@ def _negative_log_likelihood(
 @op("NegativeLogLikelihoodLoss", since=12, choices={"reduction": ("none", "sum", "mean")})
 @in_float32
 def negative_log_likelihood_loss_12(
-    xp: Xp, x: Array, target: Array, weight: Array | None = None, *,
-    ignore_index: int | None = None, reduction: str = "mean",
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    target: Array,
+    weight: Array | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Array:
     """Return the loss of log-probabilities x (N, C, ...) against class indices (N, ...)."""
     return _negative_log_likelihood(xp, x, target, weight, ignore_index, reduction)
 
@@ -49,9 +58,14 @@ def negative_log_likelihood_loss_12(
 @op("SoftmaxCrossEntropyLoss", since=12, choices={"reduction": ("none", "sum", "mean")})
 @in_float32
 def softmax_cross_entropy_loss_12(
-    xp: Xp, scores: Array, labels: Array, weights: Array | None = None, *,
-    ignore_index: int | None = None, reduction: str = "mean",
-) -> tuple[Array, Array]:  # fmt: skip
+    xp: Xp,
+    scores: Array,
+    labels: Array,
+    weights: Array | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> tuple[Array, Array]:
     """Return the loss of scores (N, C, ...) against class indices, and their log-softmax."""
     shifted = scores - xp.max(scores, axis=1, keepdims=True)
     log_prob = shifted - xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True))

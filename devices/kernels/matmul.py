@@ -29,9 +29,17 @@ def matmul_1(xp: Xp, a: Array, b: Array) -> Array:
 
 @op("Gemm", since=1)
 def gemm_1(
-    xp: Xp, a: Array, b: Array, c: Array, *,
-    alpha: float = 1.0, beta: float = 1.0, broadcast: int = 0, transA: int = 0, transB: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    b: Array,
+    c: Array,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    broadcast: int = 0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
     """Return ``alpha * a @ b + beta * c``; c broadcasts only with `broadcast`."""
     y = gemm_7(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     if not broadcast and c.shape != y.shape:
@@ -41,9 +49,16 @@ def gemm_1(
 
 @op("Gemm", since=(7, 11))
 def gemm_7(
-    xp: Xp, a: Array, b: Array, c: Array | None = None, *,
-    alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    b: Array,
+    c: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
     """Return ``alpha * a @ b + beta * c`` of matrices; c broadcasts to the product."""
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError(f"shapes {a.shape} and {b.shape}: Gemm takes matrices")

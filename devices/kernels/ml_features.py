@@ -54,10 +54,14 @@ def binarizer(xp: Xp, x: Array, *, threshold: float = 0.0) -> Array:
 
 @op("Imputer", since=1, domain=ML)
 def imputer(
-    xp: Xp, x: Array, *, imputed_value_floats: Floats | None = None,
-    imputed_value_int64s: Ints | None = None, replaced_value_float: float = 0.0,
+    xp: Xp,
+    x: Array,
+    *,
+    imputed_value_floats: Floats | None = None,
+    imputed_value_int64s: Ints | None = None,
+    replaced_value_float: float = 0.0,
     replaced_value_int64: int = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return x with one value (NaN perhaps) replaced by another, or one per feature."""
     real = x.dtype.kind == "f"
     values = imputed_value_floats if real else imputed_value_int64s
@@ -94,9 +98,13 @@ def _look_up(
 
 @op("LabelEncoder", since=1, domain=ML, host=(ALL,))
 def label_encoder_1(
-    xp: Xp, x: Array, *, classes_strings: Strings = (), default_int64: int = -1,
+    xp: Xp,
+    x: Array,
+    *,
+    classes_strings: Strings = (),
+    default_int64: int = -1,
     default_string: str = "_Unused",
-) -> Array:  # fmt: skip
+) -> Array:
     """Return each string's place among the classes, or the class at each place."""
     names = xp.asarray(classes_strings, dtype=object)
     places = xp.arange(names.size)
@@ -105,16 +113,31 @@ def label_encoder_1(
     return _look_up(xp, x, places, names, xp.asarray(default_string, dtype=object))
 
 
-@op("LabelEncoder", since=2, domain=ML, host=(ALL,),
-    added={"default_tensor": 4, "keys_tensor": 4, "values_tensor": 4})  # fmt: skip
+@op(
+    "LabelEncoder",
+    since=2,
+    domain=ML,
+    host=(ALL,),
+    added={"default_tensor": 4, "keys_tensor": 4, "values_tensor": 4},
+)
 def label_encoder_2(
-    xp: Xp, x: Array, *, default_float: float = -0.0, default_int64: int = -1,
-    default_string: str = "_Unused", default_tensor: Array | None = None,
-    keys_floats: Floats | None = None, keys_int64s: Ints | None = None,
-    keys_strings: Strings | None = None, keys_tensor: Array | None = None,
-    values_floats: Floats | None = None, values_int64s: Ints | None = None,
-    values_strings: Strings | None = None, values_tensor: Array | None = None, version: int,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    default_float: float = -0.0,
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+    default_tensor: Array | None = None,
+    keys_floats: Floats | None = None,
+    keys_int64s: Ints | None = None,
+    keys_strings: Strings | None = None,
+    keys_tensor: Array | None = None,
+    values_floats: Floats | None = None,
+    values_int64s: Ints | None = None,
+    values_strings: Strings | None = None,
+    values_tensor: Array | None = None,
+    version: int,
+) -> Array:
     """Return the value of each key, or the default; from version 4 on NaN may be a key."""
     keys, values = keys_tensor, values_tensor
     if keys is None:
@@ -146,9 +169,14 @@ def _encoded(
 
 @op("CategoryMapper", since=1, domain=ML, host=(ALL,))
 def category_mapper(
-    xp: Xp, x: Array, *, cats_int64s: Ints = (), cats_strings: Strings = (),
-    default_int64: int = -1, default_string: str = "_Unused",
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    cats_int64s: Ints = (),
+    cats_strings: Strings = (),
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+) -> Array:
     """Return the number of each category's name, or the name of each number."""
     numbers = xp.asarray(cats_int64s, dtype=xp.int64)
     names = xp.asarray(cats_strings, dtype=object)
@@ -159,9 +187,13 @@ def category_mapper(
 
 @op("OneHotEncoder", since=1, domain=ML, host=(ALL,))
 def one_hot_encoder(
-    xp: Xp, x: Array, *, cats_int64s: Ints | None = None, cats_strings: Strings | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    cats_int64s: Ints | None = None,
+    cats_strings: Strings | None = None,
     zeros: int = 1,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return 1 at each element's category along a new last axis; unknown ones are all zeros."""
     if is_string(x):
         categories = xp.asarray(cats_strings or (), dtype=object)
@@ -175,9 +207,12 @@ def one_hot_encoder(
 
 @op("ZipMap", since=1, domain=ML, host=(ALL,))
 def zip_map(
-    xp: Xp, x: Array, *, classlabels_int64s: Ints | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    classlabels_int64s: Ints | None = None,
     classlabels_strings: Strings | None = None,
-) -> list[dict[int | str, float]]:  # fmt: skip
+) -> list[dict[int | str, float]]:
     """Return each row of scores as a map from label to score."""
     labels: tuple[int | str, ...] = tuple(classlabels_strings or classlabels_int64s or ())
     rows = x.reshape(-1, x.shape[-1])
@@ -188,9 +223,12 @@ def zip_map(
 
 @op("DictVectorizer", since=1, domain=ML, host=(ALL,))
 def dict_vectorizer(
-    xp: Xp, x: dict[int | str, float | str], *, int64_vocabulary: Ints | None = None,
+    xp: Xp,
+    x: dict[int | str, float | str],
+    *,
+    int64_vocabulary: Ints | None = None,
     string_vocabulary: Strings | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return a row of the map's values in the vocabulary's order, zero where it has none."""
     words = string_vocabulary or int64_vocabulary or ()
     kinds = {type(value) for value in x.values()}
@@ -200,16 +238,27 @@ def dict_vectorizer(
 
 
 _CASTS: dict[str, tuple[Any, Any]] = {
-    "TO_FLOAT": (float, "float32"), "TO_INT64": (int, "int64"), "TO_STRING": (str, object),
-}  # fmt: skip
+    "TO_FLOAT": (float, "float32"),
+    "TO_INT64": (int, "int64"),
+    "TO_STRING": (str, object),
+}
 
 
-@op("CastMap", since=1, domain=ML, host=(ALL,),
-    choices={"cast_to": tuple(_CASTS), "map_form": ("DENSE", "SPARSE")})  # fmt: skip
+@op(
+    "CastMap",
+    since=1,
+    domain=ML,
+    host=(ALL,),
+    choices={"cast_to": tuple(_CASTS), "map_form": ("DENSE", "SPARSE")},
+)
 def cast_map(
-    xp: Xp, x: dict[int, float | str], *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE",
+    xp: Xp,
+    x: dict[int, float | str],
+    *,
+    cast_to: str = "TO_FLOAT",
+    map_form: str = "DENSE",
     max_map: int = 1,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return a row of the map's values by key; SPARSE fills the missing keys up to `max_map`."""
     to, dtype = _CASTS[cast_to]
     if map_form == "DENSE":

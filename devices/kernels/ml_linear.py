@@ -32,9 +32,14 @@ def _linear(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None) -
 
 @op("LinearRegressor", since=1, domain=ML, choices={"post_transform": POST_TRANSFORMS})
 def linear_regressor(
-    xp: Xp, x: Array, *, coefficients: Floats = (), intercepts: Floats | None = None,
-    post_transform: str = "NONE", targets: int = 1,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    coefficients: Floats = (),
+    intercepts: Floats | None = None,
+    post_transform: str = "NONE",
+    targets: int = 1,
+) -> Array:
     """Return ``x @ coefficients + intercepts``, (N, targets)."""
     scores = _linear(xp, x, coefficients, intercepts)
     if scores.shape[1] != targets:
@@ -44,10 +49,16 @@ def linear_regressor(
 
 @op("LinearClassifier", since=1, domain=ML, choices={"post_transform": POST_TRANSFORMS})
 def linear_classifier(
-    xp: Xp, x: Array, *, coefficients: Floats, classlabels_ints: Ints | None = None,
-    classlabels_strings: Strings | None = None, intercepts: Floats | None = None,
-    multi_class: int = 0, post_transform: str = "NONE",
-) -> tuple[Array, Array]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    coefficients: Floats,
+    classlabels_ints: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+    intercepts: Floats | None = None,
+    multi_class: int = 0,
+    post_transform: str = "NONE",
+) -> tuple[Array, Array]:
     """Return the label with the greatest score, and the scores (N, classes).
 
     One row of coefficients for two labels scores the second. `multi_class` changes nothing: the
@@ -83,10 +94,18 @@ _CHOICES = {"kernel_type": ("LINEAR", "POLY", "RBF", "SIGMOID"), "post_transform
 
 @op("SVMRegressor", since=1, domain=ML, choices=_CHOICES)
 def svm_regressor(
-    xp: Xp, x: Array, *, coefficients: Floats = (), kernel_params: Floats | None = None,
-    kernel_type: str = "LINEAR", n_supports: int = 0, one_class: int = 0,
-    post_transform: str = "NONE", rho: Floats = (0.0,), support_vectors: Floats = (),
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    coefficients: Floats = (),
+    kernel_params: Floats | None = None,
+    kernel_type: str = "LINEAR",
+    n_supports: int = 0,
+    one_class: int = 0,
+    post_transform: str = "NONE",
+    rho: Floats = (0.0,),
+    support_vectors: Floats = (),
+) -> Array:
     """Return the regression (N, 1); with `one_class` 1 for what belongs to the class, else -1."""
     x = rows_of(xp, x)
     weights = xp.asarray(coefficients, dtype=x.dtype)
@@ -101,13 +120,21 @@ def svm_regressor(
 
 @op("SVMClassifier", since=1, domain=ML, choices=_CHOICES)
 def svm_classifier(
-    xp: Xp, x: Array, *, classlabels_ints: Ints | None = None,
-    classlabels_strings: Strings | None = None, coefficients: Floats = (),
-    kernel_params: Floats | None = None, kernel_type: str = "LINEAR",
-    post_transform: str = "NONE", prob_a: Floats | None = None, prob_b: Floats | None = None,
-    rho: Floats = (0.0,), support_vectors: Floats | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    classlabels_ints: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+    coefficients: Floats = (),
+    kernel_params: Floats | None = None,
+    kernel_type: str = "LINEAR",
+    post_transform: str = "NONE",
+    prob_a: Floats | None = None,
+    prob_b: Floats | None = None,
+    rho: Floats = (0.0,),
+    support_vectors: Floats | None = None,
     vectors_per_class: Ints | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Return the label with most votes, and scores.
 
     Scores are probabilities (N, classes) with `prob_a` and `prob_b`, else one for each pair of

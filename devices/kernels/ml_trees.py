@@ -21,8 +21,15 @@ from devices.kernels.ml_scores import (
 from devices.kernels.registry import op, taking
 
 #: The comparisons of a branch, in the order of TreeEnsemble's numbers for them.
-_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",
-          "BRANCH_MEMBER")  # fmt: skip
+_MODES = (
+    "BRANCH_LEQ",
+    "BRANCH_LT",
+    "BRANCH_GTE",
+    "BRANCH_GT",
+    "BRANCH_EQ",
+    "BRANCH_NEQ",
+    "BRANCH_MEMBER",
+)
 _LEAF = len(_MODES)
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
@@ -117,14 +124,26 @@ def _kept(build: Callable[..., Trees], xp: Xp, n_targets: int, *given: Any, **na
 
 
 def _numbered(
-    xp: Xp, n_targets: int, leaf_trees: Ints, leaf_nodes: Ints, targets: Ints,
-    weights: Floats | None, tensor: Array | None, *,
-    nodes_falsenodeids: Ints = (), nodes_featureids: Ints = (),
-    nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: Array | None = None,
-    nodes_missing_value_tracks_true: Ints | None = None, nodes_modes: Strings = (),
-    nodes_nodeids: Ints = (), nodes_treeids: Ints = (), nodes_truenodeids: Ints = (),
-    nodes_values: Floats | None = None, nodes_values_as_tensor: Array | None = None,
-) -> Trees:  # fmt: skip
+    xp: Xp,
+    n_targets: int,
+    leaf_trees: Ints,
+    leaf_nodes: Ints,
+    targets: Ints,
+    weights: Floats | None,
+    tensor: Array | None,
+    *,
+    nodes_falsenodeids: Ints = (),
+    nodes_featureids: Ints = (),
+    nodes_hitrates: Floats | None = None,
+    nodes_hitrates_as_tensor: Array | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    nodes_modes: Strings = (),
+    nodes_nodeids: Ints = (),
+    nodes_treeids: Ints = (),
+    nodes_truenodeids: Ints = (),
+    nodes_values: Floats | None = None,
+    nodes_values_as_tensor: Array | None = None,
+) -> Trees:
     """Number the nodes of an ensemble whose attributes name tree and node."""
     values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
     if isinstance(values, tuple):
@@ -152,9 +171,17 @@ def _numbered(
     adds[at] = True
     missing_is_true = xp.asarray(nodes_missing_value_tracks_true or (0,) * mode.size, dtype=bool)
     return Trees(
-        mode, xp.asarray(nodes_featureids), values, if_true, if_false,
-        missing_is_true, xp.asarray(list(roots.values())), added, adds, {},
-    )  # fmt: skip
+        mode,
+        xp.asarray(nodes_featureids),
+        values,
+        if_true,
+        if_false,
+        missing_is_true,
+        xp.asarray(list(roots.values())),
+        added,
+        adds,
+        {},
+    )
 
 
 def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
@@ -163,40 +190,73 @@ def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
     return values if tensor is None else tensor
 
 
-@op("TreeEnsembleRegressor", since=1, domain=ML, choices=_TARGETS,
-    added=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3))  # fmt: skip
+@op(
+    "TreeEnsembleRegressor",
+    since=1,
+    domain=ML,
+    choices=_TARGETS,
+    added=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3),
+)
 @taking(_numbered)
 def tree_ensemble_regressor_1(
-    xp: Xp, x: Array, *,
-    n_targets: int = 1, target_ids: Ints = (), target_nodeids: Ints = (), target_treeids: Ints = (),
-    aggregate_function: str = "SUM", base_values: Floats | None = None,
-    base_values_as_tensor: Array | None = None, post_transform: str = "NONE",
-    target_weights: Floats | None = None, target_weights_as_tensor: Array | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    n_targets: int = 1,
+    target_ids: Ints = (),
+    target_nodeids: Ints = (),
+    target_treeids: Ints = (),
+    aggregate_function: str = "SUM",
+    base_values: Floats | None = None,
+    base_values_as_tensor: Array | None = None,
+    post_transform: str = "NONE",
+    target_weights: Floats | None = None,
+    target_weights_as_tensor: Array | None = None,
     **nodes: Any,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the leaves' weights, aggregated over the trees, plus the base values (N, targets)."""
     base_values = _either("base_values", base_values, base_values_as_tensor)
     trees = _kept(
-        _numbered, xp, n_targets, target_treeids, target_nodeids, target_ids, target_weights,
-        target_weights_as_tensor, **nodes,
-    )  # fmt: skip
+        _numbered,
+        xp,
+        n_targets,
+        target_treeids,
+        target_nodeids,
+        target_ids,
+        target_weights,
+        target_weights_as_tensor,
+        **nodes,
+    )
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, aggregate_function)
     if base_values is not None and len(base_values):
         scores = scores + xp.asarray(base_values)
     return transformed(xp, scores, post_transform)
 
 
-@op("TreeEnsembleClassifier", since=1, domain=ML, choices=_CLASSES,
-    added=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3))  # fmt: skip
+@op(
+    "TreeEnsembleClassifier",
+    since=1,
+    domain=ML,
+    choices=_CLASSES,
+    added=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3),
+)
 @taking(_numbered)
 def tree_ensemble_classifier_1(
-    xp: Xp, x: Array, *,
-    class_ids: Ints = (), class_nodeids: Ints = (), class_treeids: Ints = (),
-    base_values: Floats | None = None, base_values_as_tensor: Array | None = None,
-    class_weights: Floats | None = None, class_weights_as_tensor: Array | None = None,
-    classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None,
-    post_transform: str = "NONE", **nodes: Any,
-) -> tuple[Array, Array]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    class_ids: Ints = (),
+    class_nodeids: Ints = (),
+    class_treeids: Ints = (),
+    base_values: Floats | None = None,
+    base_values_as_tensor: Array | None = None,
+    class_weights: Floats | None = None,
+    class_weights_as_tensor: Array | None = None,
+    classlabels_int64s: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+    post_transform: str = "NONE",
+    **nodes: Any,
+) -> tuple[Array, Array]:
     """Return the label with the greatest sum of the leaves' weights, and the sums (N, classes).
 
     Where the leaves of two classes all add to one score, that is the second one's: more than one
@@ -205,9 +265,16 @@ def tree_ensemble_classifier_1(
     labels = labels_of(xp, classlabels_int64s, classlabels_strings)
     base_values = _either("base_values", base_values, base_values_as_tensor)
     trees = _kept(
-        _numbered, xp, labels.size, class_treeids, class_nodeids, class_ids, class_weights,
-        class_weights_as_tensor, **nodes,
-    )  # fmt: skip
+        _numbered,
+        xp,
+        labels.size,
+        class_treeids,
+        class_nodeids,
+        class_ids,
+        class_weights,
+        class_weights_as_tensor,
+        **nodes,
+    )
     scores, scored = _aggregated(xp, rows_of(xp, x), trees, "SUM")
     base = None if base_values is None or not len(base_values) else xp.asarray(base_values)
     if base is not None:
@@ -230,10 +297,21 @@ def tree_ensemble_classifier_1(
 
 
 def _joined(
-    xp: Xp, n_targets: int, modes: Array, features: Ints, splits: Array, trues: Ints, falses: Ints,
-    true_leafs: Ints, false_leafs: Ints, roots: Ints, targets: Ints, weights: Array,
-    missing: Ints | None, members: Array | None,
-) -> Trees:  # fmt: skip
+    xp: Xp,
+    n_targets: int,
+    modes: Array,
+    features: Ints,
+    splits: Array,
+    trues: Ints,
+    falses: Ints,
+    true_leafs: Ints,
+    false_leafs: Ints,
+    roots: Ints,
+    targets: Ints,
+    weights: Array,
+    missing: Ints | None,
+    members: Array | None,
+) -> Trees:
     """Number the leaves of a TreeEnsemble after its branches."""
     branches, leaves = len(trues), len(targets)
     own = xp.arange(branches, branches + leaves)
@@ -248,12 +326,17 @@ def _joined(
     adds = xp.zeros(added.shape, bool)
     added[own, list(targets)], adds[own, list(targets)] = weights, True
     return Trees(
-        mode, xp.concatenate([xp.asarray(features), nothing]),
+        mode,
+        xp.concatenate([xp.asarray(features), nothing]),
         xp.concatenate([splits, nothing.astype(splits.dtype)]),
-        children(trues, true_leafs), children(falses, false_leafs),
-        missing_is_true, xp.asarray(roots), added, adds,
+        children(trues, true_leafs),
+        children(falses, false_leafs),
+        missing_is_true,
+        xp.asarray(roots),
+        added,
+        adds,
         _members(xp, mode, members),
-    )  # fmt: skip
+    )
 
 
 def _members(xp: Xp, mode: Array, values: Array | None) -> dict[int, Array]:
@@ -270,22 +353,51 @@ def _members(xp: Xp, mode: Array, values: Array | None) -> dict[int, Array]:
     return {node: xp.asarray(each) for node, each in zip(nodes, sets, strict=False)}
 
 
-@op("TreeEnsemble", since=5, domain=ML,
-    choices={"aggregate_function": (0, 1, 2, 3), "post_transform": (0, 1, 2, 3, 4)})  # fmt: skip
+@op(
+    "TreeEnsemble",
+    since=5,
+    domain=ML,
+    choices={"aggregate_function": (0, 1, 2, 3), "post_transform": (0, 1, 2, 3, 4)},
+)
 @in_float32
 def tree_ensemble(
-    xp: Xp, x: Array, *, leaf_targetids: Ints, leaf_weights: Array, nodes_falseleafs: Ints,
-    nodes_falsenodeids: Ints, nodes_featureids: Ints, nodes_modes: Array, nodes_splits: Array,
-    nodes_trueleafs: Ints, nodes_truenodeids: Ints, tree_roots: Ints,
-    aggregate_function: int = 1, membership_values: Array | None = None, n_targets: int = 1,
-    nodes_hitrates: Array | None = None, nodes_missing_value_tracks_true: Ints | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    leaf_targetids: Ints,
+    leaf_weights: Array,
+    nodes_falseleafs: Ints,
+    nodes_falsenodeids: Ints,
+    nodes_featureids: Ints,
+    nodes_modes: Array,
+    nodes_splits: Array,
+    nodes_trueleafs: Ints,
+    nodes_truenodeids: Ints,
+    tree_roots: Ints,
+    aggregate_function: int = 1,
+    membership_values: Array | None = None,
+    n_targets: int = 1,
+    nodes_hitrates: Array | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
     post_transform: int = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
     trees = _kept(
-        _joined, xp, n_targets, nodes_modes, nodes_featureids, nodes_splits, nodes_truenodeids,
-        nodes_falsenodeids, nodes_trueleafs, nodes_falseleafs, tree_roots, leaf_targetids,
-        leaf_weights, nodes_missing_value_tracks_true, membership_values,
-    )  # fmt: skip
+        _joined,
+        xp,
+        n_targets,
+        nodes_modes,
+        nodes_featureids,
+        nodes_splits,
+        nodes_truenodeids,
+        nodes_falsenodeids,
+        nodes_trueleafs,
+        nodes_falseleafs,
+        tree_roots,
+        leaf_targetids,
+        leaf_weights,
+        nodes_missing_value_tracks_true,
+        membership_values,
+    )
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, _AGGREGATES[aggregate_function])
     return transformed(xp, scores, _TRANSFORMS[post_transform], x.dtype)

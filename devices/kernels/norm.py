@@ -24,7 +24,7 @@ def _per_channel(x: Array, *parameters: Array) -> tuple[Array, ...]:
 
 def _batch_norm(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *, epsilon: float
-) -> Array:  # fmt: skip
+) -> Array:
     """Return ``(x - mean) / sqrt(var + epsilon) * scale + b``, two passes over x."""
     dtype = x.dtype
     x, scale, b, mean, var = wide(xp, x, scale, b, mean, var)
@@ -40,13 +40,28 @@ def _running(old: Array, new: Array, momentum: float) -> Array:
     return (old * momentum + new * (1 - momentum)).astype(old.dtype, copy=False)
 
 
-@op("BatchNormalization", since=(6, 9), added={"training_mode": 14},
-    dropped={"is_test": 7, "spatial": 9})  # fmt: skip
+@op(
+    "BatchNormalization",
+    since=(6, 9),
+    added={"training_mode": 14},
+    dropped={"is_test": 7, "spatial": 9},
+)
 def batch_normalization(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
-    epsilon: float = 1e-5, is_test: int = 0, momentum: float = 0.9, spatial: int = 1,
-    training_mode: int = 0, n_outputs: int = 1, version: int,
-) -> Array | tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    b: Array,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float = 1e-5,
+    is_test: int = 0,
+    momentum: float = 0.9,
+    spatial: int = 1,
+    training_mode: int = 0,
+    n_outputs: int = 1,
+    version: int,
+) -> Array | tuple[Array, ...]:
     """Normalise each channel by given statistics, or in training by the batch's own.
 
     With `spatial` 0 it is each element of (C, ...). Before opset 14 a node that names more than one
@@ -106,9 +121,16 @@ def _trailing(x: Array, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @op("LayerNormalization", since=1)  # ONNX Runtime has it in operator sets before 17, too
 def layer_normalization_17(
-    xp: Xp, x: Array, scale: Array, b: Array | None = None, *,
-    axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, n_outputs: int = 1,
-) -> Array | tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    b: Array | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    n_outputs: int = 1,
+) -> Array | tuple[Array, ...]:
     """Normalise over the axes from `axis` on; also mean and 1 / deviation, in the stash type."""
     flat, kept = _trailing(x, axis)
     y, mean, variance = _centred(xp, stash(xp, x, stash_type).reshape(flat))
@@ -145,9 +167,16 @@ def rms_normalization_23(
 
 @op("GroupNormalization", since=(18, 21), added={"stash_type": 21})
 def group_normalization(
-    xp: Xp, x: Array, scale: Array, bias: Array, *,
-    epsilon: float = 1e-5, num_groups: int, stash_type: int = 1, version: int,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    bias: Array,
+    *,
+    epsilon: float = 1e-5,
+    num_groups: int,
+    stash_type: int = 1,
+    version: int,
+) -> Array:
     """Normalise groups of channels; scale and bias are one per channel, before 21 per group."""
     if num_groups < 1 or x.shape[1] % num_groups:
         raise ValueError(f"{x.shape[1]} channels do not divide into num_groups {num_groups}")

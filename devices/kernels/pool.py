@@ -77,10 +77,15 @@ def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> t
 @in_float32
 @taking(sliding_window)
 def max_pool_1(
-    xp: Xp, x: Array, *,
-    ceil_mode: int = 0, kernel_shape: Ints, storage_order: int = 0, n_outputs: int = 1,
+    xp: Xp,
+    x: Array,
+    *,
+    ceil_mode: int = 0,
+    kernel_shape: Ints,
+    storage_order: int = 0,
+    n_outputs: int = 1,
     **sliding: Any,
-) -> Array | tuple[Array, ...]:  # fmt: skip
+) -> Array | tuple[Array, ...]:
     """Return the maximum of each window, and where it is."""
     window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if n_outputs > 1:
@@ -93,9 +98,14 @@ def max_pool_1(
 @in_float32
 @taking(sliding_window)
 def average_pool_1(
-    xp: Xp, x: Array, *,
-    ceil_mode: int = 0, count_include_pad: int = 0, kernel_shape: Ints, **sliding: Any,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    *,
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    kernel_shape: Ints,
+    **sliding: Any,
+) -> Array:
     """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
     window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if window.kernel == window.input and not any(window.begin) and not any(window.end):
@@ -152,9 +162,15 @@ def global_lp_pool_2(xp: Xp, x: Array, *, p: int = 2) -> Array:
 
 @op("MaxUnpool", since=9, host=(2,))
 def max_unpool_9(
-    xp: Xp, x: Array, indices: Array, output_shape: Array | None = None, *,
-    kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    indices: Array,
+    output_shape: Array | None = None,
+    *,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
     """Return x's values at the places that MaxPool's `indices` name, zeros elsewhere.
 
     The indices count within the shape that undoes the pooling; a larger `output_shape` keeps it in

@@ -17,9 +17,15 @@ from devices.kernels.registry import op, taking
 
 #: Least and greatest value of each integer type that tensors are quantised to.
 RANGE: Final = {
-    "uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767),
-    "uint4": (0, 15), "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1),
-}  # fmt: skip
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "uint16": (0, 65535),
+    "int16": (-32768, 32767),
+    "uint4": (0, 15),
+    "int4": (-8, 7),
+    "uint2": (0, 3),
+    "int2": (-2, 1),
+}
 
 
 def _shaped(
@@ -75,10 +81,18 @@ def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: boo
     added={"axis": 13, "saturate": 19, "block_size": 21, "output_dtype": 21, "precision": 23},
 )
 def quantize_10(
-    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0,
-    saturate: int = 1, version: int,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    y_scale: Array,
+    y_zero_point: Array | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+    version: int,
+) -> Array:
     """Return saturate(round(x / y_scale) + y_zero_point): scalars, vectors along the axis, blocks.
 
     Of type `output_dtype` or the zero point's; divided in type `precision` or the scale's. Beyond
@@ -111,9 +125,16 @@ def quantize_10(
 
 @op("DequantizeLinear", since=10, added={"axis": 13, "block_size": 21, "output_dtype": 23})
 def dequantize_10(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0, output_dtype: int = 0, version: int,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    version: int,
+) -> Array:
     """Return (x - x_zero_point) * x_scale: scalars, vectors along the axis, or blocks along it."""
     _check_scalar("x_scale", x_scale, version)
     to, zero_point = element_type(output_dtype) if output_dtype else x_scale.dtype, x_zero_point
@@ -203,9 +224,16 @@ def _fit(a: Array, b: Array) -> None:
 
 @op("QLinearMatMul", since=(10, 21))
 def qlinear_matmul(
-    xp: Xp, a: Array, a_scale: Array, a_zero_point: Array, b: Array, b_scale: Array,
-    b_zero_point: Array, y_scale: Array, y_zero_point: Array,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+) -> Array:
     """Return the quantised product of two dequantised matrices; scales per row, per column."""
     _fit(a, b)
     left = _shifted(xp, a, a_zero_point, xp.float32, rows=True)
@@ -219,9 +247,13 @@ def qlinear_matmul(
 
 
 def _convolve_integers(
-    xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None,
+    xp: Xp,
+    x: Array,
+    w: Array,
+    x_zero_point: Array | None,
+    w_zero_point: Array | None,
     **attributes: Any,
-) -> Array:  # fmt: skip
+) -> Array:
     exact = prod(w.shape[1:]) <= _EXACT_TERMS
     dtype = xp.float32 if exact else xp.float64
     if w_zero_point is not None:
@@ -239,10 +271,13 @@ def _per_channel(value: Array, rank: int) -> Array:
 @op("ConvInteger", since=10)
 @taking(conv_1)
 def conv_integer(
-    xp: Xp, x: Array, w: Array, x_zero_point: Array | None = None,
+    xp: Xp,
+    x: Array,
+    w: Array,
+    x_zero_point: Array | None = None,
     w_zero_point: Array | None = None,
     **window: Any,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the convolution of x - x_zero_point with w - w_zero_point in int32."""
     return _convolve_integers(xp, x, w, x_zero_point, w_zero_point, **window)
 
@@ -250,10 +285,18 @@ def conv_integer(
 @op("QLinearConv", since=10)
 @taking(conv_1)
 def qlinear_conv(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, w: Array, w_scale: Array,
-    w_zero_point: Array, y_scale: Array, y_zero_point: Array, b: Array | None = None,
+    xp: Xp,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    w: Array,
+    w_scale: Array,
+    w_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+    b: Array | None = None,
     **window: Any,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return the quantised convolution of two dequantised tensors, plus b in x_scale * w_scale."""
     y = _convolve_integers(xp, x, w, x_zero_point, w_zero_point, **window)
     if b is not None:

@@ -34,9 +34,14 @@ def dropout_7(
 
 @op("Dropout", since=12, host=(1, 2))
 def dropout_12(
-    xp: Xp, data: Array, ratio: Array | None = None, training_mode: Array | None = None, *,
-    seed: int | None = None, n_outputs: int = 1,
-) -> Any:  # fmt: skip
+    xp: Xp,
+    data: Array,
+    ratio: Array | None = None,
+    training_mode: Array | None = None,
+    *,
+    seed: int | None = None,
+    n_outputs: int = 1,
+) -> Any:
     """Zero a share of `ratio` of the elements and scale the others, in training; and the mask."""
     share = 0.5 if ratio is None else float(ratio.item())
     if not 0 <= share < 1:
@@ -49,16 +54,26 @@ def dropout_12(
 
 
 def _normal(
-    xp: Xp, shape: Sequence[int], dtype: Any, *,
-    mean: float = 0.0, scale: float = 1.0, seed: float | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    shape: Sequence[int],
+    dtype: Any,
+    *,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    seed: float | None = None,
+) -> Array:
     return _generator(xp, seed).normal(mean, scale, tuple(shape)).astype(dtype)
 
 
 def _uniform(
-    xp: Xp, shape: Sequence[int], dtype: Any, *,
-    low: float = 0.0, high: float = 1.0, seed: float | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    shape: Sequence[int],
+    dtype: Any,
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    seed: float | None = None,
+) -> Array:
     return _generator(xp, seed).uniform(low, high, tuple(shape)).astype(dtype)
 
 

@@ -110,12 +110,23 @@ _USUAL = {1: ("Tanh",), 3: ("Sigmoid", "Tanh"), 4: ("Sigmoid", "Tanh", "Tanh")}
 
 
 def _layer(
-    xp: Xp, gates: int, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
-    initial_h: Array | None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, layout: int = 0,
-) -> _Layer:  # fmt: skip
+    xp: Xp,
+    gates: int,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None,
+    lengths: Array | None,
+    initial_h: Array | None,
+    *,
+    activation_alpha: Floats | None = None,
+    activation_beta: Floats | None = None,
+    activations: Strings | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+) -> _Layer:
     if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
         raise ValueError(f"X, W and R have shapes {x.shape}, {w.shape}, {r.shape}: rank 3 wanted")
     directions = 2 if direction == "bidirectional" else 1
@@ -145,11 +156,21 @@ def _layer(
     usual = _USUAL[gates] * directions
     names = activations or usual
     return _Layer(
-        x, w, r, b[:, : gates * hidden], b[:, gates * hidden :],
-        _initial(xp, x, initial_h, directions, hidden, layout, "initial_h"), lengths, gates, hidden,
-        _activations(xp, names, activation_alpha, activation_beta, len(usual)), clip, direction,
-        layout, dtype,
-    )  # fmt: skip
+        x,
+        w,
+        r,
+        b[:, : gates * hidden],
+        b[:, gates * hidden :],
+        _initial(xp, x, initial_h, directions, hidden, layout, "initial_h"),
+        lengths,
+        gates,
+        hidden,
+        _activations(xp, names, activation_alpha, activation_beta, len(usual)),
+        clip,
+        direction,
+        layout,
+        dtype,
+    )
 
 
 def _initial(
@@ -234,10 +255,17 @@ _CHOICES = {
 @op("RNN", since=7, added={"layout": 14}, choices=_CHOICES)
 @taking(_layer)
 def rnn_7(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activations: Strings = ("Tanh", "Tanh"), **attributes: Any,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None = None,
+    sequence_lens: Array | None = None,
+    initial_h: Array | None = None,
+    *,
+    activations: Strings = ("Tanh", "Tanh"),
+    **attributes: Any,
+) -> tuple[Array, ...]:
     """Return Y (T, D, B, H) and Y_h of ``H = f(X W' + H R' + b)``; `layout` 1: batch first."""
     layer = _layer(
         xp, 1, x, w, r, b, sequence_lens, initial_h, activations=activations, **attributes
@@ -259,10 +287,17 @@ def rnn_7(
 @op("GRU", since=7, added={"layout": 14}, choices=_CHOICES)
 @taking(_layer)
 def gru_7(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    linear_before_reset: int = 0, **attributes: Any,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None = None,
+    sequence_lens: Array | None = None,
+    initial_h: Array | None = None,
+    *,
+    linear_before_reset: int = 0,
+    **attributes: Any,
+) -> tuple[Array, ...]:
     """Return Y (T, D, B, H) and Y_h of the gated recurrent unit; `layout` 1: batch first."""
     layer = _layer(xp, 3, x, w, r, b, sequence_lens, initial_h, **attributes)
     n, batch, clip = layer.hidden, layer.x.shape[1], layer.clip
@@ -298,23 +333,51 @@ def gru_7(
 @op("LSTM", since=7, added={"layout": 14}, choices=_CHOICES)
 @taking(_layer)
 def lstm_7(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None,
-    initial_c: Array | None = None, p: Array | None = None, *, input_forget: int = 0,
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None = None,
+    sequence_lens: Array | None = None,
+    initial_h: Array | None = None,
+    initial_c: Array | None = None,
+    p: Array | None = None,
+    *,
+    input_forget: int = 0,
     **attributes: Any,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array, ...]:
     """Return Y (T, D, B, H), Y_h and Y_c of the long short-term memory; `layout` 1: batch first."""
     return long_short_term_memory(
-        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, lambda h: h,
-        input_forget=input_forget, **attributes,
-    )  # fmt: skip
+        xp,
+        x,
+        w,
+        r,
+        b,
+        sequence_lens,
+        initial_h,
+        initial_c,
+        p,
+        lambda h: h,
+        input_forget=input_forget,
+        **attributes,
+    )
 
 
 def long_short_term_memory(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, sequence_lens: Array | None,
-    initial_h: Array | None, initial_c: Array | None, p: Array | None, seen: Activation, *,
-    input_forget: int, **attributes: Any,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None,
+    sequence_lens: Array | None,
+    initial_h: Array | None,
+    initial_c: Array | None,
+    p: Array | None,
+    seen: Activation,
+    *,
+    input_forget: int,
+    **attributes: Any,
+) -> tuple[Array, ...]:
     """Return what LSTM does; `seen` is what of the hidden state meets the recurrent weights."""
     layer = _layer(xp, 4, x, w, r, b, sequence_lens, initial_h, **attributes)
     n, batch, clip = layer.hidden, layer.x.shape[1], layer.clip

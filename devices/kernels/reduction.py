@@ -32,9 +32,13 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
             return reduce(xp, data, axes, bool(keepdims))
 
         def with_input(
-            xp: Xp, data: Array, axes: Array | None = None, *,
-            keepdims: int = 1, noop_with_empty_axes: int = 0,
-        ) -> Array:  # fmt: skip
+            xp: Xp,
+            data: Array,
+            axes: Array | None = None,
+            *,
+            keepdims: int = 1,
+            noop_with_empty_axes: int = 0,
+        ) -> Array:
             given = () if axes is None else axes_of(axes.tolist(), data.ndim)
             over = given or (() if noop_with_empty_axes else None)
             return reduce(xp, data, over, bool(keepdims))

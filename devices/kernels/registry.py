@@ -48,8 +48,11 @@ Choices = Mapping[str, tuple[Any, ...]]
 
 _TYPES: Final = tuple(n for n in TensorProto.DataType.values() if n != TensorProto.UNDEFINED)
 _FLOATS: Final = (
-    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
-)  # fmt: skip
+    TensorProto.FLOAT,
+    TensorProto.DOUBLE,
+    TensorProto.FLOAT16,
+    TensorProto.BFLOAT16,
+)
 #: Attributes that mean the same wherever they are.
 _EVERYWHERE: Final[Choices] = {
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""),
@@ -182,12 +185,17 @@ def op(
             )
             (KERNELS if registry is None else registry).add(
                 Kernel(
-                    domain, op_type, version, function,
+                    domain,
+                    op_type,
+                    version,
+                    function,
                     tuple(p for p in host if p == ALL or [*parameters][p + 1] not in absent),
-                    frozenset(keywords - RESERVED - absent), frozenset(keywords & RESERVED),
-                    {n: v for n, v in valid.items() if n not in absent}, absent,
+                    frozenset(keywords - RESERVED - absent),
+                    frozenset(keywords & RESERVED),
+                    {n: v for n, v in valid.items() if n not in absent},
+                    absent,
                 )
-            )  # fmt: skip
+            )
         return function
 
     return register

@@ -33,8 +33,12 @@ class Rules(NamedTuple):
 
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _COORDINATES = (
-    "half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners", "tf_crop_and_resize",
-)  # fmt: skip
+    "half_pixel",
+    "asymmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "tf_crop_and_resize",
+)
 
 
 class Axis(NamedTuple):
@@ -219,20 +223,33 @@ _MODES = {"mode": ("nearest", "linear", "cubic"), "nearest_mode": _ROUNDINGS}
 
 
 def _rules_18(
-    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
-    sizes: Array | None = None, *,
-    antialias: int = 0, axes: Ints | None = None,
-    coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0, extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
+    xp: Xp,
+    x: Array,
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Array | None = None,
+    *,
+    antialias: int = 0,
+    axes: Ints | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
-) -> tuple[list[Axis], Rules]:  # fmt: skip
+) -> tuple[list[Axis], Rules]:
     """Return what Resize's inputs and attributes say of each axis, and of all."""
     chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
     rules = Rules(
-        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
-        extrapolation_value, antialias,
-    )  # fmt: skip
+        mode,
+        coordinate_transformation_mode,
+        nearest_mode,
+        cubic_coeff_a,
+        exclude_outside,
+        extrapolation_value,
+        antialias,
+    )
     by_scales = scales is not None and scales.size > 0
     if by_scales == (sizes is not None and sizes.size > 0) and chosen:
         raise ValueError("exactly one of scales and sizes must be given")
@@ -248,26 +265,46 @@ def _rules_18(
     return resized, rules
 
 
-@op("Resize", since=18, host=_HOST, choices=_MODES | {
-    "coordinate_transformation_mode": (*_COORDINATES, "half_pixel_symmetric"),
-    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
-})  # fmt: skip
+@op(
+    "Resize",
+    since=18,
+    host=_HOST,
+    choices=_MODES
+    | {
+        "coordinate_transformation_mode": (*_COORDINATES, "half_pixel_symmetric"),
+        "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
+    },
+)
 @taking(_rules_18)
 def resize_18(
-    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
-    sizes: Array | None = None, **rules: Any,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Array | None = None,
+    **rules: Any,
+) -> Array:
     """Resample `axes` (all if absent) to `sizes`, or by `scales`."""
     return _resize(xp, x, *_rules_18(xp, x, roi, scales, sizes, **rules))
 
 
-@op("Resize", since=11, host=_HOST, choices=_MODES | {
-    "coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn"),
-})  # fmt: skip
+@op(
+    "Resize",
+    since=11,
+    host=_HOST,
+    choices=_MODES
+    | {
+        "coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn"),
+    },
+)
 @taking(_rules_18, but=("antialias", "axes", "keep_aspect_ratio_policy"))
 def resize_11(
-    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
-    sizes: Array | None = None, **rules: Any,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Array | None = None,
+    **rules: Any,
+) -> Array:
     """Resample every axis to `sizes`, or by `scales`."""
     return resize_18(xp, x, roi, scales, sizes, **rules)

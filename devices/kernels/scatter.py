@@ -74,9 +74,14 @@ def _place(xp: Xp, data: Array, rows: Array, updates: Array, reduction: str) -> 
 
 @op("TensorScatter", since=24, choices={"mode": ("linear", "circular")})
 def tensor_scatter(
-    xp: Xp, past_cache: Array, update: Array, write_indices: Array | None = None, *,
-    axis: int = -2, mode: str = "linear",
-) -> Array:  # fmt: skip
+    xp: Xp,
+    past_cache: Array,
+    update: Array,
+    write_indices: Array | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Array:
     """Write `update` into each batch entry's cache, from its write index on along `axis`.
 
     `past_cache` is (B, ..., M, ...), `update` (B, ..., S, ...) with S <= M, `write_indices` (B,),

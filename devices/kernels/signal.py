@@ -27,9 +27,14 @@ def _parts(xp: Xp, z: Array, dtype: object) -> Array:
 
 @op("DFT", since=17, host=(1,))
 def dft_17(
-    xp: Xp, x: Array, dft_length: Array | None = None, *,
-    axis: int = 1, inverse: int = 0, onesided: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    dft_length: Array | None = None,
+    *,
+    axis: int = 1,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> Array:
     """Return the discrete Fourier transform along `axis`, cut or zero-padded to `dft_length`."""
     if not (-x.ndim <= axis <= -2 or 0 <= axis <= x.ndim - 2):
         raise ValueError(f"axis {axis} is out of range for rank {x.ndim} (the last axis is parts)")
@@ -55,9 +60,14 @@ def dft_17(
 
 @op("DFT", since=20, host=(1, 2))
 def dft_20(
-    xp: Xp, x: Array, dft_length: Array | None = None, axis: Array | None = None, *,
-    inverse: int = 0, onesided: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    dft_length: Array | None = None,
+    axis: Array | None = None,
+    *,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> Array:
     """Return the discrete Fourier transform along `axis` (default -2)."""
     where = -2 if axis is None else int(axis.reshape(()))
     return dft_17(xp, x, dft_length, axis=where, inverse=inverse, onesided=onesided)
@@ -65,9 +75,14 @@ def dft_20(
 
 @op("STFT", since=17, host=(1, 3))
 def stft_17(
-    xp: Xp, signal: Array, frame_step: Array, window: Array | None = None,
-    frame_length: Array | None = None, *, onesided: int = 1,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    signal: Array,
+    frame_step: Array,
+    window: Array | None = None,
+    frame_length: Array | None = None,
+    *,
+    onesided: int = 1,
+) -> Array:
     """Return the transform of each windowed frame, (batch, frames, bins, 2)."""
     dtype, step = signal.dtype, int(frame_step.reshape(()))
     signal, window = wide(xp, signal, window)
@@ -96,9 +111,15 @@ def stft_17(
 
 @op("MelWeightMatrix", since=17, host=(0, 1, 2, 3, 4))
 def mel_weight_matrix_17(
-    xp: Xp, num_mel_bins: Array, dft_length: Array, sample_rate: Array, lower_edge_hertz: Array,
-    upper_edge_hertz: Array, *, output_datatype: int = 1,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    num_mel_bins: Array,
+    dft_length: Array,
+    sample_rate: Array,
+    lower_edge_hertz: Array,
+    upper_edge_hertz: Array,
+    *,
+    output_datatype: int = 1,
+) -> Array:
     """Return triangles, evenly spaced on the mel scale, over the bins of a one-sided DFT."""
     bands, length, rate = (int(v.reshape(())) for v in (num_mel_bins, dft_length, sample_rate))
     if bands < 1 or length < 1 or rate < 1:

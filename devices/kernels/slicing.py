@@ -66,10 +66,14 @@ def cut(x: Array, axis: int, sizes: Sequence[int]) -> tuple[Array, ...]:
 
 
 def _slice(
-    xp: Xp, data: Array, *,
-    starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
+    xp: Xp,
+    data: Array,
+    *,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Cut `starts[i]` to `ends[i]` by `steps[i]` out of axis `axes[i]`."""
     axes = axes_of(range(len(starts)) if axes is None else axes, data.ndim)
     steps = [1] * len(starts) if steps is None else steps
@@ -106,20 +110,35 @@ def pad_2(
     return pad(xp, data, pads, xp.asarray(value, dtype=data.dtype), mode=mode)
 
 
-@op("Pad", since=11, host=(1, 2, 3), added={"axes": 18},
-    choices={"mode": ("constant", "reflect", "edge", "wrap")})  # fmt: skip
+@op(
+    "Pad",
+    since=11,
+    host=(1, 2, 3),
+    added={"axes": 18},
+    choices={"mode": ("constant", "reflect", "edge", "wrap")},
+)
 def pad_11(
-    xp: Xp, data: Array, pads: Array, constant_value: Array | None = None,
-    axes: Array | None = None, *, mode: str = "constant",
-) -> Array:  # fmt: skip
+    xp: Xp,
+    data: Array,
+    pads: Array,
+    constant_value: Array | None = None,
+    axes: Array | None = None,
+    *,
+    mode: str = "constant",
+) -> Array:
     """Add `pads` elements around each of `axes`; negative ones remove."""
     return pad(xp, data, pads.tolist(), constant_value, axes, mode=mode)
 
 
 def pad(
-    xp: Xp, data: Array, pads: Sequence[int], value: Array | None = None,
-    axes: Sequence[int] | None = None, *, mode: str = "constant",
-) -> Array:  # fmt: skip
+    xp: Xp,
+    data: Array,
+    pads: Sequence[int],
+    value: Array | None = None,
+    axes: Sequence[int] | None = None,
+    *,
+    mode: str = "constant",
+) -> Array:
     """Return the data with elements added around axes, all of their begins before their ends."""
     axes = axes_of(range(data.ndim) if axes is None else axes, data.ndim)
     if len(pads) != 2 * len(axes):

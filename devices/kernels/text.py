@@ -36,10 +36,14 @@ def string_split(
 
 @op("StringNormalizer", since=10, host=(ALL,), choices={"case_change_action": tuple(CASES)})
 def string_normalizer(
-    xp: Xp, x: Array, *,
-    case_change_action: str = "NONE", is_case_sensitive: int = 0, locale: str | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: int = 0,
+    locale: str | None = None,
     stopwords: Sequence[str] | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Drop the stop words, then change the case of the rest; one empty string if nothing is left.
 
     x is (C,) or (1, C). `locale` is not used: letters change case as Unicode says.
@@ -56,12 +60,19 @@ def string_normalizer(
 
 @op("TfIdfVectorizer", since=9, host=(ALL,), choices={"mode": ("TF", "IDF", "TFIDF")})
 def tf_idf_vectorizer(
-    xp: Xp, x: Array, *,
-    max_gram_length: int, max_skip_count: int, min_gram_length: int, mode: str,
-    ngram_counts: Sequence[int], ngram_indexes: Sequence[int],
-    pool_int64s: Sequence[int] | None = None, pool_strings: Sequence[str] | None = None,
+    xp: Xp,
+    x: Array,
+    *,
+    max_gram_length: int,
+    max_skip_count: int,
+    min_gram_length: int,
+    mode: str,
+    ngram_counts: Sequence[int],
+    ngram_indexes: Sequence[int],
+    pool_int64s: Sequence[int] | None = None,
+    pool_strings: Sequence[str] | None = None,
     weights: Sequence[float] | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Count the pool's n-grams in each row of tokens: (C,) or (N, C) to float32 (M,) or (N, M).
 
     N-grams of `min_gram_length` to `max_gram_length` count; their tokens may stand apart, evenly,

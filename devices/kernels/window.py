@@ -65,10 +65,15 @@ def per_axis(
 
 @lru_cache(maxsize=1024)  # as dear as a small convolution, and asked for at every run of a node
 def sliding_window(
-    spatial: Sequence[int], kernel: Sequence[int], ceil_mode: int | None = None, *,
-    auto_pad: str = "NOTSET", dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
-) -> Window:  # fmt: skip
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    ceil_mode: int | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Window:
     """Work out padding and output size as the pooling and convolution operators define them.
 
     `strides` and `dilations` are 1 if absent; `pads` all begins, then all ends, 0 if absent.

@@ -14,9 +14,15 @@ from devices.model.tensor_proto import tensor_array
 
 #: Operators that draw random numbers.
 _DRAWING: Final = frozenset(
-    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-     "RandomUniformLike"]
-)  # fmt: skip
+    [
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    ]
+)
 
 
 def attribute_value(attribute: AttributeProto) -> Any:

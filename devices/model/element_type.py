@@ -34,8 +34,14 @@ EXTENDED_DTYPES: Final = frozenset(
 )
 #: Element types narrower than a byte, with their widths in bits.
 NARROW_BITS: Final = {
-    "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4e2m1": 4, "float6e2m3": 6, "float6e3m2": 6,
-}  # fmt: skip
+    "int2": 2,
+    "uint2": 2,
+    "int4": 4,
+    "uint4": 4,
+    "float4e2m1": 4,
+    "float6e2m3": 6,
+    "float6e3m2": 6,
+}
 
 
 class Type(StrEnum):

@@ -208,10 +208,11 @@ def _grouped(call: _Call) -> None:
 
 def _fused_matmul(call: _Call) -> None:
     a, b = (
-        _flipped(call.shape(i), call.attribute(f"trans{side}", 0),
-                 call.attribute(f"transBatch{side}", 0))
+        _flipped(
+            call.shape(i), call.attribute(f"trans{side}", 0), call.attribute(f"transBatch{side}", 0)
+        )
         for i, side in enumerate("AB")
-    )  # fmt: skip
+    )
     call.give(0, call.type(0), *call.standard("MatMul", a, b))
 
 
@@ -258,10 +259,20 @@ def _pool(op_type: str, last: int = 0) -> Rule:
 
 _RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(
-        ("BiasAdd", "BiasGelu", "Gelu", "FastGelu", "QuickGelu", "RotaryEmbedding",
-         "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"), _like_input()),
-    **dict.fromkeys(
-        ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _normalised),
+        (
+            "BiasAdd",
+            "BiasGelu",
+            "Gelu",
+            "FastGelu",
+            "QuickGelu",
+            "RotaryEmbedding",
+            "QLinearSigmoid",
+            "QLinearLeakyRelu",
+            "QLinearSoftmax",
+        ),
+        _like_input(),
+    ),
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _normalised),
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_matmul),
     "EmbedLayerNormalization": _embedded,
     "Attention": _attention(0, 4),
@@ -285,7 +296,7 @@ _RULES: Final[dict[str, Rule]] = {
     "DynamicQuantizeLSTM": _as("LSTM", 0, 0, 1, 2),
     "QuantizeLinear": _as("Max", 2, 0),
     "DequantizeLinear": _as("Max", 1, 0),
-}  # fmt: skip
+}
 
 
 def _simplified(call: _Call) -> None:

@@ -50,21 +50,27 @@ def by_operator(rows: Mapping[str, T]) -> Mapping[str, T]:
 
 
 #: Operators that move elements -> the inputs whose elements they move.
-_MOVED: Final = by_operator({
-    "Cast Compress DepthToSpace Expand Flatten Gather GatherElements GatherND Identity ReduceMax "
-    "ReduceMin Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose "
-    "Unsqueeze": (0,),
-    "OneHot": (2,),
-    "Scatter ScatterElements ScatterND": (0, 2),
-    "Where": (1, 2),
-})  # fmt: skip
+_MOVED: Final = by_operator(
+    {
+        "Cast Compress DepthToSpace Expand Flatten Gather GatherElements GatherND Identity "
+        "ReduceMax "
+        "ReduceMin Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose "
+        "Unsqueeze": (0,),
+        "OneHot": (2,),
+        "Scatter ScatterElements ScatterND": (0, 2),
+        "Where": (1, 2),
+    }
+)
 #: Inputs that are indices, lengths or counts, out of which a run fails.
-_INDICES: Final = by_operator({
-    "ConstantOfShape": (0,),
-    "Expand Gather GatherElements GatherND Reshape Scatter ScatterElements ScatterND Split Squeeze "
-    "Tile Unsqueeze": (1,),
-    "Resize": (3,),
-})  # fmt: skip
+_INDICES: Final = by_operator(
+    {
+        "ConstantOfShape": (0,),
+        "Expand Gather GatherElements GatherND Reshape Scatter ScatterElements ScatterND "
+        "Split Squeeze "
+        "Tile Unsqueeze": (1,),
+        "Resize": (3,),
+    }
+)
 #: Outputs that are positions or lengths.
 _POSITIONS: Final = by_operator({"ArgMax ArgMin NonZero Shape Size": 0, "MaxPool TopK": 1})
 

@@ -37,8 +37,15 @@ INFERENCE_NBYTES: Final = 4096
 _ALIGNMENT: Final = 64
 #: What a model is made of; types follow.
 _ARGUMENTS: Final = (
-    "header", "name", "nodes", "inputs", "outputs", "constants", "value_info", "optional_inputs",
-)  # fmt: skip
+    "header",
+    "name",
+    "nodes",
+    "inputs",
+    "outputs",
+    "constants",
+    "value_info",
+    "optional_inputs",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,12 @@ _LIKE_INPUT: Final = frozenset(["GroupNormalization", "MeanVarianceNormalization
 #: in the padding were counted until 22; ONNX Runtime has LayerNormalization in all; from 14 on the
 #: number of sizes tells the rank, whatever the sizes.
 _AS_IN: Final = {
-    "AveragePool": 22, "LayerNormalization": 17, "LpPool": 22, "MaxPool": 22, "Reshape": 14,
-}  # fmt: skip
+    "AveragePool": 22,
+    "LayerNormalization": 17,
+    "LpPool": 22,
+    "MaxPool": 22,
+    "Reshape": 14,
+}
 _NEWER: Final = "hetero.newer"
 
 
@@ -94,9 +98,13 @@ def make_inferable(model: onnx.ModelProto) -> None:
             reads = list(dict.fromkeys(filter(None, node.input)))
             writes = list(filter(None, node.output))
             function = model.functions.add(
-                name=str(len(model.functions)), domain=_NEWER, input=reads, output=writes,
-                node=[node], opset_import=[onnx.helper.make_opsetid("", newer)],
-            )  # fmt: skip
+                name=str(len(model.functions)),
+                domain=_NEWER,
+                input=reads,
+                output=writes,
+                node=[node],
+                opset_import=[onnx.helper.make_opsetid("", newer)],
+            )
             node.CopyFrom(onnx.helper.make_node(function.name, reads, writes, domain=_NEWER))
     model.opset_import.add(domain=_NEWER, version=1)
 

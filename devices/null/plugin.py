@@ -67,9 +67,13 @@ class NullProgram(Program):
     """
 
     def __init__(
-        self, model: Model, rows: Sequence[ExecutedNode], seconds: Mapping[str, float],
-        constants: Mapping[str, np.ndarray], config: Config,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        rows: Sequence[ExecutedNode],
+        seconds: Mapping[str, float],
+        constants: Mapping[str, np.ndarray],
+        config: Config,
+    ) -> None:
         self._model = model
         self._config = dict(config)
         self._rows = tuple(rows)
@@ -169,44 +173,77 @@ class NullPlugin(Plugin):
     computes: ClassVar[bool] = False
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         Property(
-            "NULL_NODE_TIME_US", float, 0.0, True, "Microseconds that a node takes.", minimum=0,
+            "NULL_NODE_TIME_US",
+            float,
+            0.0,
+            True,
+            "Microseconds that a node takes.",
+            minimum=0,
             shapes_result=True,
         ),
         Property(
-            "NULL_NODE_TIMES_US", dict, {}, True,
+            "NULL_NODE_TIMES_US",
+            dict,
+            {},
+            True,
             "Microseconds by node name, or by op:Type; others take NULL_NODE_TIME_US.",
-            shapes_result=True, minimum=0,
+            shapes_result=True,
+            minimum=0,
         ),
         Property(
             "NULL_BUSY", bool, False, True, "Whether it keeps a core busy rather than sleeps."
         ),
         Property(
-            "NULL_SUPPORTED", tuple, ("*",), True,
-            "Nodes that it takes: names, globs or op:Type.", shapes_result=True,
+            "NULL_SUPPORTED",
+            tuple,
+            ("*",),
+            True,
+            "Nodes that it takes: names, globs or op:Type.",
+            shapes_result=True,
         ),
         Property(
-            "NULL_UNSUPPORTED", tuple, (), True,
-            "Nodes that it refuses even so: names, globs or op:Type.", shapes_result=True,
+            "NULL_UNSUPPORTED",
+            tuple,
+            (),
+            True,
+            "Nodes that it refuses even so: names, globs or op:Type.",
+            shapes_result=True,
         ),
         Property(
-            "NULL_DYNAMIC_SHAPES", bool, True, True,
-            "Whether it takes nodes that read or make values of open sizes.", shapes_result=True,
+            "NULL_DYNAMIC_SHAPES",
+            bool,
+            True,
+            True,
+            "Whether it takes nodes that read or make values of open sizes.",
+            shapes_result=True,
         ),
         Property(
-            "NULL_OUTPUT_DIMENSION", int, 1, True,
-            "Length of output dimensions that the model leaves open.", minimum=0,
+            "NULL_OUTPUT_DIMENSION",
+            int,
+            1,
+            True,
+            "Length of output dimensions that the model leaves open.",
+            minimum=0,
         ),
         Property("NULL_OUTPUT_SHAPES", dict, {}, True, "Shapes by output name."),
         Property(
-            "NULL_MEMORY_NBYTES", int, 0, True, "Bytes that a compiled model holds.", minimum=0,
+            "NULL_MEMORY_NBYTES",
+            int,
+            0,
+            True,
+            "Bytes that a compiled model holds.",
+            minimum=0,
         ),
         Property(
-            "NULL_FAULT", str, "", True,
+            "NULL_FAULT",
+            str,
+            "",
+            True,
             "KIND@N: the N-th run of a compiled model fails (fail), ends its process (die) or "
             "never answers (hang).",
             pattern=rf"(({'|'.join(_FAULTS)})@[1-9]\d*)?",
         ),
-    )  # fmt: skip
+    )
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Refuse what the script says."""

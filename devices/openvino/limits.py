@@ -14,9 +14,7 @@ from devices.openvino.operators import EXACT_FLOAT, INT32, NARROWED, fits, refus
 _LENGTHS: Final = (LONGEST_OPEN_AXIS, 2**15)
 #: Magnitudes of inputs: what 32 bits hold, and with room for a sum; what floats hold; what a mask
 #: may have: it is summed over the longest axis, and the sums are multiplied by it.
-_MAGNITUDES: Final = (
-    int(INT32.max), 2**30, EXACT_FLOAT, int(INT32.max) // LONGEST_OPEN_AXIS, 2**7
-)  # fmt: skip
+_MAGNITUDES: Final = (int(INT32.max), 2**30, EXACT_FLOAT, int(INT32.max) // LONGEST_OPEN_AXIS, 2**7)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,17 @@ from devices.plugin.faults import Fault, Use, departure
 from devices.plugin.support import Refusal
 
 #: Operators whose answers are right but for NaN or infinities -> how they are not.
-NOTES: Final = by_operator({
-    "Celu Exp HardSigmoid Max Min Relu Softmax LogSoftmax": "NaN is not carried on",
-    "Greater GreaterOrEqual": "true where one side is NaN",
-    "Clip": "NaN and infinities become the nearest limit",
-    "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu": "not right for NaN and infinities",
-    "ReduceMax ReduceMin": "infinities alone become the nearest float",
-    "QuantizeLinear": "a value between two steps may go to the other one",
-    "LpNormalization": "a small number is added to what it divides by",
-})  # fmt: skip
+NOTES: Final = by_operator(
+    {
+        "Celu Exp HardSigmoid Max Min Relu Softmax LogSoftmax": "NaN is not carried on",
+        "Greater GreaterOrEqual": "true where one side is NaN",
+        "Clip": "NaN and infinities become the nearest limit",
+        "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu": "not right for NaN and infinities",
+        "ReduceMax ReduceMin": "infinities alone become the nearest float",
+        "QuantizeLinear": "a value between two steps may go to the other one",
+        "LpNormalization": "a small number is added to what it divides by",
+    }
+)
 #: Element types that are computed in.
 _FLOATS: Final = frozenset({"float", "float16"})
 #: Integers whose values OpenVINO carries on unchanged.
@@ -34,12 +36,45 @@ _CARRIED: Final = frozenset({"bool", "int8", "int16", "int32", "uint8", "uint16"
 NARROWED: Final = frozenset({"int64", "uint64", "uint32"})
 #: Operators that move or compare elements, which is right for every type that is carried.
 _MOVES: Final = frozenset(
-    ["Cast", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike",
-     "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min", "NonZero", "Not",
-     "And", "Or", "Xor", "OneHot", "Pad", "Reshape", "ReverseSequence", "Scatter",
-     "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze",
-     "Tile", "Transpose", "Unsqueeze", "Where"]
-)  # fmt: skip
+    [
+        "Cast",
+        "Compress",
+        "Concat",
+        "ConstantOfShape",
+        "DepthToSpace",
+        "Expand",
+        "EyeLike",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "Max",
+        "Min",
+        "NonZero",
+        "Not",
+        "And",
+        "Or",
+        "Xor",
+        "OneHot",
+        "Pad",
+        "Reshape",
+        "ReverseSequence",
+        "Scatter",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Size",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    ]
+)
 #: Operators that are right for all that 32 bits hold, besides those that move elements.
 _WHOLE: Final = frozenset({"Abs", "Add", "CumSum", "Mul", "Neg", "Range", "Sign", "Sub"})
 #: Operators that compute integers as floats: right up to `EXACT_FLOAT`.
@@ -50,35 +85,44 @@ _COMPARED: Final = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "Les
 EXACT_FLOAT: Final = 2**24 - 1
 INT32: Final = np.iinfo(np.int32)
 #: Other operators -> integers that they are right for.
-_INTEGERS: Final = by_operator({
-    "Add Sub Mul GRU LSTM RNN": frozenset({"int32"}),
-    "ArgMax ArgMin QuantizeLinear DequantizeLinear ConvInteger MatMulInteger QLinearConv "
-    "QLinearMatMul": frozenset({"int8", "uint8", "int32"}),
-    "BitwiseAnd BitwiseOr BitwiseXor BitwiseNot": _CARRIED - {"bool"},
-    "BitShift": frozenset({"uint8", "uint16"}),
-    "IsNaN IsInf Attention Dropout": frozenset({"bool"}),
-})  # fmt: skip
+_INTEGERS: Final = by_operator(
+    {
+        "Add Sub Mul GRU LSTM RNN": frozenset({"int32"}),
+        "ArgMax ArgMin QuantizeLinear DequantizeLinear ConvInteger MatMulInteger QLinearConv "
+        "QLinearMatMul": frozenset({"int8", "uint8", "int32"}),
+        "BitwiseAnd BitwiseOr BitwiseXor BitwiseNot": _CARRIED - {"bool"},
+        "BitShift": frozenset({"uint8", "uint16"}),
+        "IsNaN IsInf Attention Dropout": frozenset({"bool"}),
+    }
+)
 #: Inputs that are places, axes or sizes, small whatever their type, or of which only the shape is
 #: read.
-_PLACES: Final = by_operator({
-    "ConstantOfShape Shape Size": {0},
-    "OneHot": {0, 1},
-    "CenterCropPad CumSum Expand Gather GatherElements GatherND Reshape Scatter ScatterElements "
-    "ScatterND Split Squeeze Tile Trilu Unsqueeze ReverseSequence ReduceSum ReduceMean ReduceL1 "
-    "ReduceL2 ReduceProd ReduceLogSum ReduceLogSumExp ReduceSumSquare NegativeLogLikelihoodLoss "
-    "SoftmaxCrossEntropyLoss AffineGrid": {1},
-    "Col2Im": {1, 2},
-    "Pad": {1, 3},
-    "Slice": {1, 2, 3, 4},
-    "RoiAlign": {2},
-    "Resize RotaryEmbedding": {3},
-})  # fmt: skip
+_PLACES: Final = by_operator(
+    {
+        "ConstantOfShape Shape Size": {0},
+        "OneHot": {0, 1},
+        "CenterCropPad CumSum Expand Gather GatherElements GatherND Reshape Scatter "
+        "ScatterElements "
+        "ScatterND Split Squeeze Tile Trilu Unsqueeze ReverseSequence ReduceSum ReduceMean "
+        "ReduceL1 "
+        "ReduceL2 ReduceProd ReduceLogSum ReduceLogSumExp ReduceSumSquare "
+        "NegativeLogLikelihoodLoss "
+        "SoftmaxCrossEntropyLoss AffineGrid": {1},
+        "Col2Im": {1, 2},
+        "Pad": {1, 3},
+        "Slice": {1, 2, 3, 4},
+        "RoiAlign": {2},
+        "Resize RotaryEmbedding": {3},
+    }
+)
 #: Outputs that are places or sizes.
-_FOUND: Final = by_operator({
-    "ArgMax ArgMin NonZero Shape Size": {0},
-    "MaxPool": {1},
-    "Unique": {1, 2, 3},
-})  # fmt: skip
+_FOUND: Final = by_operator(
+    {
+        "ArgMax ArgMin NonZero Shape Size": {0},
+        "MaxPool": {1},
+        "Unique": {1, 2, 3},
+    }
+)
 
 
 def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range]) -> Refusal | None:
@@ -262,78 +306,154 @@ def _is_zero(use: Use, position: int) -> bool:
 #: Each is a case of ONNX's backend suite, or of its operators on extreme values, whose expected
 #: output OpenVINO 2026.4 misses on its CPU.
 _FAULTS: Final = (
-    Fault("Bernoulli RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
-          "its random numbers are not those of the seed"),
+    Fault(
+        "Bernoulli RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+        "its random numbers are not those of the seed",
+    ),
     Fault("DFT", "up to 3e-4 for zeros, and the axis of operator set 20 is not read"),
     Fault("DynamicQuantizeLinear", "values between two steps go to the other one"),
     Fault("NonMaxSuppression", "boxes whose overlap is just the threshold are dropped"),
-    Fault("ReduceMax ReduceMin", "of no elements it gives the farthest float",
-          lambda u: 0 in (u.shape(0) or ())),
+    Fault(
+        "ReduceMax ReduceMin",
+        "of no elements it gives the farthest float",
+        lambda u: 0 in (u.shape(0) or ()),
+    ),
     Fault("TopK", "of equal elements the first need not come first"),
-    Fault("Attention", "a causal mask beside another, or with past keys, is left out",
-          lambda u: any(map(u.given, range(4, 7))) or (u.given(3) and u.get("is_causal"))),
+    Fault(
+        "Attention",
+        "a causal mask beside another, or with past keys, is left out",
+        lambda u: any(map(u.given, range(4, 7))) or (u.given(3) and u.get("is_causal")),
+    ),
     Fault("Attention", "further outputs are not checked", lambda u: any(u.node.outputs[1:])),
-    Fault("QuantizeLinear DequantizeLinear",
-          "scales along an axis of open length go along another", _scales_an_open_axis),
-    Fault("QLinearConv", "weights of uint8 from zero on do not compile",
-          lambda u: u.element_type(u.given(3)) == "uint8" and _is_zero(u, 5)),
-    Fault("Conv ConvTranspose QLinearConv QLinearMatMul", "of constants alone it makes anything",
-          _is_constant),
-    Fault("Conv QLinearConv", "of single elements, with strides, it leaves pads out",
-          _skips_what_it_pads),
-    Fault("Conv", "where it is quantised by one reader, and has others, that one reads zeros",
-          _is_also_quantised),
-    Fault("AveragePool", "in quantised models, pads that count are no zeros",
-          lambda u: u.get("count_include_pad") and _is_quantised(u.model)
-          and (any(u.get("pads", ())) or u.get("auto_pad", "NOTSET").startswith("SAME"))),
+    Fault(
+        "QuantizeLinear DequantizeLinear",
+        "scales along an axis of open length go along another",
+        _scales_an_open_axis,
+    ),
+    Fault(
+        "QLinearConv",
+        "weights of uint8 from zero on do not compile",
+        lambda u: u.element_type(u.given(3)) == "uint8" and _is_zero(u, 5),
+    ),
+    Fault(
+        "Conv ConvTranspose QLinearConv QLinearMatMul",
+        "of constants alone it makes anything",
+        _is_constant,
+    ),
+    Fault(
+        "Conv QLinearConv",
+        "of single elements, with strides, it leaves pads out",
+        _skips_what_it_pads,
+    ),
+    Fault(
+        "Conv",
+        "where it is quantised by one reader, and has others, that one reads zeros",
+        _is_also_quantised,
+    ),
+    Fault(
+        "AveragePool",
+        "in quantised models, pads that count are no zeros",
+        lambda u: (
+            u.get("count_include_pad")
+            and _is_quantised(u.model)
+            and (any(u.get("pads", ())) or u.get("auto_pad", "NOTSET").startswith("SAME"))
+        ),
+    ),
     Fault("Reshape Flatten", "after a reduction that drops its axes it is left out", _is_left_out),
-    Fault("MatMul Gemm", "of dequantised constants alone it makes anything",
-          lambda u: _is_constant(u)
-          and any(node.op_type == "DequantizeLinear" for node in u.model.nodes)),
-    Fault("Gather", "of a table dequantised by columns, scales go along another axis",
-          _reads_scaled_columns),
-    Fault("GlobalAveragePool GlobalMaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
-          "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare",
-          "with one axis of three reduced, constants that follow go to other places",
-          _is_scaled_by_place),
-    Fault("ReduceMax ReduceMean ReduceMin ReduceSum",
-          "of dequantised values, with the middle one of three axes reduced, it makes zeros",
-          _is_dequantised_between),
+    Fault(
+        "MatMul Gemm",
+        "of dequantised constants alone it makes anything",
+        lambda u: (
+            _is_constant(u) and any(node.op_type == "DequantizeLinear" for node in u.model.nodes)
+        ),
+    ),
+    Fault(
+        "Gather",
+        "of a table dequantised by columns, scales go along another axis",
+        _reads_scaled_columns,
+    ),
+    Fault(
+        "GlobalAveragePool GlobalMaxPool ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp "
+        "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare",
+        "with one axis of three reduced, constants that follow go to other places",
+        _is_scaled_by_place,
+    ),
+    Fault(
+        "ReduceMax ReduceMean ReduceMin ReduceSum",
+        "of dequantised values, with the middle one of three axes reduced, it makes zeros",
+        _is_dequantised_between,
+    ),
     Fault("ReduceLogSumExp", "the attribute 'axes' is not read", lambda u: u.get("axes")),
-    Fault("PRelu", "a slope of one dimension goes along the channels",
-          _may_go_along_the_channels),
-    Fault("GroupNormalization", "of two dimensions it may end the process",
-          lambda u: len(u.shape(0) or ()) < 3),
+    Fault("PRelu", "a slope of one dimension goes along the channels", _may_go_along_the_channels),
+    Fault(
+        "GroupNormalization",
+        "of two dimensions it may end the process",
+        lambda u: len(u.shape(0) or ()) < 3,
+    ),
     Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),
-    Fault("GRU LSTM RNN", "lengths of sequences are not read where sizes are open",
-          lambda u: u.given(4) and not all(type(n) is int
-                                           for n in u.shape(0) or ("",))),
+    Fault(
+        "GRU LSTM RNN",
+        "lengths of sequences are not read where sizes are open",
+        lambda u: u.given(4) and not all(type(n) is int for n in u.shape(0) or ("",)),
+    ),
     Fault("LSTM", "peepholes are left out", lambda u: u.given(7)),
-    Fault("Resize", "its filters with antialias or exclude_outside have other weights",
-          lambda u: u.get("antialias") or u.get("exclude_outside")),
-    Fault("Resize", "keep_aspect_ratio_policy is not read",
-          lambda u: u.get("keep_aspect_ratio_policy", "stretch") != "stretch"),
-    Fault("Resize", "with scales, corners are aligned of the whole length",
-          lambda u: u.get("coordinate_transformation_mode") == "align_corners"
-          and u.given(2) and u.get("mode", "nearest") != "nearest"),
-    Fault("GlobalLpPool", "without spatial dimensions it does not compile",
-          lambda u: len(u.shape(0) or ()) < 3),
-    Fault("RoiAlign", "the greatest is taken before the weights are applied",
-          lambda u: u.get("mode") == "max"),
+    Fault(
+        "Resize",
+        "its filters with antialias or exclude_outside have other weights",
+        lambda u: u.get("antialias") or u.get("exclude_outside"),
+    ),
+    Fault(
+        "Resize",
+        "keep_aspect_ratio_policy is not read",
+        lambda u: u.get("keep_aspect_ratio_policy", "stretch") != "stretch",
+    ),
+    Fault(
+        "Resize",
+        "with scales, corners are aligned of the whole length",
+        lambda u: (
+            u.get("coordinate_transformation_mode") == "align_corners"
+            and u.given(2)
+            and u.get("mode", "nearest") != "nearest"
+        ),
+    ),
+    Fault(
+        "GlobalLpPool",
+        "without spatial dimensions it does not compile",
+        lambda u: len(u.shape(0) or ()) < 3,
+    ),
+    Fault(
+        "RoiAlign",
+        "the greatest is taken before the weights are applied",
+        lambda u: u.get("mode") == "max",
+    ),
     Fault("SpaceToDepth", "mode is not read", lambda u: u.get("mode", "DCR") != "DCR"),
-    Fault("Expand", "to no elements it ends the process",
-          lambda u: 0 in (u.model.spec(u.node.outputs[0]).shape or ())),
+    Fault(
+        "Expand",
+        "to no elements it ends the process",
+        lambda u: 0 in (u.model.spec(u.node.outputs[0]).shape or ()),
+    ),
     Fault("Compress", "of no elements it ends the process", lambda u: _is_zero(u, 1)),
-    Fault("Slice", "ends beyond 32 bits wrap round",
-          lambda u: any(u.is_computed(v) and u.element_type(v) == "int64"
-                        and not fits(v, u.ranges, INT32.max) for v in u.node.inputs[1:3])),
-    Fault("Dropout", "ratio and training_mode are read only where they are constants",
-          lambda u: any(map(u.is_computed, u.node.inputs[1:]))),
-    Fault("Tile", "repeats that are no constant may give anything",
-          lambda u: u.is_computed(u.given(1))),
+    Fault(
+        "Slice",
+        "ends beyond 32 bits wrap round",
+        lambda u: any(
+            u.is_computed(v) and u.element_type(v) == "int64" and not fits(v, u.ranges, INT32.max)
+            for v in u.node.inputs[1:3]
+        ),
+    ),
+    Fault(
+        "Dropout",
+        "ratio and training_mode are read only where they are constants",
+        lambda u: any(map(u.is_computed, u.node.inputs[1:])),
+    ),
+    Fault(
+        "Tile",
+        "repeats that are no constant may give anything",
+        lambda u: u.is_computed(u.given(1)),
+    ),
     Fault("ConstantOfShape", "its value does not fit in 32 bits", _fills_widely),
     Fault("Cast", "floats beyond 32 bits are cut off", _narrows),
-)  # fmt: skip
+)
 
 
 #: The operator set that OpenVINO's frontend was written for: of later definitions it reads what

@@ -174,9 +174,14 @@ def imported_interface(
     header = payload.header
     constants = {name: array for name, array in payload.tensors.items() if name != _BLOB}
     interface = Interface(
-        inputs, outputs, header["fed"], header["made"], header["same"], constants,
+        inputs,
+        outputs,
+        header["fed"],
+        header["made"],
+        header["same"],
+        constants,
         Limits(**header["limits"]),
-    )  # fmt: skip
+    )
     executed = tuple(
         ExecutedNode(name, kind, order, implementation, tuple(covers))
         for name, kind, order, implementation, covers in header["executed"]

@@ -31,9 +31,12 @@ class _Rooms:
     """Memory of a model's caches with room behind them, and what binds a session to it."""
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, pairs: Mapping[str, str],
-        caches: Sequence[np.ndarray], length: int,
-    ) -> None:  # fmt: skip
+        self,
+        session: onnxruntime.InferenceSession,
+        pairs: Mapping[str, str],
+        caches: Sequence[np.ndarray],
+        length: int,
+    ) -> None:
         self.session = session
         self.binding = session.io_binding()
         self.arrays: list[np.ndarray] = []
@@ -119,9 +122,12 @@ class Caches:
         return lengths.pop() if len(lengths) == 1 else 0
 
     def run(
-        self, session: onnxruntime.InferenceSession, given: Mapping[str, Value],
-        wanted: Sequence[str], options: onnxruntime.RunOptions,
-    ) -> list[Value]:  # fmt: skip
+        self,
+        session: onnxruntime.InferenceSession,
+        given: Mapping[str, Value],
+        wanted: Sequence[str],
+        options: onnxruntime.RunOptions,
+    ) -> list[Value]:
         """Return what a session makes of caches that hold something; they stay where they are."""
         name, axis = self.count
         past = self.length(given)
@@ -146,9 +152,12 @@ class Caches:
         return [made[name] for name in wanted]
 
     def _rooms(
-        self, session: onnxruntime.InferenceSession, caches: Sequence[CacheTensor | np.ndarray],
-        past: int, length: int,
-    ) -> _Rooms:  # fmt: skip
+        self,
+        session: onnxruntime.InferenceSession,
+        caches: Sequence[CacheTensor | np.ndarray],
+        past: int,
+        length: int,
+    ) -> _Rooms:
         """Return where caches are lengthened: where they are, unless another run did so before."""
         rooms: _Rooms | None = getattr(caches[0], "rooms", None)
         with self._lock:

@@ -51,23 +51,38 @@ class ORTPlugin(Plugin):
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
         Property(
-            "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "INT8", "BIN"), False,
+            "OPTIMIZATION_CAPABILITIES",
+            tuple,
+            ("FP32", "FP16", "INT8", "BIN"),
+            False,
             "Element types and abilities.",
         ),
         Property(
             # Its errors are raised, in the same words; its warnings are about its optimisations.
-            "LOG_LEVEL", str, "LOG_NONE", True, "What ONNX Runtime writes to stderr by itself.",
+            "LOG_LEVEL",
+            str,
+            "LOG_NONE",
+            True,
+            "What ONNX Runtime writes to stderr by itself.",
             choices=(
-                "LOG_NONE", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "LOG_DEBUG", "LOG_TRACE",
+                "LOG_NONE",
+                "LOG_ERROR",
+                "LOG_WARNING",
+                "LOG_INFO",
+                "LOG_DEBUG",
+                "LOG_TRACE",
             ),
         ),
         Property(
-            "EXTENSIONS", tuple, (), True,
+            "EXTENSIONS",
+            tuple,
+            (),
+            True,
             "Libraries of custom operators: Core says so for those added to it.",
             shapes_result=True,
         ),
         Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 64, 1), False, "Fewest, most, step."),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         super().__init__()

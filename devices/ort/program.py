@@ -42,8 +42,13 @@ _SPIN_US: Final = "1000"
 #: What a change of layout adds to a node's name.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
 _SEVERITY: Final = {
-    "LOG_NONE": 4, "LOG_ERROR": 3, "LOG_WARNING": 2, "LOG_INFO": 1, "LOG_DEBUG": 0, "LOG_TRACE": 0,
-}  # fmt: skip
+    "LOG_NONE": 4,
+    "LOG_ERROR": 3,
+    "LOG_WARNING": 2,
+    "LOG_INFO": 1,
+    "LOG_DEBUG": 0,
+    "LOG_TRACE": 0,
+}
 
 
 class OrtProgram(Program):

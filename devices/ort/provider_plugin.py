@@ -36,13 +36,17 @@ _PROOF: Final = onnx.parser.parse_model(
 
 #: How the OpenVINO that the provider holds, older than ours, departs from ONNX besides.
 _FAULTS: Final = (
-    Fault("AveragePool MaxPool", "with ceil_mode it counts windows that begin in the padding",
-          lambda u: u.get("ceil_mode")),
-    Fault("Max Mean Min Sum", "of one input it may give anything",
-          lambda u: len(u.node.inputs) == 1),
+    Fault(
+        "AveragePool MaxPool",
+        "with ceil_mode it counts windows that begin in the padding",
+        lambda u: u.get("ceil_mode"),
+    ),
+    Fault(
+        "Max Mean Min Sum", "of one input it may give anything", lambda u: len(u.node.inputs) == 1
+    ),
     Fault("CenterCropPad", "its result is empty"),
     Fault("LpNormalization", "NaN where the norm is 0"),
-)  # fmt: skip
+)
 
 
 class ProviderProgram(OrtProgram):
@@ -80,10 +84,14 @@ class ProviderPlugin(ORTPlugin):
     leaves_outputs: ClassVar[bool] = False
     properties: ClassVar[PropertyTable] = ORTPlugin.properties.extended(
         Property(
-            "PROVIDER_OPTIONS", dict, {}, True,
-            "The provider's own options, as ONNX Runtime documents them.", shapes_result=True,
+            "PROVIDER_OPTIONS",
+            dict,
+            {},
+            True,
+            "The provider's own options, as ONNX Runtime documents them.",
+            shapes_result=True,
         ),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -107,22 +107,47 @@ def _scores_both(use: Use) -> bool:
 #: Each is a case of ONNX's backend suite whose expected output ONNX Runtime 1.31 misses, though it
 #: loads the node.
 FAULTS: Final = (
-    Fault("Attention", "the scores that it gives out are masked with the lowest float, not "
-          "-infinity", lambda u: any(u.node.outputs[3:]) and u.get("is_causal")
-          and u.get("qk_matmul_output_mode")),
-    Fault("Attention", "nonpad_kv_seqlen with a mask fails as it runs",
-          lambda u: u.given(3) and u.given(6)),
-    Fault("ConvInteger", "a zero point for each channel fails as it runs",
-          lambda u: u.given(3) and u.model.spec(u.given(3)).shape not in ((), (1,))),
+    Fault(
+        "Attention",
+        "the scores that it gives out are masked with the lowest float, not -infinity",
+        lambda u: any(u.node.outputs[3:]) and u.get("is_causal") and u.get("qk_matmul_output_mode"),
+    ),
+    Fault(
+        "Attention",
+        "nonpad_kv_seqlen with a mask fails as it runs",
+        lambda u: u.given(3) and u.given(6),
+    ),
+    Fault(
+        "ConvInteger",
+        "a zero point for each channel fails as it runs",
+        lambda u: u.given(3) and u.model.spec(u.given(3)).shape not in ((), (1,)),
+    ),
     Fault("MaxUnpool", "indices are read as positions in output_shape", lambda u: u.given(2)),
-    Fault("If Loop Scan", "weights that only bodies read are lost before 1.25",
-          lambda u: _VERSION < (1, 25) and any(u.model.constants[v].array.nbytes > _LOST_NBYTES
-                                               for v in u.node.captures if v in u.model.constants)),
-    Fault("LinearRegressor SVMRegressor TreeEnsembleRegressor",
-          "post_transform of one target is left out", _skips_transform, domain="ai.onnx.ml"),
-    Fault("TreeEnsembleClassifier", "where two classes have a score each, its labels are 0 and 1",
-          _scores_both, domain="ai.onnx.ml"),
-)  # fmt: skip
+    Fault(
+        "If Loop Scan",
+        "weights that only bodies read are lost before 1.25",
+        lambda u: (
+            _VERSION < (1, 25)
+            and any(
+                u.model.constants[v].array.nbytes > _LOST_NBYTES
+                for v in u.node.captures
+                if v in u.model.constants
+            )
+        ),
+    ),
+    Fault(
+        "LinearRegressor SVMRegressor TreeEnsembleRegressor",
+        "post_transform of one target is left out",
+        _skips_transform,
+        domain="ai.onnx.ml",
+    ),
+    Fault(
+        "TreeEnsembleClassifier",
+        "where two classes have a score each, its labels are 0 and 1",
+        _scores_both,
+        domain="ai.onnx.ml",
+    ),
+)
 
 
 def _question(node: Node, model: Model, provider: Provider) -> OrtQuestion:

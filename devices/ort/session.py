@@ -45,9 +45,11 @@ def session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]
 
 
 def open_session(
-    data: bytes, weights: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions,
+    data: bytes,
+    weights: Mapping[str, np.ndarray],
+    options: onnxruntime.SessionOptions,
     provider: Provider,
-) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:  # fmt: skip
+) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
     """Return a session, and the arrays whose memory it reads as long as it lives.
 
     `data` is what `session_model` gave and `weights` what it named; `options` gets the weights.

@@ -21,9 +21,13 @@ from devices.errors import PropertyError, UnknownPropertyError
 Config = Mapping[str, Any]
 
 _TYPE_NAMES: Final = {
-    bool: "YES or NO (bool)", int: "a whole number (int)", float: "a finite number (float)",
-    str: "text (str)", tuple: "a list", dict: "a mapping, or one in JSON",
-}  # fmt: skip
+    bool: "YES or NO (bool)",
+    int: "a whole number (int)",
+    float: "a finite number (float)",
+    str: "text (str)",
+    tuple: "a list",
+    dict: "a mapping, or one in JSON",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,16 +227,28 @@ COMMON_PROPERTIES: Final = PropertyTable(
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
     # Each is a thread; no machine has needed more.
     Property(
-        "NUM_STREAMS", int, 1, True, "How many requests a device runs at once.",
-        minimum=1, maximum=1024, automatic=(-1, -2, "AUTO", "NUMA"),
+        "NUM_STREAMS",
+        int,
+        1,
+        True,
+        "How many requests a device runs at once.",
+        minimum=1,
+        maximum=1024,
+        automatic=(-1, -2, "AUTO", "NUMA"),
     ),
     Property(
-        "EXCLUSIVE_ASYNC_REQUESTS", bool, False, True,
+        "EXCLUSIVE_ASYNC_REQUESTS",
+        bool,
+        False,
+        True,
         "Whether requests of all models with this option run one after another on a device.",
     ),
     Property("CACHE_DIR", str, "", True, "Where Core keeps compiled models; empty: nowhere."),
     Property(
-        "ENABLE_MMAP", bool, True, True,
+        "ENABLE_MMAP",
+        bool,
+        True,
+        True,
         "Whether weights of imported and cached models are mapped rather than read.",
     ),
     Property("SUPPORTED_PROPERTIES", tuple, (), False, "Every property's name."),
@@ -250,17 +266,24 @@ COMMON_PROPERTIES: Final = PropertyTable(
     Property("NETWORK_NAME", str, "", False, "The compiled model's name."),
     Property("LOADED_FROM_CACHE", bool, False, False, "Whether compilation was a cache hit."),
     Property("OPTIMAL_NUMBER_OF_INFER_REQUESTS", int, 1, False, "Requests that keep it busy."),
-)  # fmt: skip
+)
 
 #: The guide's names that a plugin adds to its table where it obeys them.
 OPTIONAL_PROPERTIES: Final = PropertyTable(
     Property(
-        "INFERENCE_NUM_THREADS", int, 0, True,
+        "INFERENCE_NUM_THREADS",
+        int,
+        0,
+        True,
         "Threads that one inference may use; 0: the device's share of the node's cores.",
         minimum=0,
     ),
     Property(
-        "DISABLE_TRANSFORMATIONS", bool, False, True,
-        "Whether to run the model node by node as it was written.", shapes_result=True,
+        "DISABLE_TRANSFORMATIONS",
+        bool,
+        False,
+        True,
+        "Whether to run the model node by node as it was written.",
+        shapes_result=True,
     ),
-)  # fmt: skip
+)

@@ -148,9 +148,13 @@ class _Judge:
 
 @lru_cache(maxsize=20_000)
 def check_operator(
-    domain: str, op_type: str, opset: int, inputs: tuple[str | None, ...],
-    outputs: tuple[str | None, ...], attributes: tuple[tuple[str, int], ...],
-) -> Refusal | None:  # fmt: skip
+    domain: str,
+    op_type: str,
+    opset: int,
+    inputs: tuple[str | None, ...],
+    outputs: tuple[str | None, ...],
+    attributes: tuple[tuple[str, int], ...],
+) -> Refusal | None:
     """Return how a node breaks its operator's definition, if ONNX defines it.
 
     `inputs`, `outputs`: types as ONNX writes them, empty where not known; None for an absent one.

@@ -144,9 +144,15 @@ class RequestMachine:
         return self.settle(run, share_outputs)
 
     def start(
-        self, inputs: Any, userdata: Any, share: bool, timeout_s: float | None, *,
-        call_back: bool = False, inline: bool = False,
-    ) -> Run:  # fmt: skip
+        self,
+        inputs: Any,
+        userdata: Any,
+        share: bool,
+        timeout_s: float | None,
+        *,
+        call_back: bool = False,
+        inline: bool = False,
+    ) -> Run:
         """Start a run; with `inline` its caller does nothing but wait for it."""
         if not isinstance(share, (bool, int, np.bool_)):
             raise TensorTypeError(
@@ -208,9 +214,14 @@ class RequestMachine:
             keep, restore_s = keep + self.states.outputs, self.restore_s
         copies = tuple(name for name in self.feedback.values() if name not in keep)
         return Request(
-            timeout_s, waits=waits, inline=inline, priority=self.priority, restore_s=restore_s,
-            keep=keep, keep_copies=copies,
-        )  # fmt: skip
+            timeout_s,
+            waits=waits,
+            inline=inline,
+            priority=self.priority,
+            restore_s=restore_s,
+            keep=keep,
+            keep_copies=copies,
+        )
 
     def start_next(self, inputs: Mapping[str, Any]) -> bool:
         """Start the run after the one that runs, if that may be: whether it was started."""

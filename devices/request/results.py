@@ -87,8 +87,10 @@ def _described(value: Value) -> str:
 def _begins(value: Value) -> str:
     if not isinstance(value, np.ndarray):
         return ""
-    first = ", ".join(f"{item:.5g}" if isinstance(item, float) else str(item)
-                      for item in value.ravel()[:_BEGINNING].tolist())  # fmt: skip
+    first = ", ".join(
+        f"{item:.5g}" if isinstance(item, float) else str(item)
+        for item in value.ravel()[:_BEGINNING].tolist()
+    )
     return f"{first}, …" if value.size > _BEGINNING else first
 
 

@@ -30,9 +30,14 @@ def runtime_model(
     header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
     header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
     return Model(
-        header, name=model.name, nodes=nodes, inputs=model.inputs, outputs=model.outputs,
-        constants={}, specs=model.specs,
-    )  # fmt: skip
+        header,
+        name=model.name,
+        nodes=nodes,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        constants={},
+        specs=model.specs,
+    )
 
 
 def _nodes(

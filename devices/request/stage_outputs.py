@@ -15,9 +15,12 @@ from devices.plugin.remote import is_remote
 
 
 def checked_outputs(
-    outputs: Sequence[Value], inputs: Sequence[Value], made: Sequence[TensorSpec], model: Model,
+    outputs: Sequence[Value],
+    inputs: Sequence[Value],
+    made: Sequence[TensorSpec],
+    model: Model,
     device: str,
-) -> list[Value]:  # fmt: skip
+) -> list[Value]:
     """Return what `Program.run` gave, copied where it shares memory with what lives on.
 
     `made`: what is certain of each output; `model` and `device` are for messages. InferenceError:

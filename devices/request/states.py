@@ -158,9 +158,11 @@ class VariableState:
     """
 
     def __init__(
-        self, variable: Variable, states: RequestStates,
+        self,
+        variable: Variable,
+        states: RequestStates,
         idle: Callable[[str], AbstractContextManager[None]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = variable.name
         self._variable = variable
         self._states = states

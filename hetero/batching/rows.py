@@ -213,8 +213,11 @@ def _pad(rows: _Rows, node: Node) -> None:
     _by_first(rows, node)
     pads = rows.option(node, "pads", 1, node.attributes.get("paddings"))  # so called in opset 1
     axes = rows.option(node, "axes", 3, range(rows.rank(node)))
-    padded = [a for a, before, after in zip(axes, pads, pads[len(axes) :], strict=False)
-              if before or after]  # fmt: skip
+    padded = [
+        a
+        for a, before, after in zip(axes, pads, pads[len(axes) :], strict=False)
+        if before or after
+    ]
     rows.apart(node, padded)
 
 
@@ -353,9 +356,17 @@ _REDUCING: Final = """
 """
 _OF_SIZES: Final = frozenset(_SIZES.split())
 _DEFAULT_AXES: Final = {
-    "Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1,
-    "RMSNormalization": -1, "LpNormalization": -1, "ArgMax": 0, "ArgMin": 0, "Split": 0, "TopK": -1,
-}  # fmt: skip
+    "Softmax": -1,
+    "LogSoftmax": -1,
+    "Hardmax": -1,
+    "LayerNormalization": -1,
+    "RMSNormalization": -1,
+    "LpNormalization": -1,
+    "ArgMax": 0,
+    "ArgMin": 0,
+    "Split": 0,
+    "TopK": -1,
+}
 
 _RULES: Final[dict[str, Callable[[_Rows, Node], None]]] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
@@ -380,4 +391,4 @@ _RULES: Final[dict[str, Callable[[_Rows, Node], None]]] = {
     "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
-}  # fmt: skip
+}

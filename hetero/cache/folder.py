@@ -179,8 +179,10 @@ class Cache:
                     os.close(descriptor)
                     _log.warning(
                         "cache key %s: another process has compiled it for over %g s; compiling "
-                        "here too.", key, self._lock_timeout_s,
-                    )  # fmt: skip
+                        "here too.",
+                        key,
+                        self._lock_timeout_s,
+                    )
                     return None
                 time.sleep(_LOOK_S)
         except OSError as error:

@@ -43,9 +43,25 @@ def cli() -> None:
 
 
 for command in (
-    doctor, devices, inspect_command, query, profile_command, plan, compile_command, run, generate,
-    bench, compare, serve, simulate, cache, pool, top, probe, check_device_command,
-):  # fmt: skip
+    doctor,
+    devices,
+    inspect_command,
+    query,
+    profile_command,
+    plan,
+    compile_command,
+    run,
+    generate,
+    bench,
+    compare,
+    serve,
+    simulate,
+    cache,
+    pool,
+    top,
+    probe,
+    check_device_command,
+):
     cli.add_command(command)
 add_examples(cli)
 

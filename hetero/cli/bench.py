@@ -25,11 +25,22 @@ from hetero.report.text import Columns, ms, table
 @model_options
 @input_options
 @preprocess_options
-@click.option("--jobs", "-j", type=click.IntRange(min=0), default=0,
-              help="Requests in flight; 0 lets the model choose.")  # fmt: skip
+@click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Requests in flight; 0 lets the model choose.",
+)
 @click.option("--requests", "-n", type=click.IntRange(min=1), help="Stop after this many requests.")
-@click.option("--seconds", "-t", type=Finite(min=0, min_open=True), default=10.0,
-              show_default=True, help="Stop after this many seconds.")  # fmt: skip
+@click.option(
+    "--seconds",
+    "-t",
+    type=Finite(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Stop after this many seconds.",
+)
 @planning_options
 @watch_options
 @blob_options
@@ -76,9 +87,11 @@ def _parts(compiled: CompiledModel, document: dict[str, Any]) -> Iterator[Render
     measured = ((1, alone), *([(busy["jobs"], busy)] if busy else []))
     rows = ({"jobs": jobs, **result["latency_s"], **result} for jobs, result in measured)
     figures: Columns = {
-        "in flight": "jobs", "requests": "requests", "per second": "{throughput_per_s:.1f}",
+        "in flight": "jobs",
+        "requests": "requests",
+        "per second": "{throughput_per_s:.1f}",
         **{f"p{p} ms": ms(str(p), 2) for p in PERCENTILES},
-    }  # fmt: skip
+    }
     yield table(rows, figures)
     for jobs, result in measured:
         if (again := result["run_again"])["requests"]:
@@ -88,9 +101,12 @@ def _parts(compiled: CompiledModel, document: dict[str, Any]) -> Iterator[Render
                 f"{result['elapsed_s']:.2f} s"
             )
     stages: Columns = {
-        "stage": "stage", "device": "device", "runs ms": ms("run_s", 2),
-        "waits ms": ms("wait_s", 2), "busy": "{utilisation:.0%}",
-    }  # fmt: skip
+        "stage": "stage",
+        "device": "device",
+        "runs ms": ms("run_s", 2),
+        "waits ms": ms("wait_s", 2),
+        "busy": "{utilisation:.0%}",
+    }
     yield table((busy or alone)["stages"][:SHOWN], stages)
     yield (
         f"compiled in {document['compile_s'] * 1e3:.0f} ms; first inference "

@@ -30,12 +30,14 @@ def cache() -> None:
 
 _folder: Final = together(
     click.option(
-        "--dir", "folder", required=True,
+        "--dir",
+        "folder",
+        required=True,
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         help="The cache's folder.",
     ),
     json_option,
-)  # fmt: skip
+)
 
 
 @cache.command("list")
@@ -45,10 +47,14 @@ def list_(folder: Path) -> None:
     rows = [_row(entry) for entry in Cache(folder).entries()]
     total = sum(row["nbytes"] for row in rows)
     columns: Columns = {
-        "entry": lambda row: row["file"][:12] + "…", "what": "kind", "model": "model",
-        "devices": ("devices", ", ".join), "size": ("nbytes", nbytes_text),
-        "age": ("age_s", seconds_text), "last used": ("idle_s", lambda s: f"{seconds_text(s)} ago"),
-    }  # fmt: skip
+        "entry": lambda row: row["file"][:12] + "…",
+        "what": "kind",
+        "model": "model",
+        "devices": ("devices", ", ".join),
+        "size": ("nbytes", nbytes_text),
+        "age": ("age_s", seconds_text),
+        "last used": ("idle_s", lambda s: f"{seconds_text(s)} ago"),
+    }
     shown = table(rows, columns, wraps=("what", "model", "devices"))
     document = {"folder": folder, "nbytes": total, "entries": rows}
     tell("cache", document, [shown, f"{_entries(len(rows))}, {nbytes_text(total)}"])

@@ -23,13 +23,17 @@ from scheduler.vocabulary.names import parse_device
 @click.command("check-device")
 @click.argument("name")
 @click.option(
-    "--plugin", "plugins", multiple=True, metavar="MODULE:ATTR",
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="MODULE:ATTR",
     help="A plugin that is not installed as an entry point; repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--operators", is_flag=True,
+    "--operators",
+    is_flag=True,
     help="Run ONNX's own suite as well, on all of its cases that the device takes: minutes.",
-)  # fmt: skip
+)
 @json_option
 def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -> None:
     """Check that the plugin of device NAME keeps the contract; exit code 1 if it does not.

@@ -39,11 +39,16 @@ def _parse_devices(
 @click.command()
 @click.argument("model")
 @click.option(
-    "--device", "-d", "devices", required=True, multiple=True, metavar="A,B",
+    "--device",
+    "-d",
+    "devices",
+    required=True,
+    multiple=True,
+    metavar="A,B",
     callback=_parse_devices,
     help="Two devices, the reference first, as ORT,CPU. Either may be a split; it takes all that "
     "follows, or is given alone: CPU,HETERO:ORT,CPU or -d HETERO:ORT,CPU -d CPU.",
-)  # fmt: skip
+)
 @affinity_option
 @config_option
 @input_options
@@ -59,9 +64,15 @@ def compare(job: Job, devices: tuple[str, str], rtol: float, atol: float) -> Non
     job.start()
     with progress("comparing"):
         found = compare_devices(
-            job.core, source, devices, values,
-            rtol=rtol, atol=atol, config=job.config, affinity=job.pins,
-        )  # fmt: skip
+            job.core,
+            source,
+            devices,
+            values,
+            rtol=rtol,
+            atol=atol,
+            config=job.config,
+            affinity=job.pins,
+        )
     tell("compare", found.to_dict(), _parts(found, devices))
     if not found.agrees:
         raise click.exceptions.Exit(1)
@@ -87,14 +98,20 @@ def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Rows
         return value if isinstance(value, str) else f"{value:.6g}"
 
     columns: Columns = {
-        title: "name", "type": types, "differ": "{differing:,} of {size:,}",
-        "max abs": "{max_abs:.3g}", "max rel": "{max_rel:.3g}",
+        title: "name",
+        "type": types,
+        "differ": "{differing:,} of {size:,}",
+        "max abs": "{max_abs:.3g}",
+        "max rel": "{max_rel:.3g}",
         "worst at": lambda row: list(row.position),
-        names[0]: lambda row: text(row.values[0]), names[1]: lambda row: text(row.values[1]),
-    }  # fmt: skip
+        names[0]: lambda row: text(row.values[0]),
+        names[1]: lambda row: text(row.values[1]),
+    }
     if any(any(row.nans + row.infs) for row in rows):
         columns |= {"NaN": "{nans[0]} / {nans[1]}", "inf": "{infs[0]} / {infs[1]}"}
     return table(
-        rows, columns, wraps=(title, "type", "differ"),
+        rows,
+        columns,
+        wraps=(title, "type", "differ"),
         style=lambda row: None if row.agrees else "bold red",
-    )  # fmt: skip
+    )

@@ -21,14 +21,17 @@ from hetero.cli.terminal import tell
 @shape_option("The shape of an input to plan for, and that sizes are told for.")
 @preprocess_options
 @click.option(
-    "--subgraphs-dir", type=click.Path(path_type=Path), callback=check_folder,
+    "--subgraphs-dir",
+    type=click.Path(path_type=Path),
+    callback=check_folder,
     help="Write each subgraph as an ONNX model into this folder, which is new or empty.",
-)  # fmt: skip
+)
 @output_file("--output", "-o", help="Write the compiled model there, for `hetero run`.")
 @click.option(
-    "--weightless", is_flag=True,
+    "--weightless",
+    is_flag=True,
     help="Leave the model's weights out of that file: `hetero run FILE --weights MODEL` has them.",
-)  # fmt: skip
+)
 @with_core
 def compile_command(
     job: Job, subgraphs_dir: Path | None, output: Path | None, weightless: bool

@@ -76,8 +76,10 @@ def _parts(packages: Sequence[Check], found: Sequence[Check]) -> Iterator[Render
     yield ", ".join(f"{check.name} {check.found}" for check in well)
     columns: Columns = {
         "": lambda check: "!!" if not check.ok else "--" if check.advice else "ok",
-        "what": "name", "found": "found", "what to do": "advice",
-    }  # fmt: skip
+        "what": "name",
+        "found": "found",
+        "what to do": "advice",
+    }
     rest = [check for check in found if check not in well and check not in absent]
     yield table(rest, columns, wraps=("found", "what to do"))
     if absent:

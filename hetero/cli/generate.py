@@ -95,8 +95,10 @@ def generate(
         "layers": layer_rows(compiled),
     }
     columns: Columns = {
-        "device": "device", "layers": "layers", "weights": ("weights_nbytes", nbytes_text),
-    }  # fmt: skip
+        "device": "device",
+        "layers": "layers",
+        "weights": ("weights_nbytes", nbytes_text),
+    }
     tell("generate", document, ["", table(document["layers"], columns)])
     if not wants_json():
         after = f"the first after {first_s * 1e3:.1f} ms"

@@ -36,22 +36,29 @@ def _shape(text: str) -> tuple[int, ...]:
 def shape_option(help_text: str) -> Decorator:
     """Return what adds ``--shape`` with this first sentence of its help."""
     return click.option(
-        "--shape", "shapes", multiple=True, metavar="NAME=1,3,...",
+        "--shape",
+        "shapes",
+        multiple=True,
+        metavar="NAME=1,3,...",
         callback=pairs("NAME=1,3,224,224", _shape, of_input=True),
         help=f"{help_text} Inputs with the same open dimensions get the same sizes; dimensions "
         "left open are 1.",
-    )  # fmt: skip
+    )
 
 
 #: Adds ``--input`` and ``--shape``; `model_inputs` takes what they give.
 input_options: Final = together(
     click.option(
-        "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
+        "--input",
+        "-i",
+        "inputs",
+        multiple=True,
+        metavar="[NAME=]FILE",
         help="A .npy, .npz or .pb file, or a picture, which is resized to fit; inputs without "
         "one are generated.",
     ),
     shape_option("The shape of a generated input."),
-)  # fmt: skip
+)
 
 
 def model_inputs(

@@ -84,12 +84,15 @@ def _blob_parts(file: str, document: dict[str, Any]) -> Iterator[RenderableType]
     if document["stages"]:
         absent = "in the cache" if document["kind"] == "plan" else "compiled on import"
         stages: Columns = {
-            "stage": "index", "device": "device", "nodes": "nodes",
-            "export": lambda row: absent
-            if row["export_nbytes"] is None
-            else nbytes_text(row["export_nbytes"]),
-            "inputs": lambda row: len(row["inputs"]), "outputs": lambda row: len(row["outputs"]),
-        }  # fmt: skip
+            "stage": "index",
+            "device": "device",
+            "nodes": "nodes",
+            "export": lambda row: (
+                absent if row["export_nbytes"] is None else nbytes_text(row["export_nbytes"])
+            ),
+            "inputs": lambda row: len(row["inputs"]),
+            "outputs": lambda row: len(row["outputs"]),
+        }
         yield table(document["stages"], stages)
     options = {**document["options"]}
     for device, given in document["device_options"].items():

@@ -41,14 +41,18 @@ SLOW_START_S: Final = 3.0
 #: Adds ``--remap OLD=NEW`` and ``--weights MODEL``.
 blob_options: Final = together(
     click.option(
-        "--remap", multiple=True, metavar="OLD=NEW", callback=pairs("OLD=NEW, as ORT=CPU"),
+        "--remap",
+        multiple=True,
+        metavar="OLD=NEW",
+        callback=pairs("OLD=NEW, as ORT=CPU"),
         help="For a blob: the device here that takes the place of one it was compiled for.",
     ),
     click.option(
-        "--weights", metavar="MODEL",
+        "--weights",
+        metavar="MODEL",
         help="For a blob that was compiled with --weightless: the model that it is of.",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass

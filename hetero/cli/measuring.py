@@ -150,9 +150,11 @@ def prediction_parts(document: dict[str, Any]) -> Iterator[RenderableType]:
         size = nbytes_text(row["nbytes"])
         rows[f"wire {row['producer']} to {row['consumer']}, {size}"] = row
     columns: Columns = {
-        "": "name", "predicted ms": ms("predicted_s"), "measured ms": ms("measured_s"),
+        "": "name",
+        "predicted ms": ms("predicted_s"),
+        "measured ms": ms("measured_s"),
         "measured / predicted": ("ratio", "{:.2f}".format),
-    }  # fmt: skip
+    }
     yield table(({"name": name, **row} for name, row in rows.items()), columns)
     yield f"predicted by {document['basis']}"
     if document["cut_short"]:

@@ -21,9 +21,12 @@ def _keep_json(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 #: Adds ``--json``, which is no argument of the command.
 json_option: Final = click.option(
-    "--json", is_flag=True, expose_value=False, callback=_keep_json,
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_json,
     help="Print JSON for programs.",
-)  # fmt: skip
+)
 
 
 class Finite(click.FloatRange):

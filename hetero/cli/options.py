@@ -53,7 +53,9 @@ _properties: Final = pairs("KEY=VALUE, as PERF_COUNT=YES")
 #: Adds what describes the Core: executor, address, device counts, plugins; and ``--json``.
 core_options: Final = together(
     click.option(
-        "--executor", type=click.Choice(["ray", "inprocess"]), default=None,
+        "--executor",
+        type=click.Choice(["ray", "inprocess"]),
+        default=None,
         help="Where devices are: in Ray's actors, or in this process. run, generate, bench and "
         "profile start Ray by default; the others ask this machine alone where no cluster is "
         "named.",
@@ -63,53 +65,73 @@ core_options: Final = together(
         help="An existing Ray cluster, as HOST:PORT or 'auto'; RAY_ADDRESS says it too.",
     ),
     click.option(
-        "--devices", "device_counts", metavar="NAME=N,...",
+        "--devices",
+        "device_counts",
+        metavar="NAME=N,...",
         callback=pairs("NAME=N with N at least 1, as ORT=2", _count, listed=True),
         help="How many devices of a plugin each node offers, as ORT=2,NULL=4.",
     ),
     click.option(
-        "--plugin", "plugins", multiple=True, metavar="[NAME=]PLUGIN[@PYTHON]",
+        "--plugin",
+        "plugins",
+        multiple=True,
+        metavar="[NAME=]PLUGIN[@PYTHON]",
         help="A plugin that is not installed as an entry point, as MODULE:ATTR; an installed "
         "one under another NAME; or one of another interpreter's environment, as "
         "ORT_OPENVINO@/opt/ov/bin/python, which starts Ray. Repeatable.",
     ),
     json_option,
-)  # fmt: skip
+)
 #: Adds ``--affinity``: pins by pattern.
 affinity_option: Final = click.option(
-    "--affinity", "-a", "pins", multiple=True, metavar="PATTERN=DEVICE|FILE",
+    "--affinity",
+    "-a",
+    "pins",
+    multiple=True,
+    metavar="PATTERN=DEVICE|FILE",
     help="Pin nodes: a name, a glob or op:Type, as op:Concat=CPU; or a JSON or YAML file of "
     "such pairs. Repeatable; later ones win.",
-)  # fmt: skip
+)
 #: Adds ``--config``.
 config_option: Final = click.option(
-    "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=_config,
+    "--config",
+    "-c",
+    "config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_config,
     help="A property, as INFERENCE_NUM_THREADS=2 or ORT.NUM_STREAMS=2 for one device.",
-)  # fmt: skip
+)
 #: Adds what describes a compilation: the model, device string, pins and properties.
 model_options: Final = together(
     core_options,
     click.argument("model"),
     click.option(
-        "--device", "-d", default="HETERO", show_default=True,
+        "--device",
+        "-d",
+        default="HETERO",
+        show_default=True,
         help="CPU, ORT.1, HETERO:ORT,CPU, or HETERO for every device.",
     ),
     affinity_option,
     config_option,
-)  # fmt: skip
+)
 #: Adds ``--trace`` and ``--metrics-port``; `with_core` takes them.
 watch_options: Final = together(
     output_file(
-        "--trace", metavar="FILE.json",
+        "--trace",
+        metavar="FILE.json",
         help="Write how each request ran: every stage, queue and wire of every device, for "
         "https://ui.perfetto.dev or chrome://tracing.",
     ),
     click.option(
-        "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
         help="Serve figures for Prometheus and `hetero top` there, on this machine alone, "
         "while the command runs; 0 takes a free port.",
     ),
-)  # fmt: skip
+)
 
 
 def with_core(

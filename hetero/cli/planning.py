@@ -31,24 +31,28 @@ planning_options: Final = together(
         help="How nodes get their devices: in the list's order, or by cost.",
     ),
     click.option(
-        "--hint", type=click.Choice(["THROUGHPUT", "LATENCY"], case_sensitive=False),
+        "--hint",
+        type=click.Choice(["THROUGHPUT", "LATENCY"], case_sensitive=False),
         help="What a plan by cost makes small: the time between answers, or that of one.",
     ),
     click.option(
-        "--costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        "--costs",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="A cost file of `hetero profile`; without one, costs are measured briefly.",
     ),
     click.option(
-        "--plan-seconds", type=Finite(min=0, min_open=True),
+        "--plan-seconds",
+        type=Finite(min=0, min_open=True),
         help="The most time for the search.",
     ),
     click.option("--seed", type=int, help="Seed of the search."),
     click.option("--max-subgraphs", type=click.IntRange(min=0), help="The most subgraphs; 0: any."),
     click.option(
-        "--max-variants", type=click.IntRange(min=0),
+        "--max-variants",
+        type=click.IntRange(min=0),
         help="How many plans may share the requests.",
     ),
-)  # fmt: skip
+)
 
 
 def take_planning(values: dict[str, Any], *, plans: bool) -> None:

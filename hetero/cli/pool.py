@@ -73,9 +73,13 @@ def down(address: str | None) -> None:
 def _tell(found: PoolStatus) -> None:
     document = {"address": found.address, "pool": found.pool, "devices": found.devices}
     columns: Columns = {
-        "device": "name", "process": lambda row: row.process or "", "clients": "clients",
-        "tasks": "tasks", "running": "running", "keeps": ("kept_nbytes", nbytes_text),
+        "device": "name",
+        "process": lambda row: row.process or "",
+        "clients": "clients",
+        "tasks": "tasks",
+        "running": "running",
+        "keeps": ("kept_nbytes", nbytes_text),
         "error": "error",
-    }  # fmt: skip
+    }
     shown = table(found.devices, columns, wraps=("error",))
     tell("pool", document, [f"pool at {found.address}", shown])

@@ -97,25 +97,39 @@ def _joined(function: Callable[..., Any]) -> Callable[..., Any]:
 #: Adds ``--layout``, ``--mean``, ``--scale`` and ``--color``, given as one `Preprocessing`.
 preprocess_options: Final = together(
     click.option(
-        "--layout", "layouts", multiple=True, metavar="[NAME=]NCHW",
+        "--layout",
+        "layouts",
+        multiple=True,
+        metavar="[NAME=]NCHW",
         callback=pairs("[NAME=]NCHW", of_input=True, bare=True),
         help="What the dimensions of the model's input are: N batch, C channels, H height, W "
         "width, ? any.",
     ),
     click.option(
-        "--mean", "means", multiple=True, metavar="[NAME=]R,G,B", callback=_numbers,
+        "--mean",
+        "means",
+        multiple=True,
+        metavar="[NAME=]R,G,B",
+        callback=_numbers,
         help="Numbers that the model takes off its input first, one or one for each channel.",
     ),
     click.option(
-        "--scale", "scales", multiple=True, metavar="[NAME=]R,G,B", callback=_numbers,
+        "--scale",
+        "scales",
+        multiple=True,
+        metavar="[NAME=]R,G,B",
+        callback=_numbers,
         help="Numbers that it divides by then, one or one for each channel.",
     ),
     click.option(
-        "--color", type=click.Choice(["RGB", "BGR"]), default="RGB", show_default=True,
+        "--color",
+        type=click.Choice(["RGB", "BGR"]),
+        default="RGB",
+        show_default=True,
         help="The order of the channels in which the model takes pictures.",
     ),
     _joined,
-)  # fmt: skip
+)
 
 
 def _of_ports(given: Mapping[str, Value], model: Model, option: str) -> dict[str, Value]:

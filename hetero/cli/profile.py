@@ -30,8 +30,14 @@ from hetero.report.text import Rows
 @output_file("--output", "-o", help="The cost file to write; MODEL.costs.json here by default.")
 @input_options
 @preprocess_options
-@click.option("--seconds", "-t", type=Finite(min=0, min_open=True), default=20.0,
-              show_default=True, help="The most time; it ends once figures settle.")  # fmt: skip
+@click.option(
+    "--seconds",
+    "-t",
+    type=Finite(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="The most time; it ends once figures settle.",
+)
 @with_core(runs_model=True)
 def profile_command(job: Job, output: Path | None, seconds: float) -> None:
     """Measure MODEL on every device of the list and write a cost file.

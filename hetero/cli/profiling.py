@@ -32,14 +32,16 @@ COVERED: Final = 4
 #: Adds ``--profile`` and ``--html``.
 profile_options: Final = together(
     click.option(
-        "--profile", is_flag=True,
+        "--profile",
+        is_flag=True,
         help="Time each node, stage and transfer; with --costs beside what was expected.",
     ),
     output_file(
-        "--html", metavar="FILE.html",
+        "--html",
+        metavar="FILE.html",
         help="With --profile: write the report as one page, measured beside predicted.",
     ),
-)  # fmt: skip
+)
 
 
 def profiled(
@@ -84,18 +86,27 @@ def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
     ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))
     beside: Columns = {"predicted ms": ms("predicted_s")} if predicted else {}
     columns: Columns = {
-        "node": _covers, "operator": "op_type", "device": "device", "subgraph": "stage",
-        "ms": ms("seconds"), "share": ("share", "{:.1%}".format),
-    }  # fmt: skip
+        "node": _covers,
+        "operator": "op_type",
+        "device": "device",
+        "subgraph": "stage",
+        "ms": ms("seconds"),
+        "share": ("share", "{:.1%}".format),
+    }
     yield table(ranked[:SHOWN], {**columns, **beside}, wraps=("node",))
     if len(ranked) > SHOWN:
         left = sum(row["share"] or 0.0 for row in ranked[SHOWN:])
         yield f"… and {len(ranked) - SHOWN} more with {left:.1%}; --json lists all"
     columns = {
-        "subgraph": "stage", "device": "device", "arrives ms": ms("arrives_s"),
-        "waits ms": ms("queued_s"), "upload ms": ms("upload_s"), "runs ms": ms("infer_s"),
-        "download ms": ms("download_s"), "in its nodes ms": ms("nodes_s"),
-    }  # fmt: skip
+        "subgraph": "stage",
+        "device": "device",
+        "arrives ms": ms("arrives_s"),
+        "waits ms": ms("queued_s"),
+        "upload ms": ms("upload_s"),
+        "runs ms": ms("infer_s"),
+        "download ms": ms("download_s"),
+        "in its nodes ms": ms("nodes_s"),
+    }
     yield table(stages[:SHOWN], {**columns, **beside})
     if len(stages) > SHOWN:
         yield f"… and {len(stages) - SHOWN} more; --json lists all"

@@ -27,15 +27,17 @@ _report_options: Final = together(
         "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
     ),
     output_file(
-        "--annotate", metavar="FILE.onnx",
+        "--annotate",
+        metavar="FILE.onnx",
         help="Write the model with each node's device and reason in it.",
     ),
     click.option("--nodes", is_flag=True, help="List every node, not only counts."),
     click.option(
-        "--strict", is_flag=True,
+        "--strict",
+        is_flag=True,
         help="Exit with 1 if a node falls back or a requested device is not used.",
     ),
-)  # fmt: skip
+)
 
 
 @click.command()

@@ -201,6 +201,9 @@ def _output_table(outputs: Mapping[str, Any]) -> Rows:
 
     rows = ({**_row(name, value), "head": head(value)} for name, value in outputs.items())
     columns: Columns = {
-        "output": "name", "type": "dtype", "shape": "shape", "first values": "head",
-    }  # fmt: skip
+        "output": "name",
+        "type": "dtype",
+        "shape": "shape",
+        "first values": "head",
+    }
     return table(rows, columns, wraps=("output", "first values"))

@@ -42,14 +42,19 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 #: Adds how the server listens and what it allows.
 _server_options: Final = together(
     click.option(
-        "--port", type=_PORT, default=8000, show_default=True,
+        "--port",
+        type=_PORT,
+        default=8000,
+        show_default=True,
         help="Where to listen for HTTP; 0 takes a free port.",
     ),
     click.option(
         "--grpc-port", type=_PORT, metavar="PORT", help="Where to listen for gRPC as well."
     ),
     click.option(
-        "--host", default="127.0.0.1", show_default=True,
+        "--host",
+        default="127.0.0.1",
+        show_default=True,
         help="The address to listen on; 0.0.0.0 for all of this machine's.",
     ),
     click.option("--name", help="What clients call the model; its file's name by default."),
@@ -57,7 +62,10 @@ _server_options: Final = together(
         "--check", is_flag=True, help="Load everything, say what would be served, and end."
     ),
     click.option(
-        "--tokens", type=_FILE, metavar="FILE", callback=_read_tokens,
+        "--tokens",
+        type=_FILE,
+        metavar="FILE",
+        callback=_read_tokens,
         help="A file with a token on each line: requests need one of them.",
     ),
     click.option("--tls-key", type=_FILE, metavar="FILE.pem", help="The key, for TLS."),
@@ -65,29 +73,43 @@ _server_options: Final = together(
         "--tls-certificate", type=_FILE, metavar="FILE.pem", help="The certificate chain."
     ),
     click.option(
-        "--max-body", "body_nbytes", type=click.IntRange(1), default=2**30, show_default=True,
-        metavar="BYTES", help="Bytes that a request may have.",
+        "--max-body",
+        "body_nbytes",
+        type=click.IntRange(1),
+        default=2**30,
+        show_default=True,
+        metavar="BYTES",
+        help="Bytes that a request may have.",
     ),
     click.option(
-        "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
+        "--workers",
+        type=click.IntRange(1, 256),
+        default=1,
+        show_default=True,
         help="Server processes on the same ports. With --executor ray they share the devices "
         "of `hetero pool up`; else each has its own.",
     ),
     click.option("--shared-port", is_flag=True, hidden=True),
     click.option(
-        "--shared-memory", is_flag=True,
+        "--shared-memory",
+        is_flag=True,
         help="Let clients on this machine name their shared memory as tensors.",
     ),
     click.option(
-        "--decoder", is_flag=True,
+        "--decoder",
+        is_flag=True,
         help="Read models as decoders, to generate texts: /v1/completions and the like.",
     ),
     click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
     click.option(
-        "--drain-seconds", "drain_s", type=Finite(0.0), default=30.0, show_default=True,
+        "--drain-seconds",
+        "drain_s",
+        type=Finite(0.0),
+        default=30.0,
+        show_default=True,
         help="Seconds that requests have to end after Ctrl-C or SIGTERM.",
     ),
-)  # fmt: skip
+)
 
 
 @click.command()
@@ -121,9 +143,11 @@ def serve(
                 return job.core.import_model(path, options.device or None, options.config)
             source: Any = read_decoder(path) if options.decoder else path
             return job.core.compile_model(
-                source, options.device or job.device, options.config,
+                source,
+                options.device or job.device,
+                options.config,
                 affinity=options.affinity or None,
-            )  # fmt: skip
+            )
 
         usual = ModelOptions(config=job.config, decoder=decoder)
         repository = Repository(lambda: folder_sources(folder, usual, compiled))
@@ -141,8 +165,11 @@ def serve(
     index = repository.index()
     broken = [row for row in index if row["state"] != "READY"]
     columns: Columns = {
-        "model": "name", "version": "version", "state": ("state", str.lower), "reason": "reason",
-    }  # fmt: skip
+        "model": "name",
+        "version": "version",
+        "state": ("state", str.lower),
+        "reason": "reason",
+    }
     shown = table(index, columns, wraps=("reason",))
     if check or (broken and not folder.is_dir()):
         tell("serve", {"models": index}, [shown])

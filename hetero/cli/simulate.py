@@ -28,20 +28,33 @@ _SHOWN = 12
 @click.command()
 @model_options
 @planning_options
-@click.option("--arrivals", metavar="poisson:RATE/s|gamma:RATE/s:VARIATION|FILE",
-              help="When requests come; without it, as fast as they are answered.")  # fmt: skip
+@click.option(
+    "--arrivals",
+    metavar="poisson:RATE/s|gamma:RATE/s:VARIATION|FILE",
+    help="When requests come; without it, as fast as they are answered.",
+)
 @click.option("--slo", metavar="TIME", help="What counts as in time, as 50ms or 0.5s.")
-@click.option("--batch", metavar="ROWS[:TIME]",
-              help="Requests are joined, as by AUTO_BATCH_SIZE=ROWS; a full batch takes TIME times "
-              "as long as one row, by default ROWS times.")  # fmt: skip
-@click.option("--cluster", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A YAML file of devices, links and clients in place of the plan's.")  # fmt: skip
-@click.option("--requests", "-n", type=click.IntRange(min=100), default=10_000, show_default=True,
-              help="How many requests come.")  # fmt: skip
-@output_file("--trace",
-              help="Write the requests, a thousand at most, as a trace for Perfetto.")  # fmt: skip
-@output_file("--page",
-              help="Write an HTML page: times and use against the load, tables.")  # fmt: skip
+@click.option(
+    "--batch",
+    metavar="ROWS[:TIME]",
+    help="Requests are joined, as by AUTO_BATCH_SIZE=ROWS; a full batch takes TIME times "
+    "as long as one row, by default ROWS times.",
+)
+@click.option(
+    "--cluster",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A YAML file of devices, links and clients in place of the plan's.",
+)
+@click.option(
+    "--requests",
+    "-n",
+    type=click.IntRange(min=100),
+    default=10_000,
+    show_default=True,
+    help="How many requests come.",
+)
+@output_file("--trace", help="Write the requests, a thousand at most, as a trace for Perfetto.")
+@output_file("--page", help="Write an HTML page: times and use against the load, tables.")
 @with_core(plans=True, imagines=True)
 def simulate(
     job: Job,
@@ -65,11 +78,20 @@ def simulate(
     job.start()
     with steps("simulating") as step:
         found = job.core.simulate(
-            source, job.device, job.config, affinity=job.pins or None, devices=fleet,
+            source,
+            job.device,
+            job.config,
+            affinity=job.pins or None,
+            devices=fleet,
             cluster=cluster,
-            arrivals=arrivals, slo_s=inf if slo is None else _seconds(slo), requests=requests,
-            batch=batch, trace=trace, curve=page is not None, progress=step,
-        )  # fmt: skip
+            arrivals=arrivals,
+            slo_s=inf if slo is None else _seconds(slo),
+            requests=requests,
+            batch=batch,
+            trace=trace,
+            curve=page is not None,
+            progress=step,
+        )
     if page is not None:
         publish(page, lambda file: file.write(page_html(found).encode()))
     tell("simulation", found.document(), _parts(found))
@@ -90,16 +112,19 @@ def _parts(found: Simulation) -> Iterator[RenderableType]:
     outcome = found.outcome
     yield f"{found.model}: {found.basis}"
     served: Columns = {
-        "requests": lambda _: found.arrivals, "answers/s": "{throughput_per_s:.5g}",
+        "requests": lambda _: found.arrivals,
+        "answers/s": "{throughput_per_s:.5g}",
         "in time/s": "{goodput_per_s:.5g}" if found.slo_s < inf else lambda _: "-",
         **{name: (f"{name}_s", seconds_text) for name in ("p50", "p95", "p99")},
         "failed": "failed",
-    }  # fmt: skip
+    }
     yield table([outcome], served)
     used: Columns = {
-        "part": "kind", "name": "name", "busy": "{busy:.1%}",
+        "part": "kind",
+        "name": "name",
+        "busy": "{busy:.1%}",
         "waited for, a request": ("queued_s", seconds_text),
-    }  # fmt: skip
+    }
     yield table(outcome.used[:_SHOWN], used)
     if len(outcome.used) > _SHOWN:
         yield f"{len(outcome.used) - _SHOWN} more: --json lists them"
@@ -107,8 +132,10 @@ def _parts(found: Simulation) -> Iterator[RenderableType]:
     if found.knee_per_s is not None:
         yield f"99 % in time up to {found.knee_per_s:.5g} a second"
     changes: Columns = {
-        "change": "name", "answers/s": lambda c: f"{c.rate_per_s:.5g}" if c.rate_per_s else "none",
-        "gain": "{gain:+.1%}", "price": lambda c: f"{c.price:g}" if c.price else "-",
+        "change": "name",
+        "answers/s": lambda c: f"{c.rate_per_s:.5g}" if c.rate_per_s else "none",
+        "gain": "{gain:+.1%}",
+        "price": lambda c: f"{c.price:g}" if c.price else "-",
         "gain per price": lambda c: f"{c.gain_per_price:+.3%}" if c.price else "-",
-    }  # fmt: skip
+    }
     yield table((*found.added, *found.lost), changes)

@@ -27,8 +27,13 @@ _ANSWER_NBYTES: Final = 2**26
 
 @click.command()
 @click.argument("address")
-@click.option("--interval", type=Finite(min=0.1), default=2.0, show_default=True,
-              help="Seconds between two looks.")  # fmt: skip
+@click.option(
+    "--interval",
+    type=Finite(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
 @click.option("--once", is_flag=True, help="Show everything since counting began, and end.")
 @json_option
 def top(address: str, interval: float, once: bool) -> None:
@@ -97,23 +102,35 @@ def _whole(response: HTTPResponse) -> bytes:
 
 def _tables(document: dict[str, Any]) -> list[Rows | Any]:
     models: Columns = {
-        "model": "model", "waiting": "{waiting:.0f}", "in flight": "{in_flight:.0f}",
+        "model": "model",
+        "waiting": "{waiting:.0f}",
+        "in flight": "{in_flight:.0f}",
         "answered/s": "{answered_per_s:.1f}",
         **{f"p{p}": (str(p), seconds_text) for p in PERCENTILES},
-        "failed": "{not_answered:.0f}", "retries": "{retries:.0f}",
+        "failed": "{not_answered:.0f}",
+        "retries": "{retries:.0f}",
         "input/s": ("input_nbytes_per_s", nbytes_text),
-    }  # fmt: skip
+    }
     devices: Columns = {
-        "device": "device", "node": "node", "state": lambda row: "up" if row["up"] else "lost",
-        "queued": "{queued:.0f}", "running": "{running:.0f}", "busy": "{utilisation:.1%}",
-        "losses": "{losses:.0f}", "heard": "{silent_s:.1f} s ago",
-    }  # fmt: skip
+        "device": "device",
+        "node": "node",
+        "state": lambda row: "up" if row["up"] else "lost",
+        "queued": "{queued:.0f}",
+        "running": "{running:.0f}",
+        "busy": "{utilisation:.1%}",
+        "losses": "{losses:.0f}",
+        "heard": "{silent_s:.1f} s ago",
+    }
     stages: Columns = {
-        "stage": "stage", "of": "model", "device": "device", "runs/s": "{runs_per_s:.1f}",
-        "takes": ("run_s", seconds_text), "waits": ("wait_s", seconds_text),
+        "stage": "stage",
+        "of": "model",
+        "device": "device",
+        "runs/s": "{runs_per_s:.1f}",
+        "takes": ("run_s", seconds_text),
+        "waits": ("wait_s", seconds_text),
         "busy": "{utilisation:.1%}",
         "output/s": ("output_nbytes_per_s", nbytes_text),
-    }  # fmt: skip
+    }
     about = (
         f"of the last {seconds_text(document['seconds'])}; "
         f"{nbytes_text(document['in_flight_nbytes'])} in flight"

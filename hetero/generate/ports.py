@@ -262,9 +262,12 @@ def _read_configuration(folder: Path | None) -> dict[str, Any]:
 
 def _context_length(model: Model, named: Mapping[str, str], read: Mapping[str, Any]) -> int | None:
     names = (
-        "context_length", "max_position_embeddings", "n_positions", "max_seq_len",
+        "context_length",
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
         "max_target_positions",
-    )  # fmt: skip
+    )
     most = [read[name] for name in names if isinstance(read.get(name), int)][:1]
     if "past_length" in named:  # caches that are written in place are as long as their ports
         shapes = [variable.input.shape or () for variable in variables_of(model)]

@@ -188,9 +188,15 @@ class _Events:
                     continue
                 leaves_ns = max(self._ns(run.started_s), self._ns(run.ended_s) - _INSIDE_NS)
                 yield from flow(
-                    "wire", self._tracks.of[id(run)], leaves_ns, runs[consumer],
-                    request=record.id, producer=producer, consumer=consumer, tensors=names,
-                )  # fmt: skip
+                    "wire",
+                    self._tracks.of[id(run)],
+                    leaves_ns,
+                    runs[consumer],
+                    request=record.id,
+                    producer=producer,
+                    consumer=consumer,
+                    tensors=names,
+                )
 
 
 class _Tracks:

@@ -29,13 +29,17 @@ class ColorFormat(Enum):
 
 #: Format -> its planes: the channels of each, and its height and width in halves of the picture's.
 PLANES: Final = {
-    ColorFormat.RGB: ((3, 2, 2),), ColorFormat.BGR: ((3, 2, 2),), ColorFormat.GRAY: ((1, 2, 2),),
-    ColorFormat.RGBX: ((4, 2, 2),), ColorFormat.BGRX: ((4, 2, 2),),
+    ColorFormat.RGB: ((3, 2, 2),),
+    ColorFormat.BGR: ((3, 2, 2),),
+    ColorFormat.GRAY: ((1, 2, 2),),
+    ColorFormat.RGBX: ((4, 2, 2),),
+    ColorFormat.BGRX: ((4, 2, 2),),
     # Planes that stand one under the other are one of 3/2 of the height.
-    ColorFormat.NV12_SINGLE_PLANE: ((1, 3, 2),), ColorFormat.I420_SINGLE_PLANE: ((1, 3, 2),),
+    ColorFormat.NV12_SINGLE_PLANE: ((1, 3, 2),),
+    ColorFormat.I420_SINGLE_PLANE: ((1, 3, 2),),
     ColorFormat.NV12_TWO_PLANES: ((1, 2, 2), (2, 1, 1)),
     ColorFormat.I420_THREE_PLANES: ((1, 2, 2), (1, 1, 1), (1, 1, 1)),
-}  # fmt: skip
+}
 
 
 def plane_shapes(

@@ -64,10 +64,17 @@ def resize(
         pillow = {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
         how = pillow if blurred else {"cubic_coeff_a": -0.75}
         value = emit.node(
-            "Resize", found.value, empty, empty, _sizes(found, wanted, emit),
-            since=18 if blurred else 11, mode=mode, coordinate_transformation_mode="half_pixel",
-            nearest_mode="round_prefer_floor", **how,
-        )  # fmt: skip
+            "Resize",
+            found.value,
+            empty,
+            empty,
+            _sizes(found, wanted, emit),
+            since=18 if blurred else 11,
+            mode=mode,
+            coordinate_transformation_mode="half_pixel",
+            nearest_mode="round_prefer_floor",
+            **how,
+        )
         return replace(found, values=(value,), shape=tuple(wanted))
 
     if algorithm is ResizeAlgorithm.RESIZE_NEAREST:
@@ -100,9 +107,11 @@ _OF_YUV: Final = ((1.164, 0.0, 1.596), (1.164, -0.391, -0.813), (1.164, 2.018, 0
 _GRAY: Final = (0.299, 0.587, 0.114)
 #: Format -> positions of red, green and blue among its channels.
 _RGB: Final = {
-    ColorFormat.RGB: (0, 1, 2), ColorFormat.RGBX: (0, 1, 2),
-    ColorFormat.BGR: (2, 1, 0), ColorFormat.BGRX: (2, 1, 0),
-}  # fmt: skip
+    ColorFormat.RGB: (0, 1, 2),
+    ColorFormat.RGBX: (0, 1, 2),
+    ColorFormat.BGR: (2, 1, 0),
+    ColorFormat.BGRX: (2, 1, 0),
+}
 _TARGETS: Final = (ColorFormat.RGB, ColorFormat.BGR, ColorFormat.GRAY)
 
 
@@ -143,11 +152,17 @@ def _of_planes(flow: Flow, planes: list[Flow], emit: Emitter, color: ColorFormat
         # Four pixels share a colour.
         spread = [
             emit.node(
-                "Resize", value, empty, emit.constant(scales, np.float32), since=11,
-                mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+                "Resize",
+                value,
+                empty,
+                emit.constant(scales, np.float32),
+                since=11,
+                mode="nearest",
+                coordinate_transformation_mode="asymmetric",
+                nearest_mode="floor",
             )
             for value in rest
-        ]  # fmt: skip
+        ]
         channels = flow.layout.index("C")
         joined = emit.node("Concat", y, *spread, since=4, axis=channels)
         start = np.reshape([16, 128, 128], [-1] + [1] * (len(flow.layout) - channels - 1))

@@ -35,13 +35,27 @@ VERSION: Final = 2
 NOWHERE: Final = ""
 #: What the document has as it stands, of each device, stage and plan.
 _OF_DEVICES: Final = (
-    "name", "plugin", "version", "fingerprint", "full_name", "node", "num_threads", "memory_nbytes",
-)  # fmt: skip
+    "name",
+    "plugin",
+    "version",
+    "fingerprint",
+    "full_name",
+    "node",
+    "num_threads",
+    "memory_nbytes",
+)
 _OF_STAGES: Final = ("run_s", "transfer_s", "overhead_s")
 _OF_PLANS: Final = (
-    "bottleneck_s", "latency_s", "bottleneck", "bound_s", "bound_name", "bound_scope",
-    "planning_s", "cut_short", "basis",
-)  # fmt: skip
+    "bottleneck_s",
+    "latency_s",
+    "bottleneck",
+    "bound_s",
+    "bound_name",
+    "bound_scope",
+    "planning_s",
+    "cut_short",
+    "basis",
+)
 
 
 def build_report(

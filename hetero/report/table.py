@@ -78,10 +78,14 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
 def _devices(document: dict[str, Any]) -> Rows:
     total = document["model"]["nodes"]
     columns: Columns = {
-        "device": "name", "plugin": "plugin", "version": "version", "on": "node",
-        "threads": "num_threads", "supports": lambda d: f"{d['supported']}/{total}",
+        "device": "name",
+        "plugin": "plugin",
+        "version": "version",
+        "on": "node",
+        "threads": "num_threads",
+        "supports": lambda d: f"{d['supported']}/{total}",
         "gets": lambda d: counted(d["nodes"], "node") if d["used"] else Text("nothing", "yellow"),
-    }  # fmt: skip
+    }
     if document["plan"]:
         columns["load"] = ("load_s", seconds_text)
     return table(document["devices"], columns, wraps=("version", "on"))
@@ -101,9 +105,10 @@ def _matrix(document: dict[str, Any]) -> Rows:
         return cell
 
     columns: Columns = {
-        "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."), "nodes": "total",
+        "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."),
+        "nodes": "total",
         **{name: taken(name) for name in document["request"]["devices"]},
-    }  # fmt: skip
+    }
     if any(map(refusals, rows)):
         columns["why not"] = lambda row: "; ".join(refusals(row))
     # What some device refuses comes first: it is what the reader looks for.
@@ -124,9 +129,13 @@ def _nodes(document: dict[str, Any]) -> Rows:
         return "; ".join([node["why"], *(_refused(name, r) for name, r in refusals)])
 
     columns: Columns = {
-        "node": "name", "operator": "op_type", "device": _device, "subgraph": "subgraph",
-        "supported on": ("supported_on", ", ".join), "why": why,
-    }  # fmt: skip
+        "node": "name",
+        "operator": "op_type",
+        "device": _device,
+        "subgraph": "subgraph",
+        "supported on": ("supported_on", ", ".join),
+        "why": why,
+    }
     return table(document["nodes"], columns, wraps=("node", "supported on", "why"))
 
 
@@ -137,10 +146,13 @@ def _device(row: Mapping[str, Any]) -> str | Text:
 def subgraph_table(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) -> Rows:
     """Return a row for each subgraph: bytes in and out, and times of a plan."""
     columns: Columns = {
-        "subgraph": "index", "device": _device, "nodes": lambda s: len(s["nodes"]),
+        "subgraph": "index",
+        "device": _device,
+        "nodes": lambda s: len(s["nodes"]),
         "first … last": lambda s: " … ".join(dict.fromkeys((*s["nodes"][:1], *s["nodes"][-1:]))),
-        "in": lambda s: nbytes_text(s["in_nbytes"]), "out": lambda s: nbytes_text(s["out_nbytes"]),
-    }  # fmt: skip
+        "in": lambda s: nbytes_text(s["in_nbytes"]),
+        "out": lambda s: nbytes_text(s["out_nbytes"]),
+    }
     if timed:
         times = {"runs": "run_s", "transfers": "transfer_s", "overhead": "overhead_s"}
         columns |= {head: (field, seconds_text) for head, field in times.items()}
@@ -167,6 +179,8 @@ def _counterfactuals(document: dict[str, Any]) -> Rows:
     else:
         columns |= {"cuts": ("cuts", "{:,}".format), "crossing": ("nbytes", nbytes_text)}
     return table(
-        document["counterfactuals"], columns, wraps=("alternative", "devices"),
+        document["counterfactuals"],
+        columns,
+        wraps=("alternative", "devices"),
         style=lambda row: "bold" if row["chosen"] else None,
-    )  # fmt: skip
+    )

@@ -95,20 +95,24 @@ class ServingApp:
         rows = [
             Route("GET", "/v2", self._document("ServerMetadata"), "The server", "server"),
             Route("GET", "/v2/health/live", self._document("ServerLive"), "Is it up?", "live"),
-            Route(
-                "GET", "/v2/health/ready", self._ready, "Are requests welcome?", "ready", (503,)
-            ),
+            Route("GET", "/v2/health/ready", self._ready, "Are requests welcome?", "ready", (503,)),
             Route("GET", "/v2/models/stats", self._document("ModelStatistics"), "What all did"),
             Route(
-                "POST", "/v2/repository/index", self._document("RepositoryIndex", _only),
-                "The models that are here", "index", read,
+                "POST",
+                "/v2/repository/index",
+                self._document("RepositoryIndex", _only),
+                "The models that are here",
+                "index",
+                read,
             ),
             Route(
-                "POST", "/v2/repository/models/{model_name}/load",
+                "POST",
+                "/v2/repository/models/{model_name}/load",
                 self._document("RepositoryModelLoad"),
             ),
             Route(
-                "POST", "/v2/repository/models/{model_name}/unload",
+                "POST",
+                "/v2/repository/models/{model_name}/unload",
                 self._document("RepositoryModelUnload"),
             ),
             Route("GET", "/v1/models", texts.models),
@@ -117,27 +121,40 @@ class ServingApp:
             Route("POST", "/v1/chat/completions", partial(texts.openai, True)),
             Route("GET", "/openapi.json", self._openapi),
             Route("GET", "/metrics", self._metrics),
-        ]  # fmt: skip
+        ]
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
             found = 404, 503
             rows += [
                 Route("GET", path, self._document("ModelMetadata"), "Ports", "model", found),
                 Route("GET", f"{path}/ready", self._ready, "Is it loaded?", "ready", found),
                 Route(
-                    "GET", f"{path}/config", self._document("ModelConfig", _only),
-                    "As Triton has it", "anything", found,
+                    "GET",
+                    f"{path}/config",
+                    self._document("ModelConfig", _only),
+                    "As Triton has it",
+                    "anything",
+                    found,
                 ),
                 Route(
-                    "GET", f"{path}/stats", self._document("ModelStatistics"), "What it did",
-                    "anything", found,
+                    "GET",
+                    f"{path}/stats",
+                    self._document("ModelStatistics"),
+                    "What it did",
+                    "anything",
+                    found,
                 ),
                 Route(
-                    "POST", f"{path}/infer", self._infer, "An inference", "inference_response",
-                    (*read, 415, 500, 501, 504, *found), "inference_request",
+                    "POST",
+                    f"{path}/infer",
+                    self._infer,
+                    "An inference",
+                    "inference_response",
+                    (*read, 415, 500, 501, 504, *found),
+                    "inference_request",
                 ),
                 Route("POST", f"{path}/generate", partial(texts.triton, False)),
                 Route("POST", f"{path}/generate_stream", partial(texts.triton, True)),
-            ]  # fmt: skip
+            ]
         for path in ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"):
             status = self._document("SystemSharedMemoryStatus", lambda d: [*_only(d).values()])
             rows += [

@@ -121,9 +121,13 @@ def read_call(
         raise refused("parameter classification: not here; take the largest of the output.", 501)
     level = parameters.priority
     return InferCall(
-        inputs, outputs, document.id, parameters.binary_data_output,
-        parameters.timeout / 1e6 or None, USUAL_LEVEL - level if level else 0,
-    )  # fmt: skip
+        inputs,
+        outputs,
+        document.id,
+        parameters.binary_data_output,
+        parameters.timeout / 1e6 or None,
+        USUAL_LEVEL - level if level else 0,
+    )
 
 
 class Output(NamedTuple):

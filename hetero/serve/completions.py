@@ -95,9 +95,10 @@ class Completions:
             if generated is not None:
                 prompt = sum(map(len, rows[:: asked.n]))
                 usage = {
-                    "prompt_tokens": prompt, "completion_tokens": generated,
+                    "prompt_tokens": prompt,
+                    "completion_tokens": generated,
                     "total_tokens": prompt + generated,
-                }  # fmt: skip
+                }
             return {**head, "choices": choices, **({"usage": usage} if tells_usage else {})}
 
         pieces = self._generations.pieces(model, rows, asked, is_continued=not is_chat)
@@ -105,9 +106,12 @@ class Completions:
 
 
 async def _answer(
-    exchange: Exchange, pieces: AsyncIterator[Piece], shape: Shape, asked: GenerationRequest,
+    exchange: Exchange,
+    pieces: AsyncIterator[Piece],
+    shape: Shape,
+    asked: GenerationRequest,
     end: bytes = b"",
-) -> None:  # fmt: skip
+) -> None:
     """Answer with all that comes, or piece by piece, and `end`.
 
     An error before the first piece is an answer of its own.

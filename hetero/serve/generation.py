@@ -24,16 +24,31 @@ _USUAL: Final = 256
 #: Fields of OpenAI's forms that change nothing here.
 _IGNORED: Final = frozenset(
     {
-        "user", "metadata", "store", "model", "service_tier", "parallel_tool_calls",
-        "prompt_cache_key", "safety_identifier",
+        "user",
+        "metadata",
+        "store",
+        "model",
+        "service_tier",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "safety_identifier",
     }
-)  # fmt: skip
+)
 #: Field -> the only value that is served.
 _ONLY: Final[Mapping[str, object]] = {
-    "best_of": 1, "logprobs": False, "top_logprobs": 0, "echo": False, "suffix": "",
-    "logit_bias": {}, "tools": [], "tool_choice": "none", "presence_penalty": 0,
-    "frequency_penalty": 0, "response_format": {"type": "text"}, "modalities": ["text"],
-}  # fmt: skip
+    "best_of": 1,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "echo": False,
+    "suffix": "",
+    "logit_bias": {},
+    "tools": [],
+    "tool_choice": "none",
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+}
 _FULL: Final = msgspec.Meta(min_length=1)
 #: A text to stop at, and how many there may be: each is looked for after each token.
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]

@@ -68,10 +68,16 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, *, options: ServerOptions, refusal: Callable[[Exchange], Exception | None],
-        answer: Callable[[Exchange], Waits | None], place: memoryview, config: Config,
-        server_state: ServerState, **_: object,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        options: ServerOptions,
+        refusal: Callable[[Exchange], Exception | None],
+        answer: Callable[[Exchange], Waits | None],
+        place: memoryview,
+        config: Config,
+        server_state: ServerState,
+        **_: object,
+    ) -> None:
         self._options, self._place = options, place
         self._refusal_of, self._answer_to = refusal, answer
         self._server: Any = server_state
@@ -348,9 +354,13 @@ class Exchange:
     """
 
     def __init__(
-        self, connection: Connection, method: str, path: str, headers: Mapping[bytes, bytes],
+        self,
+        connection: Connection,
+        method: str,
+        path: str,
+        headers: Mapping[bytes, bytes],
         keeps: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._connection: Final = connection
         self.method: Final = method
         self.path: Final = path
@@ -375,9 +385,12 @@ class Exchange:
         return self._connection.is_lost
 
     def answer(
-        self, status: int, parts: Sequence[Raw] = (), kind: bytes = b"application/json",
+        self,
+        status: int,
+        parts: Sequence[Raw] = (),
+        kind: bytes = b"application/json",
         headers: Headers = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the response."""
         self.sent_nbytes = nbytes = sum(map(len, parts))
         told = b"content-length: %d\r\n" % nbytes

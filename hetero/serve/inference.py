@@ -28,9 +28,17 @@ class Inference:
     """
 
     __slots__ = (
-        "_answer", "_began_s", "_read_s", "_runs", "_writes_s", "call", "goes_on", "model",
-        "submission", "values",
-    )  # fmt: skip
+        "_answer",
+        "_began_s",
+        "_read_s",
+        "_runs",
+        "_writes_s",
+        "call",
+        "goes_on",
+        "model",
+        "submission",
+        "values",
+    )
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -57,9 +65,12 @@ class Inference:
         if left_s is not None:
             timeout_s = left_s if timeout_s is None else min(left_s, timeout_s)
         request = Request(
-            timeout_s, waits=waits, inline=inline and timeout_s is None, priority=call.priority,
+            timeout_s,
+            waits=waits,
+            inline=inline and timeout_s is None,
+            priority=call.priority,
             trace=trace,
-        )  # fmt: skip
+        )
         self._read_s = time.perf_counter() - self._began_s
         with self.model.statistics.lock:
             self.model.statistics.num_in_flight += 1

@@ -69,13 +69,18 @@ def _ref(name: str) -> dict[str, Any]:
 
 _PORT = _object(
     "name datatype shape",
-    name=_TEXT, datatype=_ref("datatype"), shape=_list({"type": "integer", "minimum": -1}),
-)  # fmt: skip
+    name=_TEXT,
+    datatype=_ref("datatype"),
+    shape=_list({"type": "integer", "minimum": -1}),
+)
 _TENSOR = _object(
     "name shape datatype",
-    name=_TEXT, shape=_list({"type": "integer", "minimum": 0}), datatype=_ref("datatype"),
-    parameters=_PARAMETERS, data=_list({}),
-)  # fmt: skip
+    name=_TEXT,
+    shape=_list({"type": "integer", "minimum": 0}),
+    datatype=_ref("datatype"),
+    parameters=_PARAMETERS,
+    data=_list({}),
+)
 _SCHEMAS = {
     "error": _object("error", error=_TEXT),
     "datatype": {"type": "string", "enum": [*DATATYPES]},
@@ -86,23 +91,31 @@ _SCHEMAS = {
     "ready": _object("ready", ready={"type": "boolean"}, name=_TEXT),
     "model": _object(
         "name platform inputs outputs",
-        name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_PORT),
+        name=_TEXT,
+        versions=_list(_TEXT),
+        platform=_TEXT,
+        inputs=_list(_PORT),
         outputs=_list(_PORT),
     ),
     "inference_request": _object(
         "inputs",
-        id=_TEXT, parameters=_PARAMETERS, inputs=_list(_TENSOR),
+        id=_TEXT,
+        parameters=_PARAMETERS,
+        inputs=_list(_TENSOR),
         outputs=_list(_object("name", name=_TEXT, parameters=_PARAMETERS)),
     ),
     "inference_response": _object(
         "model_name outputs",
-        id=_TEXT, model_name=_TEXT, model_version=_TEXT, parameters=_PARAMETERS,
+        id=_TEXT,
+        model_name=_TEXT,
+        model_version=_TEXT,
+        parameters=_PARAMETERS,
         outputs=_list(_TENSOR),
     ),
     "index": _list(_object("name", name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
     "anything": {},
     "version": {"type": "string", "pattern": "^[0-9]+$"},
-}  # fmt: skip
+}
 
 
 def _content(schema: str) -> dict[str, Any]:

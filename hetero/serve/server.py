@@ -39,14 +39,23 @@ class Server:
         self.options: Final = options
         app: Any = ServingApp(self.service)
         protocol: Any = partial(
-            Connection, options=options, refusal=app.refusal, answer=app.answer,
+            Connection,
+            options=options,
+            refusal=app.refusal,
+            answer=app.answer,
             place=memoryview(bytearray(READ_NBYTES)),
-        )  # fmt: skip
+        )
         config = uvicorn.Config(
-            app, http=protocol, interface="asgi3", ws="none", lifespan="off", log_config=None,
+            app,
+            http=protocol,
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
-            ssl_keyfile=options.tls_key, ssl_certfile=options.tls_certificate,
-        )  # fmt: skip
+            ssl_keyfile=options.tls_key,
+            ssl_certfile=options.tls_certificate,
+        )
         try:
             config.load()
         except OSError as error:

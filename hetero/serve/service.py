@@ -14,9 +14,12 @@ from hetero.version import hetero_version
 
 #: The protocol's extensions that are here.
 _EXTENSIONS: Final = (
-    "binary_tensor_data", "model_configuration", "model_repository", "schedule_policy",
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
     "statistics",
-)  # fmt: skip
+)
 
 
 class Service:

@@ -163,11 +163,12 @@ def planned_fleet(report: PlanReport, counts: Mapping[str, int]) -> Fleet:
             )
         devices += (
             FleetDevice(
-                names[i] if i < len(names) else f"{plugin}.{i}", names[i % len(names)],
+                names[i] if i < len(names) else f"{plugin}.{i}",
+                names[i % len(names)],
                 cores=_num_cores(report, names[i % len(names)]),
             )
             for i in range(count)
-        )  # fmt: skip
+        )
     return Fleet(tuple(devices), {})
 
 

@@ -60,7 +60,14 @@ def simulate_model(
     report = self.plan_model(model, device_name, config, affinity=affinity, costs=costs)
     fleet = read_fleet(cluster, report) if cluster else planned_fleet(report, devices or {})
     return simulate(
-        report, fleet, read_arrivals(arrivals) if arrivals else None,
-        batches=read_batches(batch) if batch else Batches(), requests=requests, slo_s=slo_s,
-        seed=seed, trace=trace, curve=curve, progress=progress,
-    )  # fmt: skip
+        report,
+        fleet,
+        read_arrivals(arrivals) if arrivals else None,
+        batches=read_batches(batch) if batch else Batches(),
+        requests=requests,
+        slo_s=slo_s,
+        seed=seed,
+        trace=trace,
+        curve=curve,
+        progress=progress,
+    )

@@ -33,16 +33,22 @@ def page_html(found: Simulation) -> str:
     }
     busiest = [used.name for used in found.curve[-1][1].used[:_DRAWN]] if found.curve else []
     used = {
-        name: [(r, 100 * u.busy) for r, outcome in found.curve for u in outcome.used
-               if u.name == name]
+        name: [
+            (r, 100 * u.busy) for r, outcome in found.curve for u in outcome.used if u.name == name
+        ]
         for name in busiest
-    }  # fmt: skip
+    }
     outcome = found.outcome
     head = ("requests", "answers/s", "in time/s", "p50 ms", "p95 ms", "p99 ms", "failed")
     cells = (
-        found.arrivals, outcome.throughput_per_s, outcome.goodput_per_s, outcome.p50_s * 1e3,
-        outcome.p95_s * 1e3, outcome.p99_s * 1e3, outcome.failed,
-    )  # fmt: skip
+        found.arrivals,
+        outcome.throughput_per_s,
+        outcome.goodput_per_s,
+        outcome.p50_s * 1e3,
+        outcome.p95_s * 1e3,
+        outcome.p99_s * 1e3,
+        outcome.failed,
+    )
     changes = [
         (c.name, c.rate_per_s, f"{c.gain:+.1%}", c.price or "") for c in (*found.added, *found.lost)
     ]

@@ -204,8 +204,13 @@ class _Serving:
         self._network = network
         self._cores = _shared_cores(self.world, fleet)
         self._cluster = PlayedCluster(
-            self.world, network, self._work, nodes, cost_s=program.arrive_s, cores=self._cores,
-        )  # fmt: skip
+            self.world,
+            network,
+            self._work,
+            nodes,
+            cost_s=program.arrive_s,
+            cores=self._cores,
+        )
         if program.hop_s:
             network.weather = lambda *_: (drawn(program.hop_s, self.world.random, 0.0),)
         self._cluster.on_run = self._begins
@@ -216,11 +221,14 @@ class _Serving:
         limits = Limits(requests=in_flight, nbytes=2**62, waiting=2**30, remembered=16)
         self.clients = [
             PlayedClient(
-                self._cluster, f"client {i}", fleet.client_node, observers,
+                self._cluster,
+                f"client {i}",
+                fleet.client_node,
+                observers,
                 cost_s=0.0 if program.one_process else fleet.client_s / 2,
             )
             for i in range(fleet.clients)
-        ]  # fmt: skip
+        ]
         if program.one_process:
             for device in self._cluster.all:
                 device.process.lane = self.clients[0].process

@@ -32,10 +32,13 @@ class KnownStages:
             return {}
         return {
             name: self.made[producer][name]
-            for route in placement.routes if stage in route.stages
-            for name in placement.stages[stage].inputs if name in route.plan.producers
-            for producer in [route.stages[route.plan.producers[name]]] if producer in self.made
-        }  # fmt: skip
+            for route in placement.routes
+            if stage in route.stages
+            for name in placement.stages[stage].inputs
+            if name in route.plan.producers
+            for producer in [route.stages[route.plan.producers[name]]]
+            if producer in self.made
+        }
 
     def includes(self, placement: Placement, stage: int, model: Model) -> bool:
         """Whether a stage, given what is known, makes the same for every request."""

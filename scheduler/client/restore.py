@@ -178,14 +178,19 @@ class Restorer:
         plan, route = way.route.plan, way.route
         for left in reversed(range(_TRIES)):
             todo, uses = steps(
-                lost, plan, lambda i, n: way.is_given(route.stages[i], n),
-                self._memory.is_lost, most_s,
-            )  # fmt: skip
+                lost,
+                plan,
+                lambda i, n: way.is_given(route.stages[i], n),
+                self._memory.is_lost,
+                most_s,
+            )
             num_runs = sum(len(step.stages) for step in todo)
             _log.info(
                 "model=%s: states that device %s had are made again by %d runs",
-                plan.name, lost[0].device, num_runs,
-            )  # fmt: skip
+                plan.name,
+                lost[0].device,
+                num_runs,
+            )
             try:
                 made = self._made(todo, uses, way, is_wanted)
                 new = [_moved(bundle, made) for bundle in lost]

@@ -63,9 +63,18 @@ class Submission:
     """
 
     __slots__ = (
-        "_runner", "_to_come", "attempt", "first", "future", "gate", "inputs", "is_granted",
-        "request", "request_id", "waited_s",
-    )  # fmt: skip
+        "_runner",
+        "_to_come",
+        "attempt",
+        "first",
+        "future",
+        "gate",
+        "inputs",
+        "is_granted",
+        "request",
+        "request_id",
+        "waited_s",
+    )
 
     def __init__(
         self, runner: RequestRunner, request_id: int, inputs: Mapping[str, Value], request: Request
@@ -176,9 +185,15 @@ class RequestRunner:
         request_id = next(self._ids)
         call = self._calls[request_id] = Submission(self, request_id, inputs, request)
         submitted = events.Submitted(
-            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority, near,
+            now_s,
+            request_id,
+            nbytes_of(inputs),
+            deadline_s,
+            request.waits,
+            request.priority,
+            near,
             request.trace,
-        )  # fmt: skip
+        )
         if limits.batching:
             submitted.group, submitted.rows = (None, 0) if request.keep else rows_of(inputs)
             if submitted.group is None:  # it goes alone, and waits for nobody

@@ -40,8 +40,12 @@ _LIVE: Final = (_S.WAITING, _S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD)
 
 #: Of states and events: the handler, and where it may lead; None: nowhere else.
 _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S | None]], ...]] = (
-    ([_S.NEW], [ev.Submitted], "_admit",
-     [_S.WAITING, _S.JOINING, _S.RUNNING, _S.FAILED, _S.EXPIRED]),
+    (
+        [_S.NEW],
+        [ev.Submitted],
+        "_admit",
+        [_S.WAITING, _S.JOINING, _S.RUNNING, _S.FAILED, _S.EXPIRED],
+    ),
     (_LIVE, [ev.CancelAsked, ev.Closed], "_cancel", [_S.CANCELLED]),
     (_LIVE[:4], [ev.ClusterLost], "_lose_all", [_S.FAILED]),
     ([_S.WAITING], [ev.TimePassed], "_fall_due", [_S.EXPIRED, _S.FAILED]),
@@ -49,17 +53,25 @@ _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S |
     ([_S.PARKED], [ev.TimePassed], "_fall_due", [_S.EXPIRED, _S.JOINING, _S.RUNNING, None]),
     ([_S.WAITING, _S.JOINING], [ev.DeviceLost], "_wait_on", [_S.FAILED, None]),
     ([_S.WAITING, _S.JOINING, _S.PARKED], [ev.DeviceGone], "_wait_on", [_S.FAILED, None]),
-    ([_S.RUNNING], [ev.DeviceLost, ev.DeviceGone], "_lose",
-     [_S.FAILED, _S.JOINING, _S.RUNNING, _S.PARKED]),
+    (
+        [_S.RUNNING],
+        [ev.DeviceLost, ev.DeviceGone],
+        "_lose",
+        [_S.FAILED, _S.JOINING, _S.RUNNING, _S.PARKED],
+    ),
     ([_S.JOINING, _S.RUNNING], [ev.DeviceEnded], "_blame", [_S.PARKED, None]),
     ([_S.PARKED], [ev.DeviceEnded], "_blame", [_S.FAILED, None]),
-    ([_S.PARKED], [ev.DeviceReturned, ev.DeviceSteady, ev.RoutesAdded], "_unpark",
-     [_S.JOINING, _S.RUNNING, None]),
+    (
+        [_S.PARKED],
+        [ev.DeviceReturned, ev.DeviceSteady, ev.RoutesAdded],
+        "_unpark",
+        [_S.JOINING, _S.RUNNING, None],
+    ),
     ([_S.RUNNING], [ev.PartArrived], "_join", [_S.ANSWERED, _S.HELD, None]),
     ([_S.RUNNING], [ev.AttemptFailed], "_fail", [_S.FAILED, _S.JOINING, _S.RUNNING, _S.PARKED]),
     ([_S.JOINING, _S.PARKED, _S.HELD], [ev.PartArrived, ev.AttemptFailed], "_drop_late", [None]),
     (ENDED, [ev.PartArrived, ev.AttemptFailed, ev.CancelAsked], "_drop_late", [None]),
-)  # fmt: skip
+)
 
 #: Every legal (state, event). An event for all requests passes those by that have no row for it.
 TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {

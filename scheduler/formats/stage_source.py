@@ -63,5 +63,8 @@ def import_failed(placement: Placement, stage: int, error: Exception) -> None:
     device = placement.stages[stage].device
     _log.warning(
         "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
-        placement.plan.name, stage, device, error,
-    )  # fmt: skip
+        placement.plan.name,
+        stage,
+        device,
+        error,
+    )

@@ -106,8 +106,11 @@ def _axis_order(array: np.ndarray) -> tuple[int, ...]:
         return ()
     steps = array.strides
     # An axis of one element takes no steps; in front it is out of the others' way.
-    axes = sorted(range(array.ndim), key=lambda i: abs(steps[i]) if array.shape[i] > 1 else 2**63,
-                  reverse=True)  # fmt: skip
+    axes = sorted(
+        range(array.ndim),
+        key=lambda i: abs(steps[i]) if array.shape[i] > 1 else 2**63,
+        reverse=True,
+    )
     wide = [axis for axis in axes if array.shape[axis] > 1]
     return () if wide == sorted(wide) else tuple(axes)
 

@@ -66,9 +66,11 @@ class Metrics:
         )
         self._output_nbytes = of_stage("output_bytes", "Bytes that stages gave.")
         self._losses = Counter(
-            "hetero_device_losses", "How often a device was lost.", ("device",),
+            "hetero_device_losses",
+            "How often a device was lost.",
+            ("device",),
             registry=self._registry,
-        )  # fmt: skip
+        )
 
     def ended(self, request: ObservedRequest) -> None:
         """Count a request."""
@@ -123,13 +125,15 @@ class Metrics:
         ]
         told = [(labels, device.status) for labels, device in devices if device.status]
         yield _gauge(
-            "device_up", "Whether a device that is used is there.",
+            "device_up",
+            "Whether a device that is used is there.",
             [(labels, labels["device"] not in self._away) for labels, _ in devices],
-        )  # fmt: skip
+        )
         yield _gauge(
-            "device_heartbeat_age_seconds", "Time since a device was heard.",
+            "device_heartbeat_age_seconds",
+            "Time since a device was heard.",
             [(labels, d.silent_s) for labels, d in devices if d.silent_s is not None],
-        )  # fmt: skip
+        )
         for name, text, key in (
             ("streams", "Stages that a device may run at once.", "streams"),
             ("kept_bytes", "Bytes of remote tensors and states on a device.", "kept_nbytes"),
@@ -139,9 +143,10 @@ class Metrics:
             ({**labels, "state": state}, number)
             for labels, says in told
             for state, number in (
-                ("queued", says["tasks"] - says["running"]), ("running", says["running"])
+                ("queued", says["tasks"] - says["running"]),
+                ("running", says["running"]),
             )
-        ]  # fmt: skip
+        ]
         yield _gauge("device_tasks", "Runs of stages that a device holds.", tasks)
 
 

@@ -286,9 +286,12 @@ class RayExecutor:
                 cause = f"{gone.cause.rstrip('.')}; without it: {error}"
                 if cause != told.cause:
                     _log.warning(
-                        "%s cannot do without %s: %s", deployment.key, gone.device, error,
+                        "%s cannot do without %s: %s",
+                        deployment.key,
+                        gone.device,
+                        error,
                         exc_info=not isinstance(error, HeteroError),
-                    )  # fmt: skip
+                    )
                 if isinstance(error, DeviceLostError):  # it may be back the next time
                     tried = None
                 told = replace(gone, cause=cause)
@@ -374,8 +377,11 @@ class RayExecutor:
             _log.warning(
                 "the cluster's pool has devices=%s plugins=%s, not devices=%s plugins=%s: devices "
                 "of this client's own are started",
-                dict(pool.devices), list(pool.plugins), dict(devices), list(plugins),
-            )  # fmt: skip
+                dict(pool.devices),
+                list(pool.plugins),
+                dict(devices),
+                list(plugins),
+            )
             return None
         return pool
 

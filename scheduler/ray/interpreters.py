@@ -111,8 +111,11 @@ def _interpreter(given: str) -> str:
     try:
         done = subprocess.run(
             [python, "-c", _ASK % (_SHARED,)],
-            capture_output=True, text=True, timeout=_START_S, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            check=True,
+        )
         there = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
         told = error.stderr.strip().splitlines() or [str(error)]

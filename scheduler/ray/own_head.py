@@ -65,9 +65,17 @@ def start_head() -> str:
         ) from error
     _let_in()
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0",
-        "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={place / 'ray'}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--port=0",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        f"--temp-dir={place / 'ray'}",
+    ]
     quiet = {"RAY_worker_niceness": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
     try:
         with (place / "log").open("w") as log:

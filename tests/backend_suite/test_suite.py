@@ -62,13 +62,15 @@ def runs() -> list[Any]:
 
     return [
         pytest.param(
-            case, device, id=f"{device}-{case.name}",
+            case,
+            device,
+            id=f"{device}-{case.name}",
             marks=[pytest.mark.slow] if is_slow(case, device) else [],
         )
         for device in RUNNERS
         for case in backend_cases()
         if device == "CPU" or is_cut(case)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("case", "device"), runs())

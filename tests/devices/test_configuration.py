@@ -75,9 +75,16 @@ def _host(plugin: PairPlugin, device_id: str) -> DeviceHost:
 
 @pytest.mark.parametrize(
     "name",
-    ["INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "MODEL_PRIORITY", "PERFORMANCE_HINT",
-     "INFERENCE_NUM_THREADS", "DISABLE_TRANSFORMATIONS", "LOG_LEVEL"],
-)  # fmt: skip
+    [
+        "INFERENCE_PRECISION_HINT",
+        "EXECUTION_MODE_HINT",
+        "MODEL_PRIORITY",
+        "PERFORMANCE_HINT",
+        "INFERENCE_NUM_THREADS",
+        "DISABLE_TRANSFORMATIONS",
+        "LOG_LEVEL",
+    ],
+)
 def test_what_a_device_does_not_obey_it_refuses_by_name(name: str) -> None:
     with pytest.raises(UnknownPropertyError, match=f"no property '{name}' on DENSE"):
         DensePlugin().set_property({name: 1})

@@ -27,9 +27,14 @@ def test_a_run_that_fails_at_once_holds_none_of_its_inputs() -> None:
 
     port = TensorSpec("s", "tensor(float)", (1,))
     target: Any = SimpleNamespace(
-        name="m", inputs=(), outputs=(), optional_inputs=(), variables=(Variable(port, port),),
-        profiles=False, submit=submit,
-    )  # fmt: skip
+        name="m",
+        inputs=(),
+        outputs=(),
+        optional_inputs=(),
+        variables=(Variable(port, port),),
+        profiles=False,
+        submit=submit,
+    )
     request = InferRequest(target)
     gc.disable()
     try:

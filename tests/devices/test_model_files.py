@@ -78,9 +78,11 @@ def write(path: Path, holder: str, seed: int) -> None:
 
 def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
     attributes = [
-        a for nodes in (model.graph.node, *(f.node for f in model.functions))
-        for n in nodes for a in n.attribute
-    ]  # fmt: skip
+        a
+        for nodes in (model.graph.node, *(f.node for f in model.functions))
+        for n in nodes
+        for a in n.attribute
+    ]
     for attribute in attributes:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield from attribute.g.initializer

@@ -45,19 +45,27 @@ def refusal(plugin, model, **config):
         ("(float[2] x) => (float[2] y) {y = Relu(x)}", 6, "opset", "from operator set 7 on"),
         ("(float[2] x) => (float[2] y) {y = x.y.Odd(x)}", 17, "no_kernel", "x.y"),
         ("(string[2] x) => (string[2] y) {y = Identity(x)}", 17, "dtype", "string"),
-        ("(seq(float[2]) x) => (float[N] y) {y = ConcatFromSequence<axis=0>(x)}", 17, "dtype",
-         "seq"),
+        (
+            "(seq(float[2]) x) => (float[N] y) {y = ConcatFromSequence<axis=0>(x)}",
+            17,
+            "dtype",
+            "seq",
+        ),
         ("(bfloat16[2] x) => (bfloat16[2] y) {y = Abs(x)}", 17, "dtype", "bfloat16"),
         ("(double[2] x) => (double[2] y) {y = Abs(x)}", 17, "dtype", "double"),
         ("(int64[2] x) => (int64[2] y) {y = Add(x, x)}", 17, "dtype", "in 32 bits"),
         ("(float[2] x) => (int64[2] y) {y = Cast<to = 7>(x)}", 17, "policy", "32 bits"),
         ("(uint8[2] x) => (uint8[2] y) {y = Add(x, x)}", 17, "dtype", "not exact"),
         ("(float[0] x) => (float[1] y) {y = ReduceMax<keepdims=1>(x)}", 17, "policy", "no elem"),
-        ("(float[2] x, int64[1] a) => (float[M,N] y) {y = Unsqueeze(x, a)}", 17, "dynamic_shape",
-         "open number of dimensions"),
+        (
+            "(float[2] x, int64[1] a) => (float[M,N] y) {y = Unsqueeze(x, a)}",
+            17,
+            "dynamic_shape",
+            "open number of dimensions",
+        ),
         ("(float[1,4,4,4] x) => (float[1,4,4,4] y) {y = Det(x)}", 17, "no_kernel", "Det"),
     ],
-)  # fmt: skip
+)
 def test_refusals(plugin, body, opset, code, says):
     found = refusal(plugin, parsed(body, opset))
     assert (found.code, says in found.message) == (code, True), found
@@ -73,12 +81,18 @@ def test_refusals(plugin, body, opset, code, says):
         ("(float[2,3] x) => (int64[2] y) {y = Shape(x)}", [np.zeros((2, 3))], [2, 3]),
         ("(float[N] x) => (float[N] y) {y = Abs(x)}", [np.zeros(0)], np.zeros(0)),
         ("(float x) => (float y) {y = Neg(x)}", [2], -2),
-        ("(float[N,2] x) => (float[N,M] y) {y = Flatten<axis=1>(x)}", [np.ones((0, 2))],
-         np.ones((0, 2))),
-        ("(float[2,3] x, int64[N] i) => (float[2,N] y) {y = Gather<axis=1>(x, i)}",
-         [np.arange(6).reshape(2, 3), [-1, 0]], [[2, 0], [5, 3]]),
+        (
+            "(float[N,2] x) => (float[N,M] y) {y = Flatten<axis=1>(x)}",
+            [np.ones((0, 2))],
+            np.ones((0, 2)),
+        ),
+        (
+            "(float[2,3] x, int64[N] i) => (float[2,N] y) {y = Gather<axis=1>(x, i)}",
+            [np.arange(6).reshape(2, 3), [-1, 0]],
+            [[2, 0], [5, 3]],
+        ),
     ],
-)  # fmt: skip
+)
 def test_nodes_that_are_folded_renamed_or_decomposed(plugin, body, feeds, want):
     """They are in the answer under their own names, in the runtime model, and run right."""
     model = parsed(body)

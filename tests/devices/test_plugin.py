@@ -202,13 +202,27 @@ def test_property_values_are_converted(name, value, parsed):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("NUM_STREAMS", "many"), ("NUM_STREAMS", 1.5), ("NUM_STREAMS", True), ("LEVEL", "loud"),
-     ("NUM_STREAMS", 0), ("REFUSED", 3), ("CACHE_DIR", 3), ("NUM_STREAMS", float("inf")),
-     ("NUM_STREAMS", 10**400), ("RATE", float("nan")), ("RATE", "inf"), ("RATE", 10**400),
-     ("SIZES", {"a": -1}), ("SIZES", {"a": float("nan")}),
-     pytest.param("SIZES", "[" * 100_000, id="deep JSON"),
-     ("SIZES", {"a": "x"}), ("SIZES", "[1]"), ("KIND", "a12")],
-)  # fmt: skip
+    [
+        ("NUM_STREAMS", "many"),
+        ("NUM_STREAMS", 1.5),
+        ("NUM_STREAMS", True),
+        ("LEVEL", "loud"),
+        ("NUM_STREAMS", 0),
+        ("REFUSED", 3),
+        ("CACHE_DIR", 3),
+        ("NUM_STREAMS", float("inf")),
+        ("NUM_STREAMS", 10**400),
+        ("RATE", float("nan")),
+        ("RATE", "inf"),
+        ("RATE", 10**400),
+        ("SIZES", {"a": -1}),
+        ("SIZES", {"a": float("nan")}),
+        pytest.param("SIZES", "[" * 100_000, id="deep JSON"),
+        ("SIZES", {"a": "x"}),
+        ("SIZES", "[1]"),
+        ("KIND", "a12"),
+    ],
+)
 def test_property_values_that_cannot_be(name, value):
     plugin = Fusing()
     with pytest.raises(PropertyError, match=name):

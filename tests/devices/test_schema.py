@@ -36,7 +36,8 @@ BROKEN = {
     "sequence for tensor": (typed("s = SequenceConstruct(x) y = Relu(s)"), "dtype"),
     "tensor for sequence": (typed("y = SequenceLength(x)"), "dtype"),
     "map for tensor": (
-        typed("m = ai.onnx.ml.ZipMap<classlabels_int64s = [1, 2]>(x) y = Relu(m)"), "dtype",
+        typed("m = ai.onnx.ml.ZipMap<classlabels_int64s = [1, 2]>(x) y = Relu(m)"),
+        "dtype",
     ),
     "input left out": (typed('y = Add("", x)'), "attribute"),
     "one input less": (typed("y = Conv(x)"), "attribute"),
@@ -115,7 +116,7 @@ BROKEN = {
         '<domain: "own", opset_import: ["" : 17]> F (a) => (b) {b = Sqrt(a)}',
         "dtype",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("plugin", ["CPU", "ORT", "NULL", "DENSE"])

@@ -63,8 +63,11 @@ def threads_of(compiled: hetero.CompiledModel, processes: Iterable[int]) -> floa
 
 def split(core: hetero.Core, config: dict[str, Any]) -> hetero.CompiledModel:
     """Return a model whose steps each device of `DEVICES` has a part of."""
-    affinity = {f"{v}{i + o}": DEVICES[i * len(DEVICES) // STEPS]
-                for i in range(STEPS) for v, o in (("p", 0), ("h", 1))}  # fmt: skip
+    affinity = {
+        f"{v}{i + o}": DEVICES[i * len(DEVICES) // STEPS]
+        for i in range(STEPS)
+        for v, o in (("p", 0), ("h", 1))
+    }
     compiled = core.compile_model(MODEL, f"HETERO:{','.join(DEVICES)}", config, affinity=affinity)
     assert {s.device.partition(".")[0] for s in compiled.subgraphs} == set(DEVICES)
     return compiled

@@ -117,8 +117,10 @@ def test_a_node_that_a_vendor_crashes_on_is_refused_with_the_crash(device, monke
     with hetero.Core(executor="inprocess") as core:
         support = core.query_model(model, f"HETERO:{device},CPU")
     assert {name: on.partition(".")[0] for name, on in support.items()} == {
-        "a": device, "b": "CPU", "y": device,
-    }  # fmt: skip
+        "a": device,
+        "b": "CPU",
+        "y": device,
+    }
     (refusal,) = support.refusals["b"].values()
     assert "The vendor crashed when it was asked about Tanh" in refusal.message
     assert "SIGSEGV" in refusal.message

@@ -21,10 +21,22 @@ WAITS: Final[Counter[str]] = Counter()
 DTYPES: Final = frozenset(
     np.dtype(name)
     for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-        "float16", "float32", "float64", "complex64", "complex128",
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
     )
-)  # fmt: skip
+)
 #: Attributes and methods of CuPy's arrays that give no array's elements to the host.
 _ATTRIBUTES: Final = frozenset(
     "shape dtype ndim size nbytes itemsize strides".split()  # noqa: SIM905

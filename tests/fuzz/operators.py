@@ -26,16 +26,40 @@ from devices.model.model import Node
 NEWEST = 26
 OLDEST = 7
 #: Operators whose results are not a function of their inputs, and what needs files or bodies.
-LEFT_OUT = frozenset((
-    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike", "Dropout", "ImageDecoder", "If", "Loop", "Scan", "SequenceMap",
-))  # fmt: skip
+LEFT_OUT = frozenset(
+    (
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Dropout",
+        "ImageDecoder",
+        "If",
+        "Loop",
+        "Scan",
+        "SequenceMap",
+    )
+)
 _FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
 #: Inputs of numbers that must lie in a range, or fit to each other.
-_NO_DATA = frozenset((
-    "scales", "roi", "start", "limit", "delta", "sizes", "k", "split", "iou_threshold",
-    "score_threshold", "lower_edge_hertz", "upper_edge_hertz",
-))  # fmt: skip
+_NO_DATA = frozenset(
+    (
+        "scales",
+        "roi",
+        "start",
+        "limit",
+        "delta",
+        "sizes",
+        "k",
+        "split",
+        "iou_threshold",
+        "score_threshold",
+        "lower_edge_hertz",
+        "upper_edge_hertz",
+    )
+)
 _Option = OpSchema.FormalParameterOption
 
 
@@ -63,14 +87,19 @@ class OperatorCase:
         """Return the case as a model of one node."""
         names = [f"x{i}" if x is not None else "" for i, x in enumerate(self.inputs)]
         node = helper.make_node(
-            self.op_type, names, self.outputs, name="node", domain=self.domain,
+            self.op_type,
+            names,
+            self.outputs,
+            name="node",
+            domain=self.domain,
             **{k: v for k, v in self.attributes.items() if v != ()},
-        )  # fmt: skip
+        )
         graph = helper.make_graph(
-            [node], "case",
+            [node],
+            "case",
             [_info(n, x) for n, x in zip(names, self.inputs, strict=True) if n],
             [helper.make_empty_tensor_value_info(name) for name in self.outputs if name],
-        )  # fmt: skip
+        )
         imports = [helper.make_opsetid("", NEWEST if self.domain else self.opset)]
         if self.domain:
             imports.append(helper.make_opsetid(self.domain, self.opset))
@@ -134,9 +163,13 @@ def draw(random: np.random.Generator) -> OperatorCase:
         since = max(schema.since_version, OLDEST)
         opset = int(random.integers(since, max(seed.opset, since) + 1))
     case = OperatorCase(
-        op_type, seed.node.domain, opset, dict(seed.node.attributes), seed.inputs,
+        op_type,
+        seed.node.domain,
+        opset,
+        dict(seed.node.attributes),
+        seed.inputs,
         seed.node.outputs,
-    )  # fmt: skip
+    )
     tensors = {k: v for k, v in case.attributes.items() if isinstance(v, np.ndarray)}
     case.attributes.update((k, numpy_helper.from_array(v)) for k, v in tensors.items())
     for change, chance in ((_types, 0.6), (_numbers, 0.8), (_attribute, 0.4), (_options, 0.15)):
@@ -281,8 +314,18 @@ def _ill_type(
         return None
     type_str = _formals(case, schema)[i].type_str
     allowed = set(_allowed(schema, type_str)) or {type_str}
-    ill = [n for n in ("tensor(float)", "tensor(int64)", "tensor(bool)", "tensor(string)",
-                       "tensor(uint8)", "tensor(double)") if n not in allowed]  # fmt: skip
+    ill = [
+        n
+        for n in (
+            "tensor(float)",
+            "tensor(int64)",
+            "tensor(bool)",
+            "tensor(string)",
+            "tensor(uint8)",
+            "tensor(double)",
+        )
+        if n not in allowed
+    ]
     if not ill:
         return None
     name = str(random.choice(ill))
@@ -311,8 +354,11 @@ def _ill_attribute(
     case: OperatorCase, schema: OpSchema, random: np.random.Generator
 ) -> OperatorCase | None:
     """Give an attribute a value of another type."""
-    names = [n for n, a in sorted(schema.attributes.items())
-             if a.type in (OpSchema.AttrType.INT, OpSchema.AttrType.INTS)]  # fmt: skip
+    names = [
+        n
+        for n, a in sorted(schema.attributes.items())
+        if a.type in (OpSchema.AttrType.INT, OpSchema.AttrType.INTS)
+    ]
     if not names:
         return None
     name = str(random.choice(names))

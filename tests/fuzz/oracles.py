@@ -18,9 +18,11 @@ from tests.fuzz.operators import OperatorCase
 
 #: Element type -> what a result may be off by: of its size, and of the largest number around.
 _TOLERANCES = {
-    "float64": (1e-4, 1e-6), "float32": (1e-3, 1e-5), "float16": (2e-2, 2e-3),
+    "float64": (1e-4, 1e-6),
+    "float32": (1e-3, 1e-5),
+    "float16": (2e-2, 2e-3),
     "bfloat16": (6e-2, 1e-2),
-}  # fmt: skip
+}
 #: Types whose neighbours count as agreement.
 _COARSE = 0.3
 

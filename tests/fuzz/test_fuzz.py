@@ -123,9 +123,10 @@ def test_graphs_as_written_transformed_and_cut_agree() -> None:
             wanted = run_onnxruntime(model.to_proto(), given)
             pins = random_affinity(model, ["ORT", "CPU.0", "CPU.1"], seed)
             ways: list[tuple[str, str, dict[str, Any], dict[str, str] | None]] = [
-                ("as written", "CPU", raw, None), ("transformed", "CPU", {}, None),
+                ("as written", "CPU", raw, None),
+                ("transformed", "CPU", {}, None),
                 ("cut", "HETERO:ORT,CPU.0,CPU.1", {}, pins),
-            ]  # fmt: skip
+            ]
             for name, device, config, affinity in ways:
                 with core.compile_model(model, device, config, affinity=affinity) as compiled:
                     if text := differences(list(compiled(given).to_tuple()), wanted):

@@ -169,8 +169,11 @@ def test_another_extension_is_another_entry_of_the_cache(
         return found
 
     assert [hit(squeak), hit(squeak), hit(onnx_function()), hit(onnx_function())] == [
-        False, True, False, True,
-    ]  # fmt: skip
+        False,
+        True,
+        False,
+        True,
+    ]
     # A module whose text has changed may compute something else.
     origin = squeak.origin.partition("#")[0] + "#another"
     monkeypatch.setitem(squeak.__dict__, "origin", origin)

@@ -38,8 +38,11 @@ ENDS = pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 7), 
 def ends(device, how, executor):
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, device, how, executor],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     return ran.returncode, ran.stderr
 
 
@@ -96,6 +99,9 @@ def test_a_fork_ends_with_its_own_code(device, how, code):
             pytest.importorskip(module)
     ran = subprocess.run(
         [sys.executable, "-c", FORK, device, how, str(code)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr

@@ -26,7 +26,7 @@ from tests.support.feedback_model import (
     X,
     placed,
     wanted,
-)  # fmt: skip
+)
 from tests.support.remote_cores import await_freed, core_on
 
 SPLIT = "HETERO:CPU.0,CPU.1"
@@ -40,8 +40,10 @@ class Gate:
         self._state = threading.Condition()
         self._runs = self._told = 0
         run_stage, start_next, infer = (
-            DeviceHost.run_stage, InferRequest.start_next, InferRequest.infer,
-        )  # fmt: skip
+            DeviceHost.run_stage,
+            InferRequest.start_next,
+            InferRequest.infer,
+        )
 
         def held(host: DeviceHost, request: Any, stage: int, *given: Any, **options: Any) -> Any:
             if stage == 0:

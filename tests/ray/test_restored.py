@@ -284,10 +284,12 @@ def test_a_state_of_random_numbers_is_not_made_of_others(
     with ExitStack() as stack:
         compiled = stack.enter_context(
             core.compile_model(
-                model, "HETERO:CPU.0,CPU.1", affinity={"op:Neg": "CPU.1"},
+                model,
+                "HETERO:CPU.0,CPU.1",
+                affinity={"op:Neg": "CPU.1"},
                 states={"past": "present"},
             )
-        )  # fmt: skip
+        )
         if how == "imported":
             compiled = stack.enter_context(core.import_model(compiled.export_model()))
         request = compiled.create_infer_request()

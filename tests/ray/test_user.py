@@ -359,9 +359,14 @@ def test_interrupted_it_ends_soon_and_leaves_no_process(
     mark = f"MARK_{time.monotonic_ns()}"
     temporary = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
     process = command(
-        "bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60",
+        "bench",
+        "light:shufflenet",
+        "-d",
+        "HETERO:ORT,CPU",
+        "-t",
+        "60",
         **{mark: "", "TMPDIR": str(temporary)},
-    )  # fmt: skip
+    )
     while not any(server in line for line in processes_with(mark)):
         assert process.poll() is None
         time.sleep(0.05)

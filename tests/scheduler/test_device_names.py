@@ -56,10 +56,17 @@ def test_resolve_with_and_without_an_id(name: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("OV", "OV.CPU"), ("OV.CPU", "OV.CPU"), ("OV.GPU", "OV.GPU.0"), ("OV.GPU.1", "OV.GPU.1"),
-        ("OV.NPU", None), ("OV.0", None), ("O", None), ("ORT", None), ("ORT.1", "ORT.1"),
+        ("OV", "OV.CPU"),
+        ("OV.CPU", "OV.CPU"),
+        ("OV.GPU", "OV.GPU.0"),
+        ("OV.GPU.1", "OV.GPU.1"),
+        ("OV.NPU", None),
+        ("OV.0", None),
+        ("O", None),
+        ("ORT", None),
+        ("ORT.1", "ORT.1"),
     ],
-)  # fmt: skip
+)
 def test_ids_may_be_names_and_the_first_is_meant_where_none_is_given(
     name: str, wanted: str | None
 ) -> None:

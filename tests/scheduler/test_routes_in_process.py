@@ -62,8 +62,10 @@ def test_a_request_finds_its_branches_on_every_route(executor: InProcessExecutor
     plan, sources = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
     both = {"TOY.1": 1.0, "TOY.2": 1.0}
     placed = replicate(plan, {1: both, 2: both})
-    numbers = [next(i for i, s in enumerate(plan.stages) if s.outputs == placed.stages[n].outputs)
-               for n in range(len(placed.stages))]  # fmt: skip
+    numbers = [
+        next(i for i, s in enumerate(plan.stages) if s.outputs == placed.stages[n].outputs)
+        for n in range(len(placed.stages))
+    ]
     deployment = executor.deploy(placed, [sources[i] for i in numbers])
     made = [deployment.submit({"x": X + i}) for i in range(40)]
     for i, submission in enumerate(made):

@@ -163,8 +163,15 @@ def values(blob: bytes, random_: random.Random) -> bytes:
 
 
 MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    flip, cut, splice, lengths, header_bytes, segment_table, nesting, values,
-)  # fmt: skip
+    flip,
+    cut,
+    splice,
+    lengths,
+    header_bytes,
+    segment_table,
+    nesting,
+    values,
+)
 
 
 def read_whole(blob: bytes) -> None:

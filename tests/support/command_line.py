@@ -63,12 +63,26 @@ def endless(command: str, folder: Path, *more: object) -> subprocess.Popen[str]:
     model = folder / "branches.onnx"
     onnx.save_model(branches(), model)
     process = subprocess.Popen(
-        [sys.executable, "-m", "hetero", command, str(model), "--executor", "inprocess",
-         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS",
-         *map(str, more)],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "hetero",
+            command,
+            str(model),
+            "--executor",
+            "inprocess",
+            "--plugin",
+            "tests.support.endless_plugin:EndlessPlugin",
+            "-d",
+            "ENDLESS",
+            *map(str, more),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout
     assert process.stdout.readline() == "running\n"
     return process

@@ -14,9 +14,14 @@ from onnx.reference import ReferenceEvaluator
 from hetero.examples.small_decoder import CONTEXT, VOCABULARY, small_decoder
 
 __all__ = [
-    "CONTEXT", "VOCABULARY", "chosen", "decoder", "decoder_with_places_by", "greedy",
+    "CONTEXT",
+    "VOCABULARY",
+    "chosen",
+    "decoder",
+    "decoder_with_places_by",
+    "greedy",
     "whole_logits",
-]  # fmt: skip
+]
 
 decoder = cache(small_decoder)
 

@@ -105,9 +105,18 @@ class RandomGraph:
         self.sequences: list[str] = []
         self.count = 0
         growers = (
-            self.unary, self.unary, self.binary, self.binary, self.binary, self.clip, self.split,
-            self.branch, self.loop, self.scan, self.sequence,
-        )  # fmt: skip
+            self.unary,
+            self.unary,
+            self.binary,
+            self.binary,
+            self.binary,
+            self.clip,
+            self.split,
+            self.branch,
+            self.loop,
+            self.scan,
+            self.sequence,
+        )
         for _ in range(size):
             self.dice.choice(growers)()
 

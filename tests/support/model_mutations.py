@@ -132,16 +132,53 @@ MODELS = {
         sc = Constant<value_floats = [2.0, 0.5]>()
         e = ArgMax<axis = 0>(rs)
     }""",
-}  # fmt: skip
+}
 ODD_INTS = (
-    0, 1, -1, 2, 3, 7, 16, 100, 255, -2, 2**15, 2**31 - 1, -(2**31), 2**31, 2**32, 2**62,
-    2**63 - 1, -(2**63), 1 << 40,
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    16,
+    100,
+    255,
+    -2,
+    2**15,
+    2**31 - 1,
+    -(2**31),
+    2**31,
+    2**32,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    1 << 40,
+)
 ODD_TEXT = (
-    b"", b"x", b"y", b"w", b"\xff\xfe", b"..", b"SAME_UPPER", b"reverse", b"ai.onnx", b"own",
-    b"Identity", b"Constant", b"Loop", b"a\0b", b"0", b"-8", b"64", b"99999999999999999999",
-    b"location", b"offset", b"length", b"linear", b"value_float",
-)  # fmt: skip
+    b"",
+    b"x",
+    b"y",
+    b"w",
+    b"\xff\xfe",
+    b"..",
+    b"SAME_UPPER",
+    b"reverse",
+    b"ai.onnx",
+    b"own",
+    b"Identity",
+    b"Constant",
+    b"Loop",
+    b"a\0b",
+    b"0",
+    b"-8",
+    b"64",
+    b"99999999999999999999",
+    b"location",
+    b"offset",
+    b"length",
+    b"linear",
+    b"value_float",
+)
 
 
 def models() -> list[onnx.ModelProto]:

@@ -10,9 +10,14 @@ from onnx.defs import OpSchema
 
 _Single = OpSchema.FormalParameterOption.Single
 _KINDS = {
-    "FLOAT": 1.0, "INT": 1, "STRING": "", "INTS": [1], "FLOATS": [1.0], "STRINGS": ["a"],
+    "FLOAT": 1.0,
+    "INT": 1,
+    "STRING": "",
+    "INTS": [1],
+    "FLOATS": [1.0],
+    "STRINGS": ["a"],
     "TENSOR": helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0]),
-}  # fmt: skip
+}
 
 
 def schemas(opset: int) -> list[OpSchema]:

@@ -37,11 +37,14 @@ def lstm(hidden: int = 5, width: int = 3) -> onnx.ModelProto:
     }
     nodes = [
         helper.make_node(
-            "LSTM", ["x", "w", "r", "b", "", "h0", "c0"], ["every", "h1", "c1"], "lstm",
+            "LSTM",
+            ["x", "w", "r", "b", "", "h0", "c0"],
+            ["every", "h1", "c1"],
+            "lstm",
             hidden_size=hidden,
         ),
         helper.make_node("Tanh", ["every"], ["y"], "tanh"),
-    ]  # fmt: skip
+    ]
     return _model(
         "lstm",
         nodes,
@@ -104,12 +107,15 @@ def attention_decoder(*, width: int = WIDTH, heads: int = HEADS) -> onnx.ModelPr
     nodes += [helper.make_node("MatMul", ["x", f"w{n}"], [n], f"make_{n}") for n in "qkv"]
     nodes += [
         helper.make_node(
-            "Attention", ["q", "k", "v", "", "past.key", "past.value"],
-            ["mixed", "present.key", "present.value"], "attention",
-            q_num_heads=heads, kv_num_heads=heads,
+            "Attention",
+            ["q", "k", "v", "", "past.key", "past.value"],
+            ["mixed", "present.key", "present.value"],
+            "attention",
+            q_num_heads=heads,
+            kv_num_heads=heads,
         ),
         helper.make_node("MatMul", ["mixed", "head"], ["logits"], "logits"),
-    ]  # fmt: skip
+    ]
     weights = {f"w{name}": rng.normal(size=(width, width)) for name in "qkv"}
     weights |= {
         "embedding": rng.normal(size=(VOCABULARY, width)),

@@ -153,9 +153,16 @@ class Texts(History):
         rows = draw.choice((1, 1, 1, 3))
         prompts = [[draw.randrange(DECODER.vocabulary) for _ in range(length)] for _ in range(rows)]
         text = generate(
-            model.together, lambda: InferRequest(model.target),
-            prompts if rows > 1 else prompts[0], count, Sampling(), number, (), None, {},
-        )  # fmt: skip
+            model.together,
+            lambda: InferRequest(model.target),
+            prompts if rows > 1 else prompts[0],
+            count,
+            Sampling(),
+            number,
+            (),
+            None,
+            {},
+        )
         want = np.asarray([told(p, count, number + i) for i, p in enumerate(prompts)])
         names: Mapping[str, Any] = dict.fromkeys(model.placement.plan.output_names)
         inputs = {"text": text, "cancel": text.cancel}

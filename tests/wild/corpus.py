@@ -38,8 +38,18 @@ def models(package: str) -> Iterator[Path]:
 
 def _download(package: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:",
-               "-d", str(folder), package]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+        package,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_S, check=False)
     if done.returncode:
         raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr else "pip failed")

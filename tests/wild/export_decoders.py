@@ -20,21 +20,34 @@ _TOKENS: Final = 112
 _IDS: Final = {"vocab_size": _TOKENS, "bos_token_id": 1, "eos_token_id": 2}
 #: The builder takes a layer of as many outputs as there are tokens for the last one.
 _LLAMA: Final = {
-    **_IDS, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    **_IDS,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
     "pad_token_id": 0,
-}  # fmt: skip
+}
 _HEADS: Final = {**_LLAMA, "head_dim": 16}
 _GPT: Final = {**_IDS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _NEOX: Final = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"}
 #: Architecture -> transformers' configuration class and what it is given.
 CONFIGURATIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("LlamaConfig", _HEADS),
-    "llama28m": ("LlamaConfig", {  # 28 M parameters, for `benchmarks.generate`
-        **_LLAMA, "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408,
-        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "max_position_embeddings": 2048,
-    }),
+    "llama28m": (
+        "LlamaConfig",
+        {  # 28 M parameters, for `benchmarks.generate`
+            **_LLAMA,
+            "vocab_size": 4096,
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 2048,
+        },
+    ),
     "qwen2": ("Qwen2Config", _HEADS),
     "qwen3": ("Qwen3Config", _HEADS),
     "gemma": ("GemmaConfig", _HEADS),
@@ -45,23 +58,54 @@ CONFIGURATIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "opt": ("OPTConfig", {**_NEOX, "ffn_dim": 128, "word_embed_proj_dim": 64}),
     "neox": ("GPTNeoXConfig", _NEOX),
     "bloom": ("BloomConfig", {**_IDS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
-    "falcon": ("FalconConfig", {**_IDS, "hidden_size": 64, "num_hidden_layers": 2,
-                                "num_attention_heads": 4, "max_position_embeddings": 64}),
+    "falcon": (
+        "FalconConfig",
+        {
+            **_IDS,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+        },
+    ),
     "granite": ("GraniteConfig", _LLAMA),
     "olmo2": ("Olmo2Config", _LLAMA),
     "starcoder2": ("Starcoder2Config", {**_LLAMA, "sliding_window": None}),
     "stablelm": ("StableLmConfig", _LLAMA),
     "lfm2": ("Lfm2Config", {**_LLAMA, "layer_types": ["conv", "full_attention"]}),
-    "t5": ("T5Config", {"vocab_size": _TOKENS, "d_model": 64, "d_kv": 16, "d_ff": 128,
-                        "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}),
-    "whisper": ("WhisperConfig", {
-        **_IDS, "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_layers": 2, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
-        "decoder_ffn_dim": 128, "num_mel_bins": 8, "max_source_positions": 1500,
-        "max_target_positions": 64, "pad_token_id": 0, "decoder_start_token_id": 1,
-        "suppress_tokens": None, "begin_suppress_tokens": None,
-    }),
-}  # fmt: skip
+    "t5": (
+        "T5Config",
+        {
+            "vocab_size": _TOKENS,
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 128,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "whisper": (
+        "WhisperConfig",
+        {
+            **_IDS,
+            "d_model": 64,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_layers": 2,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 128,
+            "decoder_ffn_dim": 128,
+            "num_mel_bins": 8,
+            "max_source_positions": 1500,
+            "max_target_positions": 64,
+            "pad_token_id": 0,
+            "decoder_start_token_id": 1,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
+    ),
+}
 #: Those that read a source first: the class of the whole, and its task.
 _OF_A_SOURCE: Final = {
     "t5": ("T5ForConditionalGeneration", "text2text-generation-with-past"),
@@ -91,9 +135,12 @@ def make_source(folder: Path, name: str) -> None:
     model.save_pretrained(folder / "source")
     words = tokenizers.models.WordLevel({str(i): i for i in range(_TOKENS)}, unk_token="0")
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(words), bos_token="1", eos_token="2",
-        pad_token="0", unk_token="0",
-    ).save_pretrained(folder / "source")  # fmt: skip
+        tokenizer_object=tokenizers.Tokenizer(words),
+        bos_token="1",
+        eos_token="2",
+        pad_token="0",
+        unk_token="0",
+    ).save_pretrained(folder / "source")
     rng = np.random.default_rng(0)
     ids = rng.integers(3, _TOKENS, (1, 8))
     source: dict[str, np.ndarray] = {}
@@ -123,9 +170,13 @@ def export(folder: Path, exporter: str) -> None:
         main_export(source, folder / exporter, task=task, do_validation=False)
     else:
         options = {
-            "-i": source, "-o": str(folder / exporter), "-p": exporter.removeprefix("builder-"),
-            "-e": "cpu", "-c": str(folder / "cache"), "--extra_options": "int4_block_size=32",
-        }  # fmt: skip
+            "-i": source,
+            "-o": str(folder / exporter),
+            "-p": exporter.removeprefix("builder-"),
+            "-e": "cpu",
+            "-c": str(folder / "cache"),
+            "--extra_options": "int4_block_size=32",
+        }
         builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
         found = subprocess.run(
             [*builder, *(word for option in options.items() for word in option)],

@@ -31,9 +31,12 @@ def planes(y: np.ndarray) -> np.ndarray:
 
 
 def windows(
-    x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    x: np.ndarray,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
     output: Sequence[int],
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Return a view (N, *output, *kernel, C) of what windows of contiguous x (N, H, W, C) read."""
     n, row, column, channel = x.strides
     shape = (x.shape[0], *output, *kernel, x.shape[3])

@@ -72,9 +72,17 @@ def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
 @op("ChannelsLastConv", since=1, domain="hetero", registry=FAST)
 @taking(sliding_window)
 def channels_last_conv(
-    xp: Xp, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, group: int = 1,
-    kernel_shape: Ints, winograd: int = 0, bias_row: int = 0, **sliding: Any,
-) -> np.ndarray:  # fmt: skip
+    xp: Xp,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    *,
+    group: int = 1,
+    kernel_shape: Ints,
+    winograd: int = 0,
+    bias_row: int = 0,
+    **sliding: Any,
+) -> np.ndarray:
     """Return what Conv does, of weights and a bias row that lie as `prepare` says.
 
     `bias_row` tells that the bias is the weights' last row. The result has its channels last in
@@ -94,9 +102,18 @@ def channels_last_conv(
 
 
 def _make_calls(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
-    kernel_shape: Ints, group: int = 1, winograd: int = 0, bias_row: int = 0, **sliding: Any,
-) -> list[Call] | None:  # fmt: skip
+    scratch: Scratch,
+    y: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    *,
+    kernel_shape: Ints,
+    group: int = 1,
+    winograd: int = 0,
+    bias_row: int = 0,
+    **sliding: Any,
+) -> list[Call] | None:
     """Return the calls of the kernel above."""
     window = sliding_window(x.shape[2:], kernel_shape, **sliding)
     calls = _calls(scratch, y, x, w, b, window, group=group, winograd=winograd)
@@ -111,9 +128,16 @@ def _is_by_channel(w: np.ndarray, window: Window, group: int, winograd: int) -> 
 
 
 def _calls(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None,
-    window: Window, *, group: int, winograd: int,
-) -> Iterator[Call]:  # fmt: skip
+    scratch: Scratch,
+    y: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None,
+    window: Window,
+    *,
+    group: int,
+    winograd: int,
+) -> Iterator[Call]:
     """Yield the calls that put the convolution into y, whose channels are last, band by band."""
     y = y.transpose(0, 2, 3, 1)
     pads, own = BandScratch(scratch), BandScratch(scratch)

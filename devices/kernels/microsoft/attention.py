@@ -37,9 +37,19 @@ def _mask_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Ar
 
 
 def _attention(
-    xp: Xp, q: Array, k: Array, v: Array, mask: Array | None, attention_bias: Array | None, *,
-    mask_filter_value: float, scale: float, unidirectional: int, cached: int, wants_scores: bool,
-) -> tuple[Array, Array | None]:  # fmt: skip
+    xp: Xp,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    attention_bias: Array | None,
+    *,
+    mask_filter_value: float,
+    scale: float,
+    unidirectional: int,
+    cached: int,
+    wants_scores: bool,
+) -> tuple[Array, Array | None]:
     """Return attention as (B, S, H * D), and the scores less the softmax."""
     (b, _, s, _), t = q.shape, k.shape[2]
     bias = None if mask is None else _mask_bias(xp, mask, b, s, t, mask_filter_value)
@@ -58,12 +68,22 @@ def _attention(
 
 @op("MultiHeadAttention", since=1, domain=MICROSOFT)
 def multi_head_attention(
-    xp: Xp, query: Array, key: Array, value: Array, bias: Array | None = None,
-    key_padding_mask: Array | None = None, attention_bias: Array | None = None,
-    past_key: Array | None = None, past_value: Array | None = None, *,
-    mask_filter_value: float = -10000.0, num_heads: int, scale: float = 0.0,
-    unidirectional: int = 0, n_outputs: int = 1,
-) -> tuple[Array | None, ...]:  # fmt: skip
+    xp: Xp,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    key_padding_mask: Array | None = None,
+    attention_bias: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+    n_outputs: int = 1,
+) -> tuple[Array | None, ...]:
     """Return attention of (B, S, H * D), the keys and values with those cached, and the scores."""
     if query.ndim != 3:
         raise ValueError(f"query has shape {query.shape}; (batch, length, hidden) wanted")
@@ -75,21 +95,38 @@ def multi_head_attention(
     q, k, v = (split_heads(x, num_heads, "input") for x in (query, key, value))
     k, v = appended(xp, past_key, k), appended(xp, past_value, v)
     y, scores = _attention(
-        xp, q, k, v, key_padding_mask, attention_bias, mask_filter_value=mask_filter_value,
-        scale=scale, unidirectional=unidirectional,
-        cached=0 if past_key is None else past_key.shape[2], wants_scores=n_outputs > 3,
-    )  # fmt: skip
+        xp,
+        q,
+        k,
+        v,
+        key_padding_mask,
+        attention_bias,
+        mask_filter_value=mask_filter_value,
+        scale=scale,
+        unidirectional=unidirectional,
+        cached=0 if past_key is None else past_key.shape[2],
+        wants_scores=n_outputs > 3,
+    )
     return (y, k, v, scores)[:n_outputs]
 
 
 @op("Attention", since=1, domain=MICROSOFT)
 def attention(
-    xp: Xp, x: Array, weights: Array, bias: Array | None = None, mask_index: Array | None = None,
-    past: Array | None = None, attention_bias: Array | None = None, *,
-    mask_filter_value: float = -10000.0, num_heads: int,
-    qkv_hidden_sizes: Sequence[int] | None = None, scale: float = 0.0, unidirectional: int = 0,
+    xp: Xp,
+    x: Array,
+    weights: Array,
+    bias: Array | None = None,
+    mask_index: Array | None = None,
+    past: Array | None = None,
+    attention_bias: Array | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    qkv_hidden_sizes: Sequence[int] | None = None,
+    scale: float = 0.0,
+    unidirectional: int = 0,
     n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array, ...]:
     """Return attention whose query, key and value are one product of x, and the cache (2, ...)."""
     dtype = x.dtype
     x, weights, bias = wide(xp, x, weights, bias)
@@ -103,18 +140,35 @@ def attention(
     if past is not None:
         k, v = appended(xp, past[0], k), appended(xp, past[1], v)
     y, _ = _attention(
-        xp, q, k, v, mask_index, attention_bias, mask_filter_value=mask_filter_value, scale=scale,
-        unidirectional=unidirectional, cached=k.shape[2] - q.shape[2], wants_scores=False,
-    )  # fmt: skip
+        xp,
+        q,
+        k,
+        v,
+        mask_index,
+        attention_bias,
+        mask_filter_value=mask_filter_value,
+        scale=scale,
+        unidirectional=unidirectional,
+        cached=k.shape[2] - q.shape[2],
+        wants_scores=False,
+    )
     return y if n_outputs == 1 else (y, xp.stack((k, v)))
 
 
 @op("RotaryEmbedding", since=1, domain=MICROSOFT, choices={"is_packed_batching": (0,)})
 def rotary_embedding(
-    xp: Xp, x: Array, position_ids: Array, cos_cache: Array, sin_cache: Array, *,
-    interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0,
-    rotary_embedding_dim: int = 0, scale: float = 1.0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    position_ids: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Array:
     """Rotate as RotaryEmbedding of the standard; one position is that of the first token."""
     batch, length = x.shape[0], x.shape[1 if x.ndim == 3 else 2]
     if position_ids.ndim == 1:
@@ -122,9 +176,15 @@ def rotary_embedding(
     if x.ndim == 3 and not num_heads:
         num_heads = x.shape[2] // (2 * cos_cache.shape[1])
     return rotary_embedding_23(
-        xp, x, cos_cache, sin_cache, position_ids, interleaved=interleaved,
-        num_heads=num_heads, rotary_embedding_dim=rotary_embedding_dim,
-    )  # fmt: skip
+        xp,
+        x,
+        cos_cache,
+        sin_cache,
+        position_ids,
+        interleaved=interleaved,
+        num_heads=num_heads,
+        rotary_embedding_dim=rotary_embedding_dim,
+    )
 
 
 @op(
@@ -133,23 +193,49 @@ def rotary_embedding(
     domain=MICROSOFT,
     host=(5, 6),
     choices={
-        "k_quant_type": ("NONE",), "v_quant_type": ("NONE",), "kv_cache_bit_width": (0,),
-        "sliding_window_cache": (0,), "qk_output": (0, 1, 2),
+        "k_quant_type": ("NONE",),
+        "v_quant_type": ("NONE",),
+        "kv_cache_bit_width": (0,),
+        "sliding_window_cache": (0,),
+        "qk_output": (0, 1, 2),
     },
-)  # fmt: skip
+)
 def group_query_attention(
-    xp: Xp, query: Array, key: Array | None, value: Array | None, past_key: Array | None,
-    past_value: Array | None, seqlens_k: Array, total_sequence_length: Array,
-    cos_cache: Array | None = None, sin_cache: Array | None = None,
-    position_ids: Array | None = None, attention_bias: Array | None = None,
-    head_sink: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None,
-    q_norm_weight: Array | None = None, k_norm_weight: Array | None = None, *,
-    causal: int = 1, do_rotary: int = 0, k_quant_type: str = "NONE", kv_cache_bit_width: int = 0,
-    kv_num_heads: int, local_window_size: int = -1, num_heads: int,
-    qk_norm_epsilon: float = 1e-6, qk_output: int = 0, rotary_interleaved: int = 0,
-    scale: float = 0.0, sliding_window_cache: int = 0, smooth_softmax: int = 0,
-    softcap: float = 0.0, v_quant_type: str = "NONE", n_outputs: int = 1,
-) -> tuple[Array | None, ...]:  # fmt: skip
+    xp: Xp,
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    past_key: Array | None,
+    past_value: Array | None,
+    seqlens_k: Array,
+    total_sequence_length: Array,
+    cos_cache: Array | None = None,
+    sin_cache: Array | None = None,
+    position_ids: Array | None = None,
+    attention_bias: Array | None = None,
+    head_sink: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    q_norm_weight: Array | None = None,
+    k_norm_weight: Array | None = None,
+    *,
+    causal: int = 1,
+    do_rotary: int = 0,
+    k_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0,
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    qk_norm_epsilon: float = 1e-6,
+    qk_output: int = 0,
+    rotary_interleaved: int = 0,
+    scale: float = 0.0,
+    sliding_window_cache: int = 0,
+    smooth_softmax: int = 0,
+    softcap: float = 0.0,
+    v_quant_type: str = "NONE",
+    n_outputs: int = 1,
+) -> tuple[Array | None, ...]:
     """Return causal attention of grouped heads, and the buffers of keys and values.
 
     `seqlens_k` + 1 is how many tokens of each sequence there are, cached ones included: new ones
@@ -176,26 +262,42 @@ def group_query_attention(
             position_ids = xp.where(position_ids < xp.asarray(ends)[:, None], position_ids, 1)
         q, k = (
             rotary_embedding_23(
-                xp, x, cos_cache, sin_cache, position_ids, interleaved=rotary_interleaved,
+                xp,
+                x,
+                cos_cache,
+                sin_cache,
+                position_ids,
+                interleaved=rotary_interleaved,
                 rotary_embedding_dim=2 * cos_cache.shape[1],
-            ) for x in (q, k)
-        )  # fmt: skip
+            )
+            for x in (q, k)
+        )
     room = max(total, 0 if past_key is None else past_key.shape[2])
     k, v = _put(xp, past_key, k, begins, room), _put(xp, past_value, v, begins, room)
     place = (first + xp.arange(s))[:, None, :, None]
     allowed = allowed_keys(
-        xp, place, total, None if causal else xp.asarray(ends).reshape(b, 1, 1, 1),
-        is_causal=causal, left=local_window_size - 1 if local_window_size > 0 else -1,
-    )  # fmt: skip
+        xp,
+        place,
+        total,
+        None if causal else xp.asarray(ends).reshape(b, 1, 1, 1),
+        is_causal=causal,
+        left=local_window_size - 1 if local_window_size > 0 else -1,
+    )
     if attention_bias is not None:
         attention_bias = attention_bias[..., :total]
     if head_sink is None and smooth_softmax:
         head_sink = xp.zeros(num_heads, q.dtype)
     y, shown = attend(
-        xp, q, k[:, :, :total], v[:, :, :total], scale=scale or None, softcap=softcap,
-        bias=key_bias(xp, attention_bias, allowed, total), sink=head_sink,
+        xp,
+        q,
+        k[:, :, :total],
+        v[:, :, :total],
+        scale=scale or None,
+        softcap=softcap,
+        bias=key_bias(xp, attention_bias, allowed, total),
+        sink=head_sink,
         shown=None if n_outputs < 4 else 3 if qk_output == 2 else 2,
-    )  # fmt: skip
+    )
     if shown is not None and qk_output != 2:
         shown = xp.where(allowed, shown, shown.dtype.type(0))
     return (joined_heads(y), k, v, shown)[:n_outputs]

@@ -55,9 +55,15 @@ def _inverse_rms(xp: Xp, x: Array, epsilon: float, axis: int = -1) -> Array:
 
 @op("SimplifiedLayerNormalization", since=1)
 def simplified_layer_normalization(
-    xp: Xp, x: Array, scale: Array, *,
-    axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, n_outputs: int = 1,
-) -> Array | tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    scale: Array,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    n_outputs: int = 1,
+) -> Array | tuple[Array, ...]:
     """Return RMSNormalization, and 1 / the root mean square.
 
     ONNX Runtime has it in the standard's domain.
@@ -68,9 +74,16 @@ def simplified_layer_normalization(
 
 @op("SkipLayerNormalization", since=1, domain=MICROSOFT)
 def skip_layer_normalization(
-    xp: Xp, x: Array, skip: Array, gamma: Array, beta: Array | None = None,
-    bias: Array | None = None, *, epsilon: float = 1e-12, n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    skip: Array,
+    gamma: Array,
+    beta: Array | None = None,
+    bias: Array | None = None,
+    *,
+    epsilon: float = 1e-12,
+    n_outputs: int = 1,
+) -> tuple[Array, ...]:
     """Return LayerNormalization(x + skip + bias), mean, 1 / deviation, and that sum."""
     total = x + skip if bias is None else x + skip + bias
     results = layer_normalization_17(xp, total, gamma, beta, epsilon=epsilon, n_outputs=3)
@@ -79,9 +92,15 @@ def skip_layer_normalization(
 
 @op("SkipSimplifiedLayerNormalization", since=1, domain=MICROSOFT)
 def skip_simplified_layer_normalization(
-    xp: Xp, x: Array, skip: Array, gamma: Array, bias: Array | None = None, *,
-    epsilon: float = 1e-12, n_outputs: int = 1,
-) -> tuple[Array | None, ...]:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    skip: Array,
+    gamma: Array,
+    bias: Array | None = None,
+    *,
+    epsilon: float = 1e-12,
+    n_outputs: int = 1,
+) -> tuple[Array | None, ...]:
     """Return RMSNormalization(x + skip + bias), no mean, 1 / root mean square, and that sum."""
     total = x + skip if bias is None else x + skip + bias
     y = rms_normalization_23(xp, total, gamma, epsilon=epsilon)
@@ -91,11 +110,21 @@ def skip_simplified_layer_normalization(
 
 @op("EmbedLayerNormalization", since=1, domain=MICROSOFT)
 def embed_layer_normalization(
-    xp: Xp, input_ids: Array, segment_ids: Array | None, word_embedding: Array,
-    position_embedding: Array, segment_embedding: Array | None, gamma: Array, beta: Array,
-    mask: Array | None = None, position_ids: Array | None = None, *,
-    epsilon: float = 1e-12, mask_index_type: int = 0, n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp,
+    input_ids: Array,
+    segment_ids: Array | None,
+    word_embedding: Array,
+    position_embedding: Array,
+    segment_embedding: Array | None,
+    gamma: Array,
+    beta: Array,
+    mask: Array | None = None,
+    position_ids: Array | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
+    n_outputs: int = 1,
+) -> tuple[Array, ...]:
     """Return the normalised sum of three embeddings, how many ids the mask keeps, and that sum."""
     places = slice(input_ids.shape[1]) if position_ids is None else position_ids
     total = word_embedding[input_ids] + position_embedding[places]
@@ -117,10 +146,16 @@ def _transposed(x: Array, matrix: int, batch: int) -> Array:
 @op("TransposeMatMul", since=1, domain=MICROSOFT)
 @op("FusedMatMul", since=1, domain=MICROSOFT)
 def fused_matmul(
-    xp: Xp, a: Array, b: Array, *,
-    alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0,
+    xp: Xp,
+    a: Array,
+    b: Array,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
     transBatchB: int = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return ``alpha * a @ b`` of transposed arguments."""
     y = matmul_1(xp, _transposed(a, transA, transBatchA), _transposed(b, transB, transBatchB))
     return y if alpha == 1 else y * y.dtype.type(alpha)
@@ -128,11 +163,20 @@ def fused_matmul(
 
 @op("FusedGemm", since=1, domain=MICROSOFT)
 def fused_gemm(
-    xp: Xp, a: Array, b: Array, c: Array | None = None, *,
-    activation: str = "", activation_alpha: float = 0.0, activation_beta: float = 0.0,
-    activation_gamma: float = 0.0, alpha: float = 1.0, beta: float = 1.0, transA: int = 0,
+    xp: Xp,
+    a: Array,
+    b: Array,
+    c: Array | None = None,
+    *,
+    activation: str = "",
+    activation_alpha: float = 0.0,
+    activation_beta: float = 0.0,
+    activation_gamma: float = 0.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
     transB: int = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return ``activation(Gemm(a, b, c))``."""
     y = gemm_7(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     return _activated(xp, y, activation, (activation_alpha, activation_beta))
@@ -141,9 +185,16 @@ def fused_gemm(
 @op("FusedConv", since=1, domain=MICROSOFT)
 @taking(conv_1)
 def fused_conv(
-    xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, *,
-    activation: str = "", activation_params: Sequence[float] = (), **window: Any,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    z: Array | None = None,
+    *,
+    activation: str = "",
+    activation_params: Sequence[float] = (),
+    **window: Any,
+) -> Array:
     """Return ``activation(Conv(x, w, b) + z)``."""
     y = conv_1(xp, x, w, b, **window)
     return _activated(xp, y if z is None else y + z, activation, activation_params)

@@ -43,9 +43,14 @@ def _one(op_type: str, kernel: Kernel, *, but: tuple[str, ...] = ()) -> None:
     @op(op_type, since=1, domain=MICROSOFT)
     @taking(kernel, but=but)
     def quantized(
-        xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
-        y_zero_point: Array | None = None, **attributes: Any,
-    ) -> Array:  # fmt: skip
+        xp: Xp,
+        x: Array,
+        x_scale: Array,
+        x_zero_point: Array | None,
+        y_scale: Array,
+        y_zero_point: Array | None = None,
+        **attributes: Any,
+    ) -> Array:
         y = kernel(xp, _floats(xp, x, x_scale, x_zero_point), **attributes)
         return _quantized(xp, y, y_scale, y_zero_point, x)
 
@@ -80,9 +85,16 @@ def _two(op_type: str, name: str) -> None:
 
     @op(op_type, since=1, domain=MICROSOFT)
     def quantized(
-        xp: Xp, a: Array, a_scale: Array, a_zero_point: Array | None, b: Array, b_scale: Array,
-        b_zero_point: Array | None, c_scale: Array, c_zero_point: Array | None = None,
-    ) -> Array:  # fmt: skip
+        xp: Xp,
+        a: Array,
+        a_scale: Array,
+        a_zero_point: Array | None,
+        b: Array,
+        b_scale: Array,
+        b_zero_point: Array | None,
+        c_scale: Array,
+        c_zero_point: Array | None = None,
+    ) -> Array:
         x, y = _floats(xp, a, a_scale, a_zero_point), _floats(xp, b, b_scale, b_zero_point)
         return _quantized(xp, getattr(xp, name)(x, y), c_scale, c_zero_point, a)
 
@@ -115,9 +127,17 @@ def _last(xp: Xp, y: Array, channels_last: int) -> Array:
 
 @op("QLinearWhere", since=1, domain=MICROSOFT)
 def qlinear_where(
-    xp: Xp, condition: Array, x: Array, x_scale: Array, x_zero_point: Array, y: Array,
-    y_scale: Array, y_zero_point: Array, z_scale: Array, z_zero_point: Array,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    condition: Array,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    y: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+    z_scale: Array,
+    z_zero_point: Array,
+) -> Array:
     """Return the quantised Where."""
     a, b = _floats(xp, x, x_scale, x_zero_point), _floats(xp, y, y_scale, y_zero_point)
     return _quantized(xp, xp.where(condition, a, b), z_scale, z_zero_point, x)
@@ -125,10 +145,21 @@ def qlinear_where(
 
 @op("QGemm", since=1, domain=MICROSOFT)
 def qgemm(
-    xp: Xp, a: Array, a_scale: Array, a_zero_point: Array, b: Array, b_scale: Array,
-    b_zero_point: Array, c: Array | None = None, y_scale: Array | None = None,
-    y_zero_point: Array | None = None, *, alpha: float = 1.0, transA: int = 0, transB: int = 0,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    c: Array | None = None,
+    y_scale: Array | None = None,
+    y_zero_point: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
     """Return the product of integers plus c, which counts in a_scale * b_scale, as floats or not.
 
     Scales and zero points of b are one for each column of the product.
@@ -141,9 +172,15 @@ def qgemm(
 
 @op("MatMulIntegerToFloat", since=1, domain=MICROSOFT)
 def matmul_integer_to_float(
-    xp: Xp, a: Array, b: Array, a_scale: Array, b_scale: Array, a_zero_point: Array | None = None,
-    b_zero_point: Array | None = None, bias: Array | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    a: Array,
+    b: Array,
+    a_scale: Array,
+    b_scale: Array,
+    a_zero_point: Array | None = None,
+    b_zero_point: Array | None = None,
+    bias: Array | None = None,
+) -> Array:
     """Return the product of integers times both scales, plus the bias."""
     y = matmul_integer(xp, a, b, a_zero_point, b_zero_point).astype(xp.float32)
     y = y * (a_scale * b_scale)
@@ -152,9 +189,13 @@ def matmul_integer_to_float(
 
 @op("DynamicQuantizeMatMul", since=1, domain=MICROSOFT)
 def dynamic_quantize_matmul(
-    xp: Xp, a: Array, b: Array, b_scale: Array, b_zero_point: Array | None = None,
+    xp: Xp,
+    a: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array | None = None,
     bias: Array | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return a, quantised by its range, times integers b."""
     quantised, a_scale, a_zero_point = dynamic_quantize(xp, a)
     return matmul_integer_to_float(
@@ -170,11 +211,23 @@ def _fake_quantized(xp: Xp, x: Array) -> Array:
 @op("DynamicQuantizeLSTM", since=1, domain=MICROSOFT)
 @taking(lstm_7, but=("layout",))
 def dynamic_quantize_lstm(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, sequence_lens: Array | None,
-    initial_h: Array | None, initial_c: Array | None, p: Array | None, w_scale: Array,
-    w_zero_point: Array, r_scale: Array, r_zero_point: Array, *, clip: float | None = None,
+    xp: Xp,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array | None,
+    sequence_lens: Array | None,
+    initial_h: Array | None,
+    initial_c: Array | None,
+    p: Array | None,
+    w_scale: Array,
+    w_zero_point: Array,
+    r_scale: Array,
+    r_zero_point: Array,
+    *,
+    clip: float | None = None,
     **attributes: Any,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array, ...]:
     """Return LSTM of quantised weights (D, inputs, 4 H) on states quantised at each step."""
 
     def weights(q: Array, *of: Array) -> Array:
@@ -182,26 +235,46 @@ def dynamic_quantize_lstm(
         return ((q.astype(xp.float32) - zero_point) * scale).swapaxes(1, 2)
 
     return long_short_term_memory(
-        xp, _fake_quantized(xp, x), weights(w, w_scale, w_zero_point),
-        weights(r, r_scale, r_zero_point), b, sequence_lens, initial_h, initial_c, p,
-        lambda h: xp.stack([_fake_quantized(xp, of_one) for of_one in h]), clip=clip or None,
+        xp,
+        _fake_quantized(xp, x),
+        weights(w, w_scale, w_zero_point),
+        weights(r, r_scale, r_zero_point),
+        b,
+        sequence_lens,
+        initial_h,
+        initial_c,
+        p,
+        lambda h: xp.stack([_fake_quantized(xp, of_one) for of_one in h]),
+        clip=clip or None,
         **({"input_forget": 0} | attributes),
-    )  # fmt: skip
+    )
 
 
 @op("QAttention", since=1, domain=MICROSOFT)
 @taking(attention, but=("qkv_hidden_sizes",))
 def qattention(
-    xp: Xp, x: Array, weight: Array, bias: Array, x_scale: Array, weight_scale: Array,
-    mask_index: Array | None = None, x_zero_point: Array | None = None,
-    weight_zero_point: Array | None = None, past: Array | None = None, **attributes: Any,
-) -> Any:  # fmt: skip
+    xp: Xp,
+    x: Array,
+    weight: Array,
+    bias: Array,
+    x_scale: Array,
+    weight_scale: Array,
+    mask_index: Array | None = None,
+    x_zero_point: Array | None = None,
+    weight_zero_point: Array | None = None,
+    past: Array | None = None,
+    **attributes: Any,
+) -> Any:
     """Return Attention of a quantised input and weights."""
     return attention(
-        xp, _floats(xp, x, x_scale, x_zero_point),
-        _floats(xp, weight, weight_scale, weight_zero_point), bias, mask_index, past,
+        xp,
+        _floats(xp, x, x_scale, x_zero_point),
+        _floats(xp, weight, weight_scale, weight_zero_point),
+        bias,
+        mask_index,
+        past,
         **attributes,
-    )  # fmt: skip
+    )
 
 
 def _unpacked(xp: Xp, packed: Array, bits: int) -> Array:
@@ -215,11 +288,21 @@ def _unpacked(xp: Xp, packed: Array, bits: int) -> Array:
 
 @op("MatMulNBits", since=1, domain=MICROSOFT, choices={"bits": (2, 4, 8), "weight_prepacked": (0,)})
 def matmul_nbits(
-    xp: Xp, a: Array, b: Array, scales: Array, zero_points: Array | None = None,
-    g_idx: Array | None = None, bias: Array | None = None, *,
-    K: int, N: int, accuracy_level: int = 0, bits: int = 4, block_size: int,
+    xp: Xp,
+    a: Array,
+    b: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    g_idx: Array | None = None,
+    bias: Array | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
     weight_prepacked: int = 0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return a times weights (N, K) that are packed, with a scale for each block of a row.
 
     `g_idx` is which block of scales each of the K belongs to; `accuracy_level` is a hint.
@@ -242,9 +325,17 @@ def matmul_nbits(
 
 @op("GatherBlockQuantized", since=1, domain=MICROSOFT, choices={"bits": (2, 4, 8)})
 def gather_block_quantized(
-    xp: Xp, data: Array, indices: Array, scales: Array, zero_points: Array | None = None, *,
-    bits: int = 4, block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
-) -> Array:  # fmt: skip
+    xp: Xp,
+    data: Array,
+    indices: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Array:
     """Return dequantised slices of data, whose blocks along an axis have a scale each.
 
     Bytes hold several numbers along their last axis, unless `bits` is 8.

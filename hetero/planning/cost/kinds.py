@@ -18,7 +18,7 @@ from scheduler.vocabulary.rows import DeviceDescriptor
 #: Properties that do not change times, or that an identity has elsewhere.
 _TIMELESS: Final = frozenset(
     ("INFERENCE_NUM_THREADS", "PERF_COUNT", "LOG_LEVEL", "CACHE_DIR", "DEVICE_ID", "ENABLE_MMAP")
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

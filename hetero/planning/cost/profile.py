@@ -113,9 +113,13 @@ class _Profile:
         # The model runs once for the inner values that its parts are fed with.
         if len(affinity) == len(self._model.nodes):
             self._values |= capture(
-                subject.executor, self._model, affinity, subject.configs, subject.inputs,
+                subject.executor,
+                self._model,
+                affinity,
+                subject.configs,
+                subject.inputs,
                 [name for name in wanted if name not in self._values],
-            )  # fmt: skip
+            )
 
     def _measure_kind(self, kind: Kind) -> None:
         """Time a kind's parts; a device that fails is left out, the others are not."""
@@ -164,9 +168,12 @@ class _Profile:
         if not (sender.error or receiver.error or self._is_late()):
             with suppress(HeteroError):
                 self._transfers[sender.name, receiver.name] = measure_transfer(
-                    self._subject.executor, sender.name, device, self._subject.configs,
+                    self._subject.executor,
+                    sender.name,
+                    device,
+                    self._subject.configs,
                     self._until_s,
-                )  # fmt: skip
+                )
 
     def _costs(self, interrupted: bool) -> Costs:
         devices: dict[str, DeviceCosts] = {}

@@ -155,106 +155,159 @@ RULES: Final = (
     Rule("live", "GET /v2/health/live answers 200", _get("/v2/health/live"), _ok),
     Rule("ready", "GET /v2/health/ready answers 200", _get("/v2/health/ready"), _ok),
     Rule(
-        "server metadata", "GET /v2 has name, version, extensions", _get("/v2"),
-        lambda _, answer: {type(answer.json()["name"]), type(answer.json()["version"])}
-        | {type(name) for name in answer.json()["extensions"]} == {str},
+        "server metadata",
+        "GET /v2 has name, version, extensions",
+        _get("/v2"),
+        lambda _, answer: (
+            {type(answer.json()["name"]), type(answer.json()["version"])}
+            | {type(name) for name in answer.json()["extensions"]}
+            == {str}
+        ),
     ),
     Rule("model ready", "GET .../ready answers 200", _get("/M/ready"), _ok),
     Rule(
-        "model metadata", "name, platform, ports: datatype and shape, -1 open", _get("/M"),
+        "model metadata",
+        "name, platform, ports: datatype and shape, -1 open",
+        _get("/M"),
         _is_metadata,
     ),
     Rule(
-        "versions", "paths with /versions/V are the same model",
+        "versions",
+        "paths with /versions/V are the same model",
         lambda server: server.ask(f"{_version(server)}/infer", server.request()),
-        lambda server, answer: _usual(server, answer)
-        and server.ask(_version(server)).json()["name"] == server.model
-        and _ok(server, server.ask(f"{_version(server)}/ready")),
+        lambda server, answer: (
+            _usual(server, answer)
+            and server.ask(_version(server)).json()["name"] == server.model
+            and _ok(server, server.ask(f"{_version(server)}/ready"))
+        ),
     ),
     Rule(
-        "infer", "flat JSON data; the answer has model_name and every output", _infer(),
-        lambda server, answer: answer.json()["model_name"] == server.model
-        and sorted(outputs(answer)) == sorted(_names_of(server, "outputs")),
+        "infer",
+        "flat JSON data; the answer has model_name and every output",
+        _infer(),
+        lambda server, answer: (
+            answer.json()["model_name"] == server.model
+            and sorted(outputs(answer)) == sorted(_names_of(server, "outputs"))
+        ),
     ),
     Rule("nested data", "nested data is the same as flat data", _infer(nested=True), _usual),
     Rule("id", "a request's id comes back", _infer(id=ID), lambda _, a: a.json()["id"] == ID),
     Rule(
-        "outputs", "of outputs only those asked for come",
+        "outputs",
+        "of outputs only those asked for come",
         lambda server: server.ask(
             "/M/infer", server.request(outputs=[{"name": _names_of(server, "outputs")[-1]}])
         ),
         lambda server, answer: [*outputs(answer)] == _names_of(server, "outputs")[-1:],
     ),
     Rule(
-        "parameters", "parameters of the client's own change nothing",
-        _infer(parameters={"of_mine": "x", "number": 1, "flag": True}), _usual,
+        "parameters",
+        "parameters of the client's own change nothing",
+        _infer(parameters={"of_mine": "x", "number": 1, "flag": True}),
+        _usual,
     ),
     *(Rule(name, "4xx with {error}", ask, _refused) for name, ask in _BAD.items()),
     Rule("other method", "GET .../infer is refused", _get("/M/infer"), _is_4xx),
     Rule("raw input", f"{_RAW}: raw bytes behind the JSON", _raw(), _usual, _RAW),
     Rule(
-        "raw output", f"{_RAW}: binary_data_output",
+        "raw output",
+        f"{_RAW}: binary_data_output",
         _infer(parameters={"binary_data_output": True}),
-        lambda server, answer: LENGTH.lower() in answer.headers and _usual(server, answer), _RAW,
+        lambda server, answer: LENGTH.lower() in answer.headers and _usual(server, answer),
+        _RAW,
     ),
     Rule(
-        "raw output by name", f"{_RAW}: an output's binary_data",
-        lambda server: server.ask("/M/infer", *server.raw_request(outputs=[
-            {"name": name, "parameters": {"binary_data": True}}
-            for name in _names_of(server, "outputs")
-        ])),
-        lambda server, answer: LENGTH.lower() in answer.headers and _usual(server, answer), _RAW,
+        "raw output by name",
+        f"{_RAW}: an output's binary_data",
+        lambda server: server.ask(
+            "/M/infer",
+            *server.raw_request(
+                outputs=[
+                    {"name": name, "parameters": {"binary_data": True}}
+                    for name in _names_of(server, "outputs")
+                ]
+            ),
+        ),
+        lambda server, answer: LENGTH.lower() in answer.headers and _usual(server, answer),
+        _RAW,
     ),
     Rule(
-        "raw lengths", f"{_RAW}: a byte less than the shape says is 4xx",
-        _raw(lambda body: body[:-1]), _is_4xx, _RAW,
+        "raw lengths",
+        f"{_RAW}: a byte less than the shape says is 4xx",
+        _raw(lambda body: body[:-1]),
+        _is_4xx,
+        _RAW,
     ),
     Rule(
-        "JSON's length", f"{_RAW}: JSON that goes on beyond the body is 4xx",
-        _raw(Inference_Header_Content_Length="999999"), _is_4xx, _RAW,
+        "JSON's length",
+        f"{_RAW}: JSON that goes on beyond the body is 4xx",
+        _raw(Inference_Header_Content_Length="999999"),
+        _is_4xx,
+        _RAW,
     ),
-    Rule("gzip", "Content-Encoding: gzip", _raw(gzip.compress, Content_Encoding="gzip"), _usual,
-         _RAW),
-    Rule("deflate", "Content-Encoding: deflate", _raw(zlib.compress, Content_Encoding="deflate"),
-         _usual, _RAW),
     Rule(
-        "configuration", "name and inputs", _get("/M/config"),
-        lambda server, answer: answer.json()["name"] == server.model
-        and [p["name"] for p in answer.json()["input"]] == _names_of(server, "inputs"),
+        "gzip", "Content-Encoding: gzip", _raw(gzip.compress, Content_Encoding="gzip"), _usual, _RAW
+    ),
+    Rule(
+        "deflate",
+        "Content-Encoding: deflate",
+        _raw(zlib.compress, Content_Encoding="deflate"),
+        _usual,
+        _RAW,
+    ),
+    Rule(
+        "configuration",
+        "name and inputs",
+        _get("/M/config"),
+        lambda server, answer: (
+            answer.json()["name"] == server.model
+            and [p["name"] for p in answer.json()["input"]] == _names_of(server, "inputs")
+        ),
         "model_configuration",
     ),
-    Rule("statistics", "an inference is counted once", _get("/M/stats"), _counted_once,
-         "statistics"),
     Rule(
-        "index", "the model is READY", lambda server: server.ask("/v2/repository/index", {}),
-        lambda server, answer: (server.model, "READY")
-        in [(row["name"], row.get("state")) for row in answer.json()],
+        "statistics", "an inference is counted once", _get("/M/stats"), _counted_once, "statistics"
+    ),
+    Rule(
+        "index",
+        "the model is READY",
+        lambda server: server.ask("/v2/repository/index", {}),
+        lambda server, answer: (
+            (server.model, "READY") in [(row["name"], row.get("state")) for row in answer.json()]
+        ),
         "model_repository",
     ),
     Rule("goes on", "after all of that it answers as before", _infer(), _usual),
     Rule(
-        "gRPC: live", "ServerLive", lambda server: server.call("ServerLive"),
+        "gRPC: live",
+        "ServerLive",
+        lambda server: server.call("ServerLive"),
         lambda _, answer: answer.body.live,
     ),
     Rule(
-        "gRPC: ready", "ServerReady, ModelReady",
+        "gRPC: ready",
+        "ServerReady, ModelReady",
         lambda server: server.call("ModelReady", name=server.model),
         lambda server, answer: answer.body.ready and server.call("ServerReady").body.ready,
     ),
     Rule(
-        "gRPC: metadata", "ModelMetadata says what REST says",
-        lambda server: server.call("ModelMetadata", name=server.model), _same_ports,
+        "gRPC: metadata",
+        "ModelMetadata says what REST says",
+        lambda server: server.call("ModelMetadata", name=server.model),
+        _same_ports,
     ),
     Rule("gRPC: contents", "typed contents give what REST gives", _message(raw=False), _usual),
     Rule("gRPC: raw", "raw_input_contents give the same", _message(raw=True), _usual),
     Rule("gRPC: id", "a request's id comes back", _message(raw=True), lambda _, a: a.body.id == ID),
     Rule(
-        "gRPC: unknown model", "NOT_FOUND",
+        "gRPC: unknown model",
+        "NOT_FOUND",
         _message(lambda message, _: setattr(message, "model_name", "no-such-model"), raw=True),
         _fails("NOT_FOUND"),
     ),
     Rule(
-        "gRPC: mixed contents", "contents beside raw contents are INVALID_ARGUMENT",
+        "gRPC: mixed contents",
+        "contents beside raw contents are INVALID_ARGUMENT",
         _message(
             lambda message, server: message.raw_input_contents.extend(
                 server.message(raw=True).raw_input_contents
@@ -264,7 +317,8 @@ RULES: Final = (
         _fails("INVALID_ARGUMENT"),
     ),
     Rule(
-        "gRPC: raw lengths", "bytes that do not fit the shape are INVALID_ARGUMENT",
+        "gRPC: raw lengths",
+        "bytes that do not fit the shape are INVALID_ARGUMENT",
         _message(
             lambda message, _: message.raw_input_contents.__setitem__(
                 0, message.raw_input_contents[0][:-1]
@@ -274,7 +328,9 @@ RULES: Final = (
         _fails("INVALID_ARGUMENT"),
     ),
     Rule(
-        "gRPC: streams", "ModelStreamInfer answers each request",
-        lambda server: server.call("ModelStreamInfer", [server.message(raw=True)] * 2), _streams,
+        "gRPC: streams",
+        "ModelStreamInfer answers each request",
+        lambda server: server.call("ModelStreamInfer", [server.message(raw=True)] * 2),
+        _streams,
     ),
-)  # fmt: skip
+)

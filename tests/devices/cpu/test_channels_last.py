@@ -73,7 +73,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]]
     ((3, 6, 30), 6, (4,), {"group": 6, "pads": [3, 3]}),
     ((1, 64, 70, 90), 32, (3, 3), {"strides": [2, 2]}),
     ((40, 8, 5, 5), 16, (3, 3), {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("shape", "m", "kernel", "attributes"), CONVOLUTIONS)
@@ -109,9 +109,13 @@ def test_a_residual_block_along_one_axis_gives_what_onnx_runtime_gives(kernel: i
 )
 @pytest.mark.parametrize("last", [False, True])
 def test_rows_computed_a_few_at_a_time_are_the_same(
-    shape: tuple[int, ...], m: int, kernel: tuple[int, ...], attributes: dict[str, Any],
-    last: bool, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    shape: tuple[int, ...],
+    m: int,
+    kernel: tuple[int, ...],
+    attributes: dict[str, Any],
+    last: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module, name in product((convolution, winograd), ("_BLOCK_BYTES", "_MOST_BLOCK_BYTES")):
         monkeypatch.setattr(module, name, 1, raising=False)
     for name in ("_LEAST_BLOCK_BYTES", "_FEWEST_PIXELS"):

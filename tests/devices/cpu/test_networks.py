@@ -86,10 +86,13 @@ def dynamic_attention(opset: int) -> onnx.ModelProto:
         f"w{p}": random.normal(0, 0.2, (32, 32)).astype(np.float32) for p in "qkv"
     }
     constants |= {
-        "b": random.normal(size=32).astype(np.float32), "zero": axes,
-        "axis0": np.array(0), "axis1": np.array(1), "heads": np.array([4, 8]),
+        "b": random.normal(size=32).astype(np.float32),
+        "zero": axes,
+        "axis0": np.array(0),
+        "axis1": np.array(1),
+        "heads": np.array([4, 8]),
         "width": np.array([32]),
-    }  # fmt: skip
+    }
     model = make_model(
         nodes, {"x": np.zeros((1, 1, 32), np.float32)}, ["y"], constants, opset=opset
     )

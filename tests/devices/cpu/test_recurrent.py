@@ -24,9 +24,14 @@ def floats(*shape: int) -> np.ndarray:
     [("RNN", 1, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1}), ("LSTM", 4, {})],
 )
 def test_a_bound_recurrent_layer_gives_what_onnx_runtime_gives(
-    op_type: str, gates: int, attributes: dict[str, int], direction: str, batch: int,
-    outputs: list[str], starts: bool,
-) -> None:  # fmt: skip
+    op_type: str,
+    gates: int,
+    attributes: dict[str, int],
+    direction: str,
+    batch: int,
+    outputs: list[str],
+    starts: bool,
+) -> None:
     directions, hidden, size = 1 + (direction == "bidirectional"), 5, 4
     constants = {
         "w": floats(directions, gates * hidden, size),
@@ -74,9 +79,14 @@ def test_a_layer_over_sequences_of_several_lengths_gives_what_onnx_runtime_gives
         "b": floats(2, 2 * gates * hidden),
     }
     node = helper.make_node(
-        op_type, ["x", "w", "r", "b", "lengths", "h0"], outputs, direction="bidirectional",
-        hidden_size=hidden, layout=0, **attributes,
-    )  # fmt: skip
+        op_type,
+        ["x", "w", "r", "b", "lengths", "h0"],
+        outputs,
+        direction="bidirectional",
+        hidden_size=hidden,
+        layout=0,
+        **attributes,
+    )
     feeds = {"x": floats(6, 3, size), "lengths": np.array([6, 6, 6], np.int32)}
     feeds["h0"] = floats(2, 3, hidden)
     model = make_model([node], feeds, outputs, constants)

@@ -97,13 +97,17 @@ def test_bodies_are_bound_once_their_shapes_come_again(grows: bool) -> None:
     body = helper.make_graph(
         steps,
         "body",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, []),
-         helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("state", TensorProto.FLOAT, ["rows", 4])],
-        [helper.make_tensor_value_info("on_out", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
-         helper.make_tensor_value_info("scanned", TensorProto.FLOAT, [])],
-    )  # fmt: skip
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, ["rows", 4]),
+        ],
+        [
+            helper.make_tensor_value_info("on_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("scanned", TensorProto.FLOAT, []),
+        ],
+    )
     nodes = [
         helper.make_node("Exp", ["x"], ["h"]),
         helper.make_node("Loop", ["n", "", "x"], ["y", "sums"], body=body),
@@ -370,14 +374,18 @@ def test_random_numbers_are_drawn_in_each_run() -> None:
 
 def test_loops_see_what_the_bound_run_computed() -> None:
     body = helper.make_graph(
-        [helper.make_node("Add", ["state", "h"], ["next"]),
-         helper.make_node("Identity", ["on"], ["on_out"])],
+        [
+            helper.make_node("Add", ["state", "h"], ["next"]),
+            helper.make_node("Identity", ["on"], ["on_out"]),
+        ],
         "body",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, []),
-         helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("state", TensorProto.FLOAT, None)],
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, None),
+        ],
         [helper.make_empty_tensor_value_info(name) for name in ("on_out", "next")],
-    )  # fmt: skip
+    )
     nodes = [
         helper.make_node("Exp", ["x"], ["h"]),
         helper.make_node("Loop", ["n", "", "x"], ["last"], body=body),
@@ -434,10 +442,12 @@ def test_shapes_that_nobody_asks_for_any_more_make_room(traced_rows: list[int]) 
     st.lists(
         st.builds(
             lambda first, more, nbytes: Span(first, first + more, nbytes),
-            st.integers(-1, 20), st.integers(0, 10), st.integers(0, 500),
+            st.integers(-1, 20),
+            st.integers(0, 10),
+            st.integers(0, 500),
         )
     )
-)  # fmt: skip
+)
 def test_buffers_that_are_needed_at_once_lie_apart(spans: list[Span]) -> None:
     offsets, extent = lay_out(dict(enumerate(spans)))
     for i, a in enumerate(spans):

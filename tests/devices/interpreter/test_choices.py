@@ -21,11 +21,26 @@ from tests.support.single_nodes import single_node_models
 
 #: Attributes whose value is the user's own text.
 TEXT = {
-    "classes_strings", "classlabels_strings", "cats_strings", "default_string", "delimiter",
-    "equation", "keys_strings", "locale", "pool_strings", "replaced_value_string", "stopwords",
-    "string_vocabulary", "value_string", "value_strings", "values_strings", "pattern",
-    "classlabels", "keys_as_string", "cast_map",
-}  # fmt: skip
+    "classes_strings",
+    "classlabels_strings",
+    "cats_strings",
+    "default_string",
+    "delimiter",
+    "equation",
+    "keys_strings",
+    "locale",
+    "pool_strings",
+    "replaced_value_string",
+    "stopwords",
+    "string_vocabulary",
+    "value_string",
+    "value_strings",
+    "values_strings",
+    "pattern",
+    "classlabels",
+    "keys_as_string",
+    "cast_map",
+}
 #: Those of the standard that ONNX has a schema of: one of ONNX Runtime's own is there without.
 CHOOSING = [
     kernel

@@ -72,18 +72,27 @@ def test_function_attributes_defaults_and_absent_inputs() -> None:
     reference = inside[0].attribute.add(name="alpha", ref_attr_name="slope")
     reference.type = 1
     function = helper.make_function(
-        "own", "Leaky", ["a", "low"], ["out"], inside, [helper.make_opsetid("", 13)],
+        "own",
+        "Leaky",
+        ["a", "low"],
+        ["out"],
+        inside,
+        [helper.make_opsetid("", 13)],
         attribute_protos=[helper.make_attribute("slope", 0.5)],
-    )  # fmt: skip
+    )
     nodes = [
         helper.make_node("Leaky", ["x"], ["half"], domain="own"),
         helper.make_node("Leaky", ["x", "low"], ["tenth"], domain="own", slope=0.1),
     ]
     x = X - 5
     model = make_model(
-        nodes, {"x": x}, ["half", "tenth"], {"low": np.float32(-0.3)},
-        functions=[function], domains={"own": 1},
-    )  # fmt: skip
+        nodes,
+        {"x": x},
+        ["half", "tenth"],
+        {"low": np.float32(-0.3)},
+        functions=[function],
+        domains={"own": 1},
+    )
     half, tenth = run_cpu(model, {"x": x})
     np.testing.assert_allclose(half, np.where(x < 0, x * 0.5, x), rtol=1e-6)
     np.testing.assert_allclose(tenth, np.maximum(np.where(x < 0, x * 0.1, x), -0.3), rtol=1e-6)
@@ -146,11 +155,15 @@ def test_kernel_errors_name_node_operator_opset_shapes_and_types() -> None:
         ([helper.make_node("Identity", ["w"], ["y"])], ["y"]),
         ([helper.make_node("Relu", ["x"], ["y"])], ["w", "y", "x"]),
         (
-            [helper.make_node("Neg", ["x"], ["t"]), helper.make_node("Identity", ["t"], ["u"]),
-             helper.make_node("Flatten", ["t"], ["v"])], ["t", "u", "v", "t"],
+            [
+                helper.make_node("Neg", ["x"], ["t"]),
+                helper.make_node("Identity", ["t"], ["u"]),
+                helper.make_node("Flatten", ["t"], ["v"]),
+            ],
+            ["t", "u", "v", "t"],
         ),
     ],
-)  # fmt: skip
+)
 def test_outputs_are_the_callers_own(nodes: list[Any], outputs: list[str]) -> None:
     weights = np.ones(3, np.float32)
     model = make_model(

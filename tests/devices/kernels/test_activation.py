@@ -13,9 +13,21 @@ RNG = np.random.default_rng(21)
 LARGE = np.array([0.0, -0.5, 30.0, -30.0, 90.0, -90.0, 1000.0, -1000.0], np.float32)
 
 PLAIN = (
-    "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid",
-    "HardSwish", "Softplus", "Softsign", "Mish", "Gelu", "Shrink",
-)  # fmt: skip
+    "Relu",
+    "LeakyRelu",
+    "ThresholdedRelu",
+    "Elu",
+    "Selu",
+    "Celu",
+    "Sigmoid",
+    "HardSigmoid",
+    "HardSwish",
+    "Softplus",
+    "Softsign",
+    "Mish",
+    "Gelu",
+    "Shrink",
+)
 ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
     "LeakyRelu": [{"alpha": 0.3}, {"alpha": 0.0}, {"alpha": -0.5}, {"alpha": 2.0}],
     "ThresholdedRelu": [{"alpha": 0.4}],

@@ -15,8 +15,17 @@ def floats(*shape):
 
 
 def against_reference(op_type, inputs, attributes, opset, n_outputs=1, **keywords):
-    check(op_type, inputs, attributes, opset, 1e-4, 1e-5, n_outputs=n_outputs,
-          oracle=run_reference, **keywords)  # fmt: skip
+    check(
+        op_type,
+        inputs,
+        attributes,
+        opset,
+        1e-4,
+        1e-5,
+        n_outputs=n_outputs,
+        oracle=run_reference,
+        **keywords,
+    )
 
 
 MASKS = {
@@ -48,9 +57,13 @@ def test_attention_of_packed_heads(is_causal):
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
 def test_attention_with_cache_and_scores(mode):
     inputs = [
-        floats(2, 4, 3, 8), floats(2, 2, 3, 8), floats(2, 2, 3, 8), floats(3, 7),
-        floats(2, 2, 4, 8), floats(2, 2, 4, 8),
-    ]  # fmt: skip
+        floats(2, 4, 3, 8),
+        floats(2, 2, 3, 8),
+        floats(2, 2, 3, 8),
+        floats(3, 7),
+        floats(2, 2, 4, 8),
+        floats(2, 2, 4, 8),
+    ]
     attributes = {"is_causal": 1, "qk_matmul_output_mode": mode}
     against_reference("Attention", inputs, attributes, 24, n_outputs=4)
 
@@ -67,8 +80,15 @@ def test_attention_softcap():
 
 @pytest.mark.parametrize("is_causal", [0, 1])
 def test_attention_of_an_outside_cache(is_causal):
-    inputs = [floats(2, 2, 3, 4), floats(2, 2, 6, 4), floats(2, 2, 6, 4), None, None, None,
-              np.array([2, 6])]  # fmt: skip
+    inputs = [
+        floats(2, 2, 3, 4),
+        floats(2, 2, 6, 4),
+        floats(2, 2, 6, 4),
+        None,
+        None,
+        None,
+        np.array([2, 6]),
+    ]
     against_reference("Attention", inputs, {"is_causal": is_causal}, 24)
 
 
@@ -124,11 +144,13 @@ def test_rotary_embedding_refuses_positions_beyond_the_cache():
 def test_linear_attention(rule, heads, decay_size, past):
     q_heads, kv_heads = heads
     inputs = [
-        floats(2, 4, q_heads * 3), floats(2, 4, kv_heads * 3) * 0.5, floats(2, 4, kv_heads * 5),
+        floats(2, 4, q_heads * 3),
+        floats(2, 4, kv_heads * 3) * 0.5,
+        floats(2, 4, kv_heads * 5),
         floats(2, kv_heads, 3, 5) if past else None,
         -abs(floats(2, 4, kv_heads * decay_size)) if "gated" in rule else None,
         abs(floats(2, 4, kv_heads)) if "delta" in rule else None,
-    ]  # fmt: skip
+    ]
     attributes = {"q_num_heads": q_heads, "kv_num_heads": kv_heads, "update_rule": rule}
     against_reference("LinearAttention", inputs, attributes, 27, n_outputs=2)
 

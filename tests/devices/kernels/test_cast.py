@@ -11,8 +11,20 @@ from onnx import TensorProto, helper
 
 from tests.support.kernel_oracle import NARROW, check, compare, run_kernel, run_reference
 
-NATIVE = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
-          "uint32", "uint64", "bool"]  # fmt: skip
+NATIVE = [
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+]
 EVERY = [*NATIVE, *NARROW]
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
 

@@ -146,5 +146,12 @@ def test_deform_conv(attributes):
 def test_deform_conv_without_offsets_is_conv():
     x, w = floats(1, 4, 7, 8), floats(6, 2, 3, 3)
     zeros = np.zeros((1, 18, 5, 6), np.float32)
-    check("DeformConv", [x, w, zeros], {"group": 2}, 19, 1e-4, 1e-4,
-          expected=run_kernel("Conv", [x, w], {"group": 2}))  # fmt: skip
+    check(
+        "DeformConv",
+        [x, w, zeros],
+        {"group": 2},
+        19,
+        1e-4,
+        1e-4,
+        expected=run_kernel("Conv", [x, w], {"group": 2}),
+    )

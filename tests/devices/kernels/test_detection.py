@@ -54,8 +54,13 @@ def test_no_score_threshold_and_no_boxes():
         "NonMaxSuppression", [boxes(1, 5), -np.ones((1, 1, 5), np.float32), np.array([9])], {}, 11
     )
     empty = np.zeros((1, 0, 4), np.float32)
-    check("NonMaxSuppression", [empty, np.zeros((1, 2, 0), np.float32), *arguments()], {}, 11,
-          expected=[np.zeros((0, 3), np.int64)])  # fmt: skip
+    check(
+        "NonMaxSuppression",
+        [empty, np.zeros((1, 2, 0), np.float32), *arguments()],
+        {},
+        11,
+        expected=[np.zeros((0, 3), np.int64)],
+    )
 
 
 def test_refuses():

@@ -25,11 +25,31 @@ def floats(shape: tuple[int, ...], low: float = -4, high: float = 4) -> Any:
 @pytest.mark.parametrize(
     ("op_type", "opset"),
     cases(
-        "Abs", "Neg", "Sign", "Reciprocal", "Sqrt", "Exp", "Log", "Ceil", "Floor", "Round", "Sin",
-        "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh",
+        "Abs",
+        "Neg",
+        "Sign",
+        "Reciprocal",
+        "Sqrt",
+        "Exp",
+        "Log",
+        "Ceil",
+        "Floor",
+        "Round",
+        "Sin",
+        "Cos",
+        "Tan",
+        "Asin",
+        "Acos",
+        "Atan",
+        "Sinh",
+        "Cosh",
+        "Tanh",
+        "Asinh",
+        "Acosh",
+        "Atanh",
         "Erf",
     ),
-)  # fmt: skip
+)
 def test_unary(op_type: str, opset: int) -> None:
     special = SPECIAL[~np.isnan(SPECIAL)] if op_type == "Sign" else SPECIAL
     check(op_type, [special], opset=opset, rtol=2e-6, atol=3e-7)
@@ -216,9 +236,15 @@ def test_bfloat16_is_float32_rounded_once(op_type: str) -> None:
 
 @pytest.mark.parametrize(
     ("b", "attributes"),
-    [((2, 3, 4), {}), ((4,), {"broadcast": 1}), ((3,), {"broadcast": 1, "axis": 1}),
-     ((2, 3), {"broadcast": 1, "axis": 0}), ((1,), {"broadcast": 1}), ((), {"broadcast": 1})],
-)  # fmt: skip
+    [
+        ((2, 3, 4), {}),
+        ((4,), {"broadcast": 1}),
+        ((3,), {"broadcast": 1, "axis": 1}),
+        ((2, 3), {"broadcast": 1, "axis": 0}),
+        ((1,), {"broadcast": 1}),
+        ((), {"broadcast": 1}),
+    ],
+)
 def test_broadcast_by_axis_at_opset_6(b: tuple[int, ...], attributes: dict[str, int]) -> None:
     x, y = floats((2, 3, 4)), floats(b)
     start = attributes.get("axis", 3 - len(b))

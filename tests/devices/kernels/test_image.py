@@ -55,10 +55,17 @@ def test_col2im(image, block, attributes):
     rank = len(image)
     pads = attributes.get("pads", (0,) * 2 * rank)
     places = [
-        (image[i] + pads[i] + pads[i + rank] - attributes.get("dilations", (1,) * rank)[i]
-         * (block[i] - 1) - 1) // attributes.get("strides", (1,) * rank)[i] + 1
+        (
+            image[i]
+            + pads[i]
+            + pads[i + rank]
+            - attributes.get("dilations", (1,) * rank)[i] * (block[i] - 1)
+            - 1
+        )
+        // attributes.get("strides", (1,) * rank)[i]
+        + 1
         for i in range(rank)
-    ]  # fmt: skip
+    ]
     shape = (2, 3 * int(np.prod(block)), int(np.prod(places)))
     x = RNG.standard_normal(shape, dtype=np.float32)
     check("Col2Im", [x, ints(*image), ints(*block)], attributes, 18)

@@ -26,10 +26,25 @@ def test_losses(reduction, weighted, ignore, spatial, opset):
     weight = abs(floats(5)) + 0.1 if weighted else None
     inputs = [x, labels, weight] if weighted else [x, labels]
     expected, log_prob = _losses(x, labels, weight, ignore, reduction)
-    check("SoftmaxCrossEntropyLoss", inputs, attributes, opset, 1e-4, 1e-5, n_outputs=2,
-          expected=[expected, log_prob])  # fmt: skip
-    check("NegativeLogLikelihoodLoss", [log_prob, *inputs[1:]], attributes, opset, 1e-4, 1e-5,
-          expected=[expected])  # fmt: skip
+    check(
+        "SoftmaxCrossEntropyLoss",
+        inputs,
+        attributes,
+        opset,
+        1e-4,
+        1e-5,
+        n_outputs=2,
+        expected=[expected, log_prob],
+    )
+    check(
+        "NegativeLogLikelihoodLoss",
+        [log_prob, *inputs[1:]],
+        attributes,
+        opset,
+        1e-4,
+        1e-5,
+        expected=[expected],
+    )
 
 
 def _losses(x, labels, weight, ignore, reduction):

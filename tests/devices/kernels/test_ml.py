@@ -45,8 +45,9 @@ def test_linear_regressor(post: str, targets: int) -> None:
     if targets > 1:
         check_ml("LinearRegressor", [X], attributes, 1)
     elif post == "LOGISTIC":  # ONNX Runtime ignores it for one target
-        plain = run_kernel("LinearRegressor", [X], attributes | {"post_transform": "NONE"},
-                           1, "ai.onnx.ml")[0]  # fmt: skip
+        plain = run_kernel(
+            "LinearRegressor", [X], attributes | {"post_transform": "NONE"}, 1, "ai.onnx.ml"
+        )[0]
         check_ml("LinearRegressor", [X], attributes, 1, expected=[1 / (1 + np.exp(-plain))])
 
 
@@ -70,9 +71,14 @@ def test_probit() -> None:
 @pytest.mark.parametrize("one_class", [0, 1])
 def test_svm_regressor(kernel: str, one_class: int) -> None:
     attributes = {
-        "kernel_type": kernel, "kernel_params": [0.5, 0.3, 3.0], "coefficients": numbers(4),
-        "support_vectors": numbers(12), "n_supports": 4, "rho": [0.2], "one_class": one_class,
-    }  # fmt: skip
+        "kernel_type": kernel,
+        "kernel_params": [0.5, 0.3, 3.0],
+        "coefficients": numbers(4),
+        "support_vectors": numbers(12),
+        "n_supports": 4,
+        "rho": [0.2],
+        "one_class": one_class,
+    }
     check_ml("SVMRegressor", [X], attributes, 1)
 
 
@@ -83,10 +89,15 @@ def test_svm_classifier(post: str, classes: int, probabilities: bool) -> None:
     counts = [2, 1, 3, 2][:classes]
     pairs = classes * (classes - 1) // 2
     attributes = {
-        "kernel_type": "RBF", "kernel_params": [0.5, 0.0, 3.0], "vectors_per_class": counts,
-        "coefficients": numbers(sum(counts) * (classes - 1)), "rho": numbers(pairs),
-        "support_vectors": numbers(3 * sum(counts)), "post_transform": post, **labels(classes),
-    }  # fmt: skip
+        "kernel_type": "RBF",
+        "kernel_params": [0.5, 0.0, 3.0],
+        "vectors_per_class": counts,
+        "coefficients": numbers(sum(counts) * (classes - 1)),
+        "rho": numbers(pairs),
+        "support_vectors": numbers(3 * sum(counts)),
+        "post_transform": post,
+        **labels(classes),
+    }
     if probabilities:
         attributes |= {"prob_a": [-abs(a) for a in numbers(pairs)], "prob_b": numbers(pairs)}
     check_ml("SVMClassifier", [X], attributes, 1, n_outputs=2)
@@ -107,8 +118,16 @@ ROWS = np.array(
 
 def forest(modes: list[str], trees: int = 4) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """Return the nodes of random trees of depth 1 to 3, and their leaves as (tree, node)."""
-    names = ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids",
-             "falsenodeids", "missing_value_tracks_true")  # fmt: skip
+    names = (
+        "treeids",
+        "nodeids",
+        "featureids",
+        "modes",
+        "values",
+        "truenodeids",
+        "falsenodeids",
+        "missing_value_tracks_true",
+    )
     nodes: list[list[Any]] = []
     leaves = []
 
@@ -143,12 +162,23 @@ def test_tree_ensemble_regressor(
 ) -> None:
     nodes, leaves = forest(modes)
     weighed = [(*leaf, target) for leaf in leaves for target in range(targets)]
-    ids = dict(zip(("target_treeids", "target_nodeids", "target_ids"),
-                   map(list, zip(*weighed, strict=True)), strict=True))  # fmt: skip
-    attributes = nodes | ids | {
-        "target_weights": numbers(len(weighed)), "n_targets": targets,
-        "aggregate_function": aggregate, "base_values": numbers(targets),
-    }  # fmt: skip
+    ids = dict(
+        zip(
+            ("target_treeids", "target_nodeids", "target_ids"),
+            map(list, zip(*weighed, strict=True)),
+            strict=True,
+        )
+    )
+    attributes = (
+        nodes
+        | ids
+        | {
+            "target_weights": numbers(len(weighed)),
+            "n_targets": targets,
+            "aggregate_function": aggregate,
+            "base_values": numbers(targets),
+        }
+    )
     check_ml("TreeEnsembleRegressor", [ROWS], attributes, version)
 
 
@@ -162,8 +192,13 @@ def test_tree_ensemble_classifier(post: str, classes: int, positive: bool, dtype
     nodes, leaves = forest(MODES)
     scored = range(1 if classes == 2 else classes)
     weighed = [(*leaf, c) for leaf in leaves for c in scored]
-    ids = dict(zip(("class_treeids", "class_nodeids", "class_ids"),
-                   map(list, zip(*weighed, strict=True)), strict=True))  # fmt: skip
+    ids = dict(
+        zip(
+            ("class_treeids", "class_nodeids", "class_ids"),
+            map(list, zip(*weighed, strict=True)),
+            strict=True,
+        )
+    )
     weights = [abs(w) if positive else w for w in numbers(len(weighed))]
     attributes = nodes | ids | {"class_weights": weights, "post_transform": post}
     attributes |= labels(classes)
@@ -175,11 +210,21 @@ def test_tree_ensemble_classifier(post: str, classes: int, positive: bool, dtype
 
 def test_two_classes_with_a_score_each_have_their_own_labels() -> None:
     """ONNX Runtime gives 0 and 1 here, which are no labels of the model."""
-    leaf = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0],
-            "nodes_modes": ["LEAF"], "nodes_values": [0.0], "nodes_truenodeids": [0],
-            "nodes_falsenodeids": [0]}  # fmt: skip
-    scores = {"class_treeids": [0, 0], "class_nodeids": [0, 0], "class_ids": [0, 1],
-              "class_weights": [0.7, 0.2]}  # fmt: skip
+    leaf = {
+        "nodes_treeids": [0],
+        "nodes_nodeids": [0],
+        "nodes_featureids": [0],
+        "nodes_modes": ["LEAF"],
+        "nodes_values": [0.0],
+        "nodes_truenodeids": [0],
+        "nodes_falsenodeids": [0],
+    }
+    scores = {
+        "class_treeids": [0, 0],
+        "class_nodeids": [0, 0],
+        "class_ids": [0, 1],
+        "class_weights": [0.7, 0.2],
+    }
     wanted = [np.array([3]), np.array([[0.7, 0.2]], np.float32)]
     attributes = leaf | scores | {"classlabels_int64s": [3, 7]}
     check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, expected=wanted, n_outputs=2)
@@ -188,58 +233,94 @@ def test_two_classes_with_a_score_each_have_their_own_labels() -> None:
 def test_trees_at_a_tie_are_added_one_after_the_other() -> None:
     """Half of a forest's trees vote for each class: in 64 bits five tenths are more than a half."""
     count, votes = 10, 5
-    forest = {"nodes_treeids": [*range(count)], "nodes_nodeids": [0] * count,
-              "nodes_featureids": [0] * count, "nodes_modes": ["LEAF"] * count,
-              "nodes_values": [0.0] * count, "nodes_truenodeids": [0] * count,
-              "nodes_falsenodeids": [0] * count}  # fmt: skip
+    forest = {
+        "nodes_treeids": [*range(count)],
+        "nodes_nodeids": [0] * count,
+        "nodes_featureids": [0] * count,
+        "nodes_modes": ["LEAF"] * count,
+        "nodes_values": [0.0] * count,
+        "nodes_truenodeids": [0] * count,
+        "nodes_falsenodeids": [0] * count,
+    }
     weights = [TENTH] * votes + [0.0] * votes
-    scores = {"class_treeids": [*range(count)], "class_nodeids": [0] * count,
-              "class_ids": [0] * count, "class_weights": weights}  # fmt: skip
+    scores = {
+        "class_treeids": [*range(count)],
+        "class_nodeids": [0] * count,
+        "class_ids": [0] * count,
+        "class_weights": weights,
+    }
     attributes = forest | scores | labels(2)
     check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, n_outputs=2)
 
 
 def test_an_ensemble_that_names_no_node_is_refused() -> None:
     nodes, _ = forest(MODES)
-    attributes = nodes | {"n_targets": 1, "target_ids": [0], "target_weights": [1.0],
-                          "target_treeids": [9], "target_nodeids": [0]}  # fmt: skip
+    attributes = nodes | {
+        "n_targets": 1,
+        "target_ids": [0],
+        "target_weights": [1.0],
+        "target_treeids": [9],
+        "target_nodeids": [0],
+    }
     with pytest.raises(ValueError, match=r"no node .*\(9, 0\)"):
         run_kernel("TreeEnsembleRegressor", [ROWS], attributes, 1, "ai.onnx.ml")
 
 
 FEATURES: list[tuple[str, int, list[Any], dict[str, Any]]] = [
-    *(("Scaler", 1, [(X * 3).astype(t)], {"offset": [0.5], "scale": [0.5, 2.0, 3.0][:n]})
-      for t, n in product((np.float32, np.float64, np.int64, np.int32), (1,))),
+    *(
+        ("Scaler", 1, [(X * 3).astype(t)], {"offset": [0.5], "scale": [0.5, 2.0, 3.0][:n]})
+        for t, n in product((np.float32, np.float64, np.int64, np.int32), (1,))
+    ),
     ("Scaler", 1, [X], {"offset": [0.5, 0.0, 1.0], "scale": [0.5, 2.0, 3.0]}),
-    *(("Normalizer", 1, [(X * 3).astype(t)], {"norm": norm})
-      for t, norm in product((np.float32, np.float64, np.int64), ("MAX", "L1", "L2"))),
+    *(
+        ("Normalizer", 1, [(X * 3).astype(t)], {"norm": norm})
+        for t, norm in product((np.float32, np.float64, np.int64), ("MAX", "L1", "L2"))
+    ),
     ("Normalizer", 1, [np.zeros((2, 3), np.float32)], {"norm": "L2"}),
     ("FeatureVectorizer", 1, [CODES, CODES[:, :1]], {"inputdimensions": [2, 1]}),
     ("FeatureVectorizer", 1, [X, X[:, :2].copy()], {"inputdimensions": [2, 3]}),
     ("Binarizer", 1, [X], {"threshold": 0.2}),
-    ("Imputer", 1, [ROWS],
-     {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": np.nan}),
+    (
+        "Imputer",
+        1,
+        [ROWS],
+        {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": np.nan},
+    ),
     ("Imputer", 1, [ROWS], {"imputed_value_floats": [1.5], "replaced_value_float": 0.5}),
     ("Imputer", 1, [CODES], {"imputed_value_int64s": [8], "replaced_value_int64": 1}),
     ("ArrayFeatureExtractor", 1, [X, np.array([[2, 0]])], {}),
     ("ArrayFeatureExtractor", 1, [X[0], np.array([2])], {}),
     ("LabelEncoder", 1, [WORDS], {"classes_strings": ["b", "a"]}),
     ("LabelEncoder", 1, [CODES], {"classes_strings": ["b", "a", "x"], "default_string": "?"}),
-    *(("LabelEncoder", version, [x], {**keys, **values})
-      for version in (2, 4)
-      for x, keys in ((WORDS, {"keys_strings": ["a", "b"]}), (CODES, {"keys_int64s": [3, 1]}),
-                      (ROWS, {"keys_floats": [0.5, np.nan]}))
-      for values in ({"values_strings": ["u", "v"], "default_string": "no"},
-                     {"values_int64s": [7, 8], "default_int64": -7},
-                     {"values_floats": [0.5, 0.25], "default_float": 2.5})),
-    ("LabelEncoder", 4, [CODES],
-     {"keys_tensor": np.array([3, 1]), "values_tensor": np.array([5, 6]),
-      "default_tensor": np.array([9])}),
+    *(
+        ("LabelEncoder", version, [x], {**keys, **values})
+        for version in (2, 4)
+        for x, keys in (
+            (WORDS, {"keys_strings": ["a", "b"]}),
+            (CODES, {"keys_int64s": [3, 1]}),
+            (ROWS, {"keys_floats": [0.5, np.nan]}),
+        )
+        for values in (
+            {"values_strings": ["u", "v"], "default_string": "no"},
+            {"values_int64s": [7, 8], "default_int64": -7},
+            {"values_floats": [0.5, 0.25], "default_float": 2.5},
+        )
+    ),
+    (
+        "LabelEncoder",
+        4,
+        [CODES],
+        {
+            "keys_tensor": np.array([3, 1]),
+            "values_tensor": np.array([5, 6]),
+            "default_tensor": np.array([9]),
+        },
+    ),
     ("CategoryMapper", 1, [WORDS], {"cats_int64s": [3, 1], "cats_strings": ["a", "b"]}),
     ("CategoryMapper", 1, [CODES], {"cats_int64s": [3, 1], "cats_strings": ["a", "b"]}),
     ("OneHotEncoder", 1, [WORDS], {"cats_strings": ["b", "a"]}),
     ("OneHotEncoder", 1, [CODES.astype(np.float32)], {"cats_int64s": [3, 1, 2], "zeros": 0}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", FEATURES, ids=lambda case: f"{case[0]}-{case[1]}")
@@ -271,9 +352,11 @@ def test_zip_map_crosses_devices(kind: str) -> None:
     attributes = {kind: names[kind]}
     node = helper.make_node("ZipMap", ["s"], ["z"], domain="ai.onnx.ml", name="zip", **attributes)
     model = make_model(
-        [helper.make_node("Abs", ["x"], ["s"], name="abs"), node], {"x": X}, ["z"],
+        [helper.make_node("Abs", ["x"], ["s"], name="abs"), node],
+        {"x": X},
+        ["z"],
         domains={"ai.onnx.ml": 1},
-    )  # fmt: skip
+    )
     (wanted,) = run_onnxruntime("ZipMap", [abs(X)], attributes, 1, "ai.onnx.ml")
     with (
         hetero.Core(executor="inprocess") as core,
@@ -281,20 +364,28 @@ def test_zip_map_crosses_devices(kind: str) -> None:
     ):
         got = compiled({"x": X})[0]
     assert [list(row) for row in got] == [list(row) for row in wanted]
-    compare(np.array([[*row.values()] for row in got]),
-            np.array([[*row.values()] for row in wanted]), 1e-6, 0, "ZipMap")  # fmt: skip
+    compare(
+        np.array([[*row.values()] for row in got]),
+        np.array([[*row.values()] for row in wanted]),
+        1e-6,
+        0,
+        "ZipMap",
+    )
 
 
 def test_maps_become_rows() -> None:
     scores = {"a": 1.5, "c": 2.0}
-    (row,) = run_kernel("DictVectorizer", [scores], {"string_vocabulary": ["c", "b", "a"]},
-                        1, "ai.onnx.ml")  # fmt: skip
+    (row,) = run_kernel(
+        "DictVectorizer", [scores], {"string_vocabulary": ["c", "b", "a"]}, 1, "ai.onnx.ml"
+    )
     compare(row, np.array([[2, 0, 1.5]], np.float32), 0, 0, "DictVectorizer")
     forms: list[tuple[dict[str, Any], np.ndarray]] = [
         ({"cast_to": "TO_FLOAT"}, np.array([[1.5, 2]], np.float32)),
-        ({"cast_to": "TO_STRING", "map_form": "SPARSE", "max_map": 3},
-         np.array([["", "1.5", ""]], object)),
-    ]  # fmt: skip
+        (
+            {"cast_to": "TO_STRING", "map_form": "SPARSE", "max_map": 3},
+            np.array([["", "1.5", ""]], object),
+        ),
+    ]
     for attributes, wanted in forms:
         (row,) = run_kernel("CastMap", [{4: 2.0, 1: 1.5}], attributes, 1, "ai.onnx.ml")
         compare(row, wanted, 0, 0, "CastMap")
@@ -307,8 +398,13 @@ def test_onnxruntime_is_not_asked_for_what_it_leaves_out() -> None:
         f"nodes_{name}": [0]
         for name in ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
     }
-    scores = {"class_treeids": [0, 0], "class_nodeids": [0, 0], "class_ids": [0, 1],
-              "class_weights": [0.7, 0.2], "classlabels_int64s": [3, 7]}  # fmt: skip
+    scores = {
+        "class_treeids": [0, 0],
+        "class_nodeids": [0, 0],
+        "class_ids": [0, 1],
+        "class_weights": [0.7, 0.2],
+        "classlabels_int64s": [3, 7],
+    }
     with hetero.Core(executor="inprocess") as core:
         for op_type, attributes, outputs in (
             ("LinearRegressor", linear, ["y"]),

@@ -35,8 +35,9 @@ def test_batch_normalization_7_per_element():
 def test_batch_normalization_in_training():
     inputs = [floats(4, 3, 5, 5), *statistics(3)]
     attributes = {"training_mode": 1, "momentum": 0.8}
-    ours = check("BatchNormalization", inputs, attributes, 15, 1e-4, 1e-5, n_outputs=3,
-                 oracle=run_reference)  # fmt: skip
+    ours = check(
+        "BatchNormalization", inputs, attributes, 15, 1e-4, 1e-5, n_outputs=3, oracle=run_reference
+    )
     older = run_kernel("BatchNormalization", inputs, {"momentum": 0.8}, 9, n_outputs=5)
     for a, b in zip(ours, older[:3], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -48,8 +49,15 @@ def test_batch_normalization_of_half_width_data_with_float_statistics():
     wide = run_kernel(
         "BatchNormalization", [x.astype(np.float16).astype(np.float32), s, b, m, v], {}
     )
-    check("BatchNormalization", [x.astype(np.float16), s, b, m, v], {}, 15, 1e-3, 1e-3,
-          expected=[wide[0].astype(np.float16)])  # fmt: skip
+    check(
+        "BatchNormalization",
+        [x.astype(np.float16), s, b, m, v],
+        {},
+        15,
+        1e-3,
+        1e-3,
+        expected=[wide[0].astype(np.float16)],
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 7), (1, 3, 2, 3, 4)])
@@ -62,8 +70,15 @@ def test_instance_normalization(shape, opset):
 def test_layer_normalization(axis):
     x = floats(2, 3, 8)
     shape = x.shape[axis:]
-    check("LayerNormalization", [x, floats(*shape), floats(*shape)], {"axis": axis}, 17, 1e-4, 1e-5,
-          n_outputs=3)  # fmt: skip
+    check(
+        "LayerNormalization",
+        [x, floats(*shape), floats(*shape)],
+        {"axis": axis},
+        17,
+        1e-4,
+        1e-5,
+        n_outputs=3,
+    )
     check("LayerNormalization", [x, floats(*shape)], {"axis": axis, "epsilon": 0.1}, 17, 1e-4, 1e-5)
 
 
@@ -75,8 +90,15 @@ def test_layer_normalization_of_half_width_floats():
 @pytest.mark.parametrize("axis", [-1, 1, -3])
 def test_rms_normalization(axis):
     x = floats(2, 3, 8)
-    check("RMSNormalization", [x, floats(*x.shape[axis:])], {"axis": axis}, 23, 1e-4, 1e-5,
-          oracle=run_reference)  # fmt: skip
+    check(
+        "RMSNormalization",
+        [x, floats(*x.shape[axis:])],
+        {"axis": axis},
+        23,
+        1e-4,
+        1e-5,
+        oracle=run_reference,
+    )
 
 
 @pytest.mark.parametrize(("opset", "parameters"), [(18, 2), (21, 6)])
@@ -113,8 +135,15 @@ def test_lp_normalization(p, axis, opset):
 @pytest.mark.parametrize("opset", [9, 13])
 def test_mean_variance_normalization(axes, opset):
     attributes = {} if axes is None else {"axes": axes}
-    check("MeanVarianceNormalization", [floats(2, 3, 4, 5)], attributes, opset, 1e-3, 1e-4,
-          oracle=run_reference if opset == 13 else _expected_mvn)  # fmt: skip
+    check(
+        "MeanVarianceNormalization",
+        [floats(2, 3, 4, 5)],
+        attributes,
+        opset,
+        1e-3,
+        1e-4,
+        oracle=run_reference if opset == 13 else _expected_mvn,
+    )
 
 
 def _expected_mvn(op_type, inputs, attributes, *rest):

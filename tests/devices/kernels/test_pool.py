@@ -81,8 +81,13 @@ def test_max_pool_indices(opset, shape, attributes, storage_order):
 
 
 def test_max_pool_indices_of_ties_are_the_first_ones():
-    check("MaxPool", [np.ones((1, 2, 5, 5), np.float32)], {"kernel_shape": [3, 3], "pads": [1] * 4},
-          12, n_outputs=2)  # fmt: skip
+    check(
+        "MaxPool",
+        [np.ones((1, 2, 5, 5), np.float32)],
+        {"kernel_shape": [3, 3], "pads": [1] * 4},
+        12,
+        n_outputs=2,
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.float64])

@@ -62,9 +62,19 @@ def test_blocks(axis: int, block: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["uint16", "int16", "uint4", "int4", "uint2", "int2", "float8_e4m3fn", "float8_e5m2",
-             "float4_e2m1fn"],
-)  # fmt: skip
+    "name",
+    [
+        "uint16",
+        "int16",
+        "uint4",
+        "int4",
+        "uint2",
+        "int2",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float4_e2m1fn",
+    ],
+)
 def test_other_types(name: str) -> None:
     dtype = NARROW.get(name, np.dtype(name) if name not in NARROW else None)
     zero_point = np.zeros((), np.float32).astype(dtype)
@@ -159,16 +169,29 @@ def test_qlinear_matmul(dtype: Any) -> None:
     inputs = [a, scalar(0.02), zero, b, scalar(0.03), zero, scalar(0.7), zero]
     for opset in (10, 21):
         check("QLinearMatMul", inputs, opset=opset)
-    columns = [a, scalar(0.02), zero, b, RNG.uniform(0.01, 0.05, 5).astype(np.float32),
-               integers((5,), dtype), scalar(0.7), zero]  # fmt: skip
+    columns = [
+        a,
+        scalar(0.02),
+        zero,
+        b,
+        RNG.uniform(0.01, 0.05, 5).astype(np.float32),
+        integers((5,), dtype),
+        scalar(0.7),
+        zero,
+    ]
     check("QLinearMatMul", columns, opset=10)
 
 
 @pytest.mark.parametrize(
     "attributes",
-    [{}, {"pads": [1, 1, 1, 1]}, {"strides": [2, 2], "auto_pad": "SAME_UPPER"}, {"group": 2},
-     {"dilations": [2, 1]}],
-)  # fmt: skip
+    [
+        {},
+        {"pads": [1, 1, 1, 1]},
+        {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
+        {"group": 2},
+        {"dilations": [2, 1]},
+    ],
+)
 def test_conv_integer(attributes: dict[str, Any]) -> None:
     x = integers((2, 4, 7, 6), np.uint8)
     w = integers((6, 4 // attributes.get("group", 1), 3, 2), np.uint8)

@@ -87,8 +87,14 @@ def test_batch_first_layout_only_moves_axes(op_type, direction):
     for i in (0, 5, 6):
         if i < len(inputs):
             inputs[i] = inputs[i].swapaxes(0, 1)
-    check(op_type, inputs, {"direction": direction, "layout": 1}, 14, n_outputs=len(expected),
-          expected=expected)  # fmt: skip
+    check(
+        op_type,
+        inputs,
+        {"direction": direction, "layout": 1},
+        14,
+        n_outputs=len(expected),
+        expected=expected,
+    )
 
 
 @pytest.mark.parametrize("linear", [0, 1])
@@ -126,11 +132,18 @@ def test_lstm_input_forget_couples_the_gates():
 @pytest.mark.parametrize(
     ("activation", "alpha", "beta"),
     [
-        ("Relu", None, None), ("Affine", 0.5, 0.1), ("LeakyRelu", 0.2, None), ("Elu", 0.7, None),
-        ("ThresholdedRelu", 0.1, None), ("ScaledTanh", 0.9, 0.8), ("HardSigmoid", 0.3, 0.4),
-        ("Softsign", None, None), ("Softplus", None, None), ("Sigmoid", None, None),
+        ("Relu", None, None),
+        ("Affine", 0.5, 0.1),
+        ("LeakyRelu", 0.2, None),
+        ("Elu", 0.7, None),
+        ("ThresholdedRelu", 0.1, None),
+        ("ScaledTanh", 0.9, 0.8),
+        ("HardSigmoid", 0.3, 0.4),
+        ("Softsign", None, None),
+        ("Softplus", None, None),
+        ("Sigmoid", None, None),
     ],
-)  # fmt: skip
+)
 def test_rnn_activations(activation, alpha, beta):
     attributes = {"activations": [activation]}
     if alpha is not None:

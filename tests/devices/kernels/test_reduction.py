@@ -12,9 +12,17 @@ from tests.support.kernel_oracle import NARROW, check, compare, opsets, run_kern
 RNG = np.random.default_rng(22)
 X = RNG.uniform(0.5, 3, (2, 3, 4)).astype(np.float32)
 REDUCTIONS = (
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
-    "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
-)  # fmt: skip
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+)
 #: From this opset on, axes are an input.
 AXES_INPUT = dict.fromkeys(REDUCTIONS, 18) | {"ReduceSum": 13}
 VERSIONS = [(name, opset) for name in REDUCTIONS for opset in opsets(name)]
@@ -69,10 +77,19 @@ def test_noop_with_empty_axes(op_type: str) -> None:
 
 @pytest.mark.parametrize(
     ("op_type", "wanted"),
-    [("ReduceL1", 0), ("ReduceL2", 0), ("ReduceLogSum", -np.inf), ("ReduceLogSumExp", -np.inf),
-     ("ReduceMax", -np.inf), ("ReduceMin", np.inf), ("ReduceMean", np.nan), ("ReduceProd", 1),
-     ("ReduceSum", 0), ("ReduceSumSquare", 0)],
-)  # fmt: skip
+    [
+        ("ReduceL1", 0),
+        ("ReduceL2", 0),
+        ("ReduceLogSum", -np.inf),
+        ("ReduceLogSumExp", -np.inf),
+        ("ReduceMax", -np.inf),
+        ("ReduceMin", np.inf),
+        ("ReduceMean", np.nan),
+        ("ReduceProd", 1),
+        ("ReduceSum", 0),
+        ("ReduceSumSquare", 0),
+    ],
+)
 def test_reduction_of_nothing(op_type: str, wanted: float) -> None:
     x = np.zeros((2, 0, 4), np.float32)
     inputs = [x, np.array([1], np.int64)]
@@ -155,9 +172,13 @@ def test_cumulative_sum(dtype: Any, exclusive: int, reverse: int) -> None:
 
 @pytest.mark.parametrize(
     ("attributes", "wanted"),
-    [({}, [1, 2, 6]), ({"exclusive": 1}, [1, 1, 2]), ({"reverse": 1}, [6, 6, 3]),
-     ({"exclusive": 1, "reverse": 1}, [6, 3, 1])],
-)  # fmt: skip
+    [
+        ({}, [1, 2, 6]),
+        ({"exclusive": 1}, [1, 1, 2]),
+        ({"reverse": 1}, [6, 6, 3]),
+        ({"exclusive": 1, "reverse": 1}, [6, 3, 1]),
+    ],
+)
 def test_cumulative_product(attributes: dict[str, int], wanted: list[int]) -> None:
     for dtype in (np.float32, np.int32, np.uint64):
         inputs = [np.array([1, 2, 3], dtype), np.array(0)]

@@ -80,9 +80,10 @@ def test_cubic_coefficients_and_excluding_the_outside(exclude, a):
 def test_crop_and_resize(mode):
     x, roi = floats(1, 1, 6, 7), scales(0, 0, 0.2, -0.1, 1, 1, 0.8, 1.2)
     attributes = {
-        "mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize",
+        "mode": mode,
+        "coordinate_transformation_mode": "tf_crop_and_resize",
         "extrapolation_value": 9.5,
-    }  # fmt: skip
+    }
     inputs = [x, roi, None, np.array([1, 1, 4, 5], np.int64)]
     check("Resize", inputs, attributes, 13, 1e-3, 1e-4)
 

@@ -34,15 +34,19 @@ TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float": 1e-3}
 
 #: Operators whose results say nothing of another type's.
 LEFT_OUT = {
-    "Bernoulli": "random", "Multinomial": "random", "RandomNormalLike": "random",
-    "RandomUniformLike": "random", "Dropout": "random when it trains",
-    "BitCast": "wants types of equal width", "Cast": "the result's type is an attribute",
+    "Bernoulli": "random",
+    "Multinomial": "random",
+    "RandomNormalLike": "random",
+    "RandomUniformLike": "random",
+    "Dropout": "random when it trains",
+    "BitCast": "wants types of equal width",
+    "Cast": "the result's type is an attribute",
     "CastLike": "the result's type is the second input's",
     "QuantizeLinear": "the types of quantised and real numbers depend on each other",
     "DequantizeLinear": "the types of quantised and real numbers depend on each other",
     "DynamicQuantizeLinear": "a step of the quantised scale is not a float's tolerance",
     "SequenceMap": "has a body",
-}  # fmt: skip
+}
 
 
 @cache
@@ -106,9 +110,12 @@ def test_types(op_type: str) -> None:
                 with np.errstate(over="ignore"):
                     rounded = wanted.astype(got.dtype).astype(np.float64)
                 np.testing.assert_allclose(
-                    got.astype(np.float64), rounded,
-                    rtol=TOLERANCES[name], atol=TOLERANCES[name], err_msg=f"{name} {formal.name}",
-                )  # fmt: skip
+                    got.astype(np.float64),
+                    rounded,
+                    rtol=TOLERANCES[name],
+                    atol=TOLERANCES[name],
+                    err_msg=f"{name} {formal.name}",
+                )
 
 
 def types_of(schema: OpSchema, type_str: str) -> list[str]:

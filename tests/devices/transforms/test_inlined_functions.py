@@ -20,19 +20,33 @@ from tests.support.transformed import check, floats, node, operators
 def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
     """Return ``0.5 * factor * tanh(a + shift)``, with a call inside, and absent shift allowed."""
     inner = helper.make_function(
-        "own", "Half", ["v"], ["w"],
-        [helper.make_node("Constant", [], ["h"], value_float=0.5),
-         helper.make_node("Mul", ["v", "h"], ["w"])], [helper.make_opsetid("", opset)],
-    )  # fmt: skip
+        "own",
+        "Half",
+        ["v"],
+        ["w"],
+        [
+            helper.make_node("Constant", [], ["h"], value_float=0.5),
+            helper.make_node("Mul", ["v", "h"], ["w"]),
+        ],
+        [helper.make_opsetid("", opset)],
+    )
     factor = helper.make_node("Constant", [], ["f"])
     factor.attribute.add(name="value_float", ref_attr_name="factor", type=1)
     outer = helper.make_function(
-        "own", "ScaledTanh", ["a", "low"], ["y"],
-        [factor, helper.make_node("Clip", ["a", "low"], ["c"]),
-         helper.make_node("Tanh", ["c"], ["t"]), helper.make_node("Mul", ["t", "f"], ["g"]),
-         helper.make_node("Half", ["g"], ["y"], domain="own")],
-        [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)], ["factor"],
-    )  # fmt: skip
+        "own",
+        "ScaledTanh",
+        ["a", "low"],
+        ["y"],
+        [
+            factor,
+            helper.make_node("Clip", ["a", "low"], ["c"]),
+            helper.make_node("Tanh", ["c"], ["t"]),
+            helper.make_node("Mul", ["t", "f"], ["g"]),
+            helper.make_node("Half", ["g"], ["y"], domain="own"),
+        ],
+        [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)],
+        ["factor"],
+    )
     return [inner, outer]
 
 
@@ -44,9 +58,13 @@ def test_functions_are_inlined_where_their_opsets_are_the_models(opset: int, inl
         helper.make_node("ScaledTanh", ["h", "zero"], ["y"], name="two", domain="own", factor=2.0),
     ]
     model = make_model(
-        nodes, {"x": x}, ["h", "y"], {"zero": np.float32(0)},
-        functions=scaled_tanh(opset), domains={"own": 1},
-    )  # fmt: skip
+        nodes,
+        {"x": x},
+        ["h", "y"],
+        {"zero": np.float32(0)},
+        functions=scaled_tanh(opset),
+        domains={"own": 1},
+    )
     h, y = run_cpu(model, {"x": x})
     np.testing.assert_allclose(h, 1.5 * np.tanh(x), rtol=1e-5)
     np.testing.assert_allclose(y, np.tanh(np.maximum(h, 0)), rtol=1e-5)

@@ -89,9 +89,12 @@ def test_what_a_convolution_makes_is_rounded(relu: bool) -> None:
     nodes += [helper.make_node("Relu", ["c"], ["r"])] if relu else []
     nodes = [*pair("x", "a"), *nodes, *pair("r" if relu else "c", "y", "low")]
     constants = {
-        "w": RNG.integers(-9, 9, (4, 5, 3, 3)).astype(np.float32), "b": np.ones(4, np.float32),
-        "scale": np.float32(0.25), "zero": np.uint8(128), "low": np.uint8(0),
-    }  # fmt: skip
+        "w": RNG.integers(-9, 9, (4, 5, 3, 3)).astype(np.float32),
+        "b": np.ones(4, np.float32),
+        "scale": np.float32(0.25),
+        "zero": np.uint8(128),
+        "low": np.uint8(0),
+    }
     model = make_model(nodes, {"x": x}, ["y"], constants)
     assert kinds(model) == ["FakeQuantize", "ChannelsLastConv", "FakeQuantize"]
     # Multiples of 1/4 times small integers: floats add them without rounding.
@@ -110,9 +113,11 @@ def quantised(x: Sequence[str], y: str) -> list[str]:
 
 
 SCALES = {
-    "x_scale": np.float32(0.02), "x_zero": np.uint8(120), "y_scale": np.float32(0.7),
+    "x_scale": np.float32(0.02),
+    "x_zero": np.uint8(120),
+    "y_scale": np.float32(0.7),
     "y_zero": np.uint8(130),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -120,9 +125,11 @@ def test_a_quantised_convolution_of_constant_weights(per_channel: bool) -> None:
     x, w = bytes_of(np.uint8, 1, 16, 12, 12), weights_of(np.int8, 8, 16, 3, 3)
     scale = np.linspace(0.01, 0.03, 8, dtype=np.float32) if per_channel else np.float32(0.02)
     constants = SCALES | {
-        "w": w, "w_scale": scale, "w_zero": np.zeros(scale.shape, np.int8),
+        "w": w,
+        "w_scale": scale,
+        "w_zero": np.zeros(scale.shape, np.int8),
         "b": RNG.integers(-9000, 9000, 8, np.int32),
-    }  # fmt: skip
+    }
     inputs = [*quantised(["x", "w"], "y"), "b"]
     nodes = [helper.make_node("QLinearConv", inputs, ["y"], pads=[1, 1, 1, 1], name="conv")]
     model = make_model(nodes, {"x": x}, ["y"], constants)
@@ -182,9 +189,11 @@ def test_layers_whose_activations_are_quantised_in_the_run_stay_floats_throughou
     x = RNG.standard_normal((2, 3, depth)).astype(np.float32)
     columns = width if per_column else 1
     constants = {
-        "w": weights_of(dtype, depth, width), "w_zero": dtype(3), "b": np.ones(width, np.float32),
+        "w": weights_of(dtype, depth, width),
+        "w_zero": dtype(3),
+        "b": np.ones(width, np.float32),
         "w_scale": np.linspace(0.01, 0.03, columns, dtype=np.float32),
-    }  # fmt: skip
+    }
     model = make_model(dynamic(bias), {"x": x}, ["y"], constants)
     (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
@@ -213,11 +222,15 @@ def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
         helper.make_node("Clip", ["o", "low", "high"], ["y"]),
     ]
     constants = {
-        "w": weights_of(np.int8, 6, 6 // group, 3, 3), "w_zero": np.int8(0),
+        "w": weights_of(np.int8, 6, 6 // group, 3, 3),
+        "w_zero": np.int8(0),
         "w_scale": np.linspace(0.01, 0.03, 6, dtype=np.float32).reshape(1, 6, 1, 1),
-        "b": np.ones((1, 6, 1, 1), np.float32), "g": np.full(6, 0.5, np.float32),
-        "h": np.arange(6, dtype=np.float32), "low": np.float32(-4), "high": np.float32(6),
-    }  # fmt: skip
+        "b": np.ones((1, 6, 1, 1), np.float32),
+        "g": np.full(6, 0.5, np.float32),
+        "h": np.arange(6, dtype=np.float32),
+        "low": np.float32(-4),
+        "high": np.float32(6),
+    }
     x = RNG.standard_normal((2, 6, 5, 7)).astype(np.float32)
     return make_model(nodes, {"x": x}, ["y"], constants), x
 
@@ -246,9 +259,11 @@ def test_names_that_passes_would_give_may_be_taken() -> None:
         helper.make_node("Sum", ["a", "conv1/x", "conv1/floats"], ["y"]),
     ]
     constants = SCALES | {
-        "w": np.full((1, 1, 1, 1), 3, np.int8), "w_scale": np.float32(0.5), "w_zero": np.int8(0),
+        "w": np.full((1, 1, 1, 1), 3, np.int8),
+        "w_scale": np.float32(0.5),
+        "w_zero": np.int8(0),
         "b": np.array([900], np.int32),
-    }  # fmt: skip
+    }
     x = {"x": bytes_of(np.uint8, 1, 1, 2, 2)}
     model = make_model(nodes, x, ["y"], constants)
     np.testing.assert_allclose(run_cpu(model, x)[0], plain(model, x)[0], rtol=1e-6)

@@ -48,7 +48,9 @@ NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
             helper.make_node("Conv", ["x", "w"], ["c"]),
             helper.make_node("Shape", ["c"], ["s"]),
             helper.make_node(
-                "ConstantOfShape", ["s"], ["k"],
+                "ConstantOfShape",
+                ["s"],
+                ["k"],
                 value=helper.make_tensor("value", TensorProto.FLOAT16, [1], [0.1]),
             ),
             helper.make_node("Mul", ["c", "k"], ["y"]),
@@ -62,7 +64,7 @@ NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
         ],
         ["y", "c"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -28,21 +28,35 @@ X4 = floats(1, 4, 6, 6)
 CONV = node("Conv", "x k b", "c", pads=[1, 1, 1, 1])
 NORM = node("BatchNormalization", "c s t m v", "n")
 WEIGHTS: dict[str, Any] = {
-    "k": floats(4, 4, 3, 3), "b": floats(4), "s": floats(4), "t": floats(4), "m": floats(4),
-    "v": floats(4), "per_channel": floats(4, 1, 1), "k11": floats(4, 4, 1, 1) / 4,
+    "k": floats(4, 4, 3, 3),
+    "b": floats(4),
+    "s": floats(4),
+    "t": floats(4),
+    "m": floats(4),
+    "v": floats(4),
+    "per_channel": floats(4, 1, 1),
+    "k11": floats(4, 4, 1, 1) / 4,
     "zero": np.float32(0),
-    "six": np.float32(6), "row": floats(6),
-}  # fmt: skip
+    "six": np.float32(6),
+    "row": floats(6),
+}
 
 #: Nodes, and the operators that they become; the last node's output is the graph's.
 PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     "conv_batchnorm": ([CONV, NORM], ["Conv"]),
     "conv_batchnorm_scale_shift_relu": (
-        [CONV, NORM, node("Mul", "n per_channel", "p"), node("Add", "b3 p", "q"),
-         node("Relu", "q", "y")], ["Conv", "Relu"],
+        [
+            CONV,
+            NORM,
+            node("Mul", "n per_channel", "p"),
+            node("Add", "b3 p", "q"),
+            node("Relu", "q", "y"),
+        ],
+        ["Conv", "Relu"],
     ),
     "conv_residual_relu": (
-        [CONV, node("Add", "x c", "a"), node("Relu", "a", "y")], ["Conv", "Add", "Relu"],
+        [CONV, node("Add", "x c", "a"), node("Relu", "a", "y")],
+        ["Conv", "Add", "Relu"],
     ),
     "conv_clip": ([CONV, node("Clip", "c zero six", "y")], ["Conv", "Clip"]),
     "conv_last_axis_product": ([CONV, node("Mul", "c row", "y")], ["Conv", "Mul"]),
@@ -51,28 +65,39 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
         ["Conv", "GlobalAveragePool", "Add"],
     ),
     "batchnorm_relu_before_padded": (
-        [node("Relu", "x", "c"), NORM, node("Relu", "n", "p"),
-         node("Conv", "p k1", "y", pads=[1, 1, 1, 1])],
+        [
+            node("Relu", "x", "c"),
+            NORM,
+            node("Relu", "n", "p"),
+            node("Conv", "p k1", "y", pads=[1, 1, 1, 1]),
+        ],
         ["Relu", "BatchNormalization", "Relu", "Conv"],
     ),
     "identity_and_dropout": (
-        [node("Identity", "x", "i"), node("Dropout", "i", "d"), node("Exp", "d", "y")], ["Exp"],
+        [node("Identity", "x", "i"), node("Dropout", "i", "d"), node("Exp", "d", "y")],
+        ["Exp"],
     ),
     "constants_fold": (
-        [node("Shape", "x", "s1"), node("Gather", "s1 first", "s2"),
-         node("Unsqueeze", "s2 axes", "s3"), node("Concat", "s3 minus", "s4", axis=0),
-         node("Reshape", "x s4", "y")], ["Reshape"],
+        [
+            node("Shape", "x", "s1"),
+            node("Gather", "s1 first", "s2"),
+            node("Unsqueeze", "s2 axes", "s3"),
+            node("Concat", "s3 minus", "s4", axis=0),
+            node("Reshape", "x s4", "y"),
+        ],
+        ["Reshape"],
     ),
     "dead": ([node("Exp", "x", "dead"), node("Relu", "x", "y")], ["Relu"]),
-}  # fmt: skip
+}
 
 MORE: dict[str, Any] = WEIGHTS | {
     "k1": floats(5, 4, 1, 1),
-    "b3": floats(4, 1, 1), "w6": floats(6, 6),
+    "b3": floats(4, 1, 1),
+    "w6": floats(6, 6),
     "axes": np.array([0], np.int64),
     "first": np.array(0, np.int64),
     "minus": np.array([-1], np.int64),
-}  # fmt: skip
+}
 
 
 def pattern_model(nodes: list[onnx.NodeProto], *, outputs: tuple[str, ...] = ()) -> Any:
@@ -103,17 +128,21 @@ def test_every_inner_value_stays_where_it_has_another_reader() -> None:
     for inner in nodes[:-1]:
         more = [*nodes, node("Neg", inner.output[0], "other")]
         model = make_model(
-            more, {"x": X4}, [nodes[-1].output[0], "other"],
+            more,
+            {"x": X4},
+            [nodes[-1].output[0], "other"],
             {k: v for k, v in MORE.items() if any(k in n.input for n in more)},
-        )  # fmt: skip
+        )
         check(model, {"x": X4 - 1})
 
 
 def test_a_value_that_a_body_reads_keeps_its_name() -> None:
     graph = helper.make_graph(
-        [helper.make_node("Neg", ["c"], ["t"])], "body", [],
+        [helper.make_node("Neg", ["c"], ["t"])],
+        "body",
+        [],
         [helper.make_empty_tensor_value_info("t")],
-    )  # fmt: skip
+    )
     branch = helper.make_node("If", ["on"], ["z"], then_branch=graph, else_branch=graph)
     nodes = [CONV, node("Relu", "c", "r"), branch, node("Add", "r z", "y")]
     feeds = {"x": X4, "on": np.array(True)}
@@ -130,9 +159,11 @@ def test_pattern_in_other_widths(dtype: type) -> None:
     assert operators(model) == wanted
     x: np.ndarray = (X4 - 1).astype(dtype)
     exact = make_model(
-        nodes, {"x": X4.astype(np.float64)}, [nodes[-1].output[0]],
+        nodes,
+        {"x": X4.astype(np.float64)},
+        [nodes[-1].output[0]],
         {k: v.astype(np.float64) for k, v in weights.items()},
-    )  # fmt: skip
+    )
     (got,) = run_cpu(model, {"x": x})
     (best,) = run_reference(exact, {"x": x.astype(np.float64)})
     assert got.dtype == dtype
@@ -154,12 +185,16 @@ def test_patterns_below_opset_7_broadcast_otherwise() -> None:
     """Mul and Add then put a constant along the axis that they name, not along the last one."""
     old = {"broadcast": 1, "axis": 0}
     nodes = [
-        node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d", broadcast=1),
-        node("Mul", "d d", "q"), node("ReduceMean", "q", "v", axes=[-1]),
-        node("Add", "v e", "w", broadcast=1), node("Sqrt", "w", "r"),
+        node("ReduceMean", "x", "m", axes=[-1]),
+        node("Sub", "x m", "d", broadcast=1),
+        node("Mul", "d d", "q"),
+        node("ReduceMean", "q", "v", axes=[-1]),
+        node("Add", "v e", "w", broadcast=1),
+        node("Sqrt", "w", "r"),
         node("Div", "d r", "n", broadcast=1),
-        node("Mul", "n s", "p", **old), node("Add", "p t", "y", **old),
-    ]  # fmt: skip
+        node("Mul", "n s", "p", **old),
+        node("Add", "p t", "y", **old),
+    ]
     weights = {"e": np.full(1, 1e-5, np.float32), "s": floats(4), "t": floats(4)}
     x = floats(4, 4)
     model = make_model(nodes, {"x": x}, ["y"], weights, opset=6)
@@ -186,12 +221,14 @@ def random_graph() -> onnx.GraphProto:
 
 
 LOOP_BODY = helper.make_graph(
-    [helper.make_node("RandomNormal", [], ["r"], shape=[50]),
-     helper.make_node("Identity", ["going"], ["again"])],
+    [
+        helper.make_node("RandomNormal", [], ["r"], shape=[50]),
+        helper.make_node("Identity", ["going"], ["again"]),
+    ],
     "g",
     [helper.make_tensor_value_info("i", 7, []), helper.make_tensor_value_info("going", 9, [])],
     [helper.make_tensor_value_info("again", 9, []), helper.make_tensor_value_info("r", 1, [50])],
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -208,16 +245,22 @@ LOOP_BODY = helper.make_graph(
 )
 def test_random_numbers_are_drawn_in_each_run(draws: onnx.NodeProto) -> None:
     function = helper.make_function(
-        "own", "Dice", [], ["b"],
+        "own",
+        "Dice",
+        [],
+        ["b"],
         [helper.make_node("RandomNormal", [], ["a"], shape=[50]), node("Neg", "a", "b")],
         [helper.make_opsetid("", 17)],
-    )  # fmt: skip
+    )
     constants = {"on": np.array(True), "two": np.array(2)}
     model = make_model(
-        [draws, node("Add", "x t", "y")], {"x": np.zeros(1, np.float32)}, ["y"],
+        [draws, node("Add", "x t", "y")],
+        {"x": np.zeros(1, np.float32)},
+        ["y"],
         {k: v for k, v in constants.items() if k in draws.input},
-        functions=[function], domains={"own": 1},
-    )  # fmt: skip
+        functions=[function],
+        domains={"own": 1},
+    )
     compiled = CPUPlugin().compile_model(read_model(model), {})
     x = np.zeros(1, np.float32)
     assert not np.array_equal(compiled.run([x])[0], compiled.run([x])[0])

@@ -49,13 +49,15 @@ def model() -> Model:
         ({"out[0]": "CPU"}, {"out[0]": "CPU"}),  # a name before a glob
         ({"name:fc": "CPU", "glob:out*": "ORT"}, {"fc": "CPU", "out[0]": "ORT"}),
         # The more exact kind wins wherever it stands, the later one within a kind.
-        ({"conv2": "ORT", "conv*": "CPU", "op:Abs": "CPU"},
-         {"conv1": "CPU", "conv2": "ORT", "out[0]": "CPU"}),
+        (
+            {"conv2": "ORT", "conv*": "CPU", "op:Abs": "CPU"},
+            {"conv1": "CPU", "conv2": "ORT", "out[0]": "CPU"},
+        ),
         ({"conv*": "CPU", "c*": "ORT"}, {"conv1": "ORT", "conv2": "ORT"}),
         ({"op:Constant": "CPU"}, {}),  # literals follow their readers
         ({"fc": "CPU.0"}, {"fc": "CPU"}),
     ],
-)  # fmt: skip
+)
 def test_patterns(model: Model, pins: dict[str, str], expected: dict[str, str]) -> None:
     assert dict(resolve_pins(model, pins, DEVICES)) == expected
 

@@ -58,7 +58,7 @@ APART = {
     "literal": "c = Constant <value_ints = [0, -1]> () y = Reshape(x, c)",
     "pass-through": "y = Identity(x)",
     "dropout": "<float r = {0.5}> y = Dropout(x, r)",
-}  # fmt: skip
+}
 
 #: Bodies that mix rows or lose them, and the node or output to blame.
 MIXED = {
@@ -80,8 +80,10 @@ MIXED = {
     ),
     "cumulated": ("<int64 c = {0}> y = CumSum(x, c)", "axis 0"),
     "cut": ("<int64[1] a = {0}, int64[1] b = {1}> y = Slice(x, a, b)", "axis 0"),
-    "reversed": (("<int64[1] a = {-1}, int64[1] b = {-9}, int64[1] c = {0}> "
-                 "y = Slice(x, a, b, c, a)"), "axis 0"),
+    "reversed": (
+        ("<int64[1] a = {-1}, int64[1] b = {-9}, int64[1] c = {0}> y = Slice(x, a, b, c, a)"),
+        "axis 0",
+    ),
     "first row": ("<int64 c = {0}> f = Gather(x, c) y = Sub(x, f)", "axis 0"),
     "padded": ("<int64[6] c = {0, 0, 0, 1, 0, 0}> y = Pad(x, c)", "axis 0"),
     "scaled": ("<float[3] c = {2, 1, 1}> y = Resize(x, , c)", "axis 0"),
@@ -91,8 +93,10 @@ MIXED = {
     "flattened": ("y = Flatten <axis = 2> (x)", "axis 0"),
     "joined": ("<int64[2] c = {-1, 6}> y = Reshape(x, c)", "'y'"),
     "fixed": ("<int64[3] c = {1, 4, 6}> y = Reshape(x, c)", "'y'"),
-    "its size": (("<int64 i = {0}> s = Shape(x) n = Gather(s, i) f = Cast <to = 1> (n) "
-                 "y = Div(x, f)"), "size of the batch"),
+    "its size": (
+        ("<int64 i = {0}> s = Shape(x) n = Gather(s, i) f = Cast <to = 1> (n) y = Div(x, f)"),
+        "size of the batch",
+    ),
     "sizes given out": ("y = Shape(x)", "output 'y'"),
     "constant given out": ("<float[2] c> z = Neg(x) y = Identity(c)", "output 'y'"),
     "rows of its own": ("<float[3, 4, 6] c> y = Add(x, c)", "'c'"),
@@ -101,8 +105,13 @@ MIXED = {
         "<int64[1] c = {1}> m = ReduceSum <keepdims = 0> (x, c) y = Add(x, m)",
         "'m' over axis 0",
     ),
-    "rows by rows": (("<int64[2] c = {1, 2}> m = ReduceMax <keepdims = 0> (x, c) "
-                     "i = Cast <to = 7> (m) y = Gather <axis = 1> (x, i)"), "rows by rows"),
+    "rows by rows": (
+        (
+            "<int64[2] c = {1, 2}> m = ReduceMax <keepdims = 0> (x, c) "
+            "i = Cast <to = 7> (m) y = Gather <axis = 1> (x, i)"
+        ),
+        "rows by rows",
+    ),
     "places in all": ("p, y = MaxPool <kernel_shape = [2]> (x)", "MaxPool"),
     "dropped": ("<float r = {0.5}, bool t = {1}> y = Dropout(x, r, t)", "at random"),
     "random": ("r = RandomNormalLike(x) y = Add(r, x)", "RandomNormalLike"),
@@ -111,11 +120,13 @@ MIXED = {
         "BatchNormalization",
     ),
     "a body": (
-        ("<bool c = {1}> y = If (c) <then_branch = a () => (float[N, 4, 6] p) { p = Neg(x) }, "
-        "else_branch = b () => (float[N, 4, 6] q) { q = Abs(x) }>"),
+        (
+            "<bool c = {1}> y = If (c) <then_branch = a () => (float[N, 4, 6] p) { p = Neg(x) }, "
+            "else_branch = b () => (float[N, 4, 6] q) { q = Abs(x) }>"
+        ),
         "If",
     ),
-}  # fmt: skip
+}
 
 
 def proto(body: str) -> onnx.ModelProto:

@@ -99,6 +99,9 @@ def test_an_entry_that_is_cut_while_it_is_used_ends_no_process(device, tmp_path)
     onnx.save_model(model, tmp_path / "m.onnx")
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), device],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr

@@ -79,7 +79,7 @@ FILES: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...
         errors.UnsupportedOpsetError,
         ("99", str(onnx.IR_VERSION), "newer onnx"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -304,18 +304,23 @@ INPUT_FILES: dict[str, tuple[Callable[[Path], object], str, type[Exception] | No
     "folder": (write_folder, "x.npy", None, "is a folder"),
     "text": (lambda p: p.write_text("1 2 3"), "x.txt", None, "no .npy file"),
     "pickle": (
-        lambda p: np.save(p, np.array([{}], object), allow_pickle=True), "x.npy", None,
+        lambda p: np.save(p, np.array([{}], object), allow_pickle=True),
+        "x.npy",
+        None,
         "Python objects",
     ),
     "pickle in archive": (
-        lambda p: np.savez(p, x=np.array([{}], object)), "x.npz", None, "Python objects",
+        lambda p: np.savez(p, x=np.array([{}], object)),
+        "x.npz",
+        None,
+        "Python objects",
     ),
     "text as archive": (lambda p: p.write_text("1 2 3"), "x.npz", None, "no .npz file"),
     "garbage tensor": (lambda p: p.write_bytes(b"\xff" * 40), "x.pb", None, "no .pb file"),
     "another name": (lambda p: np.savez(p, z=X), "x.npz", None, "no input z; it has x"),
     "shape": (lambda p: np.save(p, X[:, :2]), "x.npy", errors.TensorShapeError, "[2, 2]"),
     "type": (lambda p: np.save(p, X + 1j), "x.npy", errors.TensorTypeError, "complex"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", INPUT_FILES)

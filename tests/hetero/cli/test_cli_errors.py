@@ -254,8 +254,11 @@ def test_an_ascii_locale_shows_escapes(model: Path) -> None:
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | HERE
     done = subprocess.run(
         [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
-        capture_output=True, env=environment, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
     assert b"\\u2026" in done.stdout

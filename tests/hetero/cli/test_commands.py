@@ -262,9 +262,13 @@ def test_a_signal_while_it_is_imported_shows_no_traceback(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(EARLY.format(number=int(number)))
     done = subprocess.run(
-        [sys.executable, *program], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "hetero: interrupted\n")
 
 
@@ -274,8 +278,11 @@ def test_a_signal_while_it_is_imported_shows_no_traceback(
 def test_a_signal_at_its_end_shows_no_traceback(number: int, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATE, str(int(number))],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
@@ -302,7 +309,11 @@ def test_a_fork_of_a_command_ends_by_sigterm_without_a_word() -> None:
         "os.kill(child, signal.SIGTERM); print(os.waitpid(child, 0)[1])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
         check=False,
-    )  # fmt: skip
+    )
     assert (ran.stdout, ran.stderr) == (f"{int(signal.SIGTERM)}\n", "")

@@ -40,10 +40,14 @@ def hardlink(path: Path) -> Path:
 @pytest.mark.parametrize(
     "line",
     [
-        "query --annotate", "query --html", "compile -o", "run -o", "profile -t 0.1 -o",
+        "query --annotate",
+        "query --html",
+        "compile -o",
+        "run -o",
+        "profile -t 0.1 -o",
         "plan --html",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("link", [itself, symlink, hardlink])
 def test_an_output_that_is_the_model_is_refused(
     shell: Shell, model: Path, line: str, link: Callable[[Path], Path]
@@ -110,9 +114,14 @@ def test_a_folder_that_is_not_there_is_told_before_any_work(
     ],
 )
 def test_a_full_disk_names_the_file_and_leaves_nothing(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    command: str, option: str, name: str,
-) -> None:  # fmt: skip
+    shell: Shell,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    option: str,
+    name: str,
+) -> None:
     folder = tmp_path / "full"
     folder.mkdir()
 

@@ -132,10 +132,17 @@ def test_inspect_tells_what_is_in_a_blob(shell: Shell, model: Path, tmp_path: Pa
 
 
 COMMANDS = (
-    "devices", "inspect MODEL", "query MODEL", "compile MODEL", "run MODEL", "bench MODEL -n 2",
-    "compare MODEL -d CPU,ORT", "profile MODEL -d NULL -t 0.1 -o costs.json",
-    "plan MODEL -d NULL -c PROFILE_SECONDS=0.1", "cache list --dir .",
-)  # fmt: skip
+    "devices",
+    "inspect MODEL",
+    "query MODEL",
+    "compile MODEL",
+    "run MODEL",
+    "bench MODEL -n 2",
+    "compare MODEL -d CPU,ORT",
+    "profile MODEL -d NULL -t 0.1 -o costs.json",
+    "plan MODEL -d NULL -c PROFILE_SECONDS=0.1",
+    "cache list --dir .",
+)
 
 
 def keys(value: Any) -> Iterator[str]:
@@ -204,9 +211,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_ray_starts_only_for_what_runs_or_measures(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str],
-    line: str, kind: str,
-) -> None:  # fmt: skip
+    shell: Shell,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+    line: str,
+    kind: str,
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     costs = tmp_path / "costs.json"
     if "COSTS" in line:

@@ -46,8 +46,18 @@ def test_a_picture_is_resized_and_normalised_for_the_model(
     shell: Shell, tmp_path: Path, cat: Path, shape: tuple[Any, ...], color: str
 ) -> None:
     options = ("--color", color, "--mean", "120,110,100", "--scale", "x=2")
-    got = output(shell, tmp_path, saved(tmp_path, *shape), "-d", "HETERO:ORT,CPU",
-                 "-a", "model=CPU", "-i", cat, *options)  # fmt: skip
+    got = output(
+        shell,
+        tmp_path,
+        saved(tmp_path, *shape),
+        "-d",
+        "HETERO:ORT,CPU",
+        "-a",
+        "model=CPU",
+        "-i",
+        cat,
+        *options,
+    )
     pixels = PIXELS[..., ::-1] if color == "BGR" else PIXELS
     want = (formulas.resize(pixels, "RESIZE_LINEAR", 7, 22) - [120, 110, 100]) / 2
     want = want if shape[-1] == 3 else want.transpose(2, 0, 1)
@@ -113,8 +123,9 @@ def test_what_cannot_be_is_told(
 ) -> None:
     text = tmp_path / "text.png"
     text.write_text("no picture")
-    done = shell("run", saved(tmp_path, *shape), "-d", "CPU",
-                 *options.format(cat=cat, text=text).split())  # fmt: skip
+    done = shell(
+        "run", saved(tmp_path, *shape), "-d", "CPU", *options.format(cat=cat, text=text).split()
+    )
     assert done.code in (1, 2)
     assert words in " ".join(done.err.split())
     assert "Traceback" not in done.err

@@ -23,8 +23,13 @@ from tests.support.graphs import build
 
 LINES = "\n".join(f"n{i}: v{i + 1} = Neg(v{i})" for i in range(8))
 DEVICES = (
-    "--devices", "NULL=2", "-d", "HETERO:NULL.0,NULL.1", "-c", "NULL_NODE_TIME_US=500",
-)  # fmt: skip
+    "--devices",
+    "NULL=2",
+    "-d",
+    "HETERO:NULL.0,NULL.1",
+    "-c",
+    "NULL_NODE_TIME_US=500",
+)
 
 
 @pytest.fixture

@@ -45,8 +45,10 @@ def test_programs_get_devices_stages_and_rates(shell: Shell, served: str) -> Non
     assert (model["waiting"], model["in_flight"], model["not_answered"]) == (0, 0, 0)
     assert 0 < model["latency_s"]["50"] <= model["latency_s"]["99"]
     assert [(s["stage"], s["device"]) for s in document["stages"]] == [
-        (0, "ORT"), (1, "CPU"), (2, "ORT"),
-    ]  # fmt: skip
+        (0, "ORT"),
+        (1, "CPU"),
+        (2, "ORT"),
+    ]
     for stage in document["stages"]:
         runs = stage["runs_per_s"] * document["seconds"]
         assert runs == pytest.approx(4)

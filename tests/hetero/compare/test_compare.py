@@ -99,9 +99,13 @@ def test_devices_that_agree(core: hetero.Core) -> None:
 
 def test_the_wrong_node_is_named_with_its_numbers(core: hetero.Core) -> None:
     model = graph(
-        "a: p = Tanh(x)", "b: q = Neg(x)", "off: r = Mul(p, q)", "c: s = Add(r, q)",
-        "d: t = Sub(s, p)", "e: y = Tanh(t)",
-    )  # fmt: skip
+        "a: p = Tanh(x)",
+        "b: q = Neg(x)",
+        "off: r = Mul(p, q)",
+        "c: s = Add(r, q)",
+        "d: t = Sub(s, p)",
+        "e: y = Tanh(t)",
+    )
     found = compare(core, model, ("CPU", "WRONG"), X)
     assert not found.agrees
     assert (found.node, found.op_type, found.suspects) == ("off", "Mul", ("off",))

@@ -12,27 +12,32 @@ import hetero
 #: Operator set, graph of x, and the shape of x.
 MODELS = {
     "a window in the padding": (
-        17, "b = MaxPool<kernel_shape = [2], strides = [3], pads = [1, 1], ceil_mode = 1>(a0)",
+        17,
+        "b = MaxPool<kernel_shape = [2], strides = [3], pads = [1, 1], ceil_mode = 1>(a0)",
         (1, 1, 5),
     ),
     "the same, of means": (
-        13, "b = AveragePool<kernel_shape = [2], strides = [2], pads = [1, 1], ceil_mode = 1>(a0)",
+        13,
+        "b = AveragePool<kernel_shape = [2], strides = [2], pads = [1, 1], ceil_mode = 1>(a0)",
         (1, 1, 3),
     ),
     "layer normalisation of 13": (
-        13, "a = LayerNormalization<axis = -1>(a0, w) s = Shape(a) z = Reshape(a, s) b = Relu(z)",
+        13,
+        "a = LayerNormalization<axis = -1>(a0, w) s = Shape(a) z = Reshape(a, s) b = Relu(z)",
         (2, 3),
     ),
     "statistics": (13, "y, m, b = LayerNormalization<axis = 1>(a0, w)", (2, 3)),
     "a scalar in 8 bits": (
-        13, "q = QuantizeLinear(a0, scale, zero) a = DequantizeLinear(q, scale, zero) b = Relu(a)",
+        13,
+        "q = QuantizeLinear(a0, scale, zero) a = DequantizeLinear(q, scale, zero) b = Relu(a)",
         (),
     ),
     "a transposed convolution of steps beyond its kernel": (
-        17, 'a = ConvTranspose<strides = [2], auto_pad = "SAME_LOWER">(a0, k) b = Relu(a)',
+        17,
+        'a = ConvTranspose<strides = [2], auto_pad = "SAME_LOWER">(a0, k) b = Relu(a)',
         (1, 1, 4),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MODELS)

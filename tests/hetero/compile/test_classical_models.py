@@ -15,15 +15,36 @@ from onnx import ModelProto, TensorProto, helper
 import hetero
 
 FEATURES = [[0.5, -1.0, 2.0], [float("nan"), 0.0, -3.0], [0.25, 3.0, 1.0], [-0.5, -0.5, 0.0]]
-LEAVES = {"nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0],
-          "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_values": [0.1, 0.0, 0.0],
-          "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0]}  # fmt: skip
-CLASSES = {"class_treeids": [0, 0], "class_nodeids": [1, 2], "class_ids": [0, 2],
-           "class_weights": [0.75, 0.5], "classlabels_strings": ["a", "b", "c"]}  # fmt: skip
-TARGETS = {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 1],
-           "target_weights": [1.5, -2.5], "n_targets": 2}  # fmt: skip
-MACHINE = {"coefficients": [1.0, -1.0], "support_vectors": [0.5, 0.0, 1.0, 0.0, 1.0, 0.5],
-           "kernel_type": "RBF", "kernel_params": [0.5, 0.0, 3.0], "rho": [0.25]}  # fmt: skip
+LEAVES = {
+    "nodes_treeids": [0, 0, 0],
+    "nodes_nodeids": [0, 1, 2],
+    "nodes_featureids": [1, 0, 0],
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_values": [0.1, 0.0, 0.0],
+    "nodes_truenodeids": [1, 0, 0],
+    "nodes_falsenodeids": [2, 0, 0],
+}
+CLASSES = {
+    "class_treeids": [0, 0],
+    "class_nodeids": [1, 2],
+    "class_ids": [0, 2],
+    "class_weights": [0.75, 0.5],
+    "classlabels_strings": ["a", "b", "c"],
+}
+TARGETS = {
+    "target_treeids": [0, 0],
+    "target_nodeids": [1, 2],
+    "target_ids": [0, 1],
+    "target_weights": [1.5, -2.5],
+    "n_targets": 2,
+}
+MACHINE = {
+    "coefficients": [1.0, -1.0],
+    "support_vectors": [0.5, 0.0, 1.0, 0.0, 1.0, 0.5],
+    "kernel_type": "RBF",
+    "kernel_params": [0.5, 0.0, 3.0],
+    "rho": [0.25],
+}
 
 
 def model() -> ModelProto:
@@ -35,27 +56,39 @@ def model() -> ModelProto:
         ("FeatureVectorizer", "rows scaled", "both", {"inputdimensions": [3, 3]}),
         ("TreeEnsembleClassifier", "rows", "label scores", LEAVES | CLASSES),
         ("ZipMap", "scores", "named", {"classlabels_strings": ["a", "b", "c"]}),
-        ("SVMClassifier", "rows", "side sides",
-         MACHINE | {"classlabels_ints": [4, 7], "vectors_per_class": [1, 1]}),
+        (
+            "SVMClassifier",
+            "rows",
+            "side sides",
+            MACHINE | {"classlabels_ints": [4, 7], "vectors_per_class": [1, 1]},
+        ),
         ("ZipMap", "sides", "by_side", {"classlabels_int64s": [4, 7]}),
         ("TreeEnsembleRegressor", "rows", "leaves", LEAVES | TARGETS),
         ("SVMRegressor", "rows", "distance", MACHINE | {"n_supports": 2}),
         ("LinearRegressor", "both", "sum", {"coefficients": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}),
-    ]  # fmt: skip
+    ]
     made = [
         helper.make_node(
             op, reads.split(), writes.split(), domain="ai.onnx.ml", name=f"n{i}", **given
         )
         for i, (op, reads, writes, given) in enumerate(nodes)
     ]
-    made += [helper.make_node("Add", ["leaves", "distance"], ["part"], name="part"),
-             helper.make_node("Add", ["part", "sum"], ["y"], name="whole")]  # fmt: skip
+    made += [
+        helper.make_node("Add", ["leaves", "distance"], ["part"], name="part"),
+        helper.make_node("Add", ["part", "sum"], ["y"], name="whole"),
+    ]
     outputs = {"label": TensorProto.STRING, "side": TensorProto.INT64, "y": TensorProto.FLOAT}
     zipped = [
-        helper.make_value_info(name, helper.make_sequence_type_proto(helper.make_map_type_proto(
-            key, helper.make_tensor_type_proto(TensorProto.FLOAT, None))))
+        helper.make_value_info(
+            name,
+            helper.make_sequence_type_proto(
+                helper.make_map_type_proto(
+                    key, helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+                )
+            ),
+        )
         for name, key in (("named", TensorProto.STRING), ("by_side", TensorProto.INT64))
-    ]  # fmt: skip
+    ]
     typed = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]

@@ -20,32 +20,72 @@ WAYS = ("CPU", "ORT", "HETERO:ORT,CPU", "cut")
 
 #: Graph, its inputs, and the values of which a warning is given.
 MODELS = {
-    "rank": ("g (float[n, 3] x) => (float out_rank) {a = Neg(x) out_rank = Relu(a)}",
-             {"x": X}, ["out_rank"]),
-    "rank-above": (("g (float[n, 3] x) => (float[1, m, 3] out_above) {a = Neg(x) "
-                    "out_above = Abs(a)}"), {"x": X}, ["out_above"]),
-    "size": ("g (float[n, 3] x) => (float[7, 3] out_size) {a = Neg(x) out_size = Relu(a)}",
-             {"x": X}, ["out_size"]),
-    "known-size": ("g (float[2, 3] x) => (float[7, 4] out_known) {a = Neg(x) out_known = Relu(a)}",
-                   {"x": X}, ["out_known"]),
-    "inner-size": ("g (float[2, 3] x) => (float[2, 3] y) <float[7, 4] a> {a = Neg(x) y = Relu(a)}",
-                   {"x": X}, []),
-    "inner-rank": ("g (float[n, 3] x) => (float[m, 3] y) <float[7] a> {a = Neg(x) y = Relu(a)}",
-                   {"x": X}, []),
-    "inner-and-output": (("g (float[n, 3] x) => (float[m, 3] y, float both) {both = Neg(x) "
-                         "y = Relu(both)}"), {"x": X}, ["both"]),
-    "not-inferred": (("g (float[n, 3] x, int64[k] s) => (float[2, 3] out_open) <float[7] a> "
-                     "{a = Reshape(x, s) out_open = Abs(a)}"),
-                     {"x": X, "s": np.array([1, 3, 2])}, ["out_open"]),
-    "branch": (("g (float[n, 3] x, bool c) => (float[4] out_if) {a = Neg(x) out_if = If(c) <"
-               "then_branch = t () => (float[9] p) {p = Abs(a)}, "
-               "else_branch = e () => (float[9] q) {q = Exp(a)}>}"),
-               {"x": X, "c": np.array(True)}, ["out_if"]),
-    "one-symbol": (("g (float[n, 3] x, float[n, 3] z) => (float[n, 3] y, float[n, 3] w) "
-                   "{a = Exp(x) b = Exp(z) y = Abs(a) w = Abs(b)}"), {"x": X, "z": FIVE}, []),
-    "unknown-symbols": ("g (float[?, ?] x) => (float[?, ?] y) {a = Neg(x) y = Relu(a)}",
-                        {"x": X}, []),
-}  # fmt: skip
+    "rank": (
+        "g (float[n, 3] x) => (float out_rank) {a = Neg(x) out_rank = Relu(a)}",
+        {"x": X},
+        ["out_rank"],
+    ),
+    "rank-above": (
+        ("g (float[n, 3] x) => (float[1, m, 3] out_above) {a = Neg(x) out_above = Abs(a)}"),
+        {"x": X},
+        ["out_above"],
+    ),
+    "size": (
+        "g (float[n, 3] x) => (float[7, 3] out_size) {a = Neg(x) out_size = Relu(a)}",
+        {"x": X},
+        ["out_size"],
+    ),
+    "known-size": (
+        "g (float[2, 3] x) => (float[7, 4] out_known) {a = Neg(x) out_known = Relu(a)}",
+        {"x": X},
+        ["out_known"],
+    ),
+    "inner-size": (
+        "g (float[2, 3] x) => (float[2, 3] y) <float[7, 4] a> {a = Neg(x) y = Relu(a)}",
+        {"x": X},
+        [],
+    ),
+    "inner-rank": (
+        "g (float[n, 3] x) => (float[m, 3] y) <float[7] a> {a = Neg(x) y = Relu(a)}",
+        {"x": X},
+        [],
+    ),
+    "inner-and-output": (
+        ("g (float[n, 3] x) => (float[m, 3] y, float both) {both = Neg(x) y = Relu(both)}"),
+        {"x": X},
+        ["both"],
+    ),
+    "not-inferred": (
+        (
+            "g (float[n, 3] x, int64[k] s) => (float[2, 3] out_open) <float[7] a> "
+            "{a = Reshape(x, s) out_open = Abs(a)}"
+        ),
+        {"x": X, "s": np.array([1, 3, 2])},
+        ["out_open"],
+    ),
+    "branch": (
+        (
+            "g (float[n, 3] x, bool c) => (float[4] out_if) {a = Neg(x) out_if = If(c) <"
+            "then_branch = t () => (float[9] p) {p = Abs(a)}, "
+            "else_branch = e () => (float[9] q) {q = Exp(a)}>}"
+        ),
+        {"x": X, "c": np.array(True)},
+        ["out_if"],
+    ),
+    "one-symbol": (
+        (
+            "g (float[n, 3] x, float[n, 3] z) => (float[n, 3] y, float[n, 3] w) "
+            "{a = Exp(x) b = Exp(z) y = Abs(a) w = Abs(b)}"
+        ),
+        {"x": X, "z": FIVE},
+        [],
+    ),
+    "unknown-symbols": (
+        "g (float[?, ?] x) => (float[?, ?] y) {a = Neg(x) y = Relu(a)}",
+        {"x": X},
+        [],
+    ),
+}
 #: A Loop that appends to what it carries, which its body declares as the first turn has it.
 GROWING = (
     "g (float[1, 3] x, int64 count) => (float[1, 3] grown) <bool yes = {1}> {"

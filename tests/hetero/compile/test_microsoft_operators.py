@@ -39,8 +39,9 @@ def test_cuts_at_random_agree_with_onnxruntime() -> None:
     model = layers(rng)
     feeds = {
         "x": rng.standard_normal((2, 5, 32)).astype(np.float32),
-        "last": np.full(2, 4, np.int32), "total": np.array(5, np.int32),
-    }  # fmt: skip
+        "last": np.full(2, 4, np.int32),
+        "total": np.array(5, np.int32),
+    }
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

@@ -309,8 +309,11 @@ def test_each_replica_keeps_the_pins_on_a_device_of_its_own(core: hetero.Core) -
     ):
         assert [cut.affinity["tanh"] for cut in compiled.cuts] == ["CPU.0", "CPU.1"]
         assert {d for cut in compiled.cuts for d in cut.affinity.values()} == {
-            "ORT.0", "ORT.1", "CPU.0", "CPU.1"
-        }  # fmt: skip
+            "ORT.0",
+            "ORT.1",
+            "CPU.0",
+            "CPU.1",
+        }
         check_each(compiled)
 
 

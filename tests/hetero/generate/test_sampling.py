@@ -13,10 +13,19 @@ from tests.support.decoders import chosen
 
 @pytest.mark.parametrize("device", ["ORT", "CPU"])
 def test_rows_of_a_large_vocabulary_are_drawn_as_their_options_say(device: str) -> None:
-    size, kinds = 3000, [
-        {}, {"top_p": 0.6}, {"top_p": 0.999}, {"top_k": 5}, {"top_k": 2000}, {"min_p": 0.05},
-        {"top_p": 0.9, "min_p": 0.02}, {"top_k": 1500, "top_p": 0.9},
-    ]  # fmt: skip
+    size, kinds = (
+        3000,
+        [
+            {},
+            {"top_p": 0.6},
+            {"top_p": 0.999},
+            {"top_k": 5},
+            {"top_k": 2000},
+            {"min_p": 0.05},
+            {"top_p": 0.9, "min_p": 0.02},
+            {"top_k": 1500, "top_p": 0.9},
+        ],
+    )
     specs = (
         ("logits", TensorProto.FLOAT, [None, 1, size]),
         ("sampling", TensorProto.FLOAT, [None, 6]),

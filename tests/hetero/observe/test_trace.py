@@ -224,8 +224,10 @@ def test_a_request_that_failed_tells_its_story(core: hetero.Core, tmp_path: Path
     (request,) = [e for e in of(events, "X", "request") if "args" in e]
     assert request["args"]["state"] == "failed"
     assert [e["name"].partition(":")[0] for e in of(events, "i", "request")] == [
-        "submitted with 24 bytes", "started", "failed",
-    ]  # fmt: skip
+        "submitted with 24 bytes",
+        "started",
+        "failed",
+    ]
 
 
 @pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "bench"])

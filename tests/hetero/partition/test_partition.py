@@ -40,14 +40,22 @@ CASES = {
         """add: a = Add(p, c)
            sub: s = Sub(a, c)
            end: z = Abs(s)""",
-        "A B A", 3, ((0, 1), (1, 2)), (1, 1, 0), shared="c",
+        "A B A",
+        3,
+        ((0, 1), (1, 2)),
+        (1, 1, 0),
+        shared="c",
     ),
     "diamond with a cycle": Case(
         """add1: a1 = Add(p, c)
            add2: a2 = Add(a1, c)
            sub: s = Sub(a2, a2)
            add3: z = Add(a1, s)""",
-        "A A B A", 3, ((0, 1), (0, 2), (1, 2)), (1, 0, 0), shared="c",
+        "A A B A",
+        3,
+        ((0, 1), (0, 2), (1, 2)),
+        (1, 0, 0),
+        shared="c",
     ),
     "nested cycle": Case(
         """a1: v1 = Add(p, c)
@@ -56,25 +64,35 @@ CASES = {
            b2: v4 = Add(v3, c)
            a3: v5 = Add(v4, v1)
            a4: z = Add(v5, c)""",
-        "A B A B A A", 5, ((0, 1), (1, 2), (2, 3), (3, 4), (0, 4)), (1, 1, 1, 1, 1), shared="c",
+        "A B A B A A",
+        5,
+        ((0, 1), (1, 2), (2, 3), (3, 4), (0, 4)),
+        (1, 1, 1, 1, 1),
+        shared="c",
     ),
     "unused input (3 there)": Case(
         """add1: a = Abs(p)
            add2: z = Neg(a)""",
-        "A B", 2, ((0, 1),), inputs="p p2",
+        "A B",
+        2,
+        ((0, 1),),
+        inputs="p p2",
     ),
     "all the same": Case(
         """n1: a = Abs(p)
            n2: b = Neg(a)
            n3: z = Tanh(b)""",
-        "A A A", 1,
+        "A A A",
+        1,
     ),
     "all different": Case(
         """n1: a = Abs(p)
            n2: b = Neg(a)
            n3: c = Tanh(b)
            n4: z = Abs(c)""",
-        "A B C D", 4, ((0, 1), (1, 2), (2, 3)),
+        "A B C D",
+        4,
+        ((0, 1), (1, 2), (2, 3)),
     ),
     "an output follows its producer": Case("n1: z = Abs(p)", "A", 1),
     "alternating": Case(
@@ -82,51 +100,81 @@ CASES = {
            n2: b = Neg(a)
            n3: c = Tanh(b)
            n4: z = Abs(c)""",
-        "A B A B", 4, ((0, 1), (1, 2), (2, 3)),
+        "A B A B",
+        4,
+        ((0, 1), (1, 2), (2, 3)),
     ),
     "two separate paths (2 there)": Case(
         """n1: y = Abs(p)
            n2: z = Neg(q)""",
-        "A A", 1, inputs="p q", outputs="y z",
+        "A A",
+        1,
+        inputs="p q",
+        outputs="y z",
     ),
     "one producer and two consumers": Case(
         """n1: a = Abs(p)
            n2: y = Neg(a)
            n3: z = Tanh(a)""",
-        "A A A", 1, outputs="y z",
+        "A A A",
+        1,
+        outputs="y z",
     ),
     "shared constant as an indirect bridge, with a cycle": Case(
         """A: a = Add(p, c)
            B: b = Abs(a)
            C: z = Add(b, s)
            X: y = Add(a, s)""",
-        "A B A A", 3, ((0, 1), (1, 2)), (2, 0, 1), outputs="y z", shared="c s",
+        "A B A A",
+        3,
+        ((0, 1), (1, 2)),
+        (2, 0, 1),
+        outputs="y z",
+        shared="c s",
     ),
     "shared constant over two devices": Case(
         """A: a = Add(p, s)
            B: b = Add(a, s)
            C: z = Add(b, s)""",
-        "A B A", 3, ((0, 1), (1, 2)), (1, 1, 1), shared="s",
+        "A B A",
+        3,
+        ((0, 1), (1, 2)),
+        (1, 1, 1),
+        shared="s",
     ),
     "shared constant as the cycle's source (4 there)": Case(
         """A: a = Abs(p)
            B: b = Add(a, s)
            X: x = Neg(s)
            C: z = Add(b, x)""",
-        "A B A A", 3, ((0, 1), (1, 2)), (0, 1, 1), shared="s",
+        "A B A A",
+        3,
+        ((0, 1), (1, 2)),
+        (0, 1, 1),
+        shared="s",
     ),
     "shared constant, no cycle": Case(
         """A: a = Add(p, s)
            X: y = Neg(s)
            B: z = Abs(a)""",
-        "A A B", 2, ((0, 1),), (1, 0), outputs="y z", shared="s",
+        "A A B",
+        2,
+        ((0, 1),),
+        (1, 0),
+        outputs="y z",
+        shared="s",
     ),
     "indirect bridge, no cycle": Case(
         """A: a = Add(p, c)
            B: z = Abs(a)
            C: y = Add(a, s)
            X: x = Add(a, s)""",
-        "A B A A", 2, ((0, 1),), (2, 0), outputs="x y z", shared="c s",
+        "A B A A",
+        2,
+        ((0, 1),),
+        (2, 0),
+        outputs="x y z",
+        shared="c s",
     ),
     "several shared constants, one of them in a cycle": Case(
         """A: a = Add(p, c2)
@@ -134,22 +182,35 @@ CASES = {
            W: w = Add(a, c2)
            B: b = Abs(a)
            C: z = Add(b, c1)""",
-        "A A A B A", 3, ((0, 1), (1, 2)), (2, 0, 1), outputs="w y z", shared="c1 c2",
+        "A A A B A",
+        3,
+        ((0, 1), (1, 2)),
+        (2, 0, 1),
+        outputs="w y z",
+        shared="c1 c2",
     ),
     "bridges over a constant and an input": Case(
         """A: a = Add(p, s)
            B: b = Abs(a)
            C: c = Add(b, s)
            D: z = Add(c, p)""",
-        "A B A B", 4, ((0, 1), (1, 2), (2, 3)), (1, 0, 1, 0), shared="s",
+        "A B A B",
+        4,
+        ((0, 1), (1, 2), (2, 3)),
+        (1, 0, 1, 0),
+        shared="s",
     ),
     "constants follow their consumers": Case(
         """t: a = Add(p, c1)
            r: b = Add(a, c2)
            g: z = Add(b, c3)""",
-        "B B B", 1, (), (3,), shared="c1 c2 c3",
+        "B B B",
+        1,
+        (),
+        (3,),
+        shared="c1 c2 c3",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

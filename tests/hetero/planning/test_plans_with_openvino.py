@@ -95,9 +95,12 @@ def test_a_cost_file_holds_whatever_is_planned(
     model, file = files
     for policy in ("PIPELINE_PARALLEL", "AUTO", ""):
         config = {
-            "MODEL_DISTRIBUTION_POLICY": policy, "PERFORMANCE_HINT": hint, "COST_FILE": file,
-            "PERFORMANCE_HINT_NUM_REQUESTS": 2, "PLAN_SECONDS": 0.3,
-        }  # fmt: skip
+            "MODEL_DISTRIBUTION_POLICY": policy,
+            "PERFORMANCE_HINT": hint,
+            "COST_FILE": file,
+            "PERFORMANCE_HINT_NUM_REQUESTS": 2,
+            "PLAN_SECONDS": 0.3,
+        }
         with core.compile_model(model, LIST, config, affinity=PINS) as compiled:
             assert compiled.plan_report is not None
             assert dict(compiled.plan_report.shapes) == {"x": (4, 3)}
@@ -124,7 +127,7 @@ def test_a_cost_file_holds_whatever_is_planned(
         ("query", "--shape", "x=5,3"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_commands(files: tuple[str, str], arguments: tuple[str, ...]) -> None:
     model, file = files
     command, *options = (file if argument == "FILE" else argument for argument in arguments)
@@ -217,9 +220,11 @@ def test_a_file_that_does_not_fit_is_told_in_words(
 ) -> None:
     model, file = files
     config = {
-        "COST_FILE": file, "PLAN_SHAPES": {"x": [64, 3]}, "PERFORMANCE_HINT": "LATENCY",
+        "COST_FILE": file,
+        "PLAN_SHAPES": {"x": [64, 3]},
+        "PERFORMANCE_HINT": "LATENCY",
         "DEVICE_PROPERTIES": {"OV": {"NUM_STREAMS": 2}},
-    }  # fmt: skip
+    }
     with pytest.raises(PlanError) as raised:
         core.plan_model(model, LIST, config)
     text = str(raised.value)

@@ -95,15 +95,18 @@ def chain(seed: int) -> tuple[tuple[int, ...], Describe]:
     steps = [
         dice.choice(
             [
-                ("mean", [[1.0, 20.0, 30.0]]), ("scale", [3.0]), ("reverse_channels", []),
-                ("convert_layout", [layout()]), ("convert_layout", [dice.sample(range(4), 4)]),
+                ("mean", [[1.0, 20.0, 30.0]]),
+                ("scale", [3.0]),
+                ("reverse_channels", []),
+                ("convert_layout", [layout()]),
+                ("convert_layout", [dice.sample(range(4), 4)]),
                 ("pad", [[0, 1, 0, 0], [0, 0, 2, 0], 2.0, "SYMMETRIC"]),
                 ("crop", [[0, 0, 0, 0], [9, 9, dice.choice([-1, 99]), 99]]),
                 ("resize", [dice.choice(algorithms), 5, 7]),
             ]
         )
         for _ in range(dice.randint(0, 3))
-    ]  # fmt: skip
+    ]
 
     def describe(ppp: Any, names: Any) -> None:
         tensor = ppp.input().tensor().set_element_type(getattr(names.Type, kind))
@@ -123,10 +126,12 @@ def chain(seed: int) -> tuple[tuple[int, ...], Describe]:
                 *(
                     next((getattr(e, x) for e in enumerations if hasattr(e, x)), names.Layout)
                     if isinstance(x, str) and len(x) > 4
-                    else names.Layout(x) if isinstance(x, str) else x
+                    else names.Layout(x)
+                    if isinstance(x, str)
+                    else x
                     for x in arguments
                 )
-            )  # fmt: skip
+            )
         if resizes:
             preprocess.resize(names.ResizeAlgorithm.RESIZE_LINEAR)
         ppp.input().model().set_layout(names.Layout(wanted))

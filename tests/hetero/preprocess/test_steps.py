@@ -92,8 +92,9 @@ def test_bytes_are_enlarged_as_pillow_does(
 
 
 @pytest.mark.parametrize("target", ["RGB", "BGR", "GRAY"])
-@pytest.mark.parametrize("source", ["NV12_SINGLE_PLANE", "NV12_TWO_PLANES", "I420_THREE_PLANES",
-                                    "I420_SINGLE_PLANE"])  # fmt: skip
+@pytest.mark.parametrize(
+    "source", ["NV12_SINGLE_PLANE", "NV12_TWO_PLANES", "I420_THREE_PLANES", "I420_SINGLE_PLANE"]
+)
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_yuv_becomes_the_colours_of_the_formula(
     core: hetero.Core, source: str, target: str, layout: str

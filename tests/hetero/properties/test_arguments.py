@@ -57,9 +57,18 @@ def test_arguments_of_another_type_are_a_typed_error(
 
 @pytest.mark.parametrize(
     "method",
-    ["compile_model", "query_model", "import_model", "set_property", "get_property",
-     "get_versions", "plan_model", "profile_model", "survey_model"],
-)  # fmt: skip
+    [
+        "compile_model",
+        "query_model",
+        "import_model",
+        "set_property",
+        "get_property",
+        "get_versions",
+        "plan_model",
+        "profile_model",
+        "survey_model",
+    ],
+)
 def test_the_device_string_is_called_as_openvino_calls_it(method: str) -> None:
     assert "device_name" in inspect.signature(getattr(hetero.Core, method)).parameters
 
@@ -91,10 +100,15 @@ def test_a_configuration_file_is_refused_with_what_to_do_instead() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MAX_REQUESTS_IN_FLIGHT", -1), ("MAX_BYTES_IN_FLIGHT", 0), ("MAX_REQUESTS_WAITING", -1),
-     ("REQUEST_TIMEOUT_S", "soon"), ("REQUEST_TIMEOUT_S", float("inf")),
-     ("MAX_REQUESTS_IN_FLIGHT", float("inf"))],
-)  # fmt: skip
+    [
+        ("MAX_REQUESTS_IN_FLIGHT", -1),
+        ("MAX_BYTES_IN_FLIGHT", 0),
+        ("MAX_REQUESTS_WAITING", -1),
+        ("REQUEST_TIMEOUT_S", "soon"),
+        ("REQUEST_TIMEOUT_S", float("inf")),
+        ("MAX_REQUESTS_IN_FLIGHT", float("inf")),
+    ],
+)
 def test_limits_out_of_bounds_are_refused(core: hetero.Core, name: str, value: Any) -> None:
     with pytest.raises(errors.PropertyError, match=name):
         core.compile_model(branches(), "CPU", {name: value})

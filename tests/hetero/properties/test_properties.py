@@ -228,11 +228,16 @@ def test_devices_of_one_plugin_describe_themselves(core: hetero.Core) -> None:
     first, second = (
         {
             name: core.get_property(device, name)
-            for name in ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "DEVICE_TOTAL_MEM_SIZE",
-                         "DEVICE_ID", "EXECUTION_DEVICES")
+            for name in (
+                "FULL_DEVICE_NAME",
+                "DEVICE_ARCHITECTURE",
+                "DEVICE_TOTAL_MEM_SIZE",
+                "DEVICE_ID",
+                "EXECUTION_DEVICES",
+            )
         }
         for device in ("PAIR.left", "PAIR.right")
-    )  # fmt: skip
+    )
     assert first["EXECUTION_DEVICES"] == ["PAIR.left"]
     assert all(first[name] != second[name] for name in first)
 
@@ -263,8 +268,9 @@ def test_a_devices_own_option_wins_over_everyones(core: hetero.Core) -> None:
     with core.compile_model(branches(), "HETERO:CPU,ORT") as compiled:
         listed = compiled.get_property("DEVICE_PROPERTIES")
     assert {device: options["NUM_STREAMS"] for device, options in listed.items()} == {
-        "CPU": 2, "ORT": 3,
-    }  # fmt: skip
+        "CPU": 2,
+        "ORT": 3,
+    }
 
 
 @pytest.mark.parametrize("name", ["MAX_VARIANTS", "PERFORMANCE_HINT", "COST_FILE"])

@@ -57,8 +57,12 @@ def test_the_first_device_takes_what_it_can_and_later_ones_are_asked_about_the_r
     ask = Devices(ORT="Add", CPU="Abs Neg Add", NULL="Abs Neg Add")
     support = query_priority(model, ["ORT", "CPU", "NULL"], ask)
     assert list(support.items()) == [
-        ("make_k", "ORT"), ("n1", "ORT"), ("n2", "CPU"), ("n3", "CPU"), ("n4", "ORT"),
-    ]  # fmt: skip
+        ("make_k", "ORT"),
+        ("n1", "ORT"),
+        ("n2", "CPU"),
+        ("n3", "CPU"),
+        ("n4", "ORT"),
+    ]
     assert ask.asked == [("ORT", model.node_names), ("CPU", ("n2", "n3"))]
     assert ask.models[0] is model
     rest = ask.models[1]

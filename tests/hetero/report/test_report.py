@@ -100,8 +100,10 @@ def test_each_node_is_listed_once_and_in_one_subgraph(document: dict[str, Any]) 
 def test_sizes_count_open_dimensions_as_one_and_say_so(document: dict[str, Any]) -> None:
     # Between the parts: N x 4 float32, so that 16 bytes a row cross three times.
     assert [(w["tensor"], w["nbytes"], w["open_dims"]) for w in document["wires"]] == [
-        ("positive", 16, True), ("negative", 16, True), ("left", 16, True),
-    ]  # fmt: skip
+        ("positive", 16, True),
+        ("negative", 16, True),
+        ("left", 16, True),
+    ]
     assert document["verdict"]["crossing_nbytes"] == 48
     assert document["model"]["parameters"] == 12
     assert document["model"]["weight_nbytes"] == 48
@@ -170,9 +172,13 @@ def test_the_verdict_says_requested_and_used(document: dict[str, Any]) -> None:
     )
     assert document["verdict"]["unused"] == ["NULL"]
     assert {n["name"]: n["choice"] for n in document["nodes"]} == {
-        "matmul": "priority", "relu": "priority", "tanh": "only", "neg": "pin",
-        "abs": "priority", "add": "priority",
-    }  # fmt: skip
+        "matmul": "priority",
+        "relu": "priority",
+        "tanh": "only",
+        "neg": "pin",
+        "abs": "priority",
+        "add": "priority",
+    }
 
 
 def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
@@ -180,8 +186,10 @@ def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
     document = build_report(survey, branches_plan(survey))
     assert document["kind"] == "plan"
     assert [s["nodes"] for s in document["subgraphs"]] == [
-        ["matmul", "relu"], ["tanh", "neg", "abs"], ["add"],
-    ]  # fmt: skip
+        ["matmul", "relu"],
+        ["tanh", "neg", "abs"],
+        ["add"],
+    ]
     assert [s["run_s"] for s in document["subgraphs"]] == [0.002, 0.001, 0.00005]
     assert [w["seconds"] for w in document["wires"]] == [0.0005, None, None]
     rows = {row["name"]: row for row in document["counterfactuals"]}
@@ -338,8 +346,13 @@ def test_the_annotated_model_says_it_all_and_compiles_to_the_same_placement() ->
         "hetero.subgraph": "1",
     }
     assert {n: w["hetero.subgraph"] for n, w in written.items()} == {
-        "matmul": "0", "relu": "0", "tanh": "1", "neg": "1", "abs": "2", "add": "2",
-    }  # fmt: skip
+        "matmul": "0",
+        "relu": "0",
+        "tanh": "1",
+        "neg": "1",
+        "abs": "2",
+        "add": "2",
+    }
     assert dict(metadata_pins(model, survey.names)) == dict(survey.affinity)
     assert model.metadata["hetero.verdict"] == document["verdict"]["sentence"]
     again = annotated_model(model, document).to_proto()
@@ -361,11 +374,25 @@ def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
 
 def test_texts_of_sizes_and_times() -> None:
     assert [nbytes_text(n) for n in (None, 0, 999, 1500, 999_999, 5 * 10**9, 1.5e12)] == [
-        "?", "0 B", "999 B", "1.5 kB", "1 MB", "5 GB", "1.5 TB",
-    ]  # fmt: skip
+        "?",
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "1 MB",
+        "5 GB",
+        "1.5 TB",
+    ]
     assert [seconds_text(s) for s in (None, 0.0, 2e-7, 1.5e-3, 0.9999, 2.0, 90.0, 3600.0, 1e6)] == [
-        "?", "0", "0.2 µs", "1.5 ms", "1 s", "2 s", "1.5 min", "1 h", "11.6 d",
-    ]  # fmt: skip
+        "?",
+        "0",
+        "0.2 µs",
+        "1.5 ms",
+        "1 s",
+        "2 s",
+        "1.5 min",
+        "1 h",
+        "11.6 d",
+    ]
 
 
 # The command line.

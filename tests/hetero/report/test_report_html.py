@@ -243,13 +243,25 @@ def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str
     assert BROWSER is not None
     done = subprocess.run(
         [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-            "--no-first-run", "--disable-background-networking", "--disable-component-update",
-            "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={profile}",
-            "--dump-dom", page.as_uri() + fragment,
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--enable-logging=stderr",
+            f"--user-data-dir={profile}",
+            "--dump-dom",
+            page.as_uri() + fragment,
         ],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
 
@@ -328,9 +340,14 @@ def test_everything_on_the_page_can_be_used(tmp_path: Path) -> None:
     title = re.search(r"<title>(.*?)</title>", dom)
     assert title is not None
     assert title[1].split(" | ") == [
-        "last item: add", "filtered: 1 tanh", "on CPU: 3", "refused: 1", "all: 6",
-        "selected: tanh 1 1", "dark",
-    ]  # fmt: skip
+        "last item: add",
+        "filtered: 1 tanh",
+        "on CPU: 3",
+        "refused: 1",
+        "all: 6",
+        "selected: tanh 1 1",
+        "dark",
+    ]
 
 
 #: What a reader sees first: the zoom, what of the drawing is in view, and how remarks are grouped.

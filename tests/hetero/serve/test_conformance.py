@@ -44,10 +44,17 @@ class _Careless(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         port = {"name": "x", "datatype": "FP32", "shape": [-1]}
-        body = json.dumps({
-            "name": "plus", "version": "1", "platform": "", "inputs": [port], "outputs": [port],
-            "model_name": "plus", "extensions": ["binary_tensor_data"],
-        }).encode()  # fmt: skip
+        body = json.dumps(
+            {
+                "name": "plus",
+                "version": "1",
+                "platform": "",
+                "inputs": [port],
+                "outputs": [port],
+                "model_name": "plus",
+                "extensions": ["binary_tensor_data"],
+            }
+        ).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()

@@ -19,13 +19,26 @@ from hetero.serve.rest_messages import read_infer, unpacked
 REGIONS = Regions(allowed=True)
 #: Values that stand where others belong.
 ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
-    st.lists(st.integers(-3, 3), max_size=3), st.just({}), st.just([[[]]]), st.just(2**63),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(-3, 3), max_size=3),
+    st.just({}),
+    st.just([[[]]]),
+    st.just(2**63),
+)
 KEYS = st.sampled_from(["name", "shape", "datatype", "data", "parameters"])
-PARAMETERS = st.sampled_from([
-    "binary_data_size", "shared_memory_region", "shared_memory_byte_size", "timeout", "priority",
-])  # fmt: skip
+PARAMETERS = st.sampled_from(
+    [
+        "binary_data_size",
+        "shared_memory_region",
+        "shared_memory_byte_size",
+        "timeout",
+        "priority",
+    ]
+)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

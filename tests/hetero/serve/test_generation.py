@@ -64,10 +64,15 @@ def _write_tokenizer(folder: Path) -> None:
     """Write a tokenizer whose words are w0, w1, ..., w0 before a text, and a template for chats."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
-        "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": {  # it puts w0 before a text
-            "type": "TemplateProcessing", "pair": [],
+            "type": "TemplateProcessing",
+            "pair": [],
             "single": [
                 {"SpecialToken": {"id": "w0", "type_id": 0}},
                 {"Sequence": {"id": "A", "type_id": 0}},
@@ -76,7 +81,7 @@ def _write_tokenizer(folder: Path) -> None:
         },
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
-    }  # fmt: skip
+    }
     template = (
         "{{ bos_token }}{% for message in messages %}"
         "{% if message['role'] == 'none' %}{{ raise_exception('no such role') }}{% endif %}"

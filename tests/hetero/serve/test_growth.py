@@ -55,9 +55,11 @@ def server() -> Iterator[Server]:
 
 def large(name: str = "x", count: int = COUNT) -> bytes:
     entry = {
-        "name": name, "shape": [count], "datatype": "FP32",
+        "name": name,
+        "shape": [count],
+        "datatype": "FP32",
         "parameters": {"binary_data_size": 4 * count},
-    }  # fmt: skip
+    }
     head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
     told = f"inference-header-content-length: {len(head)}\r\n"
     return posted(head + bytes(4 * count), more=told)

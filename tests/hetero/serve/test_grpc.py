@@ -77,8 +77,11 @@ def test_what_is_told(client: Client) -> None:
     assert [(p.name, p.datatype, list(p.shape)) for p in told.inputs] == [("x", "FP32", [-1])]
     assert client("ModelConfig", name="text").config.input[0].data_type == 13
     assert {row.name for row in client("RepositoryIndex").models} == {
-        "plus", "small", "text", "half",
-    }  # fmt: skip
+        "plus",
+        "small",
+        "text",
+        "half",
+    }
 
 
 def test_raw_bytes_in_and_out(client: Client) -> None:

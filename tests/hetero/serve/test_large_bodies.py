@@ -29,9 +29,11 @@ def server() -> Iterator[Server]:
 
 def body_of(array: np.ndarray, **more: Any) -> tuple[bytes, dict[str, str]]:
     entry = {
-        "name": "x", "shape": [array.size], "datatype": "FP32",
+        "name": "x",
+        "shape": [array.size],
+        "datatype": "FP32",
         "parameters": {"binary_data_size": array.nbytes},
-    }  # fmt: skip
+    }
     document = {"inputs": [entry], "parameters": {"binary_data_output": True}, **more}
     head = json.dumps(document).encode()
     return head + array.tobytes(), {LENGTH: str(len(head))}
@@ -49,10 +51,17 @@ def infer(connection: HTTPConnection, model: str, array: np.ndarray, **more: Any
 def test_one_after_the_other_on_a_connection(server: Server) -> None:
     rng = np.random.default_rng(0)
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
-        for turn, (model, count) in enumerate([
-            ("plus", COUNT), ("same", COUNT), ("same", COUNT), ("plus", 8), ("plus", COUNT + 7),
-            ("same", 3 * COUNT), ("same", COUNT),
-        ]):  # fmt: skip
+        for turn, (model, count) in enumerate(
+            [
+                ("plus", COUNT),
+                ("same", COUNT),
+                ("same", COUNT),
+                ("plus", 8),
+                ("plus", COUNT + 7),
+                ("same", 3 * COUNT),
+                ("same", COUNT),
+            ]
+        ):
             array = rng.standard_normal(count, np.float32)
             got = infer(connection, model, array, id="i" * turn)
             np.testing.assert_array_equal(got, array + 1 if model == "plus" else array)

@@ -139,10 +139,10 @@ def test_every_datatype_as_raw_bytes(server: Server, datatype: str) -> None:
 @pytest.mark.parametrize("accepted", ["", "gzip", "deflate;q=0.5, gzip;q=0.2", "br, *;q=0"])
 def test_packed_bodies(server: Server, sent: str, accepted: str) -> None:
     body, headers = binary(
-        [tensor("x", "FP32", X)], [X.tobytes()], outputs=[
-            {"name": "y", "parameters": {"binary_data": True}}
-        ],
-    )  # fmt: skip
+        [tensor("x", "FP32", X)],
+        [X.tobytes()],
+        outputs=[{"name": "y", "parameters": {"binary_data": True}}],
+    )
     if sent:
         body = gzip.compress(body) if sent == "gzip" else zlib.compress(body)
         headers["Content-Encoding"] = sent

@@ -242,9 +242,15 @@ def test_the_trace_of_a_client_is_in_ours(by: str, tmp_path: Path) -> None:
     assert told == [parent]
 
 
-@pytest.mark.parametrize(("header_ms", "timeout", "status"), [
-    ("50", None, 504), ("50", 60_000_000, 504), ("60000", 50_000, 504), ("soon", None, 200),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header_ms", "timeout", "status"),
+    [
+        ("50", None, 504),
+        ("50", 60_000_000, 504),
+        ("60000", 50_000, 504),
+        ("soon", None, 200),
+    ],
+)
 def test_a_proxys_deadline_holds(
     gated: Server, pool: ThreadPoolExecutor, header_ms: str, timeout: int | None, status: int
 ) -> None:
@@ -334,12 +340,26 @@ def test_tls(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-            "-keyout", key, "-out", certificate, "-subj", "/CN=localhost",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
         ],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+    )
     options = {"tls_key": key, "tls_certificate": certificate}
     with serving(options=options, grpc_port=0, plus=plus_one()) as server:
         trusted = ssl.create_default_context(cafile=str(certificate))

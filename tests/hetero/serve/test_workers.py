@@ -49,9 +49,20 @@ def test_workers_share_a_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "hetero", "serve", str(model), "-d", "CPU",
-        "--executor", "inprocess", "--port", str(port), "--workers", "2",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "hetero",
+        "serve",
+        str(model),
+        "-d",
+        "CPU",
+        "--executor",
+        "inprocess",
+        "--port",
+        str(port),
+        "--workers",
+        "2",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:

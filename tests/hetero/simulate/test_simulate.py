@@ -140,8 +140,10 @@ def test_it_says_what_limits_it_and_what_to_add() -> None:
     assert found.added[0].name == "+1 D1"
     assert found.added[0].gain == pytest.approx(2 / 3, abs=0.03)
     assert {change.name: change.rate_per_s for change in found.lost} == {
-        "-1 D0": 0.0, "-1 D1": 0.0, "-1 D2": 0.0,
-    }  # fmt: skip
+        "-1 D0": 0.0,
+        "-1 D1": 0.0,
+        "-1 D2": 0.0,
+    }
     assert found.knee_per_s is not None
     assert 50 < found.knee_per_s < found.capacity_per_s
     assert json.loads(json.dumps(found.document()))["capacity_per_s"] == found.capacity_per_s
@@ -171,8 +173,10 @@ def test_a_cluster_file(tmp_path: Path) -> None:
     )
     found = read_fleet(path, report)
     assert [(d.name, d.like, d.factor) for d in found.devices] == [
-        ("D0", "D0", 1.0), ("slow", "D1", 2.0), ("slower", "D1", 4.0),
-    ]  # fmt: skip
+        ("D0", "D0", 1.0),
+        ("slow", "D1", 2.0),
+        ("slower", "D1", 4.0),
+    ]
     assert found.nodes == {"b": FleetNode(3, 0.8)}
     assert found.program == Program(leave_s=0.0, hop_s=(0.0, 0.0))
     alone = run(report, found.without("slower"), Arrivals("", 1.0), requests=100)
@@ -190,15 +194,22 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("devices: {D0: {}, D1: {factor: -1}}", "factor -1"),
         ("devices: {D0: {}, D1: {speed: 2}}", "unknown speed"),
         ("devices: {D0: {}, D1: {}}\nlinks: [{between: [a, b]}]", "wanted two of"),
-        ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local], delay_ms: -1}]",
-         "delay_ms -1"),
+        (
+            "devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local], delay_ms: -1}]",
+            "delay_ms -1",
+        ),
         ("devices: {D0: {}, D1: {}}\nclients: {count: 0}", "count 0"),
         ("devices: {D0: {}, D1: {}}\nclients: [2]", "clients: wanted keys and values"),
         ("devices: {D0: {}, D1: 5}", "D1.*wanted keys and values"),
         ("devices: {D0: {}, D1: {}}\nlinks: {a: b}", "links: wanted a list"),
         ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, a]}]", "within a node"),
-        ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local]}, {between: [local, a]}]",
-         "twice"),
+        (
+            (
+                "devices: {D0: {}, D1: {node: a}}\n"
+                "links: [{between: [a, local]}, {between: [local, a]}]"
+            ),
+            "twice",
+        ),
         ("devices: {D0: {}, D1: {}}\nnodes: {rack: {cores: 2}}", "unknown rack"),
         ("devices: {D0: {}, D1: {}}\nnodes: {local: {cores: 1.5}}", "cores 1.5.*whole cores"),
         ("devices: {D0: {}, D1: {}}\nnodes: {local: {cores: 2, together: 2}}", "together 2"),
@@ -207,7 +218,7 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("devices: \0", "cannot be read"),
         ("devices: {", "cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_a_cluster_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)

@@ -44,21 +44,22 @@ def test_multi_head_attention(seed: int) -> None:
     key = floats(rng, b, h, t, d) if cross else floats(rng, b, t, h * d)
     value = floats(rng, b, h, t, width) if cross else floats(rng, b, t, h * width)
     inputs = [
-        floats(rng, b, s, h * d), key, value,
+        floats(rng, b, s, h * d),
+        key,
+        value,
         None if cross else some(rng, floats(rng, h * (2 * d + width))),
         mask(rng, b, s, t + p, ("keys", "pairs")),
         some(rng, floats(rng, int(rng.choice((1, b))), int(rng.choice((1, h))), s, t + p)),
         floats(rng, b, h, p, d) if with_past else None,
         floats(rng, b, h, p, width) if with_past else None,
-    ]  # fmt: skip
+    ]
     attributes = {"num_heads": h}
     if rng.random() < 0.5:
         attributes |= {"scale": 0.3, "mask_filter_value": -50.0}
     if rng.random() < 0.4 and t == s:
         attributes["unidirectional"] = 1
     n_outputs = 3 if with_past or (rng.random() < 0.5 and not cross) else 1
-    check("MultiHeadAttention", inputs, attributes, 1e-4, 1e-5,
-          n_outputs=n_outputs)  # fmt: skip
+    check("MultiHeadAttention", inputs, attributes, 1e-4, 1e-5, n_outputs=n_outputs)
 
 
 @pytest.mark.sampled(3)
@@ -80,11 +81,13 @@ def test_attention(seed: int) -> None:
         attributes["unidirectional"] = 1
     total = h * (2 * d + width)
     inputs = [
-        floats(rng, b, s, size), floats(rng, size, total), floats(rng, total),
+        floats(rng, b, s, size),
+        floats(rng, size, total),
+        floats(rng, total),
         mask(rng, b, s, s + p, ("ends", "ends-begins", "keys", "pairs")),
         floats(rng, 2, b, h, p, d) if with_past else None,
         None if with_past else some(rng, floats(rng, int(rng.choice((1, b))), 1, s, s)),
-    ]  # fmt: skip
+    ]
     n_outputs = 2 if with_past else 1
     check("Attention", inputs, attributes, 1e-4, 1e-5, n_outputs=n_outputs)
 
@@ -137,11 +140,16 @@ def test_group_query_attention(seed: int) -> None:
     sink = None if attributes.get("smooth_softmax") else some(rng, floats(rng, h))
     inputs = [
         *((np.concatenate(parts, axis=2), None, None) if packed else parts),
-        floats(rng, b, g, room, d), floats(rng, b, g, room, d),
-        (lengths - 1).astype(np.int32), np.array(total, np.int32),
-        floats(rng, 32, half) if rotary else None, floats(rng, 32, half) if rotary else None,
-        None, bias if rng.random() < 0.3 else None, sink,
-    ]  # fmt: skip
+        floats(rng, b, g, room, d),
+        floats(rng, b, g, room, d),
+        (lengths - 1).astype(np.int32),
+        np.array(total, np.int32),
+        floats(rng, 32, half) if rotary else None,
+        floats(rng, 32, half) if rotary else None,
+        None,
+        bias if rng.random() < 0.3 else None,
+        sink,
+    ]
     arguments = ("GroupQueryAttention", inputs, attributes, 1, MICROSOFT, 3)
     wanted = run_onnxruntime(*arguments)
     y, *present = run_kernel(*arguments)

@@ -36,8 +36,15 @@ def test_simplified_layer_normalization(seed: int, outputs: int) -> None:
     rng = np.random.default_rng(seed)
     shape = rng.integers(1, 6, 3)
     axis = int(rng.choice((-1, 2)))
-    check("SimplifiedLayerNormalization", [floats(rng, *shape), floats(rng, shape[-1])],
-          {"axis": axis, "epsilon": 1e-3}, 1e-5, 1e-5, domain="", n_outputs=outputs)  # fmt: skip
+    check(
+        "SimplifiedLayerNormalization",
+        [floats(rng, *shape), floats(rng, shape[-1])],
+        {"axis": axis, "epsilon": 1e-3},
+        1e-5,
+        1e-5,
+        domain="",
+        n_outputs=outputs,
+    )
 
 
 @pytest.mark.sampled(3)
@@ -71,14 +78,17 @@ def test_embed_layer_normalization(seed: int) -> None:
     segments = rng.random() < 0.5
     ids = rng.integers(0, 7, (b, s)).astype(np.int32)
     inputs = [
-        ids, rng.integers(0, 2, (b, s)).astype(np.int32) if segments else None,
-        floats(rng, 7, width), floats(rng, 9, width),
-        floats(rng, 2, width) if segments else None, floats(rng, width), floats(rng, width),
+        ids,
+        rng.integers(0, 2, (b, s)).astype(np.int32) if segments else None,
+        floats(rng, 7, width),
+        floats(rng, 9, width),
+        floats(rng, 2, width) if segments else None,
+        floats(rng, width),
+        floats(rng, width),
         some(rng, rng.integers(0, 2, (b, s)).astype(np.int32)),
         some(rng, rng.integers(0, 9, (b, s)).astype(np.int32)),
-    ]  # fmt: skip
-    check("EmbedLayerNormalization", inputs, {"epsilon": 1e-3}, 1e-4, 1e-5,
-          n_outputs=3)  # fmt: skip
+    ]
+    check("EmbedLayerNormalization", inputs, {"epsilon": 1e-3}, 1e-4, 1e-5, n_outputs=3)
 
 
 @pytest.mark.sampled(3)
@@ -110,13 +120,21 @@ def test_fused_gemm(seed: int) -> None:
     rng = np.random.default_rng(seed)
     m, k, n = rng.integers(1, 5, 3)
     a, b = rng.integers(0, 2, 2)
-    inputs = [floats(rng, *((k, m) if a else (m, k))), floats(rng, *((n, k) if b else (k, n))),
-              some(rng, floats(rng, n))]  # fmt: skip
+    inputs = [
+        floats(rng, *((k, m) if a else (m, k))),
+        floats(rng, *((n, k) if b else (k, n))),
+        some(rng, floats(rng, n)),
+    ]
     name = str(rng.choice(("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Elu")))
     attributes = {
-        "alpha": 0.5, "beta": 0.25, "transA": int(a), "transB": int(b), "activation": name,
-        "activation_alpha": 0.3, "activation_beta": 0.4,
-    }  # fmt: skip
+        "alpha": 0.5,
+        "beta": 0.25,
+        "transA": int(a),
+        "transB": int(b),
+        "activation": name,
+        "activation_alpha": 0.3,
+        "activation_beta": 0.4,
+    }
     check("FusedGemm", inputs, attributes, 1e-4, 1e-5)
 
 
@@ -127,9 +145,14 @@ def test_fused_conv(seed: int) -> None:
     group, c, m = (int(n) for n in rng.integers(1, 4, 3))
     x, w = floats(rng, 2, group * c, 7, 8), floats(rng, group * m, c, 3, 2)
     name, parameters = [
-        ("Relu", []), ("LeakyRelu", [0.3]), ("Clip", [-0.5, 0.5]), ("Sigmoid", []), ("Tanh", []),
-        ("HardSigmoid", [0.3, 0.4]), ("", []),
-    ][rng.integers(7)]  # fmt: skip
+        ("Relu", []),
+        ("LeakyRelu", [0.3]),
+        ("Clip", [-0.5, 0.5]),
+        ("Sigmoid", []),
+        ("Tanh", []),
+        ("HardSigmoid", [0.3, 0.4]),
+        ("", []),
+    ][rng.integers(7)]
     attributes: dict[str, Any] = {"group": group, "strides": [1, int(rng.integers(1, 3))]}
     attributes["pads"] = [int(n) for n in rng.integers(0, 2, 4)]
     if name:

@@ -17,9 +17,10 @@ def quantized(rng: np.random.Generator, dtype: Any, *shape: int) -> list[np.ndar
     """Return a tensor, its scale and its zero point."""
     limits = np.iinfo(dtype)
     return [
-        rng.integers(limits.min, limits.max + 1, shape).astype(dtype), scale(rng),
+        rng.integers(limits.min, limits.max + 1, shape).astype(dtype),
+        scale(rng),
         rng.integers(limits.min, limits.max + 1, ()).astype(dtype),
-    ]  # fmt: skip
+    ]
 
 
 def scale(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -49,9 +50,11 @@ def test_pools(seed: int, dtype: Any) -> None:
     rng = np.random.default_rng(seed)
     x, to = quantized(rng, dtype, 2, 6, 7, 3), quantized(rng, dtype)[1:]
     attributes = {
-        "kernel_shape": [3, 2], "strides": [int(n) for n in rng.integers(1, 3, 2)],
-        "pads": [int(n) for n in rng.integers(0, 2, 4)], "ceil_mode": int(rng.integers(0, 2)),
-    }  # fmt: skip
+        "kernel_shape": [3, 2],
+        "strides": [int(n) for n in rng.integers(1, 3, 2)],
+        "pads": [int(n) for n in rng.integers(0, 2, 4)],
+        "ceil_mode": int(rng.integers(0, 2)),
+    }
     last = {"channels_last": int(rng.integers(0, 2))}
     if last["channels_last"]:
         same("NhwcMaxPool", [x[0]], attributes)
@@ -77,12 +80,16 @@ def test_products(seed: int) -> None:
     same("QGemm", [*one, *other, bias, np.float32(3), np.uint8(100)], attributes)
     columns = weights.T if b else weights
     rows = one[0].T if a else one[0]
-    same("MatMulIntegerToFloat",
-         [rows, columns, *one[1:2], other[1], one[2], other[2], some(rng, floats(rng, n))],
-         off=1e-2)  # fmt: skip
-    same("DynamicQuantizeMatMul",
-         [floats(rng, m, k), columns, other[1], other[2], some(rng, floats(rng, n))],
-         off=1e-2)  # fmt: skip
+    same(
+        "MatMulIntegerToFloat",
+        [rows, columns, *one[1:2], other[1], one[2], other[2], some(rng, floats(rng, n))],
+        off=1e-2,
+    )
+    same(
+        "DynamicQuantizeMatMul",
+        [floats(rng, m, k), columns, other[1], other[2], some(rng, floats(rng, n))],
+        off=1e-2,
+    )
 
 
 @pytest.mark.sampled(3)
@@ -99,11 +106,19 @@ def test_dynamic_quantize_lstm(seed: int) -> None:
         w, r = w // 2, r // 2
     zero = np.zeros(columns, dtype) if dtype == np.int8 else np.full(columns, 128, dtype)
     inputs = [
-        floats(rng, steps, batch, size), w, r, some(rng, floats(rng, d, 8 * hidden)),
+        floats(rng, steps, batch, size),
+        w,
+        r,
+        some(rng, floats(rng, d, 8 * hidden)),
         some(rng, rng.integers(1, steps + 1, batch).astype(np.int32)),
-        some(rng, floats(rng, d, batch, hidden)), some(rng, floats(rng, d, batch, hidden)),
-        None, scale(rng, *columns) / 10, zero, scale(rng, *columns) / 10, zero,
-    ]  # fmt: skip
+        some(rng, floats(rng, d, batch, hidden)),
+        some(rng, floats(rng, d, batch, hidden)),
+        None,
+        scale(rng, *columns) / 10,
+        zero,
+        scale(rng, *columns) / 10,
+        zero,
+    ]
     attributes = {"hidden_size": hidden, "direction": direction}
     # ONNX Runtime's range of a step has the states of sequences that have ended, too.
     off = 1e-3 if inputs[4] is None else 1e-2
@@ -121,13 +136,18 @@ def test_qattention(seed: int) -> None:
     w, _, w_zero = quantized(rng, np.int8, size, 3 * heads * d)
     w = w // 2
     inputs = [
-        x, w, floats(rng, 3 * heads * d), x_scale, scale(rng, *columns),
-        some(rng, np.ones((b, s + p), np.int32)), x_zero, np.full(columns, w_zero),
+        x,
+        w,
+        floats(rng, 3 * heads * d),
+        x_scale,
+        scale(rng, *columns),
+        some(rng, np.ones((b, s + p), np.int32)),
+        x_zero,
+        np.full(columns, w_zero),
         floats(rng, 2, b, heads, p, d) if p else None,
-    ]  # fmt: skip
+    ]
     attributes = {"num_heads": heads, "unidirectional": int(rng.integers(0, 2))}
-    check("QAttention", inputs, attributes, 1e-3, 1e-3,
-          n_outputs=2 if p else 1)  # fmt: skip
+    check("QAttention", inputs, attributes, 1e-3, 1e-3, n_outputs=2 if p else 1)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -142,9 +162,13 @@ def test_matmul_nbits(seed: int, bits: int) -> None:
     packed = rng.integers(0, 256, (n, ceil(blocks * bits / 8))).astype(np.uint8)
     zeros = [None, packed, rng.uniform(0, 15, (n, blocks)).astype(np.float32)]
     inputs = [
-        floats(rng, 2, m, k), b, scale(rng, n, blocks),
-        zeros[rng.integers(3 if bits == 4 else 2)], None, some(rng, floats(rng, n)),
-    ]  # fmt: skip
+        floats(rng, 2, m, k),
+        b,
+        scale(rng, n, blocks),
+        zeros[rng.integers(3 if bits == 4 else 2)],
+        None,
+        some(rng, floats(rng, n)),
+    ]
     attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
     check("MatMulNBits", inputs, attributes, 1e-3, 1e-2)
 

@@ -22,12 +22,18 @@ def model_of(
     """Return a model of one operator; constants have scales and zero points for all."""
     domain = "" if name == "QLinearMatMul" else "com.microsoft"
     constants = {
-        "s": np.float32(0.21), "z": np.uint8(100), "t": np.float32(0.53), "u": np.uint8(7),
-        "small": np.float32(1 / 256), "low": np.uint8(0), "columns": np.float32([0.25, 0.5, 1]),
-        "zeros": np.zeros(3, np.int8), "w": weights_of(np.int8, 8, 3),
+        "s": np.float32(0.21),
+        "z": np.uint8(100),
+        "t": np.float32(0.53),
+        "u": np.uint8(7),
+        "small": np.float32(1 / 256),
+        "low": np.uint8(0),
+        "columns": np.float32([0.25, 0.5, 1]),
+        "zeros": np.zeros(3, np.int8),
+        "w": weights_of(np.int8, 8, 3),
         "v": weights_of(np.int8, 3, 8),
         "b": RNG.integers(-900, 900, 3, np.int32),
-    }  # fmt: skip
+    }
     node = helper.make_node(name, inputs, ["y"], name="node", domain=domain, **given)
     constants = {key: value for key, value in constants.items() if key in inputs}
     return make_model([node], x, ["y"], constants, opset=version, domains=DOMAINS)

@@ -130,7 +130,12 @@ def test_every_difference_is_told() -> None:
     with pytest.raises(PlanError) as caught:
         check_costs(sample(), "0" * 64, wanted, "cost file x")
     message = str(caught.value)
-    for part in ("0000", "fingerprint f, wanted g", "threads 1, wanted 4",
-                 "GPU was not measured: gone", "NULL is not in it; it has ORT, CPU"):  # fmt: skip
+    for part in (
+        "0000",
+        "fingerprint f, wanted g",
+        "threads 1, wanted 4",
+        "GPU was not measured: gone",
+        "NULL is not in it; it has ORT, CPU",
+    ):
         assert part in message
     assert len(caught.value.differences) == 5
