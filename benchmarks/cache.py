@@ -24,9 +24,9 @@ import hetero
 from benchmarks.networks import bert
 from benchmarks.processes import Child, in_fresh
 from benchmarks.tables import print_rows
-from devices.model.light import light_model_path
-from devices.model.reader import read_model
-from scheduler.formats.blob_file import BlobFile
+from hetero.devices.model.light import light_model_path
+from hetero.devices.model.reader import read_model
+from hetero.scheduler.formats.blob_file import BlobFile
 
 DEVICES = "HETERO:ORT,CPU"
 #: The models as the devices' order has them, and cut into many subgraphs by pins.

@@ -25,10 +25,10 @@ import zmq
 from benchmarks import zmq_relay
 from benchmarks.processes import Child
 from benchmarks.tables import names, numbers, print_rows
-from devices.request.request import Request
-from scheduler.channels import direct_address
-from scheduler.channels.direct import DirectChannel
-from scheduler.vocabulary.messages import Message, Task, Values
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.vocabulary.messages import Message, Task, Values
 
 RELAYS = 3
 TASK = Task(Request(deployment="bench/chain:0", id=1), 0)

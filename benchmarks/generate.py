@@ -35,9 +35,9 @@ import hetero
 from benchmarks.processes import Child
 from benchmarks.sessions import bare_session
 from benchmarks.tables import names, print_rows
+from hetero.apps.generate.layers import find_layers
+from hetero.apps.generate.ports import Decoder
 from hetero.examples.small_decoder import small_decoder
-from hetero.generate.layers import find_layers
-from hetero.generate.ports import Decoder
 
 _PROMPT: Final = list(range(5, 37))
 _STAGE_US: Final = 10_000
@@ -253,7 +253,7 @@ class Noted(logging.Handler):
         super().__init__()
         self._runs: list[int] = []
         self._num_anew = 0
-        for name in ("scheduler.client.restore", "hetero.generate.together"):
+        for name in ("hetero.scheduler.client.restore", "hetero.apps.generate.together"):
             logging.getLogger(name).setLevel(logging.INFO)
             logging.getLogger(name).addHandler(self)
 

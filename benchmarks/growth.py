@@ -21,22 +21,22 @@ from benchmarks.null_models import chain, compile_chain, submit_to
 from benchmarks.processes import MEMORY, Child, device_processes, held
 from benchmarks.tables import numbers, print_rows
 from benchmarks.timing import Timing, measure
-from devices.model.reader import read_model
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.reader import read_model
+from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.observe.exposition import write_text
-from scheduler.channels.direct import DirectChannel
-from scheduler.client.liveness import Liveness
-from scheduler.inprocess import InProcessExecutor
-from scheduler.observe.load import DeviceLoad, Load
-from scheduler.observe.metrics import Metrics
-from scheduler.universe.client import PlayedClient
-from scheduler.universe.device import PlayedCluster, Work
-from scheduler.universe.network import Link, Network
-from scheduler.universe.world import World
-from scheduler.vocabulary.events import DeviceLost
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import share
-from scheduler.vocabulary.plan import Plan, Stage
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.client.liveness import Liveness
+from hetero.scheduler.inprocess import InProcessExecutor
+from hetero.scheduler.observe.load import DeviceLoad, Load
+from hetero.scheduler.observe.metrics import Metrics
+from hetero.scheduler.universe.client import PlayedClient
+from hetero.scheduler.universe.device import PlayedCluster, Work
+from hetero.scheduler.universe.network import Link, Network
+from hetero.scheduler.universe.world import World
+from hetero.scheduler.vocabulary.events import DeviceLost
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import share
+from hetero.scheduler.vocabulary.plan import Plan, Stage
 
 X: Final = np.ones(1, np.float32)
 _STATUS: Final = {"tasks": 1.0, "running": 1.0, "streams": 1.0, "kept_nbytes": 0.0}

@@ -32,11 +32,11 @@ from benchmarks.networks import NETWORKS
 from benchmarks.sessions import bare_session
 from benchmarks.small_networks import SMALL_NETWORKS
 from benchmarks.tables import names, print_rows
-from devices.cpu.plugin import CPUPlugin
-from devices.model.light import light_model_names, light_model_path
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.request.compiled_model import CompiledModel
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.light import light_model_names, light_model_path
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.request.compiled_model import CompiledModel
 
 #: Seconds that a model is measured for at least, however many rounds that makes.
 SHORTEST_S = 0.5

@@ -28,8 +28,8 @@ _WARM_RUNS = 3
 
 def work() -> None:
     """Serve one side: read a case's file and seconds, print the least seconds that a run took."""
-    from devices.cpu.plugin import CPUPlugin
-    from devices.model.reader import read_model
+    from hetero.devices.cpu.plugin import CPUPlugin
+    from hetero.devices.model.reader import read_model
 
     path, run = "", None
     for line in sys.stdin:
@@ -64,15 +64,15 @@ def side(checkout: Path) -> Child:
 def cases(models: Sequence[str], slowest: int) -> Iterator[tuple[str, bytes, list[Any]]]:
     """Yield names, models and inputs."""
     from benchmarks.kernels import inputs_of, load
-    from devices.cpu.plugin import CPUPlugin
-    from devices.model.reader import read_model
+    from hetero.devices.cpu.plugin import CPUPlugin
+    from hetero.devices.model.reader import read_model
 
     for name in models:
         proto = load(name)
         yield name, proto.SerializeToString(), list(inputs_of(read_model(proto)).values())
     if not slowest:
         return
-    from devices.conformance.onnx_suite import backend_cases, outcome
+    from hetero.devices.conformance.onnx_suite import backend_cases, outcome
 
     took: dict[float, tuple[str, bytes, list[Any]]] = {}
     for case in backend_cases():

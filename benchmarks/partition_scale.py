@@ -19,8 +19,8 @@ import onnx
 from onnx import helper
 
 from benchmarks.tables import print_rows
-from devices.model.model import Model, Node
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.partition.clustering import path_lower_bound
 from hetero.partition.partition import assign_clusters, partition
 

@@ -21,7 +21,7 @@ from benchmarks.peers import zmq_chain
 from benchmarks.sessions import bare_session, light_inputs, source
 from benchmarks.tables import names, numbers, print_rows
 from benchmarks.timing import at_once, by_turns
-from devices.plugin.program import RunContext
+from hetero.devices.plugin.program import RunContext
 
 #: How often a request comes back to a device of a re-entrant chain.
 VISITS = 2

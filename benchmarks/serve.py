@@ -36,7 +36,7 @@ import hetero
 from benchmarks.processes import Child, held
 from benchmarks.sessions import parsed
 from benchmarks.tables import print_rows
-from hetero.serve.proto_file import proto_file
+from hetero.apps.serve.proto_file import proto_file
 
 DEVICES = "HETERO:ORT,CPU"
 LARGE = 2_500_000

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from devices.model.light import light_model_inputs, light_model_path
-from devices.model.reader import read_model
+from hetero.devices.model.light import light_model_inputs, light_model_path
+from hetero.devices.model.reader import read_model
 
 #: Models so small that a request is nothing but what surrounds it.
 TINY = {

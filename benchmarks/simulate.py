@@ -32,8 +32,12 @@ import numpy as np
 import hetero
 from benchmarks.null_models import chain
 from benchmarks.tables import print_rows
-from devices.model.reader import read_model
-from devices.plugin.support import Support
+from hetero.apps.simulate.advise import simulate
+from hetero.apps.simulate.arrivals import Arrivals, Batches
+from hetero.apps.simulate.fleet import Fleet, FleetNode, Program, planned_fleet
+from hetero.apps.simulate.run import Outcome, run
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.support import Support
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.costs import (
     CLIENT,
@@ -46,10 +50,6 @@ from hetero.planning.cost.costs import (
 )
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
-from hetero.simulate.advise import simulate
-from hetero.simulate.arrivals import Arrivals, Batches
-from hetero.simulate.fleet import Fleet, FleetNode, Program, planned_fleet
-from hetero.simulate.run import Outcome, run
 
 
 @dataclass(frozen=True)

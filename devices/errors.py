@@ -48,7 +48,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from devices.plugin.support import Refusal
+    from hetero.devices.plugin.support import Refusal
 
 __all__ = [
     "AffinityError",

@@ -2,7 +2,7 @@
 
 ::
 
-    from devices.testing import check_device, check_operators, device_checks
+    from hetero.devices.testing import check_device, check_operators, device_checks
 
     check_device(MyPlugin())                                    # anywhere
     check_operators(MyPlugin())                                 # ONNX's own suite
@@ -14,8 +14,8 @@
 A check is a function of a plugin that raises AssertionError with a sentence. Samples with
 operators that the device refuses are left out; what a device does not offer (export, remote
 memory) only has to be refused with the right error. Those of `subject_checks` are functions of
-whatever compiles models (`devices.conformance.subject.Subject`): the devices of a Core as well,
-one or several, as ``hetero check-device NAME`` runs them.
+whatever compiles models (`hetero.devices.conformance.subject.Subject`): the devices of a Core as
+well, one or several, as ``hetero check-device NAME`` runs them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, Final
 
-from devices.conformance import (
+from hetero.devices.conformance import (
     export_checks,
     memory_checks,
     plugin_checks,
@@ -35,10 +35,10 @@ from devices.conformance import (
     query_checks,
     request_checks,
 )
-from devices.conformance.plugin_subject import PluginSubject
-from devices.conformance.subject import Subject
-from devices.plugin.plugin import Plugin
-from devices.plugin.properties import Config
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.conformance.subject import Subject
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.properties import Config
 
 __all__ = [
     "Check",
@@ -152,7 +152,7 @@ def check_operators(
     ImportError
         The suite wants Pillow, which ``pip install 'hetero[test]'`` brings.
     """
-    from devices.conformance.onnx_suite import backend_cases
+    from hetero.devices.conformance.onnx_suite import backend_cases
 
     known = {case.name for case in backend_cases()}
     results = operator_results(plugin, config)
@@ -175,7 +175,7 @@ def device_results(subject: Plugin | Subject) -> Iterator[CheckResult]:
 
 def operator_results(plugin: Plugin, config: Config | None = None) -> Iterator[CheckResult]:
     """Run the cases of ONNX's suite that the plugin takes, yielding how each went."""
-    from devices.conformance.onnx_suite import backend_cases, outcome
+    from hetero.devices.conformance.onnx_suite import backend_cases, outcome
 
     for case in backend_cases():
         said = outcome(plugin, case, config or {})

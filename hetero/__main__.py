@@ -1,14 +1,29 @@
-"""``hetero`` and ``python -m hetero``: the command line, in a process that ends with it."""
+"""The command ``hetero`` and ``python -m hetero``: the command line, in a process of its own."""
 
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
 from typing import NoReturn
 
-from hetero.cli import main
-from hetero.cli.signals import hear_signals
-from scheduler.processes.process_end import end_with
+
+def _exit_at_once(number: int, _: FrameType | None) -> NoReturn:
+    """End the process while it still imports and has nothing to clean up."""
+    os.write(2, b"hetero: interrupted\n")
+    os._exit(128 + number)
 
 
 def program() -> NoReturn:
-    """Run the command line, and end."""
+    """Import the command line, run it, and end the process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _exit_at_once)
+    # The imports take half a second, in which a signal must not print a traceback.
+    from hetero.cli import main
+    from hetero.cli.signals import hear_signals
+    from hetero.scheduler.processes.process_end import end_with
+
     hear_signals()
     end_with(main)
 

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
-from devices.request.infer_request import InferRequest, check_callback
-from devices.request.results import Results
-from devices.request.run import LONGEST_S
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.deployed_model import DeployedModel
+from hetero.devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
+from hetero.devices.request.infer_request import InferRequest, check_callback
+from hetero.devices.request.results import Results
+from hetero.devices.request.run import LONGEST_S
 
 if TYPE_CHECKING:  # few have a loop: it is imported where it is used, not at every start
     import asyncio

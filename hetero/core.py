@@ -8,14 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from devices.errors import ArgumentError, ArgumentTypeError
-from devices.model.model import Model
-from devices.model.reader import Source, read_model
-from devices.model.variables import with_states
-from devices.plugin.properties import Config
-from devices.plugin.remote import RemoteContext
-from devices.plugin.support import Support
 from hetero.affinity.affinity import Affinity, assign
+from hetero.apps.simulate.model import simulate_model
 from hetero.cache.blob import ModelBlob, open_blob
 from hetero.cache.folder import cache_of
 from hetero.cache.importing import (
@@ -28,7 +22,14 @@ from hetero.cache.importing import (
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.compiler import Compiler, opened
 from hetero.compile.stage_replicas import without_stand_ins
-from hetero.devices import Devices, ExecutorKind
+from hetero.core_devices import Devices, ExecutorKind
+from hetero.devices.errors import ArgumentError, ArgumentTypeError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import Source, read_model
+from hetero.devices.model.variables import with_states
+from hetero.devices.plugin.properties import Config
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.support import Support
 from hetero.extensions import Extensions
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.sample_inputs import sample_shapes
@@ -44,11 +45,10 @@ from hetero.properties.table import cache_folder, listed
 from hetero.query.answers import Answers
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
-from hetero.simulate.model import simulate_model
+from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.executor import Executor
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from hetero.version import Version
-from scheduler.device.probe import PluginSpec
-from scheduler.executor import Executor
-from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

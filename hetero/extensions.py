@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import onnx
 
-from devices.errors import ArgumentError, ArgumentTypeError, BlobError, ModelError
-from devices.model.attributes import with_bodies
-from devices.model.extension import (
+from hetero.cache.blob import ModelBlob
+from hetero.devices.errors import ArgumentError, ArgumentTypeError, BlobError, ModelError
+from hetero.devices.model.attributes import with_bodies
+from hetero.devices.model.extension import (
     LIBRARIES,
     Extension,
     Operator,
@@ -20,10 +21,9 @@ from devices.model.extension import (
     named_extensions,
     with_extensions,
 )
-from devices.model.model import Model
-from devices.model.reader import check_function
-from devices.plugin.properties import PropertyTable
-from hetero.cache.blob import ModelBlob
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import check_function
+from hetero.devices.plugin.properties import PropertyTable
 
 #: The option that says what a device may import.
 OPTION: Final = "EXTENSIONS"

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from devices.request.answer import Answer, StageRun
-from scheduler.device.probe import PluginSpec
-from scheduler.executor import Deployment, Executor, Submission
-from scheduler.formats.stage_source import StageSource
-from scheduler.inprocess import InProcessExecutor
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.names import (
+from hetero.devices.request.answer import Answer, StageRun
+from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.executor import Deployment, Executor, Submission
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.inprocess import InProcessExecutor
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.names import (
     DeviceRequest,
     parse_device,
     resolve_device,
     resolve_name,
     split_name,
 )
-from scheduler.vocabulary.plan import Plan, Stage, Wire
-from scheduler.vocabulary.record import StoryLine
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.vocabulary.plan import Plan, Stage, Wire
+from hetero.scheduler.vocabulary.record import StoryLine
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 __all__ = [
     "Answer",
@@ -84,6 +84,6 @@ def create_executor(
     if kind != "ray":
         raise ValueError(f"executor {kind!r}: wanted 'ray' or 'inprocess'.")
     # Ray takes half a second to import, which nobody who stays in process should pay.
-    from scheduler.ray.executor import RayExecutor
+    from hetero.scheduler.ray.executor import RayExecutor
 
     return RayExecutor(address=address, devices=devices, plugins=plugins, **options)

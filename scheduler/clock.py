@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from scheduler.processes.threads import start_thread
+from hetero.scheduler.processes.threads import start_thread
 
 _log = logging.getLogger(__name__)
 

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from devices.model.model import Model
-from devices.plugin.remote import RemoteContext
-from devices.plugin.support import Support
-from scheduler.client.deployment import Deployment as Deployment
-from scheduler.client.runner import Submission as Submission
-from scheduler.formats.stage_source import StageSource
-from scheduler.observe.load import Load
-from scheduler.observe.observer import ObservedRequest
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Placement
-from scheduler.vocabulary.plan import Plan
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.support import Support
+from hetero.scheduler.client.deployment import Deployment as Deployment
+from hetero.scheduler.client.runner import Submission as Submission
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.observe.load import Load
+from hetero.scheduler.observe.observer import ObservedRequest
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import Placement
+from hetero.scheduler.vocabulary.plan import Plan
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 
 class Remade(NamedTuple):

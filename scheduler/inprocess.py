@@ -11,33 +11,33 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import ArgumentError, ClusterError, HeteroError, PropertyError
-from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Payload
-from devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
-from devices.plugin.remote import RemoteContext
-from devices.plugin.support import Support
-from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.memory import Switchboard
-from scheduler.client.deployment import Deployment
-from scheduler.client.deployments import Deployments
-from scheduler.client.remote_memory import RemoteMemory
-from scheduler.clock import Clock
-from scheduler.device.host import DeviceHost
-from scheduler.device.loop import DeviceLoop
-from scheduler.device.probe import PluginSpec, named, probe_node, usable
-from scheduler.device.workers import Workers
-from scheduler.executor import Remake
-from scheduler.formats.stage_source import StageSource, check_sources, import_failed
-from scheduler.observe.load import DeviceLoad, Load
-from scheduler.observe.observer import ObservedRequest, Observer
-from scheduler.processes.home_process import HomeProcess
-from scheduler.thread_shares import plan_shares
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.names import resolve_name
-from scheduler.vocabulary.placement import Placement, alone
-from scheduler.vocabulary.plan import Plan
-from scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
+from hetero.devices.errors import ArgumentError, ClusterError, HeteroError, PropertyError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import ExecutedNode, Payload
+from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.support import Support
+from hetero.scheduler.channels.channel import Channel, Receiver
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.device.probe import PluginSpec, named, probe_node, usable
+from hetero.scheduler.device.workers import Workers
+from hetero.scheduler.executor import Remake
+from hetero.scheduler.formats.stage_source import StageSource, check_sources, import_failed
+from hetero.scheduler.observe.load import DeviceLoad, Load
+from hetero.scheduler.observe.observer import ObservedRequest, Observer
+from hetero.scheduler.processes.home_process import HomeProcess
+from hetero.scheduler.thread_shares import plan_shares
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.names import resolve_name
+from hetero.scheduler.vocabulary.placement import Placement, alone
+from hetero.scheduler.vocabulary.plan import Plan
+from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 
 
 class InProcessDeployment(Deployment):
@@ -215,7 +215,7 @@ class InProcessExecutor:
         return self._device(device).host.get_property(name)
 
     def create_context(self, device: str) -> RemoteContext:
-        """Return a device's memory; see `scheduler.executor.Executor.create_context`."""
+        """Return a device's memory; see `hetero.scheduler.executor.Executor.create_context`."""
         loop = self._device(device)
         return self._deployments.memory.context(loop.host.descriptor.name, lambda: loop.address)
 
@@ -230,7 +230,7 @@ class InProcessExecutor:
         remake: Remake | None = None,
         stateful: bool = False,
     ) -> InProcessDeployment:
-        """Compile every stage on its device; see `scheduler.executor.Executor.deploy`.
+        """Compile every stage on its device; see `hetero.scheduler.executor.Executor.deploy`.
 
         `remake` and `stateful` change nothing: a device of this process is never gone.
         """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from scheduler.formats.stage_source import StageSource
-from scheduler.vocabulary.names import split_name
-from scheduler.vocabulary.placement import Placement
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.vocabulary.names import split_name
+from hetero.scheduler.vocabulary.placement import Placement
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 THREADS = "INFERENCE_NUM_THREADS"
 

@@ -10,22 +10,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import devices
-import devices.testing
 import hetero
-from devices.cpu.plugin import CPUPlugin
-from devices.gpu.plugin import GPUPlugin
-from devices.null.plugin import NullPlugin
-from devices.openvino.properties import OWN_PROPERTIES
-from devices.ort.plugin import ORTPlugin
-from devices.ort.provider_plugin import ProviderPlugin
-from devices.plugin.properties import COMMON_PROPERTIES, Property
+import hetero.devices.testing
+from hetero import devices
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.gpu.plugin import GPUPlugin
+from hetero.devices.null.plugin import NullPlugin
+from hetero.devices.openvino.properties import OWN_PROPERTIES
+from hetero.devices.ort.plugin import ORTPlugin
+from hetero.devices.ort.provider_plugin import ProviderPlugin
+from hetero.devices.plugin.properties import COMMON_PROPERTIES, Property
 from hetero.properties.table import HETERO_PROPERTIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 PACKAGES = ("devices", "hetero", "scheduler")
 #: What users import.
-MODULES = (hetero, hetero.preprocess, hetero.properties, devices, devices.testing)
+MODULES = (hetero, hetero.preprocess, hetero.properties, devices, hetero.devices.testing)
 _COMMON = tuple(COMMON_PROPERTIES.values())
 PROPERTIES: dict[str, Iterable[Property]] = {
     "HETERO and its compiled models": HETERO_PROPERTIES.values(),
@@ -131,7 +131,13 @@ def _name(name: str, thing: Any) -> Iterator[str]:
 
 
 def _errors() -> Iterator[str]:
-    yield from ("", "## Errors", "", "In `hetero`, `hetero.errors` and `devices.errors`.", "")
+    yield from (
+        "",
+        "## Errors",
+        "",
+        "In `hetero`, `hetero.errors` and `hetero.devices.errors`.",
+        "",
+    )
     yield from ("| error | is also | what it says |", "| --- | --- | --- |")
     for name in hetero.errors.__all__:
         kind = getattr(hetero, name)

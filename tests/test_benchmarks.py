@@ -30,7 +30,7 @@ from benchmarks.chaos_flow import Flow, question
 from benchmarks.sessions import bare_session
 from benchmarks.tables import numbers
 from benchmarks.timing import Timing, measure
-from devices.errors import DeviceLostError
+from hetero.devices.errors import DeviceLostError
 from hetero.examples.small_decoder import small_decoder
 
 PATIENCE_S = 60

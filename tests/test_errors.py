@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from devices import errors
-from devices.plugin.support import Refusal
+from hetero.devices import errors
+from hetero.devices.plugin.support import Refusal
 
 LEAVES = [
     cls

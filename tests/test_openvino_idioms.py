@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import hetero
-from devices.errors import ArgumentError, ModelError, TensorNameError, TensorShapeError
+from hetero.devices.errors import ArgumentError, ModelError, TensorNameError, TensorShapeError
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

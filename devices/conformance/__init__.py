@@ -1,1 +1,1 @@
-"""The checks that every device passes; `devices.testing` runs them."""
+"""The checks that every device passes; `hetero.devices.testing` runs them."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from devices.plugin.program import Value
+from hetero.devices.plugin.program import Value
 
 E = TypeVar("E", bound=BaseException)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devices.conformance.expectation import expect
-from devices.conformance.query_checks import compiled_samples, expect_outputs, supported_samples
-from devices.conformance.subject import Subject
-from devices.errors import UnsupportedOperationError
-from devices.model.model import Node
+from hetero.devices.conformance.expectation import expect
+from hetero.devices.conformance.query_checks import (
+    compiled_samples,
+    expect_outputs,
+    supported_samples,
+)
+from hetero.devices.conformance.subject import Subject
+from hetero.devices.errors import UnsupportedOperationError
+from hetero.devices.model.model import Node
 
 _NOTES = ("layerType", "execOrder", "implType", "originalLayersNames", "execTimeMcs")
 

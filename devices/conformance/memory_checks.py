@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 from onnx import parser
 
-from devices.conformance.expectation import expect, expect_raises, expect_value
-from devices.conformance.query_checks import expect_outputs, supported_samples
-from devices.conformance.subject import Subject
-from devices.errors import TensorShapeError, UnsupportedOperationError
-from devices.model.reader import read_model
-from devices.model.variables import with_states
-from devices.plugin.remote import RemoteContext
-from devices.request.infer_request import InferRequest
+from hetero.devices.conformance.expectation import expect, expect_raises, expect_value
+from hetero.devices.conformance.query_checks import expect_outputs, supported_samples
+from hetero.devices.conformance.subject import Subject
+from hetero.devices.errors import TensorShapeError, UnsupportedOperationError
+from hetero.devices.model.reader import read_model
+from hetero.devices.model.variables import with_states
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.request.infer_request import InferRequest
 
 #: y is twice the sum of each x so far.
 _SUM: Final = """<ir_version: 8, opset_import: ["" : 17]>

@@ -16,12 +16,12 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
-from devices.model.light import light_model_inputs, light_model_outputs, light_model_path
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.plugin.plugin import Plugin
-from devices.request.base_compiled_model import BaseCompiledModel
-from devices.request.compiled_model import CompiledModel
+from hetero.devices.model.light import light_model_inputs, light_model_outputs, light_model_path
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.request.base_compiled_model import BaseCompiledModel
+from hetero.devices.request.compiled_model import CompiledModel
 
 KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 #: What a case is run on: a device's model, or a Core's.

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from devices.conformance.expectation import expect, expect_raises
-from devices.conformance.plugin_subject import PluginSubject
-from devices.conformance.query_checks import supported_samples
-from devices.conformance.samples import samples
-from devices.errors import HeteroError, UnknownDeviceError, UnsupportedOperationError
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import Payload
-from devices.plugin.properties import COMMON_PROPERTIES
-from devices.plugin.registry import RESERVED_NAMES
+from hetero.devices.conformance.expectation import expect, expect_raises
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.conformance.query_checks import supported_samples
+from hetero.devices.conformance.samples import samples
+from hetero.devices.errors import HeteroError, UnknownDeviceError, UnsupportedOperationError
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import Payload
+from hetero.devices.plugin.properties import COMMON_PROPERTIES
+from hetero.devices.plugin.registry import RESERVED_NAMES
 
 
 def check_name_can_be_part_of_a_device_name(plugin: Plugin) -> None:

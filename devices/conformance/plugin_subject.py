@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from devices.model.model import Model
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
-from devices.plugin.properties import Config
-from devices.request.answer import Answer, NodeTimes, StageRun
-from devices.request.base_compiled_model import BaseCompiledModel
-from devices.request.compiled_model import CompiledModel
-from devices.request.request import Request
-from devices.request.story import StoryLine
-from devices.request.target import RequestTarget
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value
+from hetero.devices.plugin.properties import Config
+from hetero.devices.request.answer import Answer, NodeTimes, StageRun
+from hetero.devices.request.base_compiled_model import BaseCompiledModel
+from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.request import Request
+from hetero.devices.request.story import StoryLine
+from hetero.devices.request.target import RequestTarget
 
 
 class PluginSubject:

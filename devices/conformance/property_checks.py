@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from devices.conformance.expectation import expect, expect_raises
-from devices.conformance.query_checks import supported_samples
-from devices.conformance.subject import Subject
-from devices.errors import PropertyError, ReadOnlyPropertyError, UnknownPropertyError
+from hetero.devices.conformance.expectation import expect, expect_raises
+from hetero.devices.conformance.query_checks import supported_samples
+from hetero.devices.conformance.subject import Subject
+from hetero.devices.errors import PropertyError, ReadOnlyPropertyError, UnknownPropertyError
 
 
 def check_every_property_can_be_read(subject: Subject) -> None:

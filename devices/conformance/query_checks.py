@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from devices.conformance.expectation import expect, expect_raises, expect_value
-from devices.conformance.samples import (
+from hetero.devices.conformance.expectation import expect, expect_raises, expect_value
+from hetero.devices.conformance.samples import (
     Sample,
     foreign_domain_alone,
     foreign_operator,
@@ -15,11 +15,11 @@ from devices.conformance.samples import (
     samples,
     typed_samples,
 )
-from devices.conformance.subject import Subject
-from devices.errors import UnsupportedNodesError
-from devices.plugin.properties import Config
-from devices.request.base_compiled_model import BaseCompiledModel
-from devices.request.results import Results
+from hetero.devices.conformance.subject import Subject
+from hetero.devices.errors import UnsupportedNodesError
+from hetero.devices.plugin.properties import Config
+from hetero.devices.request.base_compiled_model import BaseCompiledModel
+from hetero.devices.request.results import Results
 
 #: Those that models are tried in.
 ELEMENT_TYPES: Final = (

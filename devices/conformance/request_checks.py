@@ -8,10 +8,19 @@ from functools import partial
 
 import numpy as np
 
-from devices.conformance.expectation import expect, expect_raises
-from devices.conformance.query_checks import compiled_samples, expect_outputs, supported_samples
-from devices.conformance.subject import Subject
-from devices.errors import RequestCancelledError, TensorNameError, TensorShapeError, TensorTypeError
+from hetero.devices.conformance.expectation import expect, expect_raises
+from hetero.devices.conformance.query_checks import (
+    compiled_samples,
+    expect_outputs,
+    supported_samples,
+)
+from hetero.devices.conformance.subject import Subject
+from hetero.devices.errors import (
+    RequestCancelledError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
 
 
 def check_answers_are_right(subject: Subject) -> None:

@@ -12,8 +12,8 @@ import onnx
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from devices.model.model import Model
-from devices.model.reader import read_model
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 
 _HEADER = '<ir_version: 8, opset_import: ["" : 17, "nobody.knows" : 1]>'
 #: The first opset that knows 4 bits.

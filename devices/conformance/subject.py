@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from devices.model.model import Model
-from devices.plugin.properties import Config, Property
-from devices.plugin.remote import RemoteContext
-from devices.plugin.support import Support
-from devices.request.base_compiled_model import BaseCompiledModel
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.properties import Config, Property
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.support import Support
+from hetero.devices.request.base_compiled_model import BaseCompiledModel
 
 
 class Subject(Protocol):

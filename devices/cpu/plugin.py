@@ -10,25 +10,25 @@ from typing import ClassVar, Final
 import numpy as np
 import onnx
 
-from devices.cpu.fast.conv import FAST
-from devices.cpu.fast.weights import prepare_convolutions
-from devices.cpu.threads import blas_name, use_threads
-from devices.interpreter.backend import ArrayBackend
-from devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
-from devices.interpreter.program import InterpretedProgram
-from devices.model.extension import allowed_extensions
-from devices.model.model import Model
-from devices.plugin.program import Payload, Program, RunContext, Value
-from devices.plugin.properties import (
+from hetero.devices.cpu.fast.conv import FAST
+from hetero.devices.cpu.fast.weights import prepare_convolutions
+from hetero.devices.cpu.threads import blas_name, use_threads
+from hetero.devices.interpreter.backend import ArrayBackend
+from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
+from hetero.devices.interpreter.program import InterpretedProgram
+from hetero.devices.model.extension import allowed_extensions
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Payload, Program, RunContext, Value
+from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
     OPTIONAL_PROPERTIES,
     Config,
     Property,
     PropertyTable,
 )
-from devices.transforms import FIRST, PASSES, THEN, Pass, transform
-from devices.transforms.identities import remove_dead_nodes
-from devices.transforms.single_precision import compute_in_single
+from hetero.devices.transforms import FIRST, PASSES, THEN, Pass, transform
+from hetero.devices.transforms.identities import remove_dead_nodes
+from hetero.devices.transforms.single_precision import compute_in_single
 
 #: The host's arrays, and kernels that suit only a CPU beside the shared ones.
 HOST: Final = ArrayBackend("numpy", np, FAST)

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.interpreter.backend import ArrayBackend
-from devices.kernels import ALL, Kernel, KernelRegistry, op
-from devices.kernels.scatter import scatter_elements_11, scatter_nd_11
-from devices.model.model import Node
-from devices.plugin.program import Value
+from hetero.devices.interpreter.backend import ArrayBackend
+from hetero.devices.kernels import ALL, Kernel, KernelRegistry, op
+from hetero.devices.kernels.scatter import scatter_elements_11, scatter_nd_11
+from hetero.devices.model.model import Node
+from hetero.devices.plugin.program import Value
 
 #: Operators that look at no element of their inputs.
 _OF_SHAPES: Final = frozenset({"Shape", "Size"})

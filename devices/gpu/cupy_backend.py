@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from devices.gpu.backend import DeviceBackend
+from hetero.devices.gpu.backend import DeviceBackend
 
 
 class CupyBackend(DeviceBackend):

@@ -9,10 +9,10 @@ from typing import Final
 import onnx
 from onnx import TensorProto
 
-from devices.model.attributes import bodies
-from devices.model.model import Model, Node
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.support import Refusal
+from hetero.devices.model.attributes import bodies
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.support import Refusal
 
 #: Names as in ``tensor(float)``; narrower ones, bfloat16 and strings are the host's alone.
 ELEMENT_TYPES: Final = (

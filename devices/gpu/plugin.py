@@ -8,25 +8,25 @@ from typing import Any, ClassVar
 
 import onnx
 
-from devices.errors import DeviceMemoryError, PluginLoadError
-from devices.gpu.backend import DeviceBackend
-from devices.gpu.element_types import untyped
-from devices.gpu.program import GPUContext, GPUProgram
-from devices.interpreter.implementations import Scope, find_implementation
-from devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
-from devices.kernels import ALL, Kernel
-from devices.model.extension import allowed_extensions
-from devices.model.model import Model, Node
-from devices.plugin.program import Payload, Program
-from devices.plugin.properties import (
+from hetero.devices.errors import DeviceMemoryError, PluginLoadError
+from hetero.devices.gpu.backend import DeviceBackend
+from hetero.devices.gpu.element_types import untyped
+from hetero.devices.gpu.program import GPUContext, GPUProgram
+from hetero.devices.interpreter.implementations import Scope, find_implementation
+from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
+from hetero.devices.kernels import ALL, Kernel
+from hetero.devices.model.extension import allowed_extensions
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.program import Payload, Program
+from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
     OPTIONAL_PROPERTIES,
     Config,
     Property,
     PropertyTable,
 )
-from devices.plugin.support import Refusal
-from devices.transforms import transform
+from hetero.devices.plugin.support import Refusal
+from hetero.devices.transforms import transform
 
 
 class GPUPlugin(InterpreterPlugin):
@@ -67,7 +67,7 @@ class GPUPlugin(InterpreterPlugin):
     def open_backend() -> DeviceBackend:
         """Return the devices' arrays; PluginLoadError if there are none."""
         try:
-            from devices.gpu.cupy_backend import CupyBackend
+            from hetero.devices.gpu.cupy_backend import CupyBackend
         except ImportError as error:
             raise PluginLoadError(
                 f"the GPU device needs CuPy, which cannot be imported ({error}); pip install "

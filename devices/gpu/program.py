@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from devices.gpu.backend import DeviceBackend
-from devices.interpreter.program import InterpretedProgram
-from devices.model.model import Model
-from devices.plugin.program import RunContext, Value
-from devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.gpu.backend import DeviceBackend
+from hetero.devices.interpreter.program import InterpretedProgram
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import RunContext, Value
+from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
 
 
 class GPUTensor(RemoteTensor):

@@ -14,7 +14,8 @@ or arrays that need memory, and from when to when. `layout` then lays those out 
 **Recorded.** In the trace, a kernel runs once more on `stand_in` arrays (`recorder`): what it
 decides from shapes, types and constants is settled, and what it does to elements goes on a `tape`
 of steps. The steps are held to what the kernel gave; a kernel that looks at elements, or gives
-something else, stays a call of itself. The kernel of `devices.cpu.fast` makes its `calls` itself.
+something else, stays a call of itself. The kernel of `hetero.devices.cpu.fast` makes its `calls`
+itself.
 
 **Bound.** Later runs with these shapes copy the inputs into the arena and make the calls, one after
 the other, without a decision between them (`bound`). `bound_cache` keeps a trace for each of the

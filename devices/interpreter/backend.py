@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.kernels import KERNELS, Kernel, KernelRegistry
-from devices.model.model import Node
-from devices.plugin.program import Value
+from hetero.devices.kernels import KERNELS, Kernel, KernelRegistry
+from hetero.devices.model.model import Node
+from hetero.devices.plugin.program import Value
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,18 +10,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import onnx
 
-from devices.errors import HeteroError, KernelError
-from devices.interpreter.body_outputs import BodyOutput, body_outputs
-from devices.interpreter.delegate import delegate
-from devices.interpreter.implementations import Implementation, Scope, find_implementation
-from devices.kernels import Kernel
-from devices.model.attributes import attribute_value
-from devices.model.functions import function_key, instantiate
-from devices.model.literals import literal_value
-from devices.model.model import Node
-from devices.model.tensor_proto import dense_array, tensor_array
-from devices.plugin.program import RunContext, Value
-from devices.plugin.support import Refusal
+from hetero.devices.errors import HeteroError, KernelError
+from hetero.devices.interpreter.body_outputs import BodyOutput, body_outputs
+from hetero.devices.interpreter.delegate import delegate
+from hetero.devices.interpreter.implementations import Implementation, Scope, find_implementation
+from hetero.devices.kernels import Kernel
+from hetero.devices.model.attributes import attribute_value
+from hetero.devices.model.functions import function_key, instantiate
+from hetero.devices.model.literals import literal_value
+from hetero.devices.model.model import Node
+from hetero.devices.model.tensor_proto import dense_array, tensor_array
+from hetero.devices.plugin.program import RunContext, Value
+from hetero.devices.plugin.support import Refusal
 
 #: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
 Step = Callable[[list[Value], RunContext], None]

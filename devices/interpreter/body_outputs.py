@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from devices.interpreter.implementations import Scope
-from devices.model.tensor_spec import TensorSpec
-from devices.model.type_inference import infer_types
+from hetero.devices.interpreter.implementations import Scope
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.type_inference import infer_types
 
 #: Element type and shape (a size, symbol or None for each axis) of one output; None if unknown.
 BodyOutput = tuple[np.dtype | None, tuple[int | str | None, ...] | None]

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import HeteroError
-from devices.interpreter.block import Block, Step, Task, kernel_error, single, store
-from devices.interpreter.calls import Call, Scratch
-from devices.interpreter.trace import Trace, calls_of, frozen, is_plain
-from devices.plugin.program import RunContext, Value
+from hetero.devices.errors import HeteroError
+from hetero.devices.interpreter.block import Block, Step, Task, kernel_error, single, store
+from hetero.devices.interpreter.calls import Call, Scratch
+from hetero.devices.interpreter.trace import Trace, calls_of, frozen, is_plain
+from hetero.devices.plugin.program import RunContext, Value
 
 
 class _OtherShapeError(Exception):

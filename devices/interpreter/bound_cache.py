@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.interpreter.block import Block
-from devices.interpreter.bound import BoundBlock
-from devices.interpreter.trace import Trace, is_plain, trace
-from devices.plugin.program import RunContext, Value
+from hetero.devices.interpreter.block import Block
+from hetero.devices.interpreter.bound import BoundBlock
+from hetero.devices.interpreter.trace import Trace, is_plain, trace
+from hetero.devices.plugin.program import RunContext, Value
 
 #: Input shapes whose traces and bound blocks are kept, and the nodes in them all together.
 _MOST_SHAPES: Final = 64

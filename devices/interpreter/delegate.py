@@ -8,8 +8,8 @@ from typing import Any, Final
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from devices.kernels import ALL, Kernel
-from devices.model.model import Node
+from hetero.devices.kernels import ALL, Kernel
+from hetero.devices.model.model import Node
 
 #: (domain, operator) -> the versions of its schema at which onnx.reference computes what the
 #: specification says. An operator whose meaning changed is right only from the listed one on.

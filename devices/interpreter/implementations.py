@@ -10,21 +10,21 @@ from weakref import WeakKeyDictionary
 
 import onnx
 
-from devices.errors import ArgumentError
-from devices.interpreter.backend import NUMPY, ArrayBackend
-from devices.interpreter.delegate import is_delegated
-from devices.kernels import ALL, KERNELS, Kernel
-from devices.model.attributes import attribute_value, bodies
-from devices.model.extension import Operator, load_extension, named_extensions
-from devices.model.functions import (
+from hetero.devices.errors import ArgumentError
+from hetero.devices.interpreter.backend import NUMPY, ArrayBackend
+from hetero.devices.interpreter.delegate import is_delegated
+from hetero.devices.kernels import ALL, KERNELS, Kernel
+from hetero.devices.model.attributes import attribute_value, bodies
+from hetero.devices.model.extension import Operator, load_extension, named_extensions
+from hetero.devices.model.functions import (
     FunctionKey,
     function_key,
     function_opsets,
     instantiate,
     standard_function,
 )
-from devices.model.model import Model, Node
-from devices.plugin.support import Refusal
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.support import Refusal
 
 #: The domain of operators that `transform_model` makes.
 FUSED: Final = "hetero"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from devices.interpreter.calls import ALIGNMENT
+from hetero.devices.interpreter.calls import ALIGNMENT
 
 #: Tasks whose buffers are looked through together.
 _ROW: Final = 16

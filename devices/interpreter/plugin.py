@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from devices.interpreter.backend import ArrayBackend
-from devices.interpreter.implementations import Scope, find_implementation
-from devices.model.model import Model, Node
-from devices.plugin.plugin import Plugin
-from devices.plugin.properties import Config, Property
-from devices.plugin.support import Refusal
+from hetero.devices.interpreter.backend import ArrayBackend
+from hetero.devices.interpreter.implementations import Scope, find_implementation
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.properties import Config, Property
+from hetero.devices.plugin.support import Refusal
 
 EXTENSIONS: Final = Property(
     "EXTENSIONS",

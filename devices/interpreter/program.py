@@ -9,17 +9,17 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from devices.errors import BlobError
-from devices.interpreter.backend import ArrayBackend
-from devices.interpreter.block import Block, build_block
-from devices.interpreter.bound_cache import BoundCache
-from devices.interpreter.implementations import Scope
-from devices.interpreter.trace import frozen
-from devices.model.extension import allowed_extensions
-from devices.model.model import Model
-from devices.model.node_contents import check_inside
-from devices.model.skeleton import joined_model
-from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from hetero.devices.errors import BlobError
+from hetero.devices.interpreter.backend import ArrayBackend
+from hetero.devices.interpreter.block import Block, build_block
+from hetero.devices.interpreter.bound_cache import BoundCache
+from hetero.devices.interpreter.implementations import Scope
+from hetero.devices.interpreter.trace import frozen
+from hetero.devices.model.extension import allowed_extensions
+from hetero.devices.model.model import Model
+from hetero.devices.model.node_contents import check_inside
+from hetero.devices.model.skeleton import joined_model
+from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: Version of what `export` writes.
 _FORMAT: Final = 1

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from devices.interpreter.block import Task
-from devices.interpreter.calls import Scratch
-from devices.interpreter.implementations import ONLY_IN_A_RUN
-from devices.interpreter.stand_in import CannotRecord, StandIn, Tape
-from devices.interpreter.tape import Recording, bytes_of
-from devices.kernels import ALL
+from hetero.devices.interpreter.block import Task
+from hetero.devices.interpreter.calls import Scratch
+from hetero.devices.interpreter.implementations import ONLY_IN_A_RUN
+from hetero.devices.interpreter.stand_in import CannotRecord, StandIn, Tape
+from hetero.devices.interpreter.tape import Recording, bytes_of
+from hetero.devices.kernels import ALL
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,15 @@ from numpy._core import umath
 from numpy.lib.array_utils import byte_bounds
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from devices.interpreter.calls import Call, copy_call
-from devices.interpreter.tape import Place, Recording, Step, copying, layouts_of, recording_of
+from hetero.devices.interpreter.calls import Call, copy_call
+from hetero.devices.interpreter.tape import (
+    Place,
+    Recording,
+    Step,
+    copying,
+    layouts_of,
+    recording_of,
+)
 
 #: Steps beyond which a call of the kernel costs no more than they do.
 _MOST_STEPS: Final = 500

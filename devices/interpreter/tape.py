@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from devices.interpreter.calls import Call, Scratch, copy_call
-from devices.interpreter.layout import Span, lay_out
+from hetero.devices.interpreter.calls import Call, Scratch, copy_call
+from hetero.devices.interpreter.layout import Span, lay_out
 
 
 class Place(NamedTuple):

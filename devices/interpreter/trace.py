@@ -9,14 +9,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.errors import HeteroError
-from devices.interpreter.block import Block, Step, Task, kernel_error, store
-from devices.interpreter.calls import CALL_MAKERS, Call, Scratch
-from devices.interpreter.implementations import ONLY_IN_A_RUN
-from devices.interpreter.layout import Span, lay_out
-from devices.interpreter.recorder import recorded
-from devices.interpreter.tape import Recording
-from devices.plugin.program import RunContext, Value
+from hetero.devices.errors import HeteroError
+from hetero.devices.interpreter.block import Block, Step, Task, kernel_error, store
+from hetero.devices.interpreter.calls import CALL_MAKERS, Call, Scratch
+from hetero.devices.interpreter.implementations import ONLY_IN_A_RUN
+from hetero.devices.interpreter.layout import Span, lay_out
+from hetero.devices.interpreter.recorder import recorded
+from hetero.devices.interpreter.tape import Recording
+from hetero.devices.plugin.program import RunContext, Value
 
 #: Operators that only look at their first input in another way, where the others are known.
 _VIEWS: Final = frozenset(

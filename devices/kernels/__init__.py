@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import walk_packages
 
-from devices.kernels.registry import ALL, KERNELS, Kernel, KernelRegistry, op
+from hetero.devices.kernels.registry import ALL, KERNELS, Kernel, KernelRegistry, op
 
 for _module in walk_packages(__path__, f"{__name__}."):
     import_module(_module.name)  # registers its operators

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from devices.kernels.element_types import Array, Xp, in_float32, same_type
-from devices.kernels.elementwise import erf_9
-from devices.kernels.registry import op
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, same_type
+from hetero.devices.kernels.elementwise import erf_9
+from hetero.devices.kernels.registry import op
 
 
 @op("Relu", since=6)

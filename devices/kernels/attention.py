@@ -12,10 +12,10 @@ from math import sqrt
 from operator import and_
 from typing import Any
 
-from devices.kernels.axes import are_within
-from devices.kernels.element_types import Array, Xp, element_type, in_float32, wide
-from devices.kernels.reduction import reduce_max, reduce_sum
-from devices.kernels.registry import op
+from hetero.devices.kernels.axes import are_within
+from hetero.devices.kernels.element_types import Array, Xp, element_type, in_float32, wide
+from hetero.devices.kernels.reduction import reduce_max, reduce_sum
+from hetero.devices.kernels.registry import op
 
 
 def split_heads(x: Array, heads: int | None, name: str) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devices.kernels.element_types import Array, is_on_host
+from hetero.devices.kernels.element_types import Array, is_on_host
 
 
 def are_within(values: Array, first: int, end: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from onnx import TensorProto
 
-from devices.kernels.element_types import (
+from hetero.devices.kernels.element_types import (
     Array,
     Xp,
     element_type,
@@ -18,7 +18,7 @@ from devices.kernels.element_types import (
     is_float_type,
     is_string,
 )
-from devices.kernels.registry import op
+from hetero.devices.kernels.registry import op
 
 #: Greatest finite value of each float8 type that `saturate` concerns.
 FLOAT8_MAX: Final = {

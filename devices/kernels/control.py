@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.registry import op
-from devices.kernels.slicing import pad
+from hetero.devices.kernels.axes import axis_of
+from hetero.devices.kernels.element_types import Array, Xp
+from hetero.devices.kernels.registry import op
+from hetero.devices.kernels.slicing import pad
 
 
 class Body(Protocol):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from devices.kernels.convolve import add_windows, convolve
-from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.registry import op, taking
-from devices.kernels.window import Window, per_axis, sliding_window
+from hetero.devices.kernels.convolve import add_windows, convolve
+from hetero.devices.kernels.element_types import Array, Xp, in_float32
+from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
 

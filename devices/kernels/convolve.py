@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from math import prod
 
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.window import Window
+from hetero.devices.kernels.element_types import Array, Xp
+from hetero.devices.kernels.window import Window
 
 #: Bytes of columns to hold at once, so that large images take no memory many times their own.
 _COLUMN_BYTES = 1 << 21

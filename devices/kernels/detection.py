@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.registry import ALL, op
+from hetero.devices.kernels.element_types import Array, Xp
+from hetero.devices.kernels.registry import ALL, op
 
 
 def _corners(xp: Xp, boxes: Array, center_point_box: int) -> tuple[Array, Array]:

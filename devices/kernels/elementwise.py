@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from functools import reduce
 
-from devices.kernels.element_types import (
+from hetero.devices.kernels.element_types import (
     Array,
     Kernel,
     Xp,
@@ -17,7 +17,7 @@ from devices.kernels.element_types import (
     is_on_host,
     same_type,
 )
-from devices.kernels.registry import op
+from hetero.devices.kernels.registry import op
 
 #: Operator, first opset, and the function of one array that computes it.
 _UNARY = (

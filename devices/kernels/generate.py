@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from devices.kernels.element_types import Array, Xp, element_type, is_narrow_float, same_type
-from devices.kernels.registry import ALL, op
+from hetero.devices.kernels.element_types import Array, Xp, element_type, is_narrow_float, same_type
+from hetero.devices.kernels.registry import ALL, op
 
 
 @op("ConstantOfShape", since=9, host=(0,))

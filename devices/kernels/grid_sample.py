@@ -6,9 +6,9 @@ import math
 from itertools import product
 from typing import Any
 
-from devices.kernels.element_types import Array, Xp, in_float32, to_integers, zeros
-from devices.kernels.registry import op, taking
-from devices.kernels.resize import cubic_filter, linear_filter
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, to_integers, zeros
+from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.resize import cubic_filter, linear_filter
 
 _PADDINGS = {"padding_mode": ("zeros", "border", "reflection")}
 

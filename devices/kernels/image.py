@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from devices.kernels.axes import are_within, axes_of
-from devices.kernels.convolve import add_windows
-from devices.kernels.element_types import Array, Xp, in_float32, is_string
-from devices.kernels.registry import op, taking
-from devices.kernels.slicing import pad
-from devices.kernels.window import sliding_window
+from hetero.devices.kernels.axes import are_within, axes_of
+from hetero.devices.kernels.convolve import add_windows
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, is_string
+from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.slicing import pad
+from hetero.devices.kernels.window import sliding_window
 
 
 @op("CenterCropPad", since=18, host=(1,))

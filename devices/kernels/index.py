@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from devices.kernels.axes import are_within, axis_of
-from devices.kernels.element_types import Array, Xp, element_type, is_on_host, is_string, zeros
-from devices.kernels.registry import op
+from hetero.devices.kernels.axes import are_within, axis_of
+from hetero.devices.kernels.element_types import (
+    Array,
+    Xp,
+    element_type,
+    is_on_host,
+    is_string,
+    zeros,
+)
+from hetero.devices.kernels.registry import op
 
 
 def check_indices(indices: Array, size: int, what: str = "index") -> None:

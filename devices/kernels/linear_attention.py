@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import sqrt
 
-from devices.kernels.element_types import Array, Xp, wide
-from devices.kernels.registry import op
+from hetero.devices.kernels.element_types import Array, Xp, wide
+from hetero.devices.kernels.registry import op
 
 
 def _by_head(x: Array, heads: int, name: str) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from devices.kernels.element_types import Array, Xp, in_float32, is_on_host
-from devices.kernels.registry import op
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, is_on_host
+from hetero.devices.kernels.registry import op
 
 
 def _negative_log_likelihood(

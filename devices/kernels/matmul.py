@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from devices.kernels.element_types import Array, Xp, in_float32, same_type, wide
-from devices.kernels.registry import op
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, same_type, wide
+from hetero.devices.kernels.registry import op
 
 
 def _product(xp: Xp, a: Array, b: Array) -> Array:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.kernels.axes import are_within
-from devices.kernels.element_types import Array, Xp, is_string
-from devices.kernels.ml_scores import ML, Floats, Ints, Strings, rows_of
-from devices.kernels.registry import ALL, op
+from hetero.devices.kernels.axes import are_within
+from hetero.devices.kernels.element_types import Array, Xp, is_string
+from hetero.devices.kernels.ml_scores import ML, Floats, Ints, Strings, rows_of
+from hetero.devices.kernels.registry import ALL, op
 
 
 @op("Scaler", since=1, domain=ML)

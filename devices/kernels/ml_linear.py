@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, combinations, pairwise
 
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.ml_scores import (
+from hetero.devices.kernels.element_types import Array, Xp
+from hetero.devices.kernels.ml_scores import (
     ML,
     POST_TRANSFORMS,
     Floats,
@@ -17,7 +17,7 @@ from devices.kernels.ml_scores import (
     rows_of,
     transformed,
 )
-from devices.kernels.registry import op
+from hetero.devices.kernels.registry import op
 
 
 def _linear(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None) -> Array:

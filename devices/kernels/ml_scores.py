@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import pi
 from typing import Any
 
-from devices.kernels.activation import sigmoid
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.softmax import softmax
+from hetero.devices.kernels.activation import sigmoid
+from hetero.devices.kernels.element_types import Array, Xp
+from hetero.devices.kernels.softmax import softmax
 
 #: The domain of classical models, and its lists of numbers and names.
 ML = "ai.onnx.ml"

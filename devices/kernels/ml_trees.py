@@ -6,8 +6,8 @@ from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
-from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.ml_scores import (
+from hetero.devices.kernels.element_types import Array, Xp, in_float32
+from hetero.devices.kernels.ml_scores import (
     ML,
     POST_TRANSFORMS,
     Floats,
@@ -18,7 +18,7 @@ from devices.kernels.ml_scores import (
     rows_of,
     transformed,
 )
-from devices.kernels.registry import op, taking
+from hetero.devices.kernels.registry import op, taking
 
 #: The comparisons of a branch, in the order of TreeEnsemble's numbers for them.
 _MODES = (

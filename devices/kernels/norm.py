@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp, in_float32, stash, wide
-from devices.kernels.reduction import reduce_mean
-from devices.kernels.registry import op
+from hetero.devices.kernels.axes import axis_of
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, stash, wide
+from hetero.devices.kernels.reduction import reduce_mean
+from hetero.devices.kernels.registry import op
 
 Ints = Sequence[int]
 

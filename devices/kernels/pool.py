@@ -12,10 +12,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from devices.kernels.axes import are_within
-from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.registry import op, taking
-from devices.kernels.window import Window, per_axis, sliding_window
+from hetero.devices.kernels.axes import are_within
+from hetero.devices.kernels.element_types import Array, Xp, in_float32
+from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
 

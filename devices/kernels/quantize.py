@@ -9,11 +9,11 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any, Final
 
-from devices.kernels.axes import axis_of
-from devices.kernels.cast import convert
-from devices.kernels.conv import conv_1
-from devices.kernels.element_types import Array, Xp, element_type
-from devices.kernels.registry import op, taking
+from hetero.devices.kernels.axes import axis_of
+from hetero.devices.kernels.cast import convert
+from hetero.devices.kernels.conv import conv_1
+from hetero.devices.kernels.element_types import Array, Xp, element_type
+from hetero.devices.kernels.registry import op, taking
 
 #: Least and greatest value of each integer type that tensors are quantised to.
 RANGE: Final = {

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from devices.kernels.element_types import Array, Kernel, Xp, element_type
-from devices.kernels.registry import op, taking
+from hetero.devices.kernels.element_types import Array, Kernel, Xp, element_type
+from hetero.devices.kernels.registry import op, taking
 
 
 def _generator(xp: Xp, seed: float | None) -> Any:

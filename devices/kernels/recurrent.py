@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from devices.kernels.axes import are_within
-from devices.kernels.element_types import Array, Xp, is_on_host, wide
-from devices.kernels.registry import op, taking
+from hetero.devices.kernels.axes import are_within
+from hetero.devices.kernels.element_types import Array, Xp, is_on_host, wide
+from hetero.devices.kernels.registry import op, taking
 
 Floats = Sequence[float]
 Strings = Sequence[str]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
-from devices.kernels.axes import axes_of, axis_of
-from devices.kernels.element_types import Array, Xp, in_float32, is_float
-from devices.kernels.registry import op
+from hetero.devices.kernels.axes import axes_of, axis_of
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, is_float
+from hetero.devices.kernels.registry import op
 
 #: Elements of a row up to which a product with ones sums it.
 _SHORT_ROW: Final = 4096

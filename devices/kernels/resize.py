@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from math import floor
 from typing import Any, NamedTuple
 
-from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp, to_integers, wide
-from devices.kernels.registry import as_inputs, op, taking
+from hetero.devices.kernels.axes import axis_of
+from hetero.devices.kernels.element_types import Array, Xp, to_integers, wide
+from hetero.devices.kernels.registry import as_inputs, op, taking
 
 Ints = Sequence[int]
 

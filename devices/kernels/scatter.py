@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from devices.kernels.axes import are_within, axis_of
-from devices.kernels.element_types import Array, Xp, is_narrow_float, is_on_host, same_type
-from devices.kernels.index import element_numbers, row_numbers
-from devices.kernels.registry import op
+from hetero.devices.kernels.axes import are_within, axis_of
+from hetero.devices.kernels.element_types import Array, Xp, is_narrow_float, is_on_host, same_type
+from hetero.devices.kernels.index import element_numbers, row_numbers
+from hetero.devices.kernels.registry import op
 
 _REDUCTIONS = {"reduction": ("none", "add", "mul", "max", "min")}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp, same_type
-from devices.kernels.registry import op
-from devices.kernels.slicing import cut
+from hetero.devices.kernels.axes import axis_of
+from hetero.devices.kernels.element_types import Array, Xp, same_type
+from hetero.devices.kernels.registry import op
+from hetero.devices.kernels.slicing import cut
 
 
 @op("SequenceEmpty", since=11)

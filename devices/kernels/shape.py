@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from devices.kernels.axes import axes_of
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.registry import as_inputs, op
+from hetero.devices.kernels.axes import axes_of
+from hetero.devices.kernels.element_types import Array, Xp
+from hetero.devices.kernels.registry import as_inputs, op
 
 
 @op("Reshape", since=5, host=(1,), added={"allowzero": 14})

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from math import log10
 
-from devices.kernels.element_types import Array, Xp, element_type, wide
-from devices.kernels.registry import op
+from hetero.devices.kernels.element_types import Array, Xp, element_type, wide
+from hetero.devices.kernels.registry import op
 
 
 def _complex(x: Array) -> Array:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from devices.kernels.axes import axes_of, axis_of
-from devices.kernels.element_types import Array, Xp, same_type
-from devices.kernels.registry import as_inputs, op, taking
+from hetero.devices.kernels.axes import axes_of, axis_of
+from hetero.devices.kernels.element_types import Array, Xp, same_type
+from hetero.devices.kernels.registry import as_inputs, op, taking
 
 
 @op("Concat", since=4)

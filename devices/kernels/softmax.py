@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Kernel, Xp, in_float32
-from devices.kernels.reduction import reduce_max, reduce_sum
-from devices.kernels.registry import op
+from hetero.devices.kernels.axes import axis_of
+from hetero.devices.kernels.element_types import Array, Kernel, Xp, in_float32
+from hetero.devices.kernels.reduction import reduce_max, reduce_sum
+from hetero.devices.kernels.registry import op
 
 
 def softmax(xp: Xp, x: Array, axis: int) -> Array:

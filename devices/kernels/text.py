@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from devices.kernels.element_types import Array, Xp
-from devices.kernels.registry import ALL, op
+from hetero.devices.kernels.element_types import Array, Xp
+from hetero.devices.kernels.registry import ALL, op
 
 CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
 

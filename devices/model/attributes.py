@@ -9,8 +9,8 @@ from typing import Any, Final
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from devices.errors import ModelError
-from devices.model.tensor_proto import tensor_array
+from hetero.devices.errors import ModelError
+from hetero.devices.model.tensor_proto import tensor_array
 
 #: Operators that draw random numbers.
 _DRAWING: Final = frozenset(

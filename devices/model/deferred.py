@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from devices.model.model import Model
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_spec import TensorSpec
 
 
 class DeferredModel(Model):

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from devices.errors import ArgumentError
-from devices.model.getters import getter
+from hetero.devices.errors import ArgumentError
+from hetero.devices.model.getters import getter
 
 #: ONNX element type -> numpy dtype; strings are object arrays.
 DTYPES: Final[dict[int, np.dtype]] = {

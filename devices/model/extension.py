@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from devices.errors import ArgumentError, ModelError
-from devices.model.model import Model, Node, header_with
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.errors import ArgumentError, ModelError
+from hetero.devices.model.model import Model, Node, header_with
+from hetero.devices.model.tensor_spec import TensorSpec
 
 #: Before an operator's name, the key of the model's metadata that names its extension.
 _KEY: Final = "hetero.extension:"

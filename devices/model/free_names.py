@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devices.model.model import Model
+from hetero.devices.model.model import Model
 
 
 class FreeNames:

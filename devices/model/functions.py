@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 from onnx import AttributeProto
 
-from devices.model.attributes import graphs_of
-from devices.model.model import Node
+from hetero.devices.model.attributes import graphs_of
+from hetero.devices.model.model import Node
 
 #: Domain, name, overload.
 FunctionKey = tuple[str, str, str]

@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.tensor_spec import TensorSpec
 
-#: A `devices.model.model.Model`, and one of its nodes: that file imports this one.
+#: A `hetero.devices.model.model.Model`, and one of its nodes: that file imports this one.
 Model = Any
 Node = Any
 #: Least and greatest value, both included.

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from devices.errors import ModelNotFoundError
+from hetero.devices.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
-    from devices.model.model import Model
+    from hetero.devices.model.model import Model
 
 PREFIX: Final = "light:"
 #: Models whose generated weights leave all classes tied: which one wins is a matter of rounding.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from devices.errors import ModelError
-from devices.model.attributes import attribute_value
-from devices.model.model import Constant, Model, Node
-from devices.model.tensor_proto import dense_array
+from hetero.devices.errors import ModelError
+from hetero.devices.model.attributes import attribute_value
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.tensor_proto import dense_array
 
 #: Attribute of `Constant` -> element type of the array that it stands for.
 _TYPES = {

@@ -21,15 +21,15 @@ import onnx
 import xxhash
 from onnx import numpy_helper
 
-from devices.errors import ModelError
-from devices.model.attributes import attribute_value, captured_names, draws
-from devices.model.element_type import EXTENDED_DTYPES
-from devices.model.getters import getter
-from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
-from devices.model.ports import HasPorts
-from devices.model.tensor_proto import PROTOBUF_NBYTES
-from devices.model.tensor_spec import TensorSpec
-from devices.model.type_inference import forget_hints, infer_types, make_inferable
+from hetero.devices.errors import ModelError
+from hetero.devices.model.attributes import attribute_value, captured_names, draws
+from hetero.devices.model.element_type import EXTENDED_DTYPES
+from hetero.devices.model.getters import getter
+from hetero.devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
+from hetero.devices.model.ports import HasPorts
+from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.type_inference import forget_hints, infer_types, make_inferable
 
 #: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.
 INFERENCE_NBYTES: Final = 4096

@@ -9,11 +9,11 @@ from typing import Final
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
-from devices.errors import ModelError
-from devices.model.attributes import graphs_of
-from devices.model.literals import literal_attribute
-from devices.model.tensor_proto import PROTOBUF_NBYTES, check_tensor, tensor_array
-from devices.model.tensor_spec import TensorSpec, check_text
+from hetero.devices.errors import ModelError
+from hetero.devices.model.attributes import graphs_of
+from hetero.devices.model.literals import literal_attribute
+from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES, check_tensor, tensor_array
+from hetero.devices.model.tensor_spec import TensorSpec, check_text
 
 #: Kinds of attributes that hold neither tensors nor graphs.
 _PLAIN: Final = frozenset(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from copy import deepcopy
 
-from devices.errors import ModelError
-from devices.model.model import Model
-from devices.model.reader import read_model
+from hetero.devices.errors import ModelError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 
 
 def raised_opset(model: Model, version: int) -> Model:

@@ -10,8 +10,8 @@ from typing import Any, Final, SupportsIndex, overload
 
 import numpy as np
 
-from devices.errors import ArgumentError, ArgumentTypeError
-from devices.model.getters import getter
+from hetero.devices.errors import ArgumentError, ArgumentTypeError
+from hetero.devices.model.getters import getter
 
 #: What a dimension may be given as.
 DimensionLike = Any

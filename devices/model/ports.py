@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from devices.errors import (
+from hetero.devices.errors import (
     ArgumentTypeError,
     ModelError,
     TensorNameError,
     TensorShapeError,
     UnsupportedOperationError,
 )
-from devices.model.dropped import warn_if_dropped
-from devices.model.getters import getter
-from devices.model.notebook import html_table
-from devices.model.partial_shape import PartialShape, Shape
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.dropped import warn_if_dropped
+from hetero.devices.model.getters import getter
+from hetero.devices.model.notebook import html_table
+from hetero.devices.model.partial_shape import PartialShape, Shape
+from hetero.devices.model.tensor_spec import TensorSpec
 
 
 def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:

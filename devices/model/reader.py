@@ -12,13 +12,18 @@ from typing import BinaryIO, Final
 import onnx
 from google.protobuf.message import DecodeError
 
-from devices.errors import ModelError, ModelNotFoundError, ModelTypeError, UnsupportedOpsetError
-from devices.model.light import PREFIX, light_model_path
-from devices.model.model import Constant, Model, Node
-from devices.model.node_contents import complete_attribute, complete_nodes
-from devices.model.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_array
-from devices.model.tensor_spec import TensorSpec, check_text
-from devices.model.type_inference import without_shape
+from hetero.devices.errors import (
+    ModelError,
+    ModelNotFoundError,
+    ModelTypeError,
+    UnsupportedOpsetError,
+)
+from hetero.devices.model.light import PREFIX, light_model_path
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.node_contents import complete_attribute, complete_nodes
+from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_array
+from hetero.devices.model.tensor_spec import TensorSpec, check_text
+from hetero.devices.model.type_inference import without_shape
 
 #: Domains whose newest version the installed onnx knows.
 KNOWN_OPSETS: Final = {

@@ -8,9 +8,9 @@ from copy import deepcopy
 import numpy as np
 import onnx
 
-from devices.model.model import Constant, Model, Node
-from devices.model.tensor_proto import tensor_array
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.tensor_proto import tensor_array
+from hetero.devices.model.tensor_spec import TensorSpec
 
 
 def joined_model(

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from devices.errors import ExternalDataError, ModelError
-from devices.model.element_type import DTYPES, NARROW_BITS, TYPE_NUMBERS
-from devices.model.tensor_spec import check_text
+from hetero.devices.errors import ExternalDataError, ModelError
+from hetero.devices.model.element_type import DTYPES, NARROW_BITS, TYPE_NUMBERS
+from hetero.devices.model.tensor_spec import check_text
 
 #: Element types that files hold packed, with their widths in bits.
 _PACKED: Final = {TYPE_NUMBERS[name]: bits for name, bits in NARROW_BITS.items()}

@@ -11,10 +11,16 @@ from typing import Final, Literal
 import numpy as np
 import onnx
 
-from devices.errors import ModelError
-from devices.model.element_type import DTYPES, TYPE_NAMES, TYPE_NUMBERS, Type, element_type_name
-from devices.model.getters import getter
-from devices.model.partial_shape import PartialShape, Shape
+from hetero.devices.errors import ModelError
+from hetero.devices.model.element_type import (
+    DTYPES,
+    TYPE_NAMES,
+    TYPE_NUMBERS,
+    Type,
+    element_type_name,
+)
+from hetero.devices.model.getters import getter
+from hetero.devices.model.partial_shape import PartialShape, Shape
 
 _ELEMENT_TYPES: Final = {f"tensor({t.value})": t for t in Type if t is not Type.dynamic}
 #: Letter of a layout -> ONNX's own word for such a dimension; others are written as they are.

@@ -18,9 +18,9 @@ from typing import Final
 import onnx
 from onnx import onnx_cpp2py_export
 
-from devices.errors import ModelError
-from devices.model.attributes import bodies, with_bodies
-from devices.model.worker_process import Ended, WorkerProcess
+from hetero.devices.errors import ModelError
+from hetero.devices.model.attributes import bodies, with_bodies
+from hetero.devices.model.worker_process import Ended, WorkerProcess
 
 #: Memory for inference beyond a fixed multiple of the model's size, in bytes.
 _MEMORY_NBYTES: Final = 2**30

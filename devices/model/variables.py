@@ -7,15 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from devices.errors import (
+from hetero.devices.errors import (
     ArgumentError,
     ModelError,
     TensorNameError,
     TensorShapeError,
     TensorTypeError,
 )
-from devices.model.model import Model, header_with
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.model import Model, header_with
+from hetero.devices.model.tensor_spec import TensorSpec
 
 #: The key of a model's metadata that declares its variables: {input: output}, as JSON.
 STATES: Final = "hetero.states"

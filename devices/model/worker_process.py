@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from devices.model import worker_program
+from hetero.devices.model import worker_program
 
 #: Real time that a request may take for each second of processor time, and beyond that: the machine
 #: may be busy.

@@ -15,14 +15,14 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from devices.errors import InferenceError
-from devices.model.model import Model, Node
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
-from devices.plugin.remote import RemoteContext, RemoteTensor
-from devices.plugin.support import Refusal
+from hetero.devices.errors import InferenceError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.support import Refusal
 
 #: What may go wrong: `fail` raises, `die` ends the process, `hang` never answers.
 _FAULTS: Final = ("fail", "die", "hang")

@@ -8,8 +8,8 @@ from typing import Final
 
 import openvino
 
-from devices.model.model import Model
-from devices.openvino.runtime import core
+from hetero.devices.model.model import Model
+from hetero.devices.openvino.runtime import core
 
 #: Weights up to this many bytes are handed over in memory, more in a file that is mapped.
 _IN_MEMORY_NBYTES: Final = 1 << 30

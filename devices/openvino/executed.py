@@ -7,8 +7,8 @@ from typing import Final
 
 import openvino
 
-from devices.model.model import Model
-from devices.plugin.program import ExecutedNode
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import ExecutedNode
 
 #: What its runtime model lists and does not run.
 _NOT_RUN: Final = frozenset({"Input", "Const"})

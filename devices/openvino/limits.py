@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from devices.model.integer_ranges import LONGEST_OPEN_AXIS, Range, value_ranges
-from devices.model.model import Model
-from devices.openvino.operators import EXACT_FLOAT, INT32, NARROWED, fits, refusal
+from hetero.devices.model.integer_ranges import LONGEST_OPEN_AXIS, Range, value_ranges
+from hetero.devices.model.model import Model
+from hetero.devices.openvino.operators import EXACT_FLOAT, INT32, NARROWED, fits, refusal
 
 #: Lengths of open axes, the second one such that two lengths can be multiplied.
 _LENGTHS: Final = (LONGEST_OPEN_AXIS, 2**15)

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 import onnx
 
-from devices.model.integer_ranges import Range, by_operator
-from devices.model.model import Model, Node
-from devices.plugin.faults import Fault, Use, departure
-from devices.plugin.support import Refusal
+from hetero.devices.model.integer_ranges import Range, by_operator
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.faults import Fault, Use, departure
+from hetero.devices.plugin.support import Refusal
 
 #: Operators whose answers are right but for NaN or infinities -> how they are not.
 NOTES: Final = by_operator(

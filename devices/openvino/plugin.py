@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from devices.errors import DeviceError, PluginLoadError
-from devices.model.model import Model, Node
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import Payload, Program
-from devices.plugin.properties import Config, PropertyTable
-from devices.plugin.support import Refusal
+from hetero.devices.errors import DeviceError, PluginLoadError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import Payload, Program
+from hetero.devices.plugin.properties import Config, PropertyTable
+from hetero.devices.plugin.support import Refusal
 
 try:
     import openvino
@@ -20,12 +20,23 @@ except ImportError as error:
         device="OV",
     ) from error
 
-from devices.openvino.conversion import convert
-from devices.openvino.executed import executed_nodes, operator_owners
-from devices.openvino.limits import Limits, checked_limits, kept_to
-from devices.openvino.program import PAYLOAD_FORMAT, Interface, OpenVinoProgram, imported_interface
-from devices.openvino.query import OpenVinoQuery
-from devices.openvino.runtime import compile_options, core, device_ids, property_table, read_only
+from hetero.devices.openvino.conversion import convert
+from hetero.devices.openvino.executed import executed_nodes, operator_owners
+from hetero.devices.openvino.limits import Limits, checked_limits, kept_to
+from hetero.devices.openvino.program import (
+    PAYLOAD_FORMAT,
+    Interface,
+    OpenVinoProgram,
+    imported_interface,
+)
+from hetero.devices.openvino.query import OpenVinoQuery
+from hetero.devices.openvino.runtime import (
+    compile_options,
+    core,
+    device_ids,
+    property_table,
+    read_only,
+)
 
 
 class OpenVinoPlugin(Plugin):

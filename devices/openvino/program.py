@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import openvino
 
-from devices.errors import InferenceError
-from devices.openvino.limits import Limits
-from devices.plugin.failures import run_failed
-from devices.plugin.native_call import NativeCall
-from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from hetero.devices.errors import InferenceError
+from hetero.devices.openvino.limits import Limits
+from hetero.devices.plugin.failures import run_failed
+from hetero.devices.plugin.native_call import NativeCall
+from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: What `export` writes.
 PAYLOAD_FORMAT: Final = "openvino-blob-3"

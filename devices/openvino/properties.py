@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from devices.plugin.properties import (
+from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
     OPTIONAL_PROPERTIES,
     Property,

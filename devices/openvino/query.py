@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 import openvino
 
-from devices.model.model import Constant, Model, Node
-from devices.model.tensor_spec import TensorSpec
-from devices.openvino.limits import Limits, checked_limits
-from devices.openvino.operators import NOTES, refusal, unread
-from devices.openvino.runtime import core
-from devices.plugin.failures import reason_of
-from devices.plugin.questions import (
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.openvino.limits import Limits, checked_limits
+from hetero.devices.openvino.operators import NOTES, refusal, unread
+from hetero.devices.openvino.runtime import core
+from hetero.devices.plugin.failures import reason_of
+from hetero.devices.plugin.questions import (
     NUMPY_TYPES,
     Question,
     Questions,
@@ -24,7 +24,7 @@ from devices.plugin.questions import (
     Verdicts,
     single_node_model,
 )
-from devices.plugin.support import Refusal
+from hetero.devices.plugin.support import Refusal
 
 #: The lowest operator set whose definitions OpenVINO keeps to.
 LOWEST_OPSET: Final = 7

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import openvino
 
-from devices.openvino.properties import OWN_PROPERTIES
-from devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from hetero.devices.openvino.properties import OWN_PROPERTIES
+from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
 
 #: Properties of its own that we set otherwise than it does, and always: its default precision may
 #: be bfloat16, and threads that are pinned would take cores from the other devices of a node.

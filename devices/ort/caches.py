@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
-from devices.model.model import Model
-from devices.plugin.program import Value
-from devices.plugin.remote import RemoteTensor
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import RemoteTensor
 
 #: Memory is as long as whole blocks of so many positions.
 _BLOCK: Final = 256

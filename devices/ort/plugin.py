@@ -7,19 +7,19 @@ import platform
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from devices.errors import BlobError, PluginLoadError
-from devices.model.literals import lift_literals
-from devices.model.model import Model, Node
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import Payload, Program
-from devices.plugin.properties import (
+from hetero.devices.errors import BlobError, PluginLoadError
+from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import Payload, Program
+from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
     OPTIONAL_PROPERTIES,
     Config,
     Property,
     PropertyTable,
 )
-from devices.plugin.support import Refusal
+from hetero.devices.plugin.support import Refusal
 
 try:
     import onnxruntime
@@ -29,10 +29,10 @@ except ImportError as error:
         device="ORT",
     ) from error
 
-from devices.ort.program import PAYLOAD_FORMAT, OrtProgram
-from devices.ort.provider import Provider, libraries
-from devices.ort.query import OrtQuery
-from devices.ort.session import with_types
+from hetero.devices.ort.program import PAYLOAD_FORMAT, OrtProgram
+from hetero.devices.ort.provider import Provider, libraries
+from hetero.devices.ort.query import OrtQuery
+from hetero.devices.ort.session import with_types
 
 
 class ORTPlugin(Plugin):

@@ -18,18 +18,18 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from devices.errors import DeviceError
-from devices.model.model import Model
-from devices.model.node_contents import check_inside
-from devices.model.reader import read_model
-from devices.model.skeleton import joined_model
-from devices.ort.caches import Caches, CacheTensor
-from devices.ort.provider import Provider
-from devices.ort.session import open_session, session_model
-from devices.plugin.failures import run_failed
-from devices.plugin.native_call import NativeCall
-from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.plugin.properties import Config
+from hetero.devices.errors import DeviceError
+from hetero.devices.model.model import Model
+from hetero.devices.model.node_contents import check_inside
+from hetero.devices.model.reader import read_model
+from hetero.devices.model.skeleton import joined_model
+from hetero.devices.ort.caches import Caches, CacheTensor
+from hetero.devices.ort.provider import Provider
+from hetero.devices.ort.session import open_session, session_model
+from hetero.devices.plugin.failures import run_failed
+from hetero.devices.plugin.native_call import NativeCall
+from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from hetero.devices.plugin.properties import Config
 
 #: What `export` writes.
 PAYLOAD_FORMAT: Final = "onnxruntime-optimized-3"

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import onnxruntime
 
-from devices.model.extension import library_path
-from devices.plugin.native_call import NativeCall
+from hetero.devices.model.extension import library_path
+from hetero.devices.plugin.native_call import NativeCall
 
 _CPU: Final = "CPUExecutionProvider"
 

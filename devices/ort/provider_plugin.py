@@ -8,19 +8,19 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import onnx
 
-from devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
-from devices.model.model import Model, Node
-from devices.openvino.operators import refusal, unread
-from devices.ort.plugin import ORTPlugin
-from devices.ort.program import OrtProgram
-from devices.ort.provider import Provider, libraries
-from devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
-from devices.plugin.failures import reason_of
-from devices.plugin.faults import Fault, Use, departure
-from devices.plugin.program import ExecutedNode, RunContext, Value
-from devices.plugin.properties import Config, Property, PropertyTable
-from devices.plugin.remote import RemoteContext, RemoteTensor
-from devices.plugin.support import Refusal
+from hetero.devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.openvino.operators import refusal, unread
+from hetero.devices.ort.plugin import ORTPlugin
+from hetero.devices.ort.program import OrtProgram
+from hetero.devices.ort.provider import Provider, libraries
+from hetero.devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
+from hetero.devices.plugin.failures import reason_of
+from hetero.devices.plugin.faults import Fault, Use, departure
+from hetero.devices.plugin.program import ExecutedNode, RunContext, Value
+from hetero.devices.plugin.properties import Config, Property, PropertyTable
+from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.support import Refusal
 
 _OPENVINO: Final = "OpenVINOExecutionProvider"
 #: Providers that share the CPU's cores: they come after what computes elsewhere.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devices.plugin.plugin import Plugin
+from hetero.devices.plugin.plugin import Plugin
 
 
 def provider_plugins() -> Sequence[type[Plugin]]:
@@ -13,8 +13,8 @@ def provider_plugins() -> Sequence[type[Plugin]]:
     None where ONNX Runtime is not installed: ``ORT`` says so.
     """
     try:
-        from devices.ort.provider import provider_names
-        from devices.ort.provider_plugin import provider_class
+        from hetero.devices.ort.provider import provider_names
+        from hetero.devices.ort.provider_plugin import provider_class
     except ImportError:
         return ()
     return [provider_class(name) for name in provider_names()]

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from devices.model.model import Constant, Model, Node
-from devices.model.tensor_spec import TensorSpec
-from devices.ort.provider import Provider, provider_names
-from devices.ort.versions import changed_since, lowered
-from devices.plugin.failures import reason_of
-from devices.plugin.faults import Fault, Use, departure
-from devices.plugin.questions import (
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.ort.provider import Provider, provider_names
+from hetero.devices.ort.versions import changed_since, lowered
+from hetero.devices.plugin.failures import reason_of
+from hetero.devices.plugin.faults import Fault, Use, departure
+from hetero.devices.plugin.questions import (
     NUMPY_TYPES,
     Question,
     Questions,
@@ -25,7 +25,7 @@ from devices.plugin.questions import (
     Verdicts,
     single_node_model,
 )
-from devices.plugin.support import Refusal, RefusalCode
+from hetero.devices.plugin.support import Refusal, RefusalCode
 
 #: The lowest operator set that ONNX Runtime promises to run right.
 LOWEST_OPSET: Final = 7

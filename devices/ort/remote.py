@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from devices.plugin.native_call import NativeCall
-from devices.plugin.program import Value
-from devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.native_call import NativeCall
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
 
 #: Providers whose device has memory of its own -> what ONNX Runtime calls it.
 MEMORIES: Final = {

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from devices.model.model import Model
-from devices.model.tensor_spec import TensorSpec
-from devices.model.worker_process import Ended
-from devices.ort.provider import Provider, libraries, quiet_options
-from devices.ort.query import ASKED, FEEDABLE
-from devices.ort.versions import lowered
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.worker_process import Ended
+from hetero.devices.ort.provider import Provider, libraries, quiet_options
+from hetero.devices.ort.query import ASKED, FEEDABLE
+from hetero.devices.ort.versions import lowered
 
 #: Weights up to this many bytes stay in the model: optimisations look at them.
 INLINE_NBYTES: Final = 1024

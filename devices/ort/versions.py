@@ -10,9 +10,9 @@ from functools import cache
 
 import onnx
 
-from devices.model.attributes import with_bodies
-from devices.model.reader import KNOWN_OPSETS
-from devices.ort.provider import Provider, quiet_options
+from hetero.devices.model.attributes import with_bodies
+from hetero.devices.model.reader import KNOWN_OPSETS
+from hetero.devices.ort.provider import Provider, quiet_options
 
 
 @cache

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from devices.errors import ArgumentTypeError, PropertyError, ReadOnlyPropertyError
-from devices.plugin.properties import Config, PropertyTable, unknown_property
+from hetero.devices.errors import ArgumentTypeError, PropertyError, ReadOnlyPropertyError
+from hetero.devices.plugin.properties import Config, PropertyTable, unknown_property
 
 #: Gives the value of a property that was not set, from its name and a device's id.
 Read = Callable[[str, str], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from devices.errors import DeviceMemoryError, InferenceError
+from hetero.devices.errors import DeviceMemoryError, InferenceError
 
 #: How ONNX Runtime, its providers' allocators, C++ and OpenVINO put it.
 _NO_MEMORY: Final = re.compile(

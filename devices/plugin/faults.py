@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from devices.model.integer_ranges import Range
-from devices.model.model import Model, Node
-from devices.model.tensor_spec import Dimension
-from devices.plugin.support import Refusal
+from hetero.devices.model.integer_ranges import Range
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.tensor_spec import Dimension
+from hetero.devices.plugin.support import Refusal
 
 
 class Use(NamedTuple):

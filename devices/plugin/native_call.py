@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from devices.errors import RequestCancelledError
+from hetero.devices.errors import RequestCancelledError
 
 #: How long the program's end waits for calls that were asked to stop.
 _WAIT_S: Final = 20.0

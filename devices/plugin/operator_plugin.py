@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import onnx
 
-from devices.errors import KernelError, PluginLoadError
-from devices.model.model import Model, Node
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import ExecutedNode, Program, RunContext, Value
-from devices.plugin.properties import Config
-from devices.plugin.support import Refusal
+from hetero.devices.errors import KernelError, PluginLoadError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import ExecutedNode, Program, RunContext, Value
+from hetero.devices.plugin.properties import Config
+from hetero.devices.plugin.support import Refusal
 
 #: Computes a node's output (a tuple, where it has several) from its inputs, absent ones None;
 #: attributes are its keyword-only parameters, under their ONNX names with their ONNX defaults.

@@ -12,24 +12,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from devices.errors import (
+from hetero.devices.errors import (
     BlobError,
     InferenceError,
     UnknownDeviceError,
     UnsupportedNodesError,
     UnsupportedOperationError,
 )
-from devices.model.literals import lift_literals
-from devices.model.model import Model, Node
-from devices.model.reader import read_model
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.configuration import Configuration
-from devices.plugin.program import Payload, Program
-from devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
-from devices.plugin.remote import RemoteContext
-from devices.plugin.schema import violations
-from devices.plugin.support import Refusal, Support
-from devices.request.compiled_model import CompiledModel
+from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.reader import read_model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.configuration import Configuration
+from hetero.devices.plugin.program import Payload, Program
+from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.schema import violations
+from hetero.devices.plugin.support import Refusal, Support
+from hetero.devices.request.compiled_model import CompiledModel
 
 
 class Plugin(ABC):

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import (
+from hetero.devices.errors import (
     BlobError,
     DeadlineError,
     RequestCancelledError,
     UnsupportedOperationError,
 )
-from devices.plugin.remote import Kept, RemoteTensor
-from devices.plugin.signal import Signal
+from hetero.devices.plugin.remote import Kept, RemoteTensor
+from hetero.devices.plugin.signal import Signal
 
 #: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
 Value = Any

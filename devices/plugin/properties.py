@@ -1,6 +1,7 @@
 """Properties: the guide's names, each with a type, a mutability and a check.
 
-A plugin declares a table of those that it obeys; `devices.plugin.configuration` holds their values.
+A plugin declares a table of those that it obeys; `hetero.devices.plugin.configuration` holds their
+values.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final
 
-from devices.errors import PropertyError, UnknownPropertyError
+from hetero.devices.errors import PropertyError, UnknownPropertyError
 
 Config = Mapping[str, Any]
 

@@ -13,11 +13,11 @@ import msgpack
 import onnx
 import xxhash
 
-from devices.model.attributes import with_bodies
-from devices.model.model import Constant, Model, Node
-from devices.model.tensor_spec import TensorSpec
-from devices.model.worker_process import Ended, WorkerProcess
-from devices.plugin.support import Refusal
+from hetero.devices.model.attributes import with_bodies
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.worker_process import Ended, WorkerProcess
+from hetero.devices.plugin.support import Refusal
 
 #: Memory for a request besides what it speaks of, in bytes.
 _MEMORY_NBYTES: Final = 2**32

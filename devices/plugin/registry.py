@@ -18,9 +18,9 @@ from functools import partial
 from importlib import metadata
 from typing import Final
 
-from devices.errors import PluginLoadError, UnknownDeviceError, is_interrupt
-from devices.plugin.plugin import Plugin
-from devices.plugin.source import PluginSource
+from hetero.devices.errors import PluginLoadError, UnknownDeviceError, is_interrupt
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.source import PluginSource
 
 _log = logging.getLogger(__name__)
 

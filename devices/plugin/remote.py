@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from devices.errors import TensorShapeError, UnsupportedOperationError
-from devices.model.getters import getter
-from devices.model.partial_shape import Shape
+from hetero.devices.errors import TensorShapeError, UnsupportedOperationError
+from hetero.devices.model.getters import getter
+from hetero.devices.model.partial_shape import Shape
 
 
 class _OnDevice(ABC):

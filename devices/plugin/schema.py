@@ -12,13 +12,13 @@ from typing import Any
 import onnx
 from onnx.defs import OpSchema
 
-from devices.errors import ModelError
-from devices.model.attributes import bodies, with_bodies
-from devices.model.functions import FunctionKey, function_key, function_opsets, instantiate
-from devices.model.model import Model, Node
-from devices.model.tensor_spec import TensorSpec, type_string
-from devices.model.type_inference import infer_types
-from devices.plugin.support import Refusal
+from hetero.devices.errors import ModelError
+from hetero.devices.model.attributes import bodies, with_bodies
+from hetero.devices.model.functions import FunctionKey, function_key, function_opsets, instantiate
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec, type_string
+from hetero.devices.model.type_inference import infer_types
+from hetero.devices.plugin.support import Refusal
 
 _Option = OpSchema.FormalParameterOption
 _Opsets = Mapping[str, int]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from devices.plugin.program import Value
+from hetero.devices.plugin.program import Value
 
 #: Element type and shape of outputs that a device keeps, and their positions among a stage's.
 KeptOutputs = tuple[str, tuple[int, ...], tuple[int, ...]]

@@ -7,18 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
-from devices.model.model import Model
-from devices.model.ports import Ports
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import Variable, visible_ports
-from devices.plugin.program import ExecutedNode
-from devices.request.infer_request import InferRequest
-from devices.request.machine import State
-from devices.request.results import Results
-from devices.request.runtime_model import runtime_model
-from devices.request.states import VariableState
-from devices.request.target import RequestTarget
+from hetero.devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
+from hetero.devices.model.model import Model
+from hetero.devices.model.ports import Ports
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import Variable, visible_ports
+from hetero.devices.plugin.program import ExecutedNode
+from hetero.devices.request.infer_request import InferRequest
+from hetero.devices.request.machine import State
+from hetero.devices.request.results import Results
+from hetero.devices.request.runtime_model import runtime_model
+from hetero.devices.request.states import VariableState
+from hetero.devices.request.target import RequestTarget
 
 
 class BaseCompiledModel(Ports, ABC):

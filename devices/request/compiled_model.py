@@ -10,15 +10,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import DeviceMemoryError, HeteroError, InferenceError, is_interrupt, shown
-from devices.model.model import Model
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.configuration import Configuration
-from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.plugin.remote import RemoteTensor
-from devices.request.results import Results
-from devices.request.stage_outputs import checked_outputs
-from devices.request.tensors import RequestTensors
+from hetero.devices.errors import (
+    DeviceMemoryError,
+    HeteroError,
+    InferenceError,
+    is_interrupt,
+    shown,
+)
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.configuration import Configuration
+from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.request.results import Results
+from hetero.devices.request.stage_outputs import checked_outputs
+from hetero.devices.request.tensors import RequestTensors
 
 #: Seconds between two looks at whether a run that waits for its turn was cancelled.
 _CHECK_S: Final = 0.05

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import ArgumentError, ArgumentTypeError, TensorTypeError
-from devices.model.getters import getter
-from devices.model.tensor_spec import TensorSpec
-from devices.request.answer import RequestTimes
-from devices.request.joined_rows import RowLayout
-from devices.request.machine import RequestMachine, State
-from devices.request.results import ProfilingInfo, Results
-from devices.request.run import profile_rows
-from devices.request.states import VariableState
-from devices.request.story import told
-from devices.request.target import RequestTarget
-from devices.request.tensor import Tensor
+from hetero.devices.errors import ArgumentError, ArgumentTypeError, TensorTypeError
+from hetero.devices.model.getters import getter
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.request.answer import RequestTimes
+from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.machine import RequestMachine, State
+from hetero.devices.request.results import ProfilingInfo, Results
+from hetero.devices.request.run import profile_rows
+from hetero.devices.request.states import VariableState
+from hetero.devices.request.story import told
+from hetero.devices.request.target import RequestTarget
+from hetero.devices.request.tensor import Tensor
 
 
 class InferRequest:

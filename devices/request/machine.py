@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.errors import (
+from hetero.devices.errors import (
     ArgumentTypeError,
     DeadlineError,
     HeteroError,
@@ -28,15 +28,15 @@ from devices.errors import (
     RequestNotStartedError,
     TensorTypeError,
 )
-from devices.plugin.program import Value
-from devices.request.answer import Answer
-from devices.request.promise import Promised
-from devices.request.request import Request
-from devices.request.results import Results
-from devices.request.run import Run, node_times_s
-from devices.request.states import RequestStates
-from devices.request.target import RequestTarget, Submission
-from devices.request.tensors import RequestTensors
+from hetero.devices.plugin.program import Value
+from hetero.devices.request.answer import Answer
+from hetero.devices.request.promise import Promised
+from hetero.devices.request.request import Request
+from hetero.devices.request.results import Results
+from hetero.devices.request.run import Run, node_times_s
+from hetero.devices.request.states import RequestStates
+from hetero.devices.request.target import RequestTarget, Submission
+from hetero.devices.request.tensors import RequestTensors
 
 #: Seconds that a run may take to stop once its time is up, before it is given up.
 _STOP_S: Final = 1.0

@@ -10,11 +10,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from devices.model.notebook import html_table
-from devices.model.ports import find_port
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import Value
-from devices.plugin.remote import RemoteTensor
+from hetero.devices.model.notebook import html_table
+from hetero.devices.model.ports import find_port
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import RemoteTensor
 
 #: Elements of a value that a notebook shows.
 _BEGINNING: Final = 6

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Final
 
-from devices.plugin.program import Value
-from devices.plugin.signal import Signal
-from devices.request.answer import RequestTimes, StageRun
-from devices.request.results import ProfilingInfo, ProfilingStatus, Results
-from devices.request.story import StoryLine
-from devices.request.target import RequestTarget, Submission
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.signal import Signal
+from hetero.devices.request.answer import RequestTimes, StageRun
+from hetero.devices.request.results import ProfilingInfo, ProfilingStatus, Results
+from hetero.devices.request.story import StoryLine
+from hetero.devices.request.target import RequestTarget, Submission
 
 #: No wait is longer: Python's own take no more.
 LONGEST_S: Final = threading.TIMEOUT_MAX / 2

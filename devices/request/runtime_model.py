@@ -7,8 +7,8 @@ from typing import Final
 
 import onnx
 
-from devices.model.model import Model, Node, set_metadata
-from devices.plugin.program import ExecutedNode
+from hetero.devices.model.model import Model, Node, set_metadata
+from hetero.devices.plugin.program import ExecutedNode
 
 #: The domain of executed nodes: they are notes, not operators that something else could run.
 RUNTIME_DOMAIN: Final = "hetero.runtime"

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import TensorShapeError
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import Variable
-from devices.plugin.program import Value
-from devices.plugin.remote import Kept, RemoteTensor
-from devices.request.joined_rows import RowLayout, join_rows
-from devices.request.tensor import Tensor, empty_tensor
-from devices.request.tensor_conversion import convert
+from hetero.devices.errors import TensorShapeError
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import Variable
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import Kept, RemoteTensor
+from hetero.devices.request.joined_rows import RowLayout, join_rows
+from hetero.devices.request.tensor import Tensor, empty_tensor
+from hetero.devices.request.tensor_conversion import convert
 
 
 class RequestStates:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import Variable
-from devices.plugin.program import ExecutedNode, Value
-from devices.request.answer import Answer, NodeTimes
-from devices.request.promise import Promised
-from devices.request.request import Request
-from devices.request.story import StoryLine
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import Variable
+from hetero.devices.plugin.program import ExecutedNode, Value
+from hetero.devices.request.answer import Answer, NodeTimes
+from hetero.devices.request.promise import Promised
+from hetero.devices.request.request import Request
+from hetero.devices.request.story import StoryLine
 
 
 class Submission(Protocol):

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import ArgumentTypeError, TensorShapeError, TensorTypeError
-from devices.model.element_type import Type, element_type_name
-from devices.model.getters import getter
-from devices.model.partial_shape import Shape
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import Value
-from devices.plugin.remote import RemoteTensor
+from hetero.devices.errors import ArgumentTypeError, TensorShapeError, TensorTypeError
+from hetero.devices.model.element_type import Type, element_type_name
+from hetero.devices.model.getters import getter
+from hetero.devices.model.partial_shape import Shape
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import RemoteTensor
 
 #: What a tensor holds as an array.
 _ARRAYS: Final = (np.ndarray, np.generic, int, float, complex, str)

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import TensorShapeError, TensorTypeError
-from devices.model.element_type import EXTENDED_DTYPES
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import Value
-from devices.plugin.remote import RemoteTensor
-from devices.request.tensor import Tensor, array_of, as_text
+from hetero.devices.errors import TensorShapeError, TensorTypeError
+from hetero.devices.model.element_type import EXTENDED_DTYPES
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.request.tensor import Tensor, array_of, as_text
 
 #: Kind of element -> the kinds it may become.
 _CASTABLE: Final = {"b": "bif", "i": "if", "f": "fc", "c": "c"}

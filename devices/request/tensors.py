@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import (
+from hetero.devices.errors import (
     ArgumentTypeError,
     TensorError,
     TensorNameError,
     TensorShapeError,
     TensorTypeError,
 )
-from devices.model.ports import find_port
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import Value
-from devices.plugin.remote import Kept, RemoteTensor
-from devices.request.tensor import Tensor, empty_tensor
-from devices.request.tensor_conversion import check_tensor, convert
+from hetero.devices.model.ports import find_port
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import Kept, RemoteTensor
+from hetero.devices.request.tensor import Tensor, empty_tensor
+from hetero.devices.request.tensor_conversion import check_tensor, convert
 
 
 class RequestTensors:

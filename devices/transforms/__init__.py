@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.model.literals import lift_literals
-from devices.model.model import Model
-from devices.transforms.constant_folding import fold_constants
-from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
-from devices.transforms.identities import eliminate_identities, remove_dead_nodes
-from devices.transforms.inline_functions import inline_functions
-from devices.transforms.quantized import fuse_fake_quantize
+from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.model import Model
+from hetero.devices.transforms.constant_folding import fold_constants
+from hetero.devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
+from hetero.devices.transforms.identities import eliminate_identities, remove_dead_nodes
+from hetero.devices.transforms.inline_functions import inline_functions
+from hetero.devices.transforms.quantized import fuse_fake_quantize
 
 
 class Pass(NamedTuple):

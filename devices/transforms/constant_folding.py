@@ -6,19 +6,19 @@ from typing import Final
 
 import numpy as np
 
-from devices.errors import HeteroError
-from devices.interpreter.block import build_block
-from devices.interpreter.implementations import (
+from hetero.devices.errors import HeteroError
+from hetero.devices.interpreter.block import build_block
+from hetero.devices.interpreter.implementations import (
     ONLY_IN_A_RUN,
     Implementation,
     Scope,
     find_implementation,
 )
-from devices.model.attributes import bodies
-from devices.model.model import Model, Node
-from devices.plugin.program import RunContext
-from devices.plugin.support import Refusal
-from devices.transforms.rewriting import Rewrite
+from hetero.devices.model.attributes import bodies
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.program import RunContext
+from hetero.devices.plugin.support import Refusal
+from hetero.devices.transforms.rewriting import Rewrite
 
 #: A result larger than this, and than what it was made from, is not kept.
 MOST_NBYTES: Final = 1 << 29

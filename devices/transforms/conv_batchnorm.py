@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from devices.model.model import Model, Node
-from devices.transforms.rewriting import Rewrite, with_inputs
+from hetero.devices.model.model import Model, Node
+from hetero.devices.transforms.rewriting import Rewrite, with_inputs
 
 
 def fold_batchnorm_into_conv(model: Model) -> Model:

@@ -10,8 +10,8 @@ The latter are:
 
 from __future__ import annotations
 
-from devices.model.model import Model, Node
-from devices.transforms.rewriting import Rewrite
+from hetero.devices.model.model import Model, Node
+from hetero.devices.transforms.rewriting import Rewrite
 
 
 def eliminate_identities(model: Model) -> Model:

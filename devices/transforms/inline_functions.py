@@ -10,11 +10,11 @@ from typing import Final
 
 import onnx
 
-from devices.interpreter.implementations import Scope, find_implementation
-from devices.model.free_names import FreeNames
-from devices.model.functions import function_key, function_opsets, instantiate
-from devices.model.model import Model, Node
-from devices.plugin.support import Refusal
+from hetero.devices.interpreter.implementations import Scope, find_implementation
+from hetero.devices.model.free_names import FreeNames
+from hetero.devices.model.functions import function_key, function_opsets, instantiate
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.support import Refusal
 
 #: More nodes than this, added by replacing calls, are not worth it.
 _MOST_NODES: Final = 50_000

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from devices.kernels.quantize import RANGE
-from devices.model.model import Model, Node
-from devices.transforms.rewriting import Rewrite, fused_node
+from hetero.devices.kernels.quantize import RANGE
+from hetero.devices.model.model import Model, Node
+from hetero.devices.transforms.rewriting import Rewrite, fused_node
 
 
 def fuse_fake_quantize(model: Model) -> Model:

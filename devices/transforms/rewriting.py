@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from devices.interpreter.implementations import FUSED
-from devices.model.free_names import FreeNames
-from devices.model.model import Constant, Model, Node
+from hetero.devices.interpreter.implementations import FUSED
+from hetero.devices.model.free_names import FreeNames
+from hetero.devices.model.model import Constant, Model, Node
 
 
 class Rewrite:

@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from devices.model.attributes import bodies
-from devices.model.free_names import FreeNames
-from devices.model.model import Constant, Model, Node
-from devices.transforms.rewriting import with_inputs
+from hetero.devices.model.attributes import bodies
+from hetero.devices.model.free_names import FreeNames
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.transforms.rewriting import with_inputs
 
 #: Element type -> its number.
 _HALVES: Final = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

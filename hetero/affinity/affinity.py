@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
-from devices.errors import AffinityError
-from devices.model.model import Model, Node
-from devices.plugin.support import Support
 from hetero.affinity.requests import weight_positions
-from scheduler.vocabulary.names import match_name
+from hetero.devices.errors import AffinityError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.support import Support
+from hetero.scheduler.vocabulary.names import match_name
 
 #: Characters that make a pattern a glob.
 _WILD: Final = frozenset("*?[")

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from devices.errors import AffinityError, ArgumentTypeError
-from scheduler.formats.regular_file import read_regular
+from hetero.devices.errors import AffinityError, ArgumentTypeError
+from hetero.scheduler.formats.regular_file import read_regular
 
 #: The largest file that is read.
 _MOST_NBYTES: Final = 2**25

@@ -23,9 +23,9 @@ from typing import Final
 
 import onnx
 
-from devices.model.model import Model, Node, set_metadata
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
-from scheduler.vocabulary.names import match_name
+from hetero.devices.model.model import Model, Node, set_metadata
+from hetero.scheduler.vocabulary.names import match_name
 
 AFFINITY_KEY: Final = "hetero.affinity"
 DEVICE_KEY: Final = "hetero.device"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devices.model.model import Model
+from hetero.devices.model.model import Model
 
 
 def request_positions(model: Model) -> tuple[int, ...]:

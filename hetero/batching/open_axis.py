@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx
 
-from devices.errors import ModelError
-from devices.model.literals import lift_literals
-from devices.model.model import Constant, Model, Node
+from hetero.devices.errors import ModelError
+from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.model import Constant, Model, Node
 
 
 def with_open_batch(model: Model) -> Model:

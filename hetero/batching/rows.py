@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import PropertyError
-from devices.model.literals import lift_literals
-from devices.model.model import Model, Node
+from hetero.devices.errors import PropertyError
+from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.model import Model, Node
 
 #: The size of axis 0 while types are inferred.
 _BATCH: Final = "rows of the batch"

@@ -21,7 +21,8 @@ import onnx
 import xxhash
 from google.protobuf.message import DecodeError
 
-from devices.errors import (
+from hetero.affinity.affinity import Affinity
+from hetero.devices.errors import (
     ArgumentTypeError,
     BlobError,
     HeteroError,
@@ -29,27 +30,26 @@ from devices.errors import (
     ModelNotFoundError,
     UnsupportedOperationError,
 )
-from devices.model.deferred import DeferredModel
-from devices.model.model import Model
-from devices.model.node_contents import check_inside
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import Payload
-from hetero.affinity.affinity import Affinity
+from hetero.devices.model.deferred import DeferredModel
+from hetero.devices.model.model import Model
+from hetero.devices.model.node_contents import check_inside
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Payload
 from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import NOT_KEPT
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.blob_format import Inline
+from hetero.scheduler.formats.blob_writer import BlobWriter
+from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_model
+from hetero.scheduler.formats.stored_payload import PAYLOADS, write_payload
+from hetero.scheduler.formats.tensor_entries import raw
+from hetero.scheduler.formats.weightless import is_weightless, restore, write_without
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from hetero.version import hetero_version
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.blob_format import Inline
-from scheduler.formats.blob_writer import BlobWriter
-from scheduler.formats.model_parts import ModelParts, join_model, split_model
-from scheduler.formats.stored_payload import PAYLOADS, write_payload
-from scheduler.formats.tensor_entries import raw
-from scheduler.formats.weightless import is_weightless, restore, write_without
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
-from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: What a blob may be: a compiled model, or one of the cache's two kinds of entries.
 MODEL_KIND: Final = "model"

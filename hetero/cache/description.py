@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from devices.errors import BlobError
-from devices.model.tensor_spec import TensorSpec
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.blob_format import FORMAT_VERSION
-from scheduler.formats.stored_payload import PAYLOADS
-from scheduler.vocabulary.plan import Plan
+from hetero.devices.errors import BlobError
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.blob_format import FORMAT_VERSION
+from hetero.scheduler.formats.stored_payload import PAYLOADS
+from hetero.scheduler.vocabulary.plan import Plan
 
 
 def describe(blob: BlobFile) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from devices.errors import BlobError
+from hetero.devices.errors import BlobError
 from hetero.properties.table import COSTS_SUFFIX
-from scheduler.formats.blob_file import BlobFile, ForeignError, is_own
-from scheduler.formats.publish import TEMPORARY_SUFFIX, publish
-from scheduler.formats.regular_file import open_regular
+from hetero.scheduler.formats.blob_file import BlobFile, ForeignError, is_own
+from hetero.scheduler.formats.publish import TEMPORARY_SUFFIX, publish
+from hetero.scheduler.formats.regular_file import open_regular
 
 _log = logging.getLogger(__name__)
 

@@ -7,17 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownDeviceError
-from devices.plugin.configuration import Configuration
-from devices.plugin.program import Payload
-from devices.plugin.properties import PropertyTable
 from hetero.cache.blob import DeviceRecord, ModelBlob
+from hetero.devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownDeviceError
+from hetero.devices.plugin.configuration import Configuration
+from hetero.devices.plugin.program import Payload
+from hetero.devices.plugin.properties import PropertyTable
 from hetero.partition.cut import Cut
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT
-from scheduler.formats.stage_source import StageSource
-from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
-from scheduler.vocabulary.names import match_name
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
+from hetero.scheduler.vocabulary.names import match_name
 
 _log = logging.getLogger(__name__)
 

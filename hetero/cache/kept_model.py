@@ -14,23 +14,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO, Final, TypeVar
 
-from devices.errors import BlobError, UnsupportedOperationError
-from devices.model.model import Model
-from devices.plugin.program import Payload
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import PLAN_KIND, STAGE_KIND, ModelBlob, header_of
 from hetero.cache.folder import PLAN_SUFFIX, STAGE_SUFFIX, Cache
 from hetero.cache.key import plan_key, stage_key
+from hetero.devices.errors import BlobError, UnsupportedOperationError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Payload
 from hetero.partition.cut import Cut
 from hetero.partition.partition import Subgraph
 from hetero.properties.request import CompileRequest
+from hetero.scheduler.executor import Deployment
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.blob_writer import BlobWriter
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.formats.stored_payload import (
+    PAYLOADS,
+    StoredPayload,
+    read_payload,
+    write_payload,
+)
+from hetero.scheduler.vocabulary.plan import pack_spec, unpack_spec
 from hetero.version import hetero_version
-from scheduler.executor import Deployment
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.blob_writer import BlobWriter
-from scheduler.formats.stage_source import StageSource
-from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload, write_payload
-from scheduler.vocabulary.plan import pack_spec, unpack_spec
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from devices.model.model import Model
+from hetero.devices.model.model import Model
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES
+from hetero.scheduler.formats.blob_format import FORMAT_VERSION
+from hetero.scheduler.formats.regular_file import read_regular
 from hetero.version import hetero_version
-from scheduler.formats.blob_format import FORMAT_VERSION
-from scheduler.formats.regular_file import read_regular
 
 
 def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) -> str:

@@ -6,10 +6,10 @@ import contextlib
 import io
 import os
 import sys
+from importlib.metadata import entry_points
 
 import click
 
-from devices.errors import HeteroError
 from hetero.cli.bench import bench
 from hetero.cli.cache import cache
 from hetero.cli.check_device import check_device_command
@@ -18,17 +18,15 @@ from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices, probe
 from hetero.cli.doctor import doctor
 from hetero.cli.examples import add_examples
-from hetero.cli.generate import generate
 from hetero.cli.inspect import inspect_command
 from hetero.cli.pool import pool
 from hetero.cli.profile import profile_command
 from hetero.cli.report import plan, query
 from hetero.cli.run import run
-from hetero.cli.serve import serve
 from hetero.cli.signals import INTERRUPTED, with_signal
-from hetero.cli.simulate import simulate
 from hetero.cli.terminal import print_json
 from hetero.cli.top import top
+from hetero.devices.errors import HeteroError
 from hetero.report.text import visible
 
 
@@ -51,11 +49,8 @@ for command in (
     plan,
     compile_command,
     run,
-    generate,
     bench,
     compare,
-    serve,
-    simulate,
     cache,
     pool,
     top,
@@ -63,6 +58,8 @@ for command in (
     check_device_command,
 ):
     cli.add_command(command)
+for entry_point in entry_points(group="hetero.commands"):
+    cli.add_command(entry_point.load())
 add_examples(cli)
 
 

@@ -13,9 +13,9 @@ from hetero.cli.option_kinds import Finite
 from hetero.cli.options import affinity_option, config_option, core_options, with_core
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.terminal import progress, tell
-from hetero.compare.compare import Comparison
-from hetero.compare.compare import compare as compare_devices
-from hetero.compare.difference import ATOL, RTOL, Difference
+from hetero.comparison.compare import Comparison
+from hetero.comparison.compare import compare as compare_devices
+from hetero.comparison.difference import ATOL, RTOL, Difference
 from hetero.report.text import Columns, Rows, table
 
 

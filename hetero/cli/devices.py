@@ -12,8 +12,8 @@ from hetero.cli.job import Job
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import progress, tell
 from hetero.report.text import table
-from scheduler.device.probe import probe_node
-from scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
+from hetero.scheduler.device.probe import probe_node
+from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 
 
 class KnownDevice(NamedTuple):

@@ -18,15 +18,15 @@ import onnx
 from packaging.requirements import Requirement
 from rich.console import RenderableType
 
-from devices.errors import HeteroError
 from hetero.cli.devices import KNOWN
 from hetero.cli.option_kinds import json_option
 from hetero.cli.terminal import progress, tell
 from hetero.core import Core
+from hetero.devices.errors import HeteroError
 from hetero.report.text import Columns, table
 from hetero.report.units import nbytes_text
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from hetero.version import hetero_version
-from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: Each connection between processes is a file; a node's devices and clients have some dozens each.
 _FILES: Final = 4096
@@ -138,8 +138,8 @@ def _runs(core: Core, row: DeviceDescriptor, model: onnx.ModelProto) -> Check:
 
 
 def _cluster(address: str | None) -> Iterator[Check]:
-    from scheduler.ray.address import check_reachable
-    from scheduler.ray.own_head import find_head
+    from hetero.scheduler.ray.address import check_reachable
+    from hetero.scheduler.ray.own_head import find_head
 
     known = address or os.environ.get("RAY_ADDRESS") or find_head()
     if known is None:

@@ -12,8 +12,8 @@ from typing import Any
 import click
 import numpy as np
 
-from devices.model.model import Model
-from scheduler.formats.publish import TEMPORARY_SUFFIX
+from hetero.devices.model.model import Model
+from hetero.scheduler.formats.publish import TEMPORARY_SUFFIX
 
 
 def check_file(

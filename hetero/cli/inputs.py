@@ -11,12 +11,12 @@ import click
 import numpy as np
 import onnx
 
-from devices.errors import ExternalDataError
-from devices.model.light import PREFIX, light_model_inputs
-from devices.model.model import Model
-from devices.model.tensor_proto import tensor_array
 from hetero.cli.option_kinds import Decorator, pairs, together
 from hetero.cli.pictures import is_picture, read_picture
+from hetero.devices.errors import ExternalDataError
+from hetero.devices.model.light import PREFIX, light_model_inputs
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_proto import tensor_array
 from hetero.observe.sample_inputs import sample_inputs
 
 #: Suffixes of the files that `--input` reads; a file with another one is read as .npy.

@@ -10,18 +10,18 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from devices.model.model import Model
-from devices.model.reader import read_model
 from hetero.cache.description import describe
 from hetero.cli.job import is_blob
 from hetero.cli.option_kinds import json_option
 from hetero.cli.terminal import show, tell, wants_json
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 from hetero.report.contract import describe_model
 from hetero.report.table import model_line, port_lines
 from hetero.report.text import Columns, table
 from hetero.report.units import counted, nbytes_text
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.weightless import is_weightless, outline
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.weightless import is_weightless, outline
 
 #: Blobs up to this size are read and verified unasked.
 _READ_NBYTES: Final = 2**28

@@ -12,11 +12,6 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from devices.errors import ModelError
-from devices.model.model import Model
-from devices.model.variables import variables_of
-from devices.plugin.registry import GROUP
-from devices.plugin.source import PluginSource
 from hetero.cli.files import refuse_weights
 from hetero.cli.inputs import model_inputs
 from hetero.cli.option_kinds import pairs, together
@@ -25,14 +20,19 @@ from hetero.cli.preprocessing import Preprocessing
 from hetero.cli.terminal import console, progress, remark
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.devices.errors import ModelError
+from hetero.devices.model.model import Model
+from hetero.devices.model.variables import variables_of
+from hetero.devices.plugin.registry import GROUP
+from hetero.devices.plugin.source import PluginSource
 from hetero.observe.sample_inputs import sample_shapes
 from hetero.planning.cost.work import value_nbytes, with_shapes
 from hetero.query.survey import Survey
 from hetero.report.table import subgraph_table
 from hetero.report.units import counted
-from scheduler import InProcessExecutor
-from scheduler.formats.blob_format import MAGIC
-from scheduler.formats.weightless import is_weightless
+from hetero.scheduler import InProcessExecutor
+from hetero.scheduler.formats.blob_format import MAGIC
+from hetero.scheduler.formats.weightless import is_weightless
 
 #: Seconds after which a start on Ray is slow enough to say what avoids it.
 SLOW_START_S: Final = 3.0

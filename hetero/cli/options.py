@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import click
 
-from devices.plugin.source import PluginSource
 from hetero.affinity.file import parse_pins
 from hetero.cli.files import output_file, refuse_overwriting
 from hetero.cli.job import Job
@@ -22,7 +21,8 @@ from hetero.cli.option_kinds import json_option, pairs, together
 from hetero.cli.planning import plans_by_cost, take_planning
 from hetero.cli.terminal import remark
 from hetero.core import Core
-from hetero.devices import ExecutorKind
+from hetero.core_devices import ExecutorKind
+from hetero.devices.plugin.source import PluginSource
 from hetero.planning.cost.cost_file import read_costs
 
 #: Options with which requests are looked at while they run; and those that a `Job` has.

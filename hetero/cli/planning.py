@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from devices.model.model import Model
 from hetero.cli.option_kinds import Finite, together
+from hetero.devices.model.model import Model
 
 #: Option's name in Python -> the property that it stands for.
 PROPERTIES: Final = {

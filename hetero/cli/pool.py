@@ -13,7 +13,7 @@ from hetero.report.text import Columns, table
 from hetero.report.units import nbytes_text
 
 if TYPE_CHECKING:
-    from scheduler.ray.pool_service import PoolStatus
+    from hetero.scheduler.ray.pool_service import PoolStatus
 
 
 _options: Final = together(
@@ -43,7 +43,7 @@ def up(
     """Start the devices, and a Ray on this machine where no cluster is named."""
     if executor == "inprocess":
         raise click.UsageError("a pool is on Ray; leave out --executor inprocess.")
-    from scheduler.ray.pool_service import bring_up
+    from hetero.scheduler.ray.pool_service import bring_up
 
     with progress("starting the pool"):
         _tell(bring_up(address, device_counts, plugins))
@@ -53,7 +53,7 @@ def up(
 @_options
 def status(address: str | None) -> None:
     """Show the pool's devices, what they have in hand, and for how many clients."""
-    from scheduler.ray.pool_service import look_at
+    from hetero.scheduler.ray.pool_service import look_at
 
     _tell(look_at(address))
 
@@ -62,7 +62,7 @@ def status(address: str | None) -> None:
 @_options
 def down(address: str | None) -> None:
     """End the pool's devices, whoever uses them."""
-    from scheduler.ray.pool_service import take_down
+    from hetero.scheduler.ray.pool_service import take_down
 
     with progress("ending the pool"):
         names = take_down(address)

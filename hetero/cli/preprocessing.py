@@ -9,12 +9,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from devices.model.model import Model
-from devices.model.tensor_spec import TensorSpec
 from hetero.cli.inputs import given_files, port_name
 from hetero.cli.option_kinds import pairs, together
 from hetero.cli.pictures import is_picture, read_picture
-from hetero.preprocess import PrePostProcessor
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.faces.openvino.preprocess import PrePostProcessor
 
 Value = TypeVar("Value")
 

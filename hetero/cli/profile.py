@@ -9,9 +9,6 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from devices.errors import DeviceError, PlanError
-from devices.model.light import PREFIX
-from devices.model.model import Model
 from hetero.cli.files import check_file, output_file, refuse_weights
 from hetero.cli.inputs import input_options
 from hetero.cli.job import Job
@@ -20,6 +17,9 @@ from hetero.cli.options import model_options, with_core
 from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import steps, tell
+from hetero.devices.errors import DeviceError, PlanError
+from hetero.devices.model.light import PREFIX
+from hetero.devices.model.model import Model
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
 from hetero.planning.cost.costs import Costs
 from hetero.report.text import Rows

@@ -9,7 +9,6 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from devices.model.model import Model
 from hetero.cli.files import output_file
 from hetero.cli.job import Job
 from hetero.cli.option_kinds import together
@@ -17,11 +16,12 @@ from hetero.cli.planning import plans_by_cost
 from hetero.cli.report import command_line
 from hetero.cli.terminal import progress
 from hetero.compile.compiled_model import CompiledModel
+from hetero.devices.model.model import Model
 from hetero.planning.report import PlanReport
 from hetero.report import build_report, report_html
 from hetero.report.text import Columns, ms, table
 from hetero.report.units import counted, seconds_text
-from scheduler.formats.publish import publish
+from hetero.scheduler.formats.publish import publish
 
 #: Rows of a table before the rest is counted.
 SHOWN: Final = 20

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import click
 
-from devices.model.model import Model
 from hetero.cli.files import output_file, write_models
 from hetero.cli.inputs import shape_option
 from hetero.cli.job import Job
@@ -17,9 +16,10 @@ from hetero.cli.option_kinds import together
 from hetero.cli.options import model_options, with_core
 from hetero.cli.planning import SHAPES, planned_at, planning_options
 from hetero.cli.terminal import json_text, progress, remark, show, steps, wants_json
+from hetero.devices.model.model import Model
 from hetero.query.survey import Survey
 from hetero.report import annotated_model, build_report, report_html, report_table, strict_problems
-from scheduler.formats.publish import publish
+from hetero.scheduler.formats.publish import publish
 
 #: Adds the forms a report can take; they arrive as `html`, `annotate`, ...
 _report_options: Final = together(

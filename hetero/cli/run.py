@@ -15,8 +15,6 @@ import click
 import numpy as np
 from rich.console import RenderableType
 
-from devices.model.light import PREFIX, TIED, light_model_outputs
-from devices.model.model import Model
 from hetero.cli.files import output_file
 from hetero.cli.inputs import input_options
 from hetero.cli.job import Job, blob_options, subgraph_parts, subgraph_rows
@@ -26,10 +24,12 @@ from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.profiling import expected, profile_options, profile_parts, profiled, write_page
 from hetero.cli.terminal import progress, remark, tell
 from hetero.compile.compiled_model import CompiledModel
+from hetero.devices.model.light import PREFIX, TIED, light_model_outputs
+from hetero.devices.model.model import Model
 from hetero.report.profile import TimedRequest, build_profile
 from hetero.report.text import Columns, Rows, table
 from hetero.report.units import counted
-from scheduler.formats.publish import publish
+from hetero.scheduler.formats.publish import publish
 
 #: ONNX's own tolerances for the light models (`onnx.backend.test.loader`).
 RTOL, ATOL = 1e-3, 1e-5

@@ -12,32 +12,32 @@ from typing import Any, BinaryIO, Final, TypedDict, Unpack, overload
 
 import numpy.typing as npt
 
-from devices.errors import ArgumentTypeError, PropertyError
-from devices.model.notebook import html_table
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import variables_of
-from devices.plugin.configuration import Configuration
-from devices.plugin.program import ExecutedNode, Value
-from devices.plugin.properties import Config, unknown_property
-from devices.plugin.remote import RemoteContext
-from devices.request.base_compiled_model import BaseCompiledModel
-from devices.request.request import Request
 from hetero.affinity.affinity import Affinity
+from hetero.apps.generate.generation import BatchGeneration, Generation, Prompt, generate
+from hetero.apps.generate.ports import Decoder
+from hetero.apps.generate.rows import Rows
+from hetero.apps.generate.sampling import Sampling
+from hetero.apps.generate.together import Together
 from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.deployed_model import DeployedModel
-from hetero.generate.generation import BatchGeneration, Generation, Prompt, generate
-from hetero.generate.ports import Decoder
-from hetero.generate.rows import Rows
-from hetero.generate.sampling import Sampling
-from hetero.generate.together import Together
+from hetero.devices.errors import ArgumentTypeError, PropertyError
+from hetero.devices.model.notebook import html_table
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import variables_of
+from hetero.devices.plugin.configuration import Configuration
+from hetero.devices.plugin.program import ExecutedNode, Value
+from hetero.devices.plugin.properties import Config, unknown_property
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.request.base_compiled_model import BaseCompiledModel
+from hetero.devices.request.request import Request
 from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
 from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, listed
-from scheduler.executor import Deployment, Submission
-from scheduler.formats.publish import publish
-from scheduler.vocabulary.plan import Plan
+from hetero.scheduler.executor import Deployment, Submission
+from hetero.scheduler.formats.publish import publish
+from hetero.scheduler.vocabulary.plan import Plan
 
 
 class _Options(TypedDict, total=False):

@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from devices.errors import DeviceError, PropertyError, UnsupportedNodesError
-from devices.model.model import Model
-from devices.model.variables import variables_of
 from hetero.batching.open_axis import with_open_batch
 from hetero.batching.rows import require_joinable
 from hetero.cache.folder import Cache
@@ -17,17 +14,20 @@ from hetero.cache.kept_model import KeptModel
 from hetero.compile.compiled_model import CompiledModel, optimal_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.compile.stage_replicas import moved, stand_ins, ways, without_stand_ins
+from hetero.devices.errors import DeviceError, PropertyError, UnsupportedNodesError
+from hetero.devices.model.model import Model
+from hetero.devices.model.variables import variables_of
 from hetero.partition.cut import Cut
 from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.request import CompileRequest
 from hetero.query.answers import Answers
 from hetero.query.placement import Refused, place_by_priority, refusals
-from scheduler.executor import Deployment, Executor, Remade
-from scheduler.formats.stage_source import StageSource
-from scheduler.vocabulary.limits import Batching, Limits
-from scheduler.vocabulary.names import match_name
-from scheduler.vocabulary.placement import share
+from hetero.scheduler.executor import Deployment, Executor, Remade
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.vocabulary.limits import Batching, Limits
+from hetero.scheduler.vocabulary.names import match_name
+from hetero.scheduler.vocabulary.placement import share
 
 _log = logging.getLogger(__name__)
 

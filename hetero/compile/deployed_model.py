@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import Variable, visible_ports
-from devices.plugin.program import ExecutedNode, Value
-from devices.plugin.remote import RemoteContext
-from devices.request.answer import NodeTimes
-from devices.request.request import Request
-from scheduler.executor import Deployment, Submission
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import Variable, visible_ports
+from hetero.devices.plugin.program import ExecutedNode, Value
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.request.answer import NodeTimes
+from hetero.devices.request.request import Request
+from hetero.scheduler.executor import Deployment, Submission
 
 
 class DeployedModel:
-    """A deployment as a `devices.request.target.RequestTarget`.
+    """A deployment as a `hetero.devices.request.target.RequestTarget`.
 
     `deployment`: closed with this object.
     `optional_inputs`: inputs of the model that are constants to this deployment.

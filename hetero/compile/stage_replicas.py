@@ -8,11 +8,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from devices.errors import PropertyError
+from hetero.devices.errors import PropertyError
 from hetero.partition.cut import Cut
 from hetero.properties.request import CompileRequest
-from scheduler.vocabulary.names import match_name, split_name
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.vocabulary.names import match_name, split_name
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _NAME: Final = "STAGE_REPLICAS"
 

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGI
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from devices.errors import HeteroError
+from hetero.devices.errors import HeteroError
 
 #: Seconds that someone who connects may take to say what is wanted.
 _PATIENCE_S: Final = 10.0

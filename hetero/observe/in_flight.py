@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from devices.plugin.signal import LOOK_S
-from devices.request.answer import Answer
-from devices.request.promise import Promised
+from hetero.devices.plugin.signal import LOOK_S
+from hetero.devices.request.answer import Answer
+from hetero.devices.request.promise import Promised
 
 
 def keep_in_flight(

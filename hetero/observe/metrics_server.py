@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from devices.errors import ArgumentError
-from scheduler.observe.load import Load
-from scheduler.observe.observer import Observer
+from hetero.devices.errors import ArgumentError
+from hetero.scheduler.observe.load import Load
+from hetero.scheduler.observe.observer import Observer
 
 if TYPE_CHECKING:
     from hetero.observe.exposition import MetricsHTTPServer
@@ -25,7 +25,7 @@ class MetricsServer:
     ) -> None:
         # Their library takes long to load.
         from hetero.observe.exposition import MetricsHTTPServer
-        from scheduler.observe.metrics import Metrics
+        from hetero.scheduler.observe.metrics import Metrics
 
         self._observers = observers
         self._metrics = Metrics(load)

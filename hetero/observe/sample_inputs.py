@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import TensorNameError, TensorShapeError, TensorTypeError
-from devices.model.model import Model
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import Value
+from hetero.devices.errors import TensorNameError, TensorShapeError, TensorTypeError
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Value
 
 #: The size of a dimension that nothing says anything about.
 OPEN_DIMENSION: Final = 1

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from devices.errors import ArgumentError
+from hetero.devices.errors import ArgumentError
 from hetero.observe.trace_events import trace_events
-from scheduler.formats.publish import publish
-from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
+from hetero.scheduler.formats.publish import publish
+from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
 
 
 class Trace:

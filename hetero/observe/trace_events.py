@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from devices.request.answer import StageRun
-from scheduler.observe.observer import DeviceEvent, ObservedRequest
-from scheduler.vocabulary.events import DeviceReturned
+from hetero.devices.request.answer import StageRun
+from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
+from hetero.scheduler.vocabulary.events import DeviceReturned
 
 Event = dict[str, Any]
 #: A process and a thread of the viewer.

@@ -8,7 +8,7 @@ from typing import Any
 
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition
-from scheduler.vocabulary.plan import Plan
+from hetero.scheduler.vocabulary.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

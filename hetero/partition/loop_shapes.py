@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from devices.errors import ModelError
-from devices.model.model import Model, Node
-from devices.model.tensor_spec import Dimension, TensorSpec
-from devices.model.type_inference import infer_types
+from hetero.devices.errors import ModelError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.tensor_spec import Dimension, TensorSpec
+from hetero.devices.model.type_inference import infer_types
 
 Shape = tuple[Dimension, ...] | None
 

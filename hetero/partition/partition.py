@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import AffinityError
-from devices.model.attributes import draws
-from devices.model.model import Model
 from hetero.affinity.affinity import follows, some
 from hetero.affinity.requests import weight_positions
+from hetero.devices.errors import AffinityError
+from hetero.devices.model.attributes import draws
+from hetero.devices.model.model import Model
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
-from scheduler.formats.stage_source import StageSource
-from scheduler.vocabulary.plan import Plan, Stage, Wire
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.vocabulary.plan import Plan, Stage, Wire
 
 
 @dataclass(frozen=True)

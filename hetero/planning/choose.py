@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
+from hetero.devices.errors import PlanError
 from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.planning.cost.work import value_nbytes

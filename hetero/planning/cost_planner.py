@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from devices.errors import DeviceError, PlanError, UnsupportedNodesError
-from devices.model.model import Model
-from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import resolve_pins
-from hetero.generate.ports import step_inputs, step_shapes
+from hetero.apps.generate.ports import step_inputs, step_shapes
+from hetero.devices.errors import DeviceError, PlanError, UnsupportedNodesError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.observe.sample_inputs import sample_inputs, sample_shapes
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
@@ -26,9 +26,9 @@ from hetero.properties.request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.query.answers import Answers
 from hetero.query.placement import Refused, place_by_priority, refusals, without
-from scheduler.executor import Executor
-from scheduler.vocabulary.names import match_name
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.executor import Executor
+from hetero.scheduler.vocabulary.names import match_name
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

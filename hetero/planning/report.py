@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from devices.model.notebook import html_table
 from hetero.affinity.affinity import Affinity
+from hetero.devices.model.notebook import html_table
 from hetero.partition.cut import Cut
 from hetero.planning.cost.costs import Time
 

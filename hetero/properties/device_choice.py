@@ -6,16 +6,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from devices.errors import (
+from hetero.devices.errors import (
     ArgumentError,
     ArgumentTypeError,
     PluginLoadError,
     PropertyError,
     UnknownDeviceError,
 )
-from devices.plugin.configuration import check_mapping
-from devices.plugin.properties import Config
-from scheduler.vocabulary.names import (
+from hetero.devices.plugin.configuration import check_mapping
+from hetero.devices.plugin.properties import Config
+from hetero.scheduler.vocabulary.names import (
     HETERO,
     DeviceRequest,
     match_name,
@@ -23,7 +23,7 @@ from scheduler.vocabulary.names import (
     resolve_device,
     split_name,
 )
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import ArgumentTypeError
+from hetero.devices.errors import ArgumentTypeError
 
 
 class PropertyName(str):  # noqa: SLOT000 - text has no slots beside its own

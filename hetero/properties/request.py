@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from devices.errors import DeviceError
 from hetero.affinity.affinity import Affinity
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.names import split_name
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import DeviceError
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.names import split_name
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
 

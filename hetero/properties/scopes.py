@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from devices.errors import PropertyError, UnknownPropertyError
-from devices.plugin.configuration import Configuration, check_mapping
-from devices.plugin.properties import Config, PropertyTable
+from hetero.devices.errors import PropertyError, UnknownPropertyError
+from hetero.devices.plugin.configuration import Configuration, check_mapping
+from hetero.devices.plugin.properties import Config, PropertyTable
 from hetero.properties.device_choice import choose_devices, choose_prioritised, identified
 from hetero.properties.table import HETERO_PROPERTIES, SplitConfig, parse_given, parse_shared
-from scheduler.vocabulary.names import HETERO, parse_device
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.vocabulary.names import HETERO, parse_device
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 #: The scope of HETERO and of every device that knows a property.
 EVERYWHERE: Final = "HETERO or any device"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from devices.errors import UnknownPropertyError
-from devices.plugin.configuration import Configuration
-from devices.plugin.properties import Config, Property, PropertyTable, unknown_property
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.names import HETERO, match_name
+from hetero.devices.errors import UnknownPropertyError
+from hetero.devices.plugin.configuration import Configuration
+from hetero.devices.plugin.properties import Config, Property, PropertyTable, unknown_property
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.names import HETERO, match_name
 
 
 def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from devices.model.model import Model
-from devices.plugin.support import Support
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Support
 from hetero.properties.request import CompileRequest
 
 #: What a device takes of a model, and the seconds that it took to say so.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from devices.errors import UnsupportedNodesError
-from devices.model.model import Model
-from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign
+from hetero.devices.errors import UnsupportedNodesError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.properties.request import CompileRequest
 from hetero.query.query import query_priority, require_supported
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from devices.errors import UnsupportedNodesError
-from devices.model.model import Model
-from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
 from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import metadata_pins
 from hetero.affinity.requests import weight_positions
+from hetero.devices.errors import UnsupportedNodesError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Refusal, Support
 
 #: Asks a device: device name, model -> what it takes of it.
 Ask = Callable[[str, Model], Support]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from devices.model.model import Model
-from devices.model.notebook import html_table
-from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.model.model import Model
+from hetero.devices.model.notebook import html_table
+from hetero.devices.plugin.support import Support
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 
 @dataclass(frozen=True, slots=True, repr=False)

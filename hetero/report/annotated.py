@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from devices.model.model import Model, header_with
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import annotate
+from hetero.devices.model.model import Model, header_with
 
 #: Model metadata: the verdict's sentence, and the placement's digest.
 VERDICT_KEY: Final = "hetero.verdict"

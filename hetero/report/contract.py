@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from devices.errors import AffinityError
-from devices.model.model import Model
-from devices.model.tensor_spec import TensorSpec
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.requests import request_positions
+from hetero.devices.errors import AffinityError
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.partition.partition import Partition, partition
 from hetero.planning.cost.work import with_shapes
 from hetero.planning.report import PlanReport

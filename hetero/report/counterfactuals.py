@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from devices.errors import AffinityError
 from hetero.affinity.affinity import follows
+from hetero.devices.errors import AffinityError
 from hetero.partition.partition import partition
 from hetero.planning.report import Alternative, PlanReport
 from hetero.query.survey import Survey

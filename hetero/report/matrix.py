@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from devices.model.model import Model
-from devices.plugin.support import Support
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Support
 from hetero.query.query import reason
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from devices.request.answer import RequestTimes, StageRun
 from hetero.affinity.requests import request_positions
 from hetero.compile.compiled_model import CompiledModel
+from hetero.devices.request.answer import RequestTimes, StageRun
 from hetero.observe.stage_times import StageTimes, median_of
 from hetero.planning.report import PlanReport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.tensor_spec import TensorSpec
 
 #: Units of sizes and of times, the largest first.
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

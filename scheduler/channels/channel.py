@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from scheduler.vocabulary.messages import Dropped, Free, Message
+from hetero.scheduler.vocabulary.messages import Dropped, Free, Message
 
 #: Takes what comes for a party.
 Receiver = Callable[[Message], None]

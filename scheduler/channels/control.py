@@ -19,18 +19,18 @@ from typing import Any, Final
 
 import zmq
 
-from devices.errors import BlobError, ClusterError
-from scheduler.channels import envelope, protocol
-from scheduler.channels.channel import Receiver
-from scheduler.channels.direct_address import to_endpoint
-from scheduler.channels.inbox import Inbox
-from scheduler.channels.peers import Peer, Peers
-from scheduler.channels.relays import Relays, pages
-from scheduler.channels.shared_memory import SlotReader
-from scheduler.channels.stamps import Stamp, StampReader
-from scheduler.processes.owned_files import Process, sweep
-from scheduler.processes.threads import start_thread
-from scheduler.vocabulary.messages import Dropped
+from hetero.devices.errors import BlobError, ClusterError
+from hetero.scheduler.channels import envelope, protocol
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.direct_address import to_endpoint
+from hetero.scheduler.channels.inbox import Inbox
+from hetero.scheduler.channels.peers import Peer, Peers
+from hetero.scheduler.channels.relays import Relays, pages
+from hetero.scheduler.channels.shared_memory import SlotReader
+from hetero.scheduler.channels.stamps import Stamp, StampReader
+from hetero.scheduler.processes.owned_files import Process, sweep
+from hetero.scheduler.processes.threads import start_thread
+from hetero.scheduler.vocabulary.messages import Dropped
 
 _log = logging.getLogger(__name__)
 

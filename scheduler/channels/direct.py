@@ -11,19 +11,25 @@ from pathlib import Path
 
 import zmq
 
-from devices.errors import BlobError
-from scheduler.channels import envelope
-from scheduler.channels.channel import Receiver
-from scheduler.channels.control import Callbacks, Control
-from scheduler.channels.direct_address import Endpoint, this_node, to_address
-from scheduler.channels.inbox import Inbox
-from scheduler.channels.memory import read_only
-from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers
-from scheduler.channels.protocol import Leave
-from scheduler.channels.shared_memory import SlotPool, SlotReader
-from scheduler.channels.sockets import ControlSockets, Sockets, check_room, socket_path, tcp_url
-from scheduler.processes.owned_files import process_start, remove_with
-from scheduler.vocabulary.messages import Dropped, Message, Values
+from hetero.devices.errors import BlobError
+from hetero.scheduler.channels import envelope
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.control import Callbacks, Control
+from hetero.scheduler.channels.direct_address import Endpoint, this_node, to_address
+from hetero.scheduler.channels.inbox import Inbox
+from hetero.scheduler.channels.memory import read_only
+from hetero.scheduler.channels.peers import SHARED_NBYTES, Peer, Peers
+from hetero.scheduler.channels.protocol import Leave
+from hetero.scheduler.channels.shared_memory import SlotPool, SlotReader
+from hetero.scheduler.channels.sockets import (
+    ControlSockets,
+    Sockets,
+    check_room,
+    socket_path,
+    tcp_url,
+)
+from hetero.scheduler.processes.owned_files import process_start, remove_with
+from hetero.scheduler.vocabulary.messages import Dropped, Message, Values
 
 _log = logging.getLogger(__name__)
 

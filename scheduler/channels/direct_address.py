@@ -12,9 +12,9 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 from msgspec.msgpack import Decoder, encode
 
-from devices.errors import BlobError
-from scheduler.formats.unpack import unpack
-from scheduler.processes.owned_files import Process
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats.unpack import unpack
+from hetero.scheduler.processes.owned_files import Process
 
 _SCHEME: Final = "hetero1:"
 _LONGEST: Final = 1024

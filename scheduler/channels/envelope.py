@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple, get_args, get_type_hints
 import numpy as np
 from msgspec.msgpack import Decoder, Encoder
 
-from devices.errors import BlobError
-from devices.plugin.program import Value
-from devices.request.request import PLAIN
-from scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
-from scheduler.formats.unpack import refuse
-from scheduler.formats.value_tree import check_nesting, extended, tree_of
-from scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Task, Values
+from hetero.devices.errors import BlobError
+from hetero.devices.plugin.program import Value
+from hetero.devices.request.request import PLAIN
+from hetero.scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
+from hetero.scheduler.formats.unpack import refuse
+from hetero.scheduler.formats.value_tree import check_nesting, extended, tree_of
+from hetero.scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Task, Values
 
 #: Raised whenever the form changes; other versions are refused by name.
 VERSION: Final = 8

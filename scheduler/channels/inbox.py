@@ -19,11 +19,11 @@ import zmq
 from msgspec import Meta
 from msgspec.msgpack import Decoder
 
-from devices.errors import BlobError
-from scheduler.channels.links import Incoming
-from scheduler.channels.protocol import GONE, MARK, MARK_NUMBER, PREFIX, TOGETHER
-from scheduler.channels.sockets import Socket
-from scheduler.formats.unpack import unpack
+from hetero.devices.errors import BlobError
+from hetero.scheduler.channels.links import Incoming
+from hetero.scheduler.channels.protocol import GONE, MARK, MARK_NUMBER, PREFIX, TOGETHER
+from hetero.scheduler.channels.sockets import Socket
+from hetero.scheduler.formats.unpack import unpack
 
 _log = logging.getLogger(__name__)
 

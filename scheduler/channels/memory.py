@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from scheduler.channels.channel import Receiver
-from scheduler.vocabulary.messages import Keep, Message, Values
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.vocabulary.messages import Keep, Message, Values
 
 
 class Switchboard:

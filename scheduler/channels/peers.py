@@ -16,12 +16,12 @@ import numpy as np
 import zmq
 from msgspec.msgpack import encode
 
-from devices.errors import BlobError, ClusterError
-from scheduler.channels.direct_address import Endpoint, to_endpoint
-from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
-from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
-from scheduler.channels.links import Outgoing
-from scheduler.channels.protocol import (
+from hetero.devices.errors import BlobError, ClusterError
+from hetero.scheduler.channels.direct_address import Endpoint, to_endpoint
+from hetero.scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
+from hetero.scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
+from hetero.scheduler.channels.links import Outgoing
+from hetero.scheduler.channels.protocol import (
     GONE,
     MARK,
     MARK_NUMBER,
@@ -31,10 +31,10 @@ from scheduler.channels.protocol import (
     Said,
     control_message,
 )
-from scheduler.channels.shared_memory import Place, Slot, SlotPool
-from scheduler.channels.sockets import MOST_FRAME_NBYTES, ControlSockets, Socket, Sockets
-from scheduler.channels.stamps import StampReader
-from scheduler.vocabulary.messages import Message
+from hetero.scheduler.channels.shared_memory import Place, Slot, SlotPool
+from hetero.scheduler.channels.sockets import MOST_FRAME_NBYTES, ControlSockets, Socket, Sockets
+from hetero.scheduler.channels.stamps import StampReader
+from hetero.scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
 

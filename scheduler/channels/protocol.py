@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.msgpack import Decoder
 
-from devices.errors import BlobError
-from scheduler.formats.unpack import refuse, unpack
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats.unpack import refuse, unpack
 
 PREFIX: Final = struct.Struct("<8s8sQi")
 MARK_NUMBER: Final = struct.Struct("<Q")

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from scheduler.channels.direct_address import this_node
-from scheduler.channels.peers import Peer
-from scheduler.channels.protocol import MOST_CONTROL_NBYTES, Row
+from hetero.scheduler.channels.direct_address import this_node
+from hetero.scheduler.channels.peers import Peer
+from hetero.scheduler.channels.protocol import MOST_CONTROL_NBYTES, Row
 
 #: Addresses that are asked for together: they are a control message still.
 _MOST_ASKED: Final = 40

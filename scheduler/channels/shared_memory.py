@@ -26,8 +26,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from devices.errors import BlobError
-from scheduler.processes.owned_files import Process, owned_name, remove_with, sweep
+from hetero.devices.errors import BlobError
+from hetero.scheduler.processes.owned_files import Process, owned_name, remove_with, sweep
 
 FOLDER: Final = Path("/dev/shm")
 _PREFIX: Final = "hetero-"

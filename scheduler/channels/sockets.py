@@ -21,11 +21,11 @@ from typing import Any, Final
 import zmq
 from zmq.utils import z85
 
-from devices.errors import ClusterError
-from scheduler.channels.direct_address import Endpoint
-from scheduler.channels.protocol import MOST_CONTROL_NBYTES
-from scheduler.processes.owned_files import is_private, owned_name, sweep
-from scheduler.processes.threads import start_thread
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.channels.direct_address import Endpoint
+from hetero.scheduler.channels.protocol import MOST_CONTROL_NBYTES
+from hetero.scheduler.processes.owned_files import is_private, owned_name, sweep
+from hetero.scheduler.processes.threads import start_thread
 
 _log = logging.getLogger(__name__)
 

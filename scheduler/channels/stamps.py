@@ -14,9 +14,9 @@ from typing import Final
 
 from msgspec.msgpack import Decoder, encode
 
-from devices.errors import ClusterError
-from scheduler.channels.protocol import Row
-from scheduler.formats.unpack import unpack
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.channels.protocol import Row
+from hetero.scheduler.formats.unpack import unpack
 
 #: The writer's clock, the checksum of all that follows and its bytes.
 _HEAD: Final = struct.Struct("<dII")

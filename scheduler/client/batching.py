@@ -10,19 +10,19 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeviceLostError,
     InferenceError,
     OverloadedError,
     RequestCancelledError,
 )
-from devices.request.answer import StageRun
-from scheduler.client.failures import copied
-from scheduler.client.rows import split_rows
-from scheduler.vocabulary.events import AttemptFailed, CancelAsked, PartArrived
-from scheduler.vocabulary.limits import Batching
-from scheduler.vocabulary.record import RequestRecord
+from hetero.devices.request.answer import StageRun
+from hetero.scheduler.client.failures import copied
+from hetero.scheduler.client.rows import split_rows
+from hetero.scheduler.vocabulary.events import AttemptFailed, CancelAsked, PartArrived
+from hetero.scheduler.vocabulary.limits import Batching
+from hetero.scheduler.vocabulary.record import RequestRecord
 
 #: What no input is the reason of: to try requests of a batch one by one would change nothing.
 _NOT_OF_THE_INPUTS: Final = (DeviceLostError, ClusterError, OverloadedError, RequestCancelledError)

@@ -13,26 +13,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import PlanError, TensorLostError, TensorNameError
-from devices.plugin.program import ExecutedNode, Payload, Value
-from devices.plugin.remote import Kept, RemoteContext
-from devices.request.answer import Answer, StageRun
-from devices.request.request import AGAIN, PLAIN, Request
-from scheduler.channels.channel import Channel, Receiver
-from scheduler.client.deployments import Deployments
-from scheduler.client.kept import DeviceBundle, as_answered, kept_specs, lost_tensor
-from scheduler.client.known_stages import KnownStages
-from scheduler.client.past import MOST_NBYTES, copied, past_nbytes
-from scheduler.client.restore import Restorer, Way
-from scheduler.client.runner import RequestRunner, Submission
-from scheduler.observe.load import DeploymentLoad
-from scheduler.observe.observer import ObservedRequest
-from scheduler.vocabulary import events
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.messages import Dropped, Failure, Message, Outputs, Task, Values
-from scheduler.vocabulary.placement import Placement, Route
-from scheduler.vocabulary.plan import Stage
-from scheduler.vocabulary.record import RequestRecord, StoryLine
+from hetero.devices.errors import PlanError, TensorLostError, TensorNameError
+from hetero.devices.plugin.program import ExecutedNode, Payload, Value
+from hetero.devices.plugin.remote import Kept, RemoteContext
+from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.request import AGAIN, PLAIN, Request
+from hetero.scheduler.channels.channel import Channel, Receiver
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.kept import DeviceBundle, as_answered, kept_specs, lost_tensor
+from hetero.scheduler.client.known_stages import KnownStages
+from hetero.scheduler.client.past import MOST_NBYTES, copied, past_nbytes
+from hetero.scheduler.client.restore import Restorer, Way
+from hetero.scheduler.client.runner import RequestRunner, Submission
+from hetero.scheduler.observe.load import DeploymentLoad
+from hetero.scheduler.observe.observer import ObservedRequest
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.messages import Dropped, Failure, Message, Outputs, Task, Values
+from hetero.scheduler.vocabulary.placement import Placement, Route
+from hetero.scheduler.vocabulary.plan import Stage
+from hetero.scheduler.vocabulary.record import RequestRecord, StoryLine
 
 #: Callbacks of a deployment that may run at once: one that waits does not stop the others.
 _CALLBACK_THREADS: Final = 4

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.remote_memory import RemoteMemory
-from scheduler.clock import Clock
-from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
-from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
-from scheduler.vocabulary import events
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
+from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
+from hetero.scheduler.vocabulary import events
 
 
 class Held(Protocol):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceLostError,
     HeteroError,
     OverloadedError,
 )
-from scheduler.vocabulary import events
-from scheduler.vocabulary.record import RequestRecord
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.record import RequestRecord
 
 
 def failed(request: RequestRecord, error: BaseException) -> events.Fail:

@@ -10,18 +10,18 @@ from typing import Final, NoReturn, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from devices.errors import (
+from hetero.devices.errors import (
     BlobError,
     TensorError,
     TensorLostError,
     TensorTypeError,
     UnsupportedOperationError,
 )
-from devices.model.element_type import Type
-from devices.plugin.program import Value
-from devices.plugin.remote import Bundle, Kept, RemoteTensor
-from devices.request.answer import StageRun
-from devices.request.joined_rows import RowLayout
+from hetero.devices.model.element_type import Type
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import Bundle, Kept, RemoteTensor
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.joined_rows import RowLayout
 
 #: Tensors that are to be made of rows of others, by name, and how rows lie.
 Joining = Mapping[str, tuple[Sequence[tuple[RemoteTensor, Sequence[int]]], RowLayout]]

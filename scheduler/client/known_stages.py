@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from devices.errors import InferenceError
-from devices.model.attributes import draws
-from devices.model.model import Constant, Model
-from devices.plugin.program import Value
-from scheduler.channels.memory import read_only
-from scheduler.vocabulary.placement import Placement
+from hetero.devices.errors import InferenceError
+from hetero.devices.model.attributes import draws
+from hetero.devices.model.model import Constant, Model
+from hetero.devices.plugin.program import Value
+from hetero.scheduler.channels.memory import read_only
+from hetero.scheduler.vocabulary.placement import Placement
 
 #: Domains whose operators, but for those that draw, are known to be functions of their inputs.
 _KNOWN: Final = frozenset(["", "ai.onnx", "ai.onnx.ml", "com.microsoft"])

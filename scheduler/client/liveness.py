@@ -25,7 +25,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from scheduler.vocabulary.events import (
+from hetero.scheduler.vocabulary.events import (
     DeviceEnded,
     DeviceGone,
     DeviceLost,

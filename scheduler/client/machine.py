@@ -3,11 +3,11 @@
 A request is admitted in order of priority and arrival while there is room for its count and its
 bytes, and a route with all its devices. Each attempt has a number; what an attempt says after its
 request ended, or after a later attempt began, is dropped. A caller hears of each request exactly
-once: `Deliver` or `Fail`. `scheduler.client.transitions` has the states.
+once: `Deliver` or `Fail`. `hetero.scheduler.client.transitions` has the states.
 
-Where requests are joined, each waits once it is admitted until `scheduler.client.batching` fires
-it, and is then one of those whose attempt it is. Whoever leaves a batch changes nothing for the
-others; one that fails is tried again request by request, where an input may be the reason.
+Where requests are joined, each waits once it is admitted until `hetero.scheduler.client.batching`
+fires it, and is then one of those whose attempt it is. Whoever leaves a batch changes nothing for
+the others; one that fails is tried again request by request, where an input may be the reason.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceLostError,
     OverloadedError,
     RequestCancelledError,
 )
-from scheduler.client.batching import Batcher
-from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
-from scheduler.client.failures import (
+from hetero.scheduler.client.batching import Batcher
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
+from hetero.scheduler.client.failures import (
     away_text,
     cluster_error,
     failed,
     lost_error,
     overload,
 )
-from scheduler.client.requests import Requests
-from scheduler.client.routes import Routes
-from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
-from scheduler.vocabulary import events
-from scheduler.vocabulary.events import ClientEvent, ClientInstruction
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.record import RequestRecord, RequestState
+from hetero.scheduler.client.requests import Requests
+from hetero.scheduler.client.routes import Routes
+from hetero.scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.events import ClientEvent, ClientInstruction
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.record import RequestRecord, RequestState
 
 #: Seconds before a request is sent again to a device that lost it but is not known to be away,
 #: twice as many after each attempt: in these the loss is noticed, or is over.

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.errors import TensorLostError
-from devices.plugin.program import Value, nbytes_of
-from devices.plugin.remote import Kept
-from devices.request.answer import StageRun
-from devices.request.joined_rows import RowLayout
-from scheduler.client.kept import DeviceBundle, Past
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.plan import Plan
+from hetero.devices.errors import TensorLostError
+from hetero.devices.plugin.program import Value, nbytes_of
+from hetero.devices.plugin.remote import Kept
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.joined_rows import RowLayout
+from hetero.scheduler.client.kept import DeviceBundle, Past
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.plan import Plan
 
 #: Bytes that a request's past may have, here and on devices, before it is forgotten: what 2,000
 #: tokens' values of width 4,096 take over two cuts; their caches are far larger.

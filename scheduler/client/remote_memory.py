@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceLostError,
@@ -22,21 +22,21 @@ from devices.errors import (
     TensorTypeError,
     UnsupportedOperationError,
 )
-from devices.model.element_type import Type, element_type_name
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import Value
-from devices.plugin.remote import Kept, RemoteContext, RemoteTensor
-from devices.plugin.signal import LOOK_S
-from devices.request.joined_rows import join_rows
-from devices.request.promise import Promise
-from devices.request.request import Request
-from devices.request.tensor import Tensor, empty_tensor
-from scheduler.channels.channel import Channel, Receiver
-from scheduler.client.kept import DeviceBundle, DeviceTensor, Joining, Past, lost_tensor
-from scheduler.client.past import PastJoin, copied
-from scheduler.clock import Clock, Timer
-from scheduler.processes.home_process import HomeProcess
-from scheduler.vocabulary.messages import (
+from hetero.devices.model.element_type import Type, element_type_name
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote import Kept, RemoteContext, RemoteTensor
+from hetero.devices.plugin.signal import LOOK_S
+from hetero.devices.request.joined_rows import join_rows
+from hetero.devices.request.promise import Promise
+from hetero.devices.request.request import Request
+from hetero.devices.request.tensor import Tensor, empty_tensor
+from hetero.scheduler.channels.channel import Channel, Receiver
+from hetero.scheduler.client.kept import DeviceBundle, DeviceTensor, Joining, Past, lost_tensor
+from hetero.scheduler.client.past import PastJoin, copied
+from hetero.scheduler.clock import Clock, Timer
+from hetero.scheduler.processes.home_process import HomeProcess
+from hetero.scheduler.vocabulary.messages import (
     Failure,
     Free,
     Give,

@@ -1,6 +1,6 @@
 """The requests of a deployment by state: how many, which are next, when one is due. Pure.
 
-`scheduler.client.machine` decides what state is next.
+`hetero.scheduler.client.machine` decides what state is next.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from scheduler.client.batching import Batcher
-from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.lazy_heap import LazyHeap
-from scheduler.client.transitions import ENDED
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
+from hetero.scheduler.client.batching import Batcher
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.lazy_heap import LazyHeap
+from hetero.scheduler.client.transitions import ENDED
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
 
 _S = RequestState
 #: States in which a request counts as in flight.

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from devices.errors import (
+from hetero.devices.errors import (
     DeviceLostError,
     HeteroError,
     RequestCancelledError,
     TensorError,
     TensorLostError,
 )
-from devices.plugin.program import Value, nbytes_of
-from devices.plugin.remote import Kept
-from devices.plugin.signal import LOOK_S
-from devices.request.answer import StageRun
-from devices.request.promise import Promise
-from devices.request.request import AGAIN, Request
-from scheduler.channels.channel import Channel
-from scheduler.client.kept import DeviceBundle, lost_tensor
-from scheduler.client.past import Origin, PastJoin, PastRun, Step, copied, steps
-from scheduler.client.remote_memory import RemoteMemory
-from scheduler.clock import Clock
-from scheduler.vocabulary.messages import Dropped, Task, Values
-from scheduler.vocabulary.placement import Placement, Route
+from hetero.devices.plugin.program import Value, nbytes_of
+from hetero.devices.plugin.remote import Kept
+from hetero.devices.plugin.signal import LOOK_S
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.promise import Promise
+from hetero.devices.request.request import AGAIN, Request
+from hetero.scheduler.channels.channel import Channel
+from hetero.scheduler.client.kept import DeviceBundle, lost_tensor
+from hetero.scheduler.client.past import Origin, PastJoin, PastRun, Step, copied, steps
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.vocabulary.messages import Dropped, Task, Values
+from hetero.scheduler.vocabulary.placement import Placement, Route
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from scheduler.vocabulary.events import DeviceGone, DeviceLost
-from scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost
+from hetero.scheduler.vocabulary.placement import Route
 
 
 @dataclass(slots=True)

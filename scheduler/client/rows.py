@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from devices.errors import InferenceError
-from devices.plugin.program import Value
+from hetero.devices.errors import InferenceError
+from hetero.devices.plugin.program import Value
 
 
 def rows_of(inputs: Mapping[str, Value]) -> tuple[Hashable, int]:

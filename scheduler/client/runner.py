@@ -11,24 +11,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from devices.errors import HeteroError
-from devices.plugin.program import Value, nbytes_of
-from devices.plugin.signal import LOOK_S
-from devices.request.answer import Answer, StageRun
-from devices.request.promise import Promise
-from devices.request.request import Request
-from devices.request.run import LONGEST_S
-from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.machine import ClientMachine
-from scheduler.client.outbox import Outbox
-from scheduler.client.rows import join_rows, rows_of
-from scheduler.clock import Clock
-from scheduler.processes.home_process import HomeProcess
-from scheduler.vocabulary import events
-from scheduler.vocabulary.events import ClientEvent, ClientInstruction
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.record import RequestRecord, StoryLine
+from hetero.devices.errors import HeteroError
+from hetero.devices.plugin.program import Value, nbytes_of
+from hetero.devices.plugin.signal import LOOK_S
+from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.promise import Promise
+from hetero.devices.request.request import Request
+from hetero.devices.request.run import LONGEST_S
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.machine import ClientMachine
+from hetero.scheduler.client.outbox import Outbox
+from hetero.scheduler.client.rows import join_rows, rows_of
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.processes.home_process import HomeProcess
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.events import ClientEvent, ClientInstruction
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.record import RequestRecord, StoryLine
 
 
 class Attempts(Protocol):

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from scheduler.vocabulary import events as ev
-from scheduler.vocabulary.record import RequestState
+from hetero.scheduler.vocabulary import events as ev
+from hetero.scheduler.vocabulary.record import RequestState
 
 
 class InvalidTransitionError(RuntimeError):

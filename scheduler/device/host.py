@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import (
+from hetero.devices.errors import (
     DeviceError,
     DeviceLostError,
     DeviceMemoryError,
@@ -25,17 +25,17 @@ from devices.errors import (
     is_interrupt,
     shown,
 )
-from devices.model.model import Model
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
-from devices.plugin.remote import is_remote
-from devices.plugin.support import Support
-from devices.request.answer import StageRun
-from devices.request.compiled_model import CompiledModel
-from devices.request.request import Request
-from scheduler.formats.stage_source import StageSource
-from scheduler.thread_shares import THREADS
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
+from hetero.devices.plugin.remote import is_remote
+from hetero.devices.plugin.support import Support
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.request import Request
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.thread_shares import THREADS
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
-from devices.model.element_type import element_type_name
-from devices.plugin.program import Value, nbytes_of
-from devices.plugin.remote import RemoteTensor
-from devices.request.answer import KeptOutputs
-from devices.request.joined_rows import join_rows
-from devices.request.request import Request
-from scheduler.vocabulary.messages import (
+from hetero.devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
+from hetero.devices.model.element_type import element_type_name
+from hetero.devices.plugin.program import Value, nbytes_of
+from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.request.answer import KeptOutputs
+from hetero.devices.request.joined_rows import join_rows
+from hetero.devices.request.request import Request
+from hetero.scheduler.vocabulary.messages import (
     Failure,
     Give,
     Join,
@@ -28,7 +28,7 @@ from scheduler.vocabulary.messages import (
     bundle_key,
     sent_key,
 )
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 #: So many messages may wait for bundles to come.
 _MOST_AWAITED: Final = 1024

@@ -15,17 +15,17 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Final
 
-from devices.errors import HeteroError, InferenceError
-from devices.plugin.program import RunContext, Value
-from devices.plugin.remote import RemoteTensor
-from devices.request.request import AGAIN
-from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.memory import read_only
-from scheduler.device.host import DeviceHost
-from scheduler.device.kept import KeptTensors
-from scheduler.device.machine import DeviceMachine, TaskState
-from scheduler.vocabulary.events import DeviceInstruction, Run, Send, StageOpened, Stop
-from scheduler.vocabulary.messages import (
+from hetero.devices.errors import HeteroError, InferenceError
+from hetero.devices.plugin.program import RunContext, Value
+from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.request.request import AGAIN
+from hetero.scheduler.channels.channel import Channel, Receiver
+from hetero.scheduler.channels.memory import read_only
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.kept import KeptTensors
+from hetero.scheduler.device.machine import DeviceMachine, TaskState
+from hetero.scheduler.vocabulary.events import DeviceInstruction, Run, Send, StageOpened, Stop
+from hetero.scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Free,

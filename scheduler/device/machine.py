@@ -6,9 +6,9 @@
        │          │          └──────> DROPPED ──> gone, silently
        └──────────┴──> gone, with its attempt
 
-`scheduler.device.order` says which of the tasks that are ready runs first. A stage runs as many
-tasks at once as it has streams, the device as many as its widest stage. What comes twice, or for
-an attempt that was dropped, changes nothing. Where a client has more on the device than it may,
+`hetero.scheduler.device.order` says which of the tasks that are ready runs first. A stage runs as
+many tasks at once as it has streams, the device as many as its widest stage. What comes twice, or
+for an attempt that was dropped, changes nothing. Where a client has more on the device than it may,
 its attempts that came first and still wait end: their clients have long forgotten them.
 """
 
@@ -22,14 +22,14 @@ from enum import Enum
 from math import inf
 from typing import Any, Final
 
-from devices.errors import DeviceError, DeviceLostError, OverloadedError
-from devices.plugin.program import nbytes_of
-from devices.request.answer import StageRun
-from devices.request.request import Request
-from scheduler.device.order import FairQueue, Key, Line
-from scheduler.vocabulary import events
-from scheduler.vocabulary.events import DeviceInstruction, Run
-from scheduler.vocabulary.messages import Failure, Task
+from hetero.devices.errors import DeviceError, DeviceLostError, OverloadedError
+from hetero.devices.plugin.program import nbytes_of
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.request import Request
+from hetero.scheduler.device.order import FairQueue, Key, Line
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.events import DeviceInstruction, Run
+from hetero.scheduler.vocabulary.messages import Failure, Task
 
 #: Dropped attempts and ended tasks of a deployment that are remembered, so that what comes late
 #: for them starts nothing.

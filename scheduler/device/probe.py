@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from devices.errors import DeviceError, HeteroError
-from devices.plugin.plugin import Plugin
-from devices.plugin.registry import PluginEntry, load_plugins
-from scheduler.vocabulary.names import assign_names
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import DeviceError, HeteroError
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.registry import PluginEntry, load_plugins
+from hetero.scheduler.vocabulary.names import assign_names
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 #: What a caller names plugins by: ``module:attr``, or a class.
 PluginSpec = str | type[Plugin]

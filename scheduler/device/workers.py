@@ -18,13 +18,13 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from devices.errors import OverloadedError
-from scheduler.channels.channel import PumpedChannel, Receiver
-from scheduler.clock import Clock
-from scheduler.device.loop import DeviceLoop
-from scheduler.processes.threads import start_thread
-from scheduler.vocabulary.events import Run
-from scheduler.vocabulary.messages import Message
+from hetero.devices.errors import OverloadedError
+from hetero.scheduler.channels.channel import PumpedChannel, Receiver
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.processes.threads import start_thread
+from hetero.scheduler.vocabulary.events import Run
+from hetero.scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
 

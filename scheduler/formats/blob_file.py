@@ -17,11 +17,11 @@ import numpy as np
 import xxhash
 from msgspec.msgpack import Decoder
 
-from devices.errors import BlobError
-from scheduler.formats import blob_format as form
-from scheduler.formats.regular_file import open_regular
-from scheduler.formats.tensor_entries import DTYPES, frozen, shape_of, strings_of
-from scheduler.formats.unpack import unpack
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats import blob_format as form
+from hetero.scheduler.formats.regular_file import open_regular
+from hetero.scheduler.formats.tensor_entries import DTYPES, frozen, shape_of, strings_of
+from hetero.scheduler.formats.unpack import unpack
 
 #: Files up to this size are read: one that is mapped ends its readers when another program cuts it.
 _READ_NBYTES: Final = 2**24

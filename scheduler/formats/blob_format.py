@@ -30,9 +30,9 @@ import numpy as np
 import xxhash
 from msgspec.msgpack import Decoder
 
-from devices.errors import BlobError
-from devices.model.element_type import DTYPES
-from scheduler.formats.unpack import unpack
+from hetero.devices.errors import BlobError
+from hetero.devices.model.element_type import DTYPES
+from hetero.scheduler.formats.unpack import unpack
 
 #: Raised whenever the form changes; other versions are refused by name.
 FORMAT_VERSION: Final = 1

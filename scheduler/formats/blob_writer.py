@@ -10,8 +10,8 @@ import msgpack
 import numpy as np
 import xxhash
 
-from scheduler.formats import blob_format as form
-from scheduler.formats.tensor_entries import packed_strings, raw
+from hetero.scheduler.formats import blob_format as form
+from hetero.scheduler.formats.tensor_entries import packed_strings, raw
 
 
 class BlobWriter:

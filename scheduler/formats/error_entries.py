@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from devices import errors
-from devices.errors import BlobError, HeteroError, shown
-from scheduler.formats.value_tree import Place, check_nesting, tree_of
+from hetero.devices import errors
+from hetero.devices.errors import BlobError, HeteroError, shown
+from hetero.scheduler.formats.value_tree import Place, check_nesting, tree_of
 
 _CLASSES: Final[dict[str, type[HeteroError]]] = {
     name: getattr(errors, name) for name in errors.__all__

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from devices.errors import BlobError
-from devices.model.model import Constant, Model, Node
-from devices.model.tensor_spec import TensorSpec
-from scheduler.vocabulary.plan import pack_spec, unpack_spec
+from hetero.devices.errors import BlobError
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.scheduler.vocabulary.plan import pack_spec, unpack_spec
 
 
 class ModelParts(NamedTuple):

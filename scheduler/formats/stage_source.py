@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devices.errors import PlanError
-from devices.model.model import Model
-from devices.plugin.program import Payload
-from scheduler.formats.stored_payload import StoredPayload
-from scheduler.vocabulary.placement import Placement
+from hetero.devices.errors import PlanError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Payload
+from hetero.scheduler.formats.stored_payload import StoredPayload
+from hetero.scheduler.vocabulary.placement import Placement
 
 _log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from devices.errors import BlobError
-from devices.plugin.program import Payload
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.blob_format import Inline
-from scheduler.formats.blob_writer import BlobWriter
+from hetero.devices.errors import BlobError
+from hetero.devices.plugin.program import Payload
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.blob_format import Inline
+from hetero.scheduler.formats.blob_writer import BlobWriter
 
 #: The entry of a blob's header that holds a payload's document, or None, for each stage.
 PAYLOADS: Final = "payloads"

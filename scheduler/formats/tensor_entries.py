@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from msgspec.msgpack import Decoder, encode
 
-from devices.errors import BlobError
-from devices.model.element_type import DTYPES as ELEMENT_DTYPES
-from scheduler.formats.unpack import unpack
+from hetero.devices.errors import BlobError
+from hetero.devices.model.element_type import DTYPES as ELEMENT_DTYPES
+from hetero.scheduler.formats.unpack import unpack
 
 #: Tensor element types, by name; strings go apart.
 DTYPES: Final[dict[str, np.dtype]] = {

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from msgspec.msgpack import Decoder
 
-from devices.errors import BlobError
+from hetero.devices.errors import BlobError
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ import numpy as np
 from msgspec import Meta
 from msgspec.msgpack import Decoder, Ext, encode
 
-from devices.errors import BlobError
-from scheduler.formats.tensor_entries import (
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats.tensor_entries import (
     DTYPES,
     frozen,
     little_endian,

@@ -23,11 +23,11 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import xxhash
 
-from devices.errors import BlobError
-from scheduler.formats import blob_format as form
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.blob_writer import BlobWriter
-from scheduler.formats.tensor_entries import raw
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats import blob_format as form
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.blob_writer import BlobWriter
+from hetero.scheduler.formats.tensor_entries import raw
 
 MAGIC: Final = b"HETEROW\n"
 _START: Final = struct.Struct("<8sQ")

@@ -13,10 +13,10 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 
-from scheduler.observe.load import Load
-from scheduler.observe.observer import DeviceEvent, ObservedRequest
-from scheduler.vocabulary.events import DeviceLost, DeviceReturned
-from scheduler.vocabulary.record import RequestState
+from hetero.scheduler.observe.load import Load
+from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
+from hetero.scheduler.vocabulary.events import DeviceLost, DeviceReturned
+from hetero.scheduler.vocabulary.record import RequestState
 
 #: Upper bounds of the latency histogram's buckets, seconds; one more takes the rest.
 BOUNDS_S: Final = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from devices.request.answer import StageRun
-from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.record import RequestRecord
+from hetero.devices.request.answer import StageRun
+from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.record import RequestRecord
 
 #: What became of a device.
 DeviceEvent = DeviceLost | DeviceGone | DeviceReturned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from devices.errors import UnsupportedOperationError
+from hetero.devices.errors import UnsupportedOperationError
 
 
 class HomeProcess:

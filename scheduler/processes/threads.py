@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from devices.errors import OverloadedError
+from hetero.devices.errors import OverloadedError
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:

@@ -16,23 +16,23 @@ from typing import Any, Final
 import numpy as np
 import ray
 
-from devices.errors import HeteroError, PluginLoadError
-from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Payload, Value
-from devices.plugin.registry import find_plugin, load_plugins
-from devices.plugin.support import Support
-from scheduler.channels.channel import Receiver
-from scheduler.channels.direct import DirectChannel
-from scheduler.device.host import DeviceHost
-from scheduler.device.loop import DeviceLoop
-from scheduler.device.probe import PluginSpec, probe_node
-from scheduler.device.workers import PumpingWorkers
-from scheduler.formats.model_parts import ModelParts, join_model
-from scheduler.formats.stage_source import StageSource
-from scheduler.formats.stored_payload import StoredPayload, fetch_payload
-from scheduler.ray.interpreters import probe_elsewhere, split_specs
-from scheduler.vocabulary.events import StageOpened
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import HeteroError, PluginLoadError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import ExecutedNode, Payload, Value
+from hetero.devices.plugin.registry import find_plugin, load_plugins
+from hetero.devices.plugin.support import Support
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.device.probe import PluginSpec, probe_node
+from hetero.scheduler.device.workers import PumpingWorkers
+from hetero.scheduler.formats.model_parts import ModelParts, join_model
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.formats.stored_payload import StoredPayload, fetch_payload
+from hetero.scheduler.ray.interpreters import probe_elsewhere, split_specs
+from hetero.scheduler.vocabulary.events import StageOpened
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any, Final
 
-from devices.errors import ClusterError
+from hetero.devices.errors import ClusterError
 
 #: What an HTTP/2 client begins with, settings included, and the type of the frame that a server
 #: begins its answer with (RFC 9113, sections 3.4 and 6.5).

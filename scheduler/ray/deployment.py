@@ -11,21 +11,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import ClusterError
-from devices.plugin.program import ExecutedNode, Payload, Value
-from devices.request.request import Request
-from scheduler.channels.channel import Channel, Receiver
-from scheduler.client.deployment import Deployment
-from scheduler.client.deployments import Deployments
-from scheduler.executor import Remade, Remake
-from scheduler.formats.stage_source import StageSource
-from scheduler.ray.devices import ActorDevice
-from scheduler.ray.reception import Reception
-from scheduler.ray.start import RaySession
-from scheduler.vocabulary import events
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Placement, Route
-from scheduler.vocabulary.plan import Stage
+from hetero.devices.errors import ClusterError
+from hetero.devices.plugin.program import ExecutedNode, Payload, Value
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels.channel import Channel, Receiver
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.executor import Remade, Remake
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.ray.devices import ActorDevice
+from hetero.scheduler.ray.reception import Reception
+from hetero.scheduler.ray.start import RaySession
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import Placement, Route
+from hetero.scheduler.vocabulary.plan import Stage
 
 #: Seconds that devices may take to let go of stages.
 _UNLOAD_S: Final = 15.0
@@ -39,7 +39,7 @@ class RayDeployment(Deployment):
     `devices`: the placement's devices by the names that it uses.
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
-    `remake`, `stateful`: see `scheduler.executor.Executor.deploy`.
+    `remake`, `stateful`: see `hetero.scheduler.executor.Executor.deploy`.
     """
 
     def __init__(

@@ -13,16 +13,16 @@ from typing import Any, Final
 import ray
 from ray import exceptions
 
-from devices.errors import ClusterError, DeviceLostError, HeteroError
-from scheduler.device.probe import PluginSpec, usable
-from scheduler.ray.actor import remote_device
-from scheduler.ray.interpreters import interpreter_options
-from scheduler.ray.nodes import ClusterNode, cluster_secret
-from scheduler.ray.pool import Pool, end_devices
-from scheduler.ray.start import RaySession
-from scheduler.ray.survey import NodeSurvey, Rows, first_line
-from scheduler.vocabulary.names import resolve_name
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
+from hetero.scheduler.device.probe import PluginSpec, usable
+from hetero.scheduler.ray.actor import remote_device
+from hetero.scheduler.ray.interpreters import interpreter_options
+from hetero.scheduler.ray.nodes import ClusterNode, cluster_secret
+from hetero.scheduler.ray.pool import Pool, end_devices
+from hetero.scheduler.ray.start import RaySession
+from hetero.scheduler.ray.survey import NodeSurvey, Rows, first_line
+from hetero.scheduler.vocabulary.names import resolve_name
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 #: Seconds between two looks at the node of a device that is to answer.
 _WAIT_S: Final = 1.0

@@ -17,34 +17,34 @@ from typing import Any, Final
 import numpy as np
 import ray
 
-from devices.errors import ClusterError, DeviceLostError, HeteroError
-from devices.model.model import Model
-from devices.plugin.remote import RemoteContext
-from devices.plugin.support import Support
-from scheduler.channels.channel import SharedChannel
-from scheduler.channels.direct import DirectChannel
-from scheduler.client.deployments import Deployments
-from scheduler.client.remote_memory import RemoteMemory
-from scheduler.clock import Clock
-from scheduler.device.probe import PluginSpec
-from scheduler.executor import Remade, Remake
-from scheduler.formats.stage_source import StageSource, check_sources
-from scheduler.observe.load import DeviceLoad, Load
-from scheduler.observe.observer import ObservedRequest, Observer
-from scheduler.processes.home_process import HomeProcess
-from scheduler.ray.deployment import RayDeployment
-from scheduler.ray.devices import ActorDevice, PoolTable, RayDevices
-from scheduler.ray.keeper import DeviceKeeper
-from scheduler.ray.loading import StageLoader
-from scheduler.ray.pool import Pool, find_pool, pool_keeper
-from scheduler.ray.reception import Reception
-from scheduler.ray.start import connect
-from scheduler.thread_shares import plan_shares
-from scheduler.vocabulary.events import DeviceGone, DeviceLost, RoutesAdded
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Placement, alone
-from scheduler.vocabulary.plan import Plan
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.support import Support
+from hetero.scheduler.channels.channel import SharedChannel
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.executor import Remade, Remake
+from hetero.scheduler.formats.stage_source import StageSource, check_sources
+from hetero.scheduler.observe.load import DeviceLoad, Load
+from hetero.scheduler.observe.observer import ObservedRequest, Observer
+from hetero.scheduler.processes.home_process import HomeProcess
+from hetero.scheduler.ray.deployment import RayDeployment
+from hetero.scheduler.ray.devices import ActorDevice, PoolTable, RayDevices
+from hetero.scheduler.ray.keeper import DeviceKeeper
+from hetero.scheduler.ray.loading import StageLoader
+from hetero.scheduler.ray.pool import Pool, find_pool, pool_keeper
+from hetero.scheduler.ray.reception import Reception
+from hetero.scheduler.ray.start import connect
+from hetero.scheduler.thread_shares import plan_shares
+from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, RoutesAdded
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import Placement, alone
+from hetero.scheduler.vocabulary.plan import Plan
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class RayExecutor:
         device to compile its stages.
     `device_timeout_s`: seconds of silence after which a device is lost: what it had is sent again
         elsewhere, or to itself once it is heard; after as many more its process is started anew.
-    `keeps_pool`: whether it is that of a pool's keeper: see `scheduler.ray.pool_keeper`.
+    `keeps_pool`: whether it is that of a pool's keeper: see `hetero.scheduler.ray.pool_keeper`.
     Raises ClusterError: Ray could not start, or nothing answers at `address`.
     """
 
@@ -173,7 +173,7 @@ class RayExecutor:
         return self._devices.descriptors(wait=wait)
 
     def start(self, devices: Collection[str]) -> None:
-        """Start devices side by side; see `scheduler.executor.Executor.start`."""
+        """Start devices side by side; see `hetero.scheduler.executor.Executor.start`."""
         for name in devices:
             self._devices.device(name)
 
@@ -200,7 +200,7 @@ class RayExecutor:
         return self._ask(self._devices.device(device), "get_property", name)
 
     def create_context(self, device: str) -> RemoteContext:
-        """Return a device's memory; see `scheduler.executor.Executor.create_context`."""
+        """Return a device's memory; see `hetero.scheduler.executor.Executor.create_context`."""
         name = self._devices.device(device).descriptor.name
 
         def address(again: bool = True) -> str:

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import ray
 
-from devices.errors import PluginLoadError
-from devices.plugin.registry import load_plugins
-from devices.plugin.source import PluginSource
-from scheduler.device.probe import PluginSpec, probe_node
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import PluginLoadError
+from hetero.devices.plugin.registry import load_plugins
+from hetero.devices.plugin.source import PluginSource
+from hetero.scheduler.device.probe import PluginSpec, probe_node
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 #: Seconds that an interpreter may take to start, and Ray to have it list its devices.
 _START_S: Final = 60.0

@@ -1,8 +1,8 @@
 """The keeper of devices: it watches their actors, tells deployments, and starts what is lost again.
 
-What is seen comes from the channel's beats and from Ray; `scheduler.client.liveness` says what is
-to be done about it. A pool's devices are ended and started by the pool's keeper alone; its clients
-look at the number in that one's beats, and read its table when there is another.
+What is seen comes from the channel's beats and from Ray; `hetero.scheduler.client.liveness` says
+what is to be done about it. A pool's devices are ended and started by the pool's keeper alone; its
+clients look at the number in that one's beats, and read its table when there is another.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Concatenate, Final, ParamSpec
 import ray
 from ray import exceptions
 
-from devices.errors import ClusterError, HeteroError, UnknownDeviceError
-from scheduler.channels.direct import DirectChannel
-from scheduler.client import liveness as see
-from scheduler.client.deployments import Deployments
-from scheduler.ray.deployment import RayDeployment
-from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
-from scheduler.ray.loading import StageLoader
-from scheduler.ray.start import RaySession
-from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
+from hetero.devices.errors import ClusterError, HeteroError, UnknownDeviceError
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.client import liveness as see
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.ray.deployment import RayDeployment
+from hetero.scheduler.ray.devices import ActorDevice, RayDevices, why_lost
+from hetero.scheduler.ray.loading import StageLoader
+from hetero.scheduler.ray.start import RaySession
+from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")

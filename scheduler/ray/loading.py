@@ -10,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 import ray
 
-from devices.errors import ClusterError, DeviceLostError, HeteroError
-from devices.model.model import Constant, Model
-from devices.plugin.program import Payload
-from scheduler.formats.model_parts import ModelParts, outline, split_model
-from scheduler.formats.stage_source import StageSource, import_failed
-from scheduler.formats.stored_payload import StoredPayload
-from scheduler.ray.deployment import RayDeployment
-from scheduler.ray.devices import RayDevices
-from scheduler.vocabulary.plan import Stage
+from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
+from hetero.devices.model.model import Constant, Model
+from hetero.devices.plugin.program import Payload
+from hetero.scheduler.formats.model_parts import ModelParts, outline, split_model
+from hetero.scheduler.formats.stage_source import StageSource, import_failed
+from hetero.scheduler.formats.stored_payload import StoredPayload
+from hetero.scheduler.ray.deployment import RayDeployment
+from hetero.scheduler.ray.devices import RayDevices
+from hetero.scheduler.vocabulary.plan import Stage
 
 #: Weights over this size go to the object store one by one, once for all stages that have them.
 _SHARED_NBYTES: Final = 100_000

@@ -19,7 +19,7 @@ from ray.experimental.internal_kv import (
     _internal_kv_put,
 )
 
-from scheduler.channels.sockets import new_secret
+from hetero.scheduler.channels.sockets import new_secret
 
 #: Node labels ``hetero/PLUGIN=COUNT`` say how many logical devices a node offers.
 _LABEL_PREFIX: Final = "hetero/"

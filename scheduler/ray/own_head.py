@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from devices.errors import ClusterError
-from scheduler.processes.owned_files import is_private, process_start
-from scheduler.ray.address import check_reachable
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.processes.owned_files import is_private, process_start
+from hetero.scheduler.ray.address import check_reachable
 
 _START_S: Final = 120.0
 _END_S: Final = 10.0

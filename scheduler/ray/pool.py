@@ -17,8 +17,8 @@ from msgspec.msgpack import decode, encode
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util import list_named_actors
 
-from devices.errors import ClusterError
-from scheduler.device.probe import PluginSpec
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.device.probe import PluginSpec
 
 #: The Ray namespaces of the actors of pools' devices, and of their keepers; a keeper's name.
 NAMESPACE: Final = "hetero-pool"

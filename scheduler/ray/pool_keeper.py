@@ -12,9 +12,9 @@ from typing import Any
 
 import ray
 
-from scheduler.ray.devices import PoolTable
-from scheduler.ray.executor import RayExecutor
-from scheduler.ray.pool import KEEPER, KEEPERS, Pool, announce, pool_actors
+from hetero.scheduler.ray.devices import PoolTable
+from hetero.scheduler.ray.executor import RayExecutor
+from hetero.scheduler.ray.pool import KEEPER, KEEPERS, Pool, announce, pool_actors
 
 #: What pins it to the cluster's head, without which nothing goes on.
 _AT_THE_HEAD = {"node:__internal_head__": 0.001}

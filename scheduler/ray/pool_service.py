@@ -11,12 +11,12 @@ from typing import Any, Final
 import ray
 from ray import exceptions
 
-from devices.errors import ClusterError
-from scheduler.ray.devices import answer, why_lost
-from scheduler.ray.own_head import find_head, start_head, stop_head
-from scheduler.ray.pool import Pool, dissolve, find_pool, pool_actors
-from scheduler.ray.pool_keeper import open_pool
-from scheduler.ray.start import connect
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.ray.devices import answer, why_lost
+from hetero.scheduler.ray.own_head import find_head, start_head, stop_head
+from hetero.scheduler.ray.pool import Pool, dissolve, find_pool, pool_actors
+from hetero.scheduler.ray.pool_keeper import open_pool
+from hetero.scheduler.ray.start import connect
 
 #: Seconds that a device may take to say how it is.
 _STATUS_S: Final = 5.0

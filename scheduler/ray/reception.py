@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from scheduler.channels.channel import PumpedChannel
-from scheduler.processes.threads import start_thread
-from scheduler.ray.signals import LateInterrupt
+from hetero.scheduler.channels.channel import PumpedChannel
+from hetero.scheduler.processes.threads import start_thread
+from hetero.scheduler.ray.signals import LateInterrupt
 
 _log = logging.getLogger(__name__)
 

@@ -30,15 +30,15 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray.exceptions import AuthenticationError
 
-from devices.errors import ClusterError
-from devices.plugin import native_call  # noqa: F401 - keeps forks from what C++ destroys last
-from scheduler.processes import process_end
-from scheduler.processes.home_process import HomeProcess
-from scheduler.processes.owned_files import process_start
-from scheduler.ray.address import check_is_node, check_reachable, find_address
-from scheduler.ray.own_head import find_head
-from scheduler.ray.signals import default_signals, own_signals
-from scheduler.ray.watch import ClusterWatch
+from hetero.devices.errors import ClusterError
+from hetero.devices.plugin import native_call  # noqa: F401 - keeps forks from what C++ destroys last
+from hetero.scheduler.processes import process_end
+from hetero.scheduler.processes.home_process import HomeProcess
+from hetero.scheduler.processes.owned_files import process_start
+from hetero.scheduler.ray.address import check_is_node, check_reachable, find_address
+from hetero.scheduler.ray.own_head import find_head
+from hetero.scheduler.ray.signals import default_signals, own_signals
+from hetero.scheduler.ray.watch import ClusterWatch
 
 #: The Ray namespace of our actors.
 NAMESPACE: Final = "hetero"

@@ -18,13 +18,13 @@ from typing import Any, Final
 import ray
 from ray import exceptions
 
-from devices.errors import ClusterError
-from scheduler.device.probe import PluginSpec
-from scheduler.ray.actor import probe
-from scheduler.ray.address import is_of_this_process, reach
-from scheduler.ray.nodes import ClusterNode, DeviceNumbers, alive_nodes
-from scheduler.ray.start import LOOK_S, RaySession
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.ray.actor import probe
+from hetero.scheduler.ray.address import is_of_this_process, reach
+from hetero.scheduler.ray.nodes import ClusterNode, DeviceNumbers, alive_nodes
+from hetero.scheduler.ray.start import LOOK_S, RaySession
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 #: Seconds before a node that could not be asked is asked again.

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from devices.errors import ClusterError
-from scheduler.processes.threads import start_thread
-from scheduler.ray.address import check_reachable, is_of_this_process, reach
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.processes.threads import start_thread
+from hetero.scheduler.ray.address import check_reachable, is_of_this_process, reach
 
 _log = logging.getLogger(__name__)
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
-from devices.plugin.program import ExecutedNode, Payload
-from scheduler.channels.channel import SharedChannel
-from scheduler.client.deployment import Deployment
-from scheduler.client.deployments import Deployments
-from scheduler.client.remote_memory import RemoteMemory
-from scheduler.device.host import DeviceHost
-from scheduler.observe.observer import Observer
-from scheduler.universe.device import PlayedCluster
-from scheduler.universe.world import Process, WorldClock
-from scheduler.vocabulary.events import ClientEvent, StageOpened
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Placement
+from hetero.devices.plugin.program import ExecutedNode, Payload
+from hetero.scheduler.channels.channel import SharedChannel
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.observe.observer import Observer
+from hetero.scheduler.universe.device import PlayedCluster
+from hetero.scheduler.universe.world import Process, WorldClock
+from hetero.scheduler.vocabulary.events import ClientEvent, StageOpened
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import Placement
 
 
 class PlayedDeployment(Deployment):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from devices.plugin.program import RunContext, Value
-from scheduler.device.host import DeviceHost
-from scheduler.device.loop import DeviceLoop
-from scheduler.formats.stage_source import StageSource
-from scheduler.universe.network import Network
-from scheduler.universe.world import Cores, Process, World, WorldEvent
-from scheduler.vocabulary.events import Run, StageOpened
-from scheduler.vocabulary.plan import Stage
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.plugin.program import RunContext, Value
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.formats.stage_source import StageSource
+from hetero.scheduler.universe.network import Network
+from hetero.scheduler.universe.world import Cores, Process, World, WorldEvent
+from hetero.scheduler.vocabulary.events import Run, StageOpened
+from hetero.scheduler.vocabulary.plan import Stage
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 
 class Work:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from devices.plugin.program import nbytes_of
-from scheduler.channels import envelope
-from scheduler.channels.channel import Receiver
-from scheduler.channels.memory import read_only
-from scheduler.universe.world import Process, World
-from scheduler.vocabulary.messages import Dropped, Failure, Keep, Message, Outputs, Values
+from hetero.devices.plugin.program import nbytes_of
+from hetero.scheduler.channels import envelope
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.memory import read_only
+from hetero.scheduler.universe.world import Process, World
+from hetero.scheduler.vocabulary.messages import Dropped, Failure, Keep, Message, Outputs, Values
 
 #: Bytes of a message besides its tensors, about.
 _HEAD_NBYTES: Final = 200

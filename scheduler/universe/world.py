@@ -13,7 +13,7 @@ from math import inf
 from random import Random
 from typing import Any, Final
 
-from scheduler.clock import Clock
+from hetero.scheduler.clock import Clock
 
 #: Hexadecimal digits of a history's hash.
 _DIGITS: Final = 16

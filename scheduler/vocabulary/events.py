@@ -11,11 +11,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from devices.errors import ClusterError
-from devices.plugin.program import RunContext
-from devices.request.answer import StageRun
-from scheduler.vocabulary.messages import Failure, Task
-from scheduler.vocabulary.placement import Route
+from hetero.devices.errors import ClusterError
+from hetero.devices.plugin.program import RunContext
+from hetero.devices.request.answer import StageRun
+from hetero.scheduler.vocabulary.messages import Failure, Task
+from hetero.scheduler.vocabulary.placement import Route
 
 # What the client's machine receives.
 

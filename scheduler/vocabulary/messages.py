@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from devices.plugin.program import Value
-from devices.request.answer import StageRun
-from devices.request.joined_rows import RowLayout
-from devices.request.request import Request
+from hetero.devices.plugin.program import Value
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.request import Request
 
 
 class Task(NamedTuple):

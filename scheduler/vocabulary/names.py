@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from devices.errors import ArgumentTypeError, UnknownDeviceError
+from hetero.devices.errors import ArgumentTypeError, UnknownDeviceError
 
 #: What asks for several devices.
 HETERO: Final = "HETERO"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from devices.errors import PlanError
-from scheduler.vocabulary.plan import Plan, Stage
+from hetero.devices.errors import PlanError
+from hetero.scheduler.vocabulary.plan import Plan, Stage
 
 
 @dataclass(frozen=True)

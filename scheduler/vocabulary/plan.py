@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgpack
 
-from devices.errors import BlobError, PlanError
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.errors import BlobError, PlanError
+from hetero.devices.model.tensor_spec import TensorSpec
 
 #: First entry of the serialized form.
 _FORMAT: Final = "hetero-plan"

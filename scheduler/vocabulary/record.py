@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from devices.request.answer import StageRun
-from devices.request.story import StoryLine as StoryLine
-from devices.request.story import told
-from scheduler.vocabulary import events
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.story import StoryLine as StoryLine
+from hetero.devices.request.story import told
+from hetero.scheduler.vocabulary import events
 
 
 class RequestState(Enum):

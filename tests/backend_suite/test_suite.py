@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import hetero.backend
-from devices.conformance.onnx_suite import Case, backend_cases
+from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from tests.backend_suite.misses import may_pass, read_misses
 from tests.support.random_affinity import random_affinity
 

@@ -3,8 +3,8 @@
 import pytest
 
 import hetero
-from devices.conformance.plugin_subject import PluginSubject
-from hetero.compare.subject import CoreSubject
+from hetero.comparison.subject import CoreSubject
+from hetero.devices.conformance.plugin_subject import PluginSubject
 from tests.behaviours.held import DOUBLE, Held, held_plugin
 from tests.support.networks import PAIR, X
 

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-from devices import Program
+from hetero.devices import Program
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.networks import model
 

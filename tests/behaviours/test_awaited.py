@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import Tensor
-from devices.errors import (
+from hetero.devices import Tensor
+from hetero.devices.errors import (
     ArgumentTypeError,
     DeadlineError,
     RequestCancelledError,

@@ -12,9 +12,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from devices import Program, State
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import (
+from hetero.devices import Program, State
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import (
     ArgumentError,
     DeadlineError,
     InferenceError,

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from devices.testing import device_checks, subject_checks
+from hetero.devices.testing import device_checks, subject_checks
 
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import InferRequest, Tensor
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import (
+from hetero.devices import InferRequest, Tensor
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import (
     ReadOnlyPropertyError,
     TensorError,
     TensorNameError,
@@ -20,7 +20,7 @@ from devices.errors import (
     UnknownPropertyError,
     UnsupportedOperationError,
 )
-from devices.null.plugin import NullPlugin
+from hetero.devices.null.plugin import NullPlugin
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.behaviours.held import DOUBLE
 from tests.support.networks import PAIR, X, model

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices import Configuration, Payload, Property, PropertyTable
-from devices.errors import (
+from hetero.devices import Configuration, Payload, Property, PropertyTable
+from hetero.devices.errors import (
     ArgumentTypeError,
     PropertyError,
     UnknownDeviceError,
     UnknownPropertyError,
 )
 from hetero.examples.third_party_plugin import DensePlugin
-from scheduler.device.host import DeviceHost
-from scheduler.device.probe import probe_node
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.probe import probe_node
 from tests.support.networks import DOUBLE
 from tests.support.pair_plugin import MEMORY, PairPlugin
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from devices import Plugin, Refusal, load_plugins
-from devices.errors import HeteroError, UnknownPropertyError
-from devices.null.plugin import NullPlugin
-from devices.testing import check_device, device_checks
+from hetero.devices import Plugin, Refusal, load_plugins
+from hetero.devices.errors import HeteroError, UnknownPropertyError
+from hetero.devices.null.plugin import NullPlugin
+from hetero.devices.testing import check_device, device_checks
 
 PLUGINS = {
     name: entry

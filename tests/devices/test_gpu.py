@@ -14,10 +14,10 @@ import pytest
 from onnx import helper, parser
 
 import hetero
-from devices.conformance.onnx_suite import backend_cases, outcome
-from devices.errors import DeviceMemoryError
-from devices.model.reader import read_model
-from devices.plugin.registry import load_plugins
+from hetero.devices.conformance.onnx_suite import backend_cases, outcome
+from hetero.devices.errors import DeviceMemoryError
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.registry import load_plugins
 from tests.backend_suite.misses import may_pass, read_misses
 from tests.emulated_gpu.array import WAITS
 from tests.emulated_gpu.backend import COPIES
@@ -275,8 +275,8 @@ def test_a_state_stays_on_the_device_between_runs(core: hetero.Core) -> None:
 
 def test_without_cupy_there_is_a_row_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "devices.gpu.cupy_backend", raising=False)
-    (entry,) = load_plugins(["devices.gpu.plugin:GPUPlugin"], entry_points=False).values()
+    monkeypatch.delitem(sys.modules, "hetero.devices.gpu.cupy_backend", raising=False)
+    (entry,) = load_plugins(["hetero.devices.gpu.plugin:GPUPlugin"], entry_points=False).values()
     assert entry.name == "GPU"
     assert "pip install 'hetero[gpu]'" in str(entry.error)
 
@@ -289,7 +289,7 @@ def test_cupy_without_a_device_is_a_row_with_the_reason() -> None:
         count = 0
     if count:
         pytest.skip("there is a device")
-    (entry,) = load_plugins(["devices.gpu.plugin:GPUPlugin"], entry_points=False).values()
+    (entry,) = load_plugins(["hetero.devices.gpu.plugin:GPUPlugin"], entry_points=False).values()
     assert "finds no CUDA device" in str(entry.error)
 
 

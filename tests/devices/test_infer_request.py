@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from devices.errors import InferenceError
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import Variable
-from devices.request.infer_request import InferRequest
-from devices.request.promise import Promise
+from hetero.devices.errors import InferenceError
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import Variable
+from hetero.devices.request.infer_request import InferRequest
+from hetero.devices.request.promise import Promise
 
 
 def test_a_run_that_fails_at_once_holds_none_of_its_inputs() -> None:

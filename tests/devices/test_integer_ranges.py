@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from devices import read_model
-from devices.model.integer_ranges import LONGEST_OPEN_AXIS, RANGES, value_ranges
+from hetero.devices import read_model
+from hetero.devices.model.integer_ranges import LONGEST_OPEN_AXIS, RANGES, value_ranges
 
 INT64 = np.iinfo(np.int64)
 

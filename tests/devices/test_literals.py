@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from devices import read_model
-from devices.model.literals import lift_literals
+from hetero.devices import read_model
+from hetero.devices.model.literals import lift_literals
 
 
 def literal_model(**attribute):

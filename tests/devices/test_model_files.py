@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto
 
 import hetero
-from devices import read_model
-from devices.errors import ModelError, UnsupportedNodesError
-from devices.model.type_inference import infer_types
+from hetero.devices import read_model
+from hetero.devices.errors import ModelError, UnsupportedNodesError
+from hetero.devices.model.type_inference import infer_types
 
 CUT = ("CPU", "ORT", "HETERO:CPU,ORT", "HETERO:ORT,CPU")
 

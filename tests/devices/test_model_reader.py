@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from devices import read_model
-from devices.errors import ExternalDataError, ModelError, ModelNotFoundError
-from devices.model.deferred import DeferredModel
-from devices.model.element_type import DTYPES
-from devices.model.literals import lift_literals
-from devices.model.model import Constant
+from hetero.devices import read_model
+from hetero.devices.errors import ExternalDataError, ModelError, ModelNotFoundError
+from hetero.devices.model.deferred import DeferredModel
+from hetero.devices.model.element_type import DTYPES
+from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.model import Constant
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
 
@@ -89,7 +89,7 @@ def test_a_model_saved_with_weights_beside_it_is_read_as_it_was(tmp_path, monkey
     array = np.resize(np.arange(4), 5000).astype(np.float32).astype(dtype)
     model = read_model(parse("g () => (float w) <float w = {0}> { }"))
     model = model.replace(constants={"w": Constant("w", array)})
-    monkeypatch.setattr("devices.model.model.PROTOBUF_NBYTES", 5000)
+    monkeypatch.setattr("hetero.devices.model.model.PROTOBUF_NBYTES", 5000)
     model.save(tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == len(numpy_helper.from_array(array).raw_data)
     np.testing.assert_array_equal(read_model(tmp_path / "m.onnx").constants["w"].array, array)

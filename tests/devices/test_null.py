@@ -9,16 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import (
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import (
     DeadlineError,
     InferenceError,
     PropertyError,
     RequestCancelledError,
     UnsupportedNodesError,
 )
-from devices.null.plugin import NullPlugin
-from devices.plugin.program import RunContext
+from hetero.devices.null.plugin import NullPlugin
+from hetero.devices.plugin.program import RunContext
 from tests.support.networks import model
 
 CHAIN = model(

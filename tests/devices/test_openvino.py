@@ -11,15 +11,15 @@ from onnx import parser
 
 import hetero
 from benchmarks.small_networks import SMALL_NETWORKS
-from devices import read_model
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import (
+from hetero.devices import read_model
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import (
     BlobError,
     PropertyError,
     UnknownDeviceError,
 )
-from devices.model.light import light_model_inputs
-from devices.plugin.program import Payload, RunContext
+from hetero.devices.model.light import light_model_inputs
+from hetero.devices.plugin.program import Payload, RunContext
 from tests.support.networks import model as parsed
 from tests.support.small_models import flattening
 
@@ -27,7 +27,7 @@ from tests.support.small_models import flattening
 @pytest.fixture(scope="module")
 def plugin():
     pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
-    from devices.openvino.plugin import OpenVinoPlugin
+    from hetero.devices.openvino.plugin import OpenVinoPlugin
 
     return OpenVinoPlugin()
 
@@ -312,7 +312,7 @@ def test_properties_of_openvino_are_ours(plugin):
 
 
 def test_options_reach_openvino(plugin, monkeypatch):
-    from devices.openvino import plugin as module
+    from hetero.devices.openvino import plugin as module
 
     told = {}
 
@@ -388,7 +388,7 @@ def test_threads_share_a_compiled_model(plugin):
 @pytest.fixture(scope="module")
 def core(plugin):
     with hetero.Core(
-        executor="inprocess", plugins=["devices.openvino.plugin:OpenVinoPlugin"]
+        executor="inprocess", plugins=["hetero.devices.openvino.plugin:OpenVinoPlugin"]
     ) as made:
         yield made
 
@@ -423,7 +423,7 @@ def test_the_query_says_why_a_node_is_elsewhere(core):
 
 
 def test_a_strided_inputs_copy_lives_until_the_run_has_ended(plugin, monkeypatch):
-    program = sys.modules["devices.openvino.program"]
+    program = sys.modules["hetero.devices.openvino.program"]
 
     class Spoiling(program._Writable):
         def __del__(self):
@@ -439,8 +439,8 @@ def test_a_strided_inputs_copy_lives_until_the_run_has_ended(plugin, monkeypatch
 
 def test_what_stands_for_weights_in_a_question_outlives_other_arrays(plugin):
     """OpenVINO reads the constant when it is asked: memory freed before that ends the process."""
-    from devices.openvino.query import _put_weights
-    from devices.openvino.runtime import core
+    from hetero.devices.openvino.query import _put_weights
+    from hetero.devices.openvino.runtime import core
 
     model = parsed("(float[5000, 8] v0, int64[3] v1) => (float[3, 8] y) {y = Gather(v0, v1)}")
     asked = core().read_model(model.to_bytes())
@@ -460,7 +460,7 @@ def test_no_statistics_of_use_are_sent(plugin):
     program = """
 import multiprocessing.process
 multiprocessing.process.BaseProcess.start = lambda process: print("started", process)
-import devices.openvino.plugin
+import hetero.devices.openvino.plugin
 from openvino.tools.ovc import telemetry_utils
 print(telemetry_utils.tm.__name__)
 """

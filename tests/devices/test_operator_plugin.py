@@ -7,10 +7,10 @@ import pytest
 from onnx import parser
 
 import hetero
-from devices import OperatorPlugin, read_model
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import KernelError, PluginLoadError
-from devices.testing import check_device
+from hetero.devices import OperatorPlugin, read_model
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import KernelError, PluginLoadError
+from hetero.devices.testing import check_device
 from hetero.examples.third_party_plugin import DensePlugin
 
 

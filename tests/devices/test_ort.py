@@ -10,20 +10,20 @@ import onnx
 import pytest
 from onnx import helper, parser
 
-from devices import read_model
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import (
+from hetero.devices import read_model
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import (
     BlobError,
     InferenceError,
     RequestCancelledError,
 )
-from devices.model.light import light_model_inputs, light_model_outputs
-from devices.plugin.program import Payload
+from hetero.devices.model.light import light_model_inputs, light_model_outputs
+from hetero.devices.plugin.program import Payload
 
 pytest.importorskip("onnxruntime")
-from devices.ort.plugin import ORTPlugin
-from devices.ort.provider import provider_names
-from devices.ort.versions import newest_opset
+from hetero.devices.ort.plugin import ORTPlugin
+from hetero.devices.ort.provider import provider_names
+from hetero.devices.ort.versions import newest_opset
 from tests.support.networks import model as parsed
 
 PLUGIN = ORTPlugin()

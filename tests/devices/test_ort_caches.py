@@ -11,14 +11,14 @@ import pytest
 from onnx import parser
 
 import hetero
-from devices.model.reader import read_model
-from devices.plugin.program import Payload, RunContext
-from devices.request.compiled_model import CompiledModel
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.program import Payload, RunContext
+from hetero.devices.request.compiled_model import CompiledModel
 
 pytest.importorskip("onnxruntime")
 
 #: As it was first imported, whatever tests of missing modules left on the package.
-MODULE: Any = importlib.import_module("devices.ort.caches")
+MODULE: Any = importlib.import_module("hetero.devices.ort.caches")
 STATES = {"past_key": "present_key", "past_value": "present_value"}
 
 
@@ -84,7 +84,7 @@ def test_a_cache_grows_in_place_as_a_session_grows_copies(
 
 
 def program() -> Any:
-    from devices.ort.plugin import ORTPlugin
+    from hetero.devices.ort.plugin import ORTPlugin
 
     return ORTPlugin().compile_model(read_model(attention()), {})
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import load_plugins
-from devices.conformance.onnx_suite import backend_cases, outcome
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import PropertyError, UnsupportedOperationError
+from hetero.devices import load_plugins
+from hetero.devices.conformance.onnx_suite import backend_cases, outcome
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import PropertyError, UnsupportedOperationError
 from tests.support.networks import model as parsed
 
 onnxruntime = pytest.importorskip("onnxruntime")
-from devices.ort import provider as module  # noqa: E402 - where onnxruntime is
-from devices.ort.provider_plugin import ProviderPlugin, provider_class  # noqa: E402 - as above
-from devices.ort.providers import provider_plugins  # noqa: E402 - as above
-from devices.ort.remote import MEMORIES  # noqa: E402 - as above
+from hetero.devices.ort import provider as module  # noqa: E402 - where onnxruntime is
+from hetero.devices.ort.provider_plugin import ProviderPlugin, provider_class  # noqa: E402 - as above
+from hetero.devices.ort.providers import provider_plugins  # noqa: E402 - as above
+from hetero.devices.ort.remote import MEMORIES  # noqa: E402 - as above
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from devices import ExecutedNode, Node, Plugin, Program, Property, Refusal
-from devices.conformance.plugin_subject import PluginSubject
-from devices.errors import (
+from hetero.devices import ExecutedNode, Node, Plugin, Program, Property, Refusal
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import (
     BlobError,
     InferenceError,
     PropertyError,
@@ -19,8 +19,8 @@ from devices.errors import (
     UnsupportedNodesError,
     UnsupportedOperationError,
 )
-from devices.plugin.program import Payload
-from devices.plugin.properties import COMMON_PROPERTIES
+from hetero.devices.plugin.program import Payload
+from hetero.devices.plugin.properties import COMMON_PROPERTIES
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.networks import DOUBLE, X, model
 

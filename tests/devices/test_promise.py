@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from devices.request.promise import Promise
+from hetero.devices.request.promise import Promise
 
 PATIENCE_S = 60.0
 

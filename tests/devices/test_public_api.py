@@ -4,7 +4,7 @@ import inspect
 import subprocess
 import sys
 
-import devices
+from hetero import devices
 
 
 def test_every_public_name_is_there_and_explained():
@@ -18,7 +18,7 @@ def test_every_public_name_is_there_and_explained():
 
 def test_vendors_are_imported_by_their_own_plugins_only():
     code = (
-        "import sys, devices, devices.testing, devices.null.plugin\n"
+        "import sys, devices, hetero.devices.testing, hetero.devices.null.plugin\n"
         "print(*(m for m in ('onnxruntime', 'ray', 'cupy', 'openvino', 'pytest')"
         " if m in sys.modules))"
     )

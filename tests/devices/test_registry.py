@@ -5,8 +5,8 @@ from importlib import metadata
 
 import pytest
 
-from devices import Plugin, Program, find_plugin, load_plugins
-from devices.errors import PluginLoadError, UnknownDeviceError
+from hetero.devices import Plugin, Program, find_plugin, load_plugins
+from hetero.devices.errors import PluginLoadError, UnknownDeviceError
 
 EXAMPLE = "hetero.examples.third_party_plugin:DensePlugin"
 
@@ -136,7 +136,7 @@ def test_entry_points_of_two_distributions_that_clash(monkeypatch):
 
     points = [
         Point("DENSE", EXAMPLE, "hetero.plugins").for_distribution("first-dist"),
-        Point("DENSE", "devices.null.plugin:NullPlugin", "hetero.plugins").for_distribution(
+        Point("DENSE", "hetero.devices.null.plugin:NullPlugin", "hetero.plugins").for_distribution(
             "second-dist"
         ),
     ]

@@ -11,9 +11,9 @@ import pytest
 from onnx import parser
 
 import hetero
-from devices import load_plugins, read_model
-from devices.errors import ModelError, UnsupportedNodesError
-from devices.plugin.schema import violations
+from hetero.devices import load_plugins, read_model
+from hetero.devices.errors import ModelError, UnsupportedNodesError
+from hetero.devices.plugin.schema import violations
 from tests.support.single_nodes import schemas, single_node_models
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1, "ai.onnx.ml" : 3, "foreign" : 1]> '

@@ -7,9 +7,9 @@ import pytest
 from onnx import parser
 
 import hetero
-from devices import Plugin, Program, read_model
-from devices.errors import InferenceError
-from devices.plugin.remote import RemoteTensor
+from hetero.devices import Plugin, Program, read_model
+from hetero.devices.errors import InferenceError
+from hetero.devices.plugin.remote import RemoteTensor
 
 MODEL = read_model(
     parser.parse_model(

@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from devices import Tensor, TensorSpec
-from devices.errors import TensorShapeError, TensorTypeError
-from devices.request.tensor import empty_tensor
-from devices.request.tensor_conversion import convert
+from hetero.devices import Tensor, TensorSpec
+from hetero.devices.errors import TensorShapeError, TensorTypeError
+from hetero.devices.request.tensor import empty_tensor
+from hetero.devices.request.tensor_conversion import convert
 from tests.support.array_likes import OnlyArray, OnlyDLPack
 
 FLOAT = TensorSpec("p", "tensor(float)", (2,))

@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 
 import hetero
-from devices.conformance.onnx_suite import Case, backend_cases
+from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from tests.backend_suite.misses import THREE_VENDORS
 from tests.support.random_affinity import random_affinity
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from devices.errors import ModelError
-from devices.model.type_inference import infer_types
+from hetero.devices.errors import ModelError
+from hetero.devices.model.type_inference import infer_types
 
 ROOT = Path(__file__).parents[2]
 ENDS_IT = (
@@ -60,7 +60,7 @@ def test_what_inference_says_of_a_contradiction_is_told():
 
 SCRIPT = """
 import os, signal, onnx
-from devices.model import type_inference
+from hetero.devices.model import type_inference
 model = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[n] y) { y = Abs(x) }')
 

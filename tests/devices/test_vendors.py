@@ -9,15 +9,15 @@ from pathlib import Path
 import onnx
 import pytest
 
-from devices import load_plugins, read_model
-from devices.errors import HeteroError, ModelError
-from devices.testing import operator_results
+from hetero.devices import load_plugins, read_model
+from hetero.devices.errors import HeteroError, ModelError
+from hetero.devices.testing import operator_results
 from tests.backend_suite.misses import may_pass, read_misses
 from tests.support.single_nodes import schemas, single_node_models
 
 PLUGINS = {
-    "onnxruntime": "devices.ort.plugin:ORTPlugin",
-    "openvino": "devices.openvino.plugin:OpenVinoPlugin",
+    "onnxruntime": "hetero.devices.ort.plugin:ORTPlugin",
+    "openvino": "hetero.devices.openvino.plugin:OpenVinoPlugin",
 }
 
 

@@ -13,9 +13,9 @@ import onnx
 import pytest
 
 import hetero
-from devices.model import worker_process
-from devices.model.worker_process import Ended, WorkerProcess
-from devices.plugin.questions import Questions
+from hetero.devices.model import worker_process
+from hetero.devices.model.worker_process import Ended, WorkerProcess
+from hetero.devices.plugin.questions import Questions
 from tests.support import crashing_vendor
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_a_request_that_comes_while_it_computes_does_not_end_it(worker, tmp_path
 
 SCRIPT = """
 import os, signal, threading, time
-from devices.model.worker_process import WorkerProcess
+from hetero.devices.model.worker_process import WorkerProcess
 worker = WorkerProcess("tests.support.crashing_vendor:answers", [os.getcwd()])
 limits = {"memory_nbytes": 2**30, "time_s": 1000.0}
 assert worker.ask(b"well", **limits) == b"well"
@@ -104,10 +104,10 @@ def test_one_that_is_asked_ends_with_the_process_that_asked():
 @pytest.mark.parametrize("device", ["ORT", "OV"])
 def test_a_node_that_a_vendor_crashes_on_is_refused_with_the_crash(device, monkeypatch):
     if device == "ORT":
-        module = pytest.importorskip("devices.ort.query", reason="needs ONNX Runtime")
+        module = pytest.importorskip("hetero.devices.ort.query", reason="needs ONNX Runtime")
     else:
         pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
-        from devices.openvino import query as module
+        from hetero.devices.openvino import query as module
     asked = Questions("The vendor", crashing_vendor.verdicts)
     monkeypatch.setattr(module, "ASKED", asked)
     model = onnx.parser.parse_model(

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.gpu.backend import DeviceBackend
-from devices.kernels import Kernel
+from hetero.devices.gpu.backend import DeviceBackend
+from hetero.devices.kernels import Kernel
 from tests.emulated_gpu.array import DTYPES, WAITS, DeviceArray, contents_of
 from tests.emulated_gpu.memory import MEMORY, TOTAL_NBYTES, Memory
 from tests.emulated_gpu.namespace import DEVICE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from devices.gpu.backend import DeviceBackend
-from devices.gpu.plugin import GPUPlugin
+from hetero.devices.gpu.backend import DeviceBackend
+from hetero.devices.gpu.plugin import GPUPlugin
 from tests.emulated_gpu.backend import BACKEND
 
 

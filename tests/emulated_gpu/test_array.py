@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.kernels import Kernel
-from devices.kernels.registry import ALL
+from hetero.devices.kernels import Kernel
+from hetero.devices.kernels.registry import ALL
 from tests.emulated_gpu.array import _METHODS, WAITS
 from tests.emulated_gpu.backend import BACKEND, run_on_device
 from tests.emulated_gpu.cupy_names import CUPY, IN_PLACE_UFUNCS, LACKING

@@ -18,9 +18,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
-from devices.conformance.onnx_suite import backend_cases
-from devices.model.element_type import EXTENDED_DTYPES
-from devices.model.model import Node
+from hetero.devices.conformance.onnx_suite import backend_cases
+from hetero.devices.model.element_type import EXTENDED_DTYPES
+from hetero.devices.model.model import Node
 
 #: The newest operator set that both oracles know.
 NEWEST = 26

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from devices.model.element_type import EXTENDED_DTYPES
+from hetero.devices.model.element_type import EXTENDED_DTYPES
 from tests.fuzz.operators import OperatorCase
 
 #: Element type -> what a result may be off by: of its size, and of the largest number around.

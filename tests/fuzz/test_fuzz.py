@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import HeteroError
+from hetero.devices.errors import HeteroError
 from tests.backend_suite.misses import read_misses
 from tests.fuzz.operators import OperatorCase, broken, draw
 from tests.fuzz.oracles import ORACLES, WIDENED, WORKER, NoAnswerError, differences, run_onnxruntime

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import hetero.backend
-from devices import errors
+from hetero.devices import errors
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import hetero
-from devices import errors
+from hetero.devices import errors
 from tests.support.models import branches, branches_output, unknown_ops
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.model.model import Model
-from devices.null.plugin import NullPlugin
-from devices.plugin.program import Payload, Program
-from devices.plugin.properties import OPTIONAL_PROPERTIES, Config
+from hetero.devices.model.model import Model
+from hetero.devices.null.plugin import NullPlugin
+from hetero.devices.plugin.program import Payload, Program
+from hetero.devices.plugin.properties import OPTIONAL_PROPERTIES, Config
 from hetero.planning.cost.kinds import Kind, Subject, identify
 from hetero.planning.cost.load import measure_load
 from tests.support.models import branches

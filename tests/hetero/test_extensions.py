@@ -12,7 +12,13 @@ import onnx
 import pytest
 
 import hetero
-from devices.errors import ArgumentError, BlobError, KernelError, ModelError, UnsupportedNodesError
+from hetero.devices.errors import (
+    ArgumentError,
+    BlobError,
+    KernelError,
+    ModelError,
+    UnsupportedNodesError,
+)
 from tests.support import custom_operators
 from tests.support.custom_operators import halve, lie, squeak
 

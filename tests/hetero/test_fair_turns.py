@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import ArgumentTypeError
+from hetero.devices.errors import ArgumentTypeError
 from hetero.observe.metrics_server import MetricsServer
 from tests.scheduler.parties import wait_for
 from tests.support import exposition

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import (
+from hetero.devices.errors import (
     ArgumentError,
     PluginLoadError,
     UnknownDeviceError,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import InferRequest, errors
+from hetero.devices import InferRequest, errors
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

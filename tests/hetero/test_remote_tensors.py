@@ -21,9 +21,9 @@ from hetero.errors import (
     TensorTypeError,
     UnsupportedOperationError,
 )
-from scheduler.channels.memory import MemoryChannel
-from scheduler.vocabulary.events import DeviceLost
-from scheduler.vocabulary.messages import Give, Message
+from hetero.scheduler.channels.memory import MemoryChannel
+from hetero.scheduler.vocabulary.events import DeviceLost
+from hetero.scheduler.vocabulary.messages import Give, Message
 from tests.support.remote_cores import (
     CHAIN,
     DEVICES,
@@ -170,7 +170,7 @@ def test_what_cannot_be_taken_in_of_an_answer_fails_its_request(
     request = compiled(core).create_infer_request()
     request.keep_remote("y")
     with monkeypatch.context() as patch:
-        patch.setattr("scheduler.client.remote_memory.RemoteMemory.outputs", outputs)
+        patch.setattr("hetero.scheduler.client.remote_memory.RemoteMemory.outputs", outputs)
         with pytest.raises(RuntimeError, match=r"^no room for it$"):
             request.infer({"x": X})
     assert request.infer({"x": X})["y"].device == "CPU.1"

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from devices.errors import (
+from hetero.devices.errors import (
     ArgumentTypeError,
     DeadlineError,
     ModelError,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.request.infer_request import InferRequest
+from hetero.devices.request.infer_request import InferRequest
 from hetero.errors import InferenceError, TensorTypeError
-from scheduler.channels.memory import MemoryChannel
-from scheduler.device.host import DeviceHost
+from hetero.scheduler.channels.memory import MemoryChannel
+from hetero.scheduler.device.host import DeviceHost
 from tests.support.decoders import decoder
 from tests.support.feedback_model import (
     AFFINITY,

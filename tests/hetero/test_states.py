@@ -22,7 +22,7 @@ from hetero.errors import (
     TensorShapeError,
     TensorTypeError,
 )
-from scheduler.channels.memory import MemoryChannel
+from hetero.scheduler.channels.memory import MemoryChannel
 from tests.support import custom_operators
 from tests.support.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
 from tests.support.stateful_models import (

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import ray
 
-from devices.errors import HeteroError
-from scheduler import create_executor
-from scheduler.ray.nodes import alive_nodes
+from hetero.devices.errors import HeteroError
+from hetero.scheduler import create_executor
+from hetero.scheduler.ray.nodes import alive_nodes
 from tests.scheduler.models import chain
 
 X = {"x": np.ones(1, np.float32)}

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 import hetero
-from devices.errors import DeadlineError
+from hetero.devices.errors import DeadlineError
 from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray

@@ -10,9 +10,9 @@ import pytest
 from onnx import parser
 
 import hetero
-from devices.errors import BlobError
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.stored_payload import StoredPayload, fetch_payload
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.stored_payload import StoredPayload, fetch_payload
 from tests.support import blob_mutations
 from tests.support.models import branches, branches_output
 

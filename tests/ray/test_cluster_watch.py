@@ -12,9 +12,9 @@ from queue import Queue
 
 import pytest
 
-from devices.errors import ClusterError
-from scheduler.ray import watch
-from scheduler.ray.watch import ClusterWatch
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.ray import watch
+from hetero.scheduler.ray.watch import ClusterWatch
 
 LONG_S = 60.0
 

@@ -21,10 +21,10 @@ import pytest
 import yaml
 from ray._private import services
 
-from devices.errors import ClusterError
-from scheduler.processes.owned_files import sweep
-from scheduler.ray import start as ray_start
-from scheduler.ray.address import check_reachable, find_address
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.processes.owned_files import sweep
+from hetero.scheduler.ray import start as ray_start
+from hetero.scheduler.ray.address import check_reachable, find_address
 from tests.scheduler.parties import wait_for
 
 pytestmark = pytest.mark.ray
@@ -34,7 +34,7 @@ _SERVER = re.compile(r"^\S*(gcs_server|raylet) ")
 
 OWN = """
 import sys, time, numpy as np
-from scheduler import create_executor
+from hetero.scheduler import create_executor
 from tests.scheduler.models import chain
 toy = ("tests.scheduler.plugins:ToyPlugin",)
 executor = create_executor("ray", plugins=toy, ray_options={"num_cpus": 1})
@@ -206,8 +206,8 @@ def shared_by(owner: str) -> list[Path]:
 
 
 FAIL = """
-from devices.errors import ClusterError
-from scheduler import create_executor
+from hetero.devices.errors import ClusterError
+from hetero.scheduler import create_executor
 try:
     create_executor("ray", ray_options={"object_store_memory": 1})
 except ClusterError as error:
@@ -285,7 +285,7 @@ def test_folders_of_processes_that_are_gone_are_swept(
 
 SECOND = """
 import ray
-from scheduler import create_executor
+from hetero.scheduler import create_executor
 options = {"num_cpus": 1}
 first = create_executor("ray", ray_options=options)
 folder = first._session.folder
@@ -305,7 +305,7 @@ print(ray.is_initialized())
 
 THIRD = """
 import ray
-from scheduler import create_executor
+from hetero.scheduler import create_executor
 options = dict(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 ray.init(**options)
 first = create_executor("ray", devices={"CPU": 1})

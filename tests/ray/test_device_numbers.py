@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.ray import nodes
-from scheduler.ray.nodes import ClusterNode, DeviceNumbers
+from hetero.scheduler.ray import nodes
+from hetero.scheduler.ray.nodes import ClusterNode, DeviceNumbers
 
 
 class Store:

@@ -18,9 +18,9 @@ import ray
 from onnx.parser import parse_model
 
 import hetero
-from devices.errors import DeviceLostError, UnknownDeviceError
-from scheduler.executor import Remade
-from scheduler.ray.nodes import alive_nodes
+from hetero.devices.errors import DeviceLostError, UnknownDeviceError
+from hetero.scheduler.executor import Remade
+from hetero.scheduler.ray.nodes import alive_nodes
 from tests.scheduler.parties import wait_for
 from tests.support.models import branches, branches_output
 
@@ -48,7 +48,7 @@ def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
         return reached(names, wait=wait)
 
     monkeypatch.setattr(devices, "reached", unless_gone)
-    monkeypatch.setattr("scheduler.ray.executor.AWAITED_S", 0.0)
+    monkeypatch.setattr("hetero.scheduler.ray.executor.AWAITED_S", 0.0)
     compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
     assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
 
@@ -100,7 +100,7 @@ def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
         options={"num_cpus": 0, "resources": {"nowhere": 1}},  # its answer never comes
     )
     nodes = [here, leaving]
-    monkeypatch.setattr("scheduler.ray.survey.alive_nodes", lambda: tuple(nodes))
+    monkeypatch.setattr("hetero.scheduler.ray.survey.alive_nodes", lambda: tuple(nodes))
     with hetero.Core(devices={"CPU": 1}) as core:
         executor: Any = core.executor
         devices = executor._devices
@@ -226,7 +226,7 @@ def test_a_device_whose_host_lets_nobody_in_while_it_starts_is_lost(
     def refuse(address: str, timeout_s: float, host_timeout_s: float) -> None:
         raise ConnectionRefusedError
 
-    monkeypatch.setattr("scheduler.ray.survey.reach", refuse)
+    monkeypatch.setattr("hetero.scheduler.ray.survey.reach", refuse)
     with pytest.raises(DeviceLostError, match="its node has left"):
         devices.fetch(device, device.actor.stay.remote())
     monkeypatch.undo()
@@ -251,7 +251,7 @@ def test_requests_go_elsewhere_while_a_device_takes_long_to_start(
         return {run.device for run in answer.stage_runs}
 
     monkeypatch.setattr(executor._keeper, "_start", start_late)
-    monkeypatch.setattr("scheduler.client.liveness._AWAY_S", 0.0)
+    monkeypatch.setattr("hetero.scheduler.client.liveness._AWAY_S", 0.0)
     assert devices() == {"CPU.0", "CPU.1"}
     pid = ray.get(executor._devices.device("CPU.1").actor.ping.remote())
     os.kill(pid, signal.SIGKILL)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import hetero
-from devices.errors import UnknownDeviceError
-from scheduler.channels import envelope
-from scheduler.vocabulary.messages import Outputs
+from hetero.devices.errors import UnknownDeviceError
+from hetero.scheduler.channels import envelope
+from hetero.scheduler.vocabulary.messages import Outputs
 from tests.support.decoders import decoder, greedy
 from tests.support.meeting import Meeting, read
 
@@ -123,7 +123,7 @@ def test_a_text_goes_on_on_what_is_left_when_a_device_stays_away(
             return reached(names, wait=wait)
 
         monkeypatch.setattr(devices, "reached", unless_gone)
-        monkeypatch.setattr("scheduler.ray.executor.AWAITED_S", 0.0)
+        monkeypatch.setattr("hetero.scheduler.ray.executor.AWAITED_S", 0.0)
         text = compiled.generate(PROMPTS[0], 24)
         for _ in range(8):
             next(text)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.client.liveness import Restart
-from scheduler.ray.actor import DeviceActor
-from scheduler.ray.deployment import RayDeployment
-from scheduler.ray.keeper import DeviceKeeper
-from scheduler.vocabulary import events
+from hetero.scheduler.client.liveness import Restart
+from hetero.scheduler.ray.actor import DeviceActor
+from hetero.scheduler.ray.deployment import RayDeployment
+from hetero.scheduler.ray.keeper import DeviceKeeper
+from hetero.scheduler.vocabulary import events
 from tests.scheduler.parties import wait_for
 
 _WAIT_S = 30.0
@@ -112,7 +112,7 @@ def _keeper(**options: Any) -> DeviceKeeper:
 def test_a_device_that_has_given_a_client_up_loads_its_stages_again_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("scheduler.ray.keeper.ray.get", lambda answer, timeout: answer)
+    monkeypatch.setattr("hetero.scheduler.ray.keeper.ray.get", lambda answer, timeout: answer)
     keeper, device, ended = _keeper(), _device("a1"), 0.0
     has_stages = True
 
@@ -140,7 +140,7 @@ def test_a_device_that_has_given_a_client_up_loads_its_stages_again_and_goes_on(
 
 def test_a_pools_client_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
-    monkeypatch.setattr("scheduler.ray.keeper.ray.kill", killed.append)
+    monkeypatch.setattr("hetero.scheduler.ray.keeper.ray.kill", killed.append)
     device = _device("a1")
     device.actor = "actor of D"
     for keeps in (False, True):

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from ray import exceptions
 
-from scheduler.processes.owned_files import process_start
-from scheduler.ray import own_head, pool_service
-from scheduler.ray.address import check_is_node
+from hetero.scheduler.processes.owned_files import process_start
+from hetero.scheduler.ray import own_head, pool_service
+from hetero.scheduler.ray.address import check_is_node
 
 FORK = """
 import os, sys
 import numpy as np
 from onnx.parser import parse_model
 import hetero
-from scheduler.ray import start
+from hetero.scheduler.ray import start
 text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
 core = hetero.Core("ray", devices={"CPU": 1})
 model = core.compile_model(parse_model(text), "CPU")
@@ -48,7 +48,7 @@ import numpy as np
 import ray
 from onnx.parser import parse_model
 import hetero
-from scheduler.ray import own_head, pool_service
+from hetero.scheduler.ray import own_head, pool_service
 own_head.folder = lambda: Path(sys.argv[1])
 text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
 pool_service.bring_up(devices={"CPU": 1})
@@ -181,7 +181,7 @@ def test_a_cluster_whose_token_is_not_here_asks_for_it_alone(
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
-    join = "from scheduler.ray import start\nstart._join('127.0.0.1:6379')"
+    join = "from hetero.scheduler.ray import start\nstart._join('127.0.0.1:6379')"
     done = subprocess.run(
         [sys.executable, "-c", join], env=environment, capture_output=True, text=True, check=False
     )

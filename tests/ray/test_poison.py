@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 import hetero
-from devices.errors import DeviceLostError
+from hetero.devices.errors import DeviceLostError
 from tests.support.small_models import make_model
 
 X = np.ones(4, np.float32)

@@ -20,10 +20,10 @@ import pytest
 import ray
 
 from hetero.cli.examples import EXAMPLES
-from scheduler import create_executor
-from scheduler.ray.pool import Pool, dissolve
-from scheduler.ray.pool_keeper import open_pool
-from scheduler.ray.survey import NodeSurvey
+from hetero.scheduler import create_executor
+from hetero.scheduler.ray.pool import Pool, dissolve
+from hetero.scheduler.ray.pool_keeper import open_pool
+from hetero.scheduler.ray.survey import NodeSurvey
 from tests.scheduler.models import chain
 
 pytestmark = pytest.mark.ray

@@ -19,7 +19,7 @@ import pytest
 import ray
 from ray import exceptions
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceError,
@@ -28,17 +28,17 @@ from devices.errors import (
     RequestCancelledError,
     UnsupportedNodesError,
 )
-from devices.model.deferred import DeferredModel
-from devices.model.model import Model
-from devices.request.request import Request
-from scheduler import Limits, StageSource, create_executor
-from scheduler.formats.model_parts import ModelParts, split_model
-from scheduler.ray.devices import RayDevices
-from scheduler.ray.executor import RayExecutor
-from scheduler.ray.nodes import ClusterNode, alive_nodes
-from scheduler.ray.start import connect
-from scheduler.ray.survey import NodeSurvey
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.model.deferred import DeferredModel
+from hetero.devices.model.model import Model
+from hetero.devices.request.request import Request
+from hetero.scheduler import Limits, StageSource, create_executor
+from hetero.scheduler.formats.model_parts import ModelParts, split_model
+from hetero.scheduler.ray.devices import RayDevices
+from hetero.scheduler.ray.executor import RayExecutor
+from hetero.scheduler.ray.nodes import ClusterNode, alive_nodes
+from hetero.scheduler.ray.start import connect
+from hetero.scheduler.ray.survey import NodeSurvey
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
     test_a_plugin_that_fails_to_compile_is_named,
@@ -134,7 +134,7 @@ def test_a_model_is_taken_apart_once_however_often_devices_are_asked(
         taken.append(model)
         return split_model(model)
 
-    monkeypatch.setattr("scheduler.ray.loading.split_model", counted)
+    monkeypatch.setattr("hetero.scheduler.ray.loading.split_model", counted)
     model = build([("Neg", "n", ("x",), "y")], ["y"])
     for device in ("TOY.0", "TOY.1", "TOY.0"):
         assert executor.query(device, model).devices == {"n": device}
@@ -259,7 +259,7 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
 ) -> None:
     (fast,) = alive_nodes()
     slow = replace(fast, id="slow", name="slow", host="slow")
-    monkeypatch.setattr("scheduler.ray.survey.alive_nodes", lambda: (fast, slow))
+    monkeypatch.setattr("hetero.scheduler.ray.survey.alive_nodes", lambda: (fast, slow))
     gate = tmp_path / "open"
 
     def late(rows: Any) -> Any:
@@ -389,8 +389,8 @@ def test_an_executor_that_cannot_be_made_lets_go_of_its_ray(
     def fails(*_: Any, **__: Any) -> None:
         raise ClusterError("cannot listen")
 
-    monkeypatch.setattr("scheduler.ray.executor.connect", connect_)
-    monkeypatch.setattr("scheduler.ray.executor.DirectChannel", fails)
+    monkeypatch.setattr("hetero.scheduler.ray.executor.connect", connect_)
+    monkeypatch.setattr("hetero.scheduler.ray.executor.DirectChannel", fails)
     with pytest.raises(ClusterError, match="cannot listen"):
         create_executor("ray", devices={"TOY": 3}, plugins=(TOY,))
     assert [session.users for session in sessions] == [0]

@@ -14,13 +14,13 @@ import onnx.parser
 import pytest
 
 import hetero
-from devices.request.request import AGAIN
+from hetero.apps.generate.steps import Steps
+from hetero.devices.request.request import AGAIN
 from hetero.examples.small_decoder import small_decoder
-from hetero.generate.steps import Steps
-from scheduler.client.remote_memory import RemoteMemory
-from scheduler.client.restore import Restorer, Way
-from scheduler.ray.loading import StageLoader
-from scheduler.vocabulary.messages import Task
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.client.restore import Restorer, Way
+from hetero.scheduler.ray.loading import StageLoader
+from hetero.scheduler.vocabulary.messages import Task
 from tests.scheduler.parties import wait_for
 from tests.support.meeting import Meeting, read
 from tests.support.models import branches
@@ -71,7 +71,7 @@ def core() -> Iterator[hetero.Core]:
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no test wait since others have ended its device before it."""
-    monkeypatch.setattr("scheduler.client.liveness._STEADY_S", 0.0)
+    monkeypatch.setattr("hetero.scheduler.client.liveness._STEADY_S", 0.0)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_what_is_not_kept_any_more_is_made_anew_of_the_tokens(
     core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = list(compiled.generate(PROMPT, COUNT))
-    monkeypatch.setattr("scheduler.client.deployment.MOST_NBYTES", 2**14)
+    monkeypatch.setattr("hetero.scheduler.client.deployment.MOST_NBYTES", 2**14)
     text = compiled.generate(PROMPT, COUNT)
     list(islice(text, KILLED_AT))
     kill(core, "CPU.1")

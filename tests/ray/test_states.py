@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.request.infer_request import InferRequest
+from hetero.devices.request.infer_request import InferRequest
 from hetero.errors import TensorError
 from tests.support.feedback_model import COUNTS, GAIN, NOWHERE, PLACES, X, placed, wanted
 from tests.support.remote_cores import await_freed

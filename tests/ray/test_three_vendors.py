@@ -11,8 +11,8 @@ import pytest
 
 import hetero
 from benchmarks.small_networks import SMALL_NETWORKS
-from devices.model.light import light_model_inputs, light_model_names, light_model_outputs
-from devices.model.model import Model
+from hetero.devices.model.light import light_model_inputs, light_model_names, light_model_outputs
+from hetero.devices.model.model import Model
 from hetero.observe.sample_inputs import sample_inputs
 from tests.backend_suite.misses import THREE_VENDORS
 from tests.support.random_affinity import random_affinity

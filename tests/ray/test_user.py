@@ -21,9 +21,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import hetero
-from devices import errors
 from hetero.cli import job
-from scheduler.observe.metrics import Metrics
+from hetero.devices import errors
+from hetero.scheduler.observe.metrics import Metrics
 from tests.scheduler.parties import wait_for
 from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
@@ -295,7 +295,7 @@ def test_a_ray_that_is_not_there_is_told_at_once(
 
 
 def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scheduler.ray import start as ray_start
+    from hetero.scheduler.ray import start as ray_start
 
     monkeypatch.setattr(ray_start.tempfile, "gettempdir", lambda: "/nowhere")
     with pytest.raises(errors.ClusterError, match="TMPDIR"):
@@ -305,7 +305,7 @@ def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_working_directory_that_was_removed_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from scheduler.ray import start as ray_start
+    from hetero.scheduler.ray import start as ray_start
 
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -18,8 +18,8 @@ os.environ |= {
 import numpy as np
 from ray.cluster_utils import Cluster
 
-from devices.errors import DeviceLostError, UnknownDeviceError
-from scheduler import Executor, create_executor
+from hetero.devices.errors import DeviceLostError, UnknownDeviceError
+from hetero.scheduler import Executor, create_executor
 from tests.scheduler.models import chain, diamond
 
 TOY = ("tests.scheduler.plugins:ToyPlugin",)
@@ -32,7 +32,7 @@ def toys(executor: Executor) -> dict[str, str]:
 
 SECOND_CLIENT = """
 import json, sys
-from scheduler import create_executor
+from hetero.scheduler import create_executor
 from tests.ray.two_nodes import TOY, toys
 executor = create_executor("ray", address=sys.argv[1], plugins=TOY)
 print(json.dumps(toys(executor)))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from scheduler import InProcessExecutor, create_executor
-from scheduler.channels.channel import Receiver
-from scheduler.channels.direct import DirectChannel
-from scheduler.channels.memory import Switchboard
+from hetero.scheduler import InProcessExecutor, create_executor
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.memory import Switchboard
 from tests.support.loopback import LoopbackChannel
 
 KINDS = ("memory", "loopback", "direct")
@@ -65,7 +65,7 @@ def executor_on(kind: str, **options: Any) -> Iterator[InProcessExecutor]:
             "loopback": partial(Switchboard, LoopbackChannel),
             "direct": partial(DirectSwitchboard, Path(folder)),
         }
-        patch.setattr("scheduler.inprocess.Switchboard", boards[kind])
+        patch.setattr("hetero.scheduler.inprocess.Switchboard", boards[kind])
         executor = create_executor("inprocess", **options)
         yield executor
         executor.close()

@@ -10,7 +10,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from scheduler.channels import direct, direct_address, relays
+from hetero.scheduler.channels import direct, direct_address, relays
 from tests.scheduler.parties import BEAT_S
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from devices.model.model import Model
-from devices.model.reader import read_model
-from scheduler import Plan, Stage, StageSource
-from scheduler.vocabulary.placement import Placement, share
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.scheduler import Plan, Stage, StageSource
+from hetero.scheduler.vocabulary.placement import Placement, share
 
 Line = tuple[str, str, Sequence[str], str]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.errors import DeviceError, InferenceError, KernelError
-from devices.request.request import Request
-from scheduler.executor import Executor
+from hetero.devices.errors import DeviceError, InferenceError, KernelError
+from hetero.devices.request.request import Request
+from hetero.scheduler.executor import Executor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import EXCEPTIONS
 

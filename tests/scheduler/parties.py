@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from devices.request.request import Request
-from scheduler.channels.direct import DirectChannel
-from scheduler.vocabulary.messages import Message, Task, Values
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.vocabulary.messages import Message, Task, Values
 
 #: Longer than anything here takes on a busy machine.
 LONG_S = 60

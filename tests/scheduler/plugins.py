@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.errors import KernelError
-from devices.model.model import Model, Node
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.plugin.properties import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, Config
-from devices.plugin.support import Refusal
+from hetero.devices.errors import KernelError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from hetero.devices.plugin.properties import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, Config
+from hetero.devices.plugin.support import Refusal
 
 OPERATORS = {
     "Add": np.add,

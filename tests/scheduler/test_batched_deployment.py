@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceLostError,
@@ -20,16 +20,16 @@ from devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from devices.request.answer import Answer, StageRun
-from devices.request.request import PLAIN, Request
-from scheduler import InProcessExecutor, Limits
-from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.runner import RequestRunner
-from scheduler.clock import Clock
-from scheduler.executor import Submission
-from scheduler.vocabulary import events
-from scheduler.vocabulary.limits import Batching
-from scheduler.vocabulary.placement import Route
+from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.request import PLAIN, Request
+from hetero.scheduler import InProcessExecutor, Limits
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.runner import RequestRunner
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.executor import Submission
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.limits import Batching
+from hetero.scheduler.vocabulary.placement import Route
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin

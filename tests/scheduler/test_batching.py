@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.client.batching import Batcher
-from scheduler.vocabulary.events import Submitted
-from scheduler.vocabulary.limits import Batching
-from scheduler.vocabulary.record import RequestRecord
+from hetero.scheduler.client.batching import Batcher
+from hetero.scheduler.vocabulary.events import Submitted
+from hetero.scheduler.vocabulary.limits import Batching
+from hetero.scheduler.vocabulary.record import RequestRecord
 from tests.universe.batches import next_due_s
 
 

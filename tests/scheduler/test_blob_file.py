@@ -14,11 +14,11 @@ import pytest
 import xxhash
 from msgspec.msgpack import Decoder
 
-from devices.errors import BlobError
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.blob_format import FORMAT_VERSION, Stowed
-from scheduler.formats.blob_writer import BlobWriter
-from scheduler.formats.unpack import unpack
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.blob_format import FORMAT_VERSION, Stowed
+from hetero.scheduler.formats.blob_writer import BlobWriter
+from hetero.scheduler.formats.unpack import unpack
 
 
 def written(value: Any) -> bytes:

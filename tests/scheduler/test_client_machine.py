@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceLostError,
@@ -14,13 +14,13 @@ from devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from scheduler import Limits
-from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.machine import ClientMachine
-from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
-from scheduler.vocabulary import events as ev
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.record import RequestState
+from hetero.scheduler import Limits
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.machine import ClientMachine
+from hetero.scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
+from hetero.scheduler.vocabulary import events as ev
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.record import RequestState
 from tests.support.machine_routes import RUNS, answered, route
 
 

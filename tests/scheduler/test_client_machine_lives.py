@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from devices.errors import ClusterError, DeviceLostError, HeteroError
-from scheduler import Limits
-from scheduler.client.machine import ClientMachine
-from scheduler.client.transitions import ENDED
-from scheduler.vocabulary import events as ev
-from scheduler.vocabulary.record import RequestState
+from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
+from hetero.scheduler import Limits
+from hetero.scheduler.client.machine import ClientMachine
+from hetero.scheduler.client.transitions import ENDED
+from hetero.scheduler.vocabulary import events as ev
+from hetero.scheduler.vocabulary.record import RequestState
 from tests.support.machine_routes import answered, route
 
 DEVICES = "ABC"

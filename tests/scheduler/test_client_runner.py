@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import DeadlineError, RequestCancelledError, TensorLostError
-from devices.request.answer import Answer, StageRun
-from devices.request.request import PLAIN, Request
-from scheduler import Limits
-from scheduler.client import runner as runner_module
-from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.runner import RequestRunner
-from scheduler.clock import Clock
-from scheduler.vocabulary.events import PartArrived
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.plan import Plan, Stage
-from scheduler.vocabulary.record import RequestRecord
+from hetero.devices.errors import DeadlineError, RequestCancelledError, TensorLostError
+from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.request import PLAIN, Request
+from hetero.scheduler import Limits
+from hetero.scheduler.client import runner as runner_module
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.runner import RequestRunner
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.vocabulary.events import PartArrived
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.plan import Plan, Stage
+from hetero.scheduler.vocabulary.record import RequestRecord
 
 _WAIT_S = 30.0
 _ROUTE = Route(Plan("m", (), (), (Stage(0, "A", (), (), ()),)), (0,))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import RequestCancelledError
-from devices.plugin.program import RunContext
-from devices.request.request import Request
-from scheduler import DeviceDescriptor, StageSource
-from scheduler.device.host import DeviceHost
+from hetero.devices.errors import RequestCancelledError
+from hetero.devices.plugin.program import RunContext
+from hetero.devices.request.request import Request
+from hetero.scheduler import DeviceDescriptor, StageSource
+from hetero.scheduler.device.host import DeviceHost
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import DeviceLostError
-from devices.request.request import Request
-from scheduler import DeviceDescriptor
-from scheduler.channels.channel import Receiver
-from scheduler.channels.direct import DirectChannel
-from scheduler.channels.memory import Switchboard
-from scheduler.device.host import DeviceHost
-from scheduler.device.loop import DeviceLoop
-from scheduler.vocabulary.events import Send, StageOpened
-from scheduler.vocabulary.messages import Failure, Task, Values
+from hetero.devices.errors import DeviceLostError
+from hetero.devices.request.request import Request
+from hetero.scheduler import DeviceDescriptor
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.vocabulary.events import Send, StageOpened
+from hetero.scheduler.vocabulary.messages import Failure, Task, Values
 from tests.scheduler.models import chain
 from tests.scheduler.parties import LONG_S, Party
 from tests.scheduler.plugins import ToyPlugin

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.errors import DeviceError, DeviceLostError
-from devices.request.request import Request
-from scheduler.device.machine import DeviceMachine, InvalidTaskError
-from scheduler.vocabulary import events as ev
-from scheduler.vocabulary.events import Send
-from scheduler.vocabulary.messages import Failure, Task
+from hetero.devices.errors import DeviceError, DeviceLostError
+from hetero.devices.request.request import Request
+from hetero.scheduler.device.machine import DeviceMachine, InvalidTaskError
+from hetero.scheduler.vocabulary import events as ev
+from hetero.scheduler.vocabulary.events import Send
+from hetero.scheduler.vocabulary.messages import Failure, Task
 
 JOIN = Send("B", 2, ("t",))
 

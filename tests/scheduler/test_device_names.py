@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from devices.errors import UnknownDeviceError
-from scheduler import DeviceRequest, parse_device, resolve_device, resolve_name
-from scheduler.device.probe import named
-from scheduler.vocabulary.names import assign_names, match_name
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.devices.errors import UnknownDeviceError
+from hetero.scheduler import DeviceRequest, parse_device, resolve_device, resolve_name
+from hetero.scheduler.device.probe import named
+from hetero.scheduler.vocabulary.names import assign_names, match_name
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.request.request import Request
-from scheduler.device.machine import DeviceMachine
-from scheduler.vocabulary import events as ev
-from scheduler.vocabulary.messages import Task
+from hetero.devices.request.request import Request
+from hetero.scheduler.device.machine import DeviceMachine
+from hetero.scheduler.vocabulary import events as ev
+from hetero.scheduler.vocabulary.messages import Task
 
 LEVELS = 4
 

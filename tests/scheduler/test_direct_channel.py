@@ -18,13 +18,13 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.errors import BlobError, ClusterError
-from scheduler.channels import direct_address
-from scheduler.channels.direct import DirectChannel
-from scheduler.channels.direct_address import to_address, to_endpoint
-from scheduler.channels.links import Incoming, Outgoing
-from scheduler.channels.peers import SHARED_NBYTES
-from scheduler.vocabulary.messages import Dropped
+from hetero.devices.errors import BlobError, ClusterError
+from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.direct_address import to_address, to_endpoint
+from hetero.scheduler.channels.links import Incoming, Outgoing
+from hetero.scheduler.channels.peers import SHARED_NBYTES
+from hetero.scheduler.vocabulary.messages import Dropped
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 
@@ -150,7 +150,7 @@ def test_datagrams_without_end_do_not_starve_the_other_way(
 def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from scheduler.channels.direct import DirectChannel\n"
+        "from hetero.scheduler.channels.direct import DirectChannel\n"
         "from tests.scheduler.parties import values\n"
         "one, two = (DirectChannel(print, folder=Path(sys.argv[1])) for _ in range(2))\n"
         "one.send(two.address, values(1, 100_000))\n"
@@ -230,7 +230,7 @@ def test_several_threads_pump_and_each_message_is_handed_in_once(
 OTHER = """
 import sys, time
 from pathlib import Path
-from scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.direct import DirectChannel
 _, folder, client = sys.argv
 channel = DirectChannel(lambda message: channel.send(client, message), folder=Path(folder))
 print(channel.address, flush=True)
@@ -282,7 +282,7 @@ def test_a_process_that_is_stopped_is_silent_then_heard_and_misses_what_was_sent
 BUSY = """
 import ctypes, sys
 from pathlib import Path
-from scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.direct import DirectChannel
 _, folder, client, patience_s = sys.argv
 status = {} if patience_s == "any" else {"patience_s": float(patience_s)}
 def compute(message):
@@ -462,7 +462,7 @@ def test_what_ends_its_connections_again_and_again_is_given_up() -> None:
 
 
 def test_of_what_is_kept_to_be_sent_again_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.channels.links.MOST_KEPT_NBYTES", 10)
+    monkeypatch.setattr("hetero.scheduler.channels.links.MOST_KEPT_NBYTES", 10)
     link = Outgoing(b"link")
     for _ in range(3):
         link.count += 1
@@ -591,7 +591,7 @@ def test_callbacks_that_raise_stop_no_beats(folder: Path, party: Callable[..., P
 CLIENTS = """
 import sys
 from pathlib import Path
-from scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.direct import DirectChannel
 from tests.scheduler.parties import values
 _, folder, target = sys.argv
 for _ in range(8):

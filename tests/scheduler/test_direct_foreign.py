@@ -17,11 +17,11 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.errors import BlobError
-from scheduler.channels import direct_address, envelope, protocol
-from scheduler.channels.direct_address import to_endpoint
-from scheduler.channels.protocol import MOST_CONTROL_NBYTES, PREFIX, TOGETHER, VERSION
-from scheduler.vocabulary.messages import Dropped, Message, Values
+from hetero.devices.errors import BlobError
+from hetero.scheduler.channels import direct_address, envelope, protocol
+from hetero.scheduler.channels.direct_address import to_endpoint
+from hetero.scheduler.channels.protocol import MOST_CONTROL_NBYTES, PREFIX, TOGETHER, VERSION
+from hetero.scheduler.vocabulary.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 STATUS = protocol.packed_status(0, {"queued": 1})

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import zmq
 
-from devices.errors import BlobError
-from devices.request.request import Request
-from scheduler.channels import direct_address
-from scheduler.channels.direct_address import Endpoint, to_address, to_endpoint
-from scheduler.channels.peers import Peer
-from scheduler.channels.protocol import packed_status
-from scheduler.vocabulary.messages import Dropped, Message
+from hetero.devices.errors import BlobError
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels.direct_address import Endpoint, to_address, to_endpoint
+from hetero.scheduler.channels.peers import Peer
+from hetero.scheduler.channels.protocol import packed_status
+from hetero.scheduler.vocabulary.messages import Dropped, Message
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 
@@ -214,7 +214,7 @@ def test_a_client_whose_key_is_not_the_clusters_is_refused(
 def test_a_frame_that_is_too_large_is_refused_and_the_next_one_comes(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.channels.sockets.MOST_FRAME_NBYTES", 10_000)
+    monkeypatch.setattr("hetero.scheduler.channels.sockets.MOST_FRAME_NBYTES", 10_000)
     one, two = (party(host="127.0.0.1", beat_s=0.05) for _ in range(2))
     monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
     two.channel.send(one.address, values(1, 100_000))  # its own limit is another
@@ -225,7 +225,7 @@ def test_a_frame_that_is_too_large_is_refused_and_the_next_one_comes(
     pumping.join(LONG_S)
     two.channel.send(one.address, values(2))
     check(one.next(), 2)
-    monkeypatch.setattr("scheduler.channels.peers.MOST_FRAME_NBYTES", 10_000)
+    monkeypatch.setattr("hetero.scheduler.channels.peers.MOST_FRAME_NBYTES", 10_000)
     with pytest.raises(BlobError, match="400000 bytes"):
         two.channel.send(one.address, values(3, 100_000))
 
@@ -243,7 +243,7 @@ def test_thousands_of_parties_are_watched(party: Callable[..., Party]) -> None:
 def test_beats_make_only_so_many_parties_known(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.channels.peers._MOST_STRANGERS", 2)
+    monkeypatch.setattr("hetero.scheduler.channels.peers._MOST_STRANGERS", 2)
     one = party(beat_s=0.02)
     others = [party(beat_s=0.02) for _ in range(4)]
     for other in others:

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.errors import (
+from hetero.devices.errors import (
     BlobError,
     DeviceLostError,
     HeteroError,
     InferenceError,
     TensorShapeError,
 )
-from devices.request.answer import StageRun
-from devices.request.joined_rows import RowLayout
-from devices.request.request import AGAIN, Request
-from scheduler.channels import envelope
-from scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
-from scheduler.channels.memory import Switchboard
-from scheduler.vocabulary.messages import (
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.request import AGAIN, Request
+from hetero.scheduler.channels import envelope
+from hetero.scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Free,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import (
+from hetero.devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceError,
@@ -24,10 +24,10 @@ from devices.errors import (
     UnknownDeviceError,
     UnsupportedNodesError,
 )
-from devices.request.request import Request
-from scheduler import InProcessExecutor, Limits, Plan, StageSource
-from scheduler.client.deployment import Deployment
-from scheduler.vocabulary.messages import Message, Outputs, Values
+from hetero.devices.request.request import Request
+from hetero.scheduler import InProcessExecutor, Limits, Plan, StageSource
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.vocabulary.messages import Message, Outputs, Values
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well

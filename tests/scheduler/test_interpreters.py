@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import hetero
-from devices.errors import PluginLoadError
-from devices.plugin.source import PluginSource
-from scheduler.ray import interpreters
+from hetero.devices.errors import PluginLoadError
+from hetero.devices.plugin.source import PluginSource
+from hetero.scheduler.ray import interpreters
 
 OURS = {
     "Python": platform.python_version(),

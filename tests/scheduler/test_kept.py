@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import DeviceError, DeviceMemoryError, TensorError
-from devices.request.joined_rows import RowLayout
-from devices.request.request import AGAIN, Request
-from scheduler.device.host import DeviceHost
-from scheduler.device.kept import KeptTensors
-from scheduler.device.loop import DeviceLoop
-from scheduler.vocabulary.events import Run, Send, StageOpened
-from scheduler.vocabulary.messages import (
+from hetero.devices.errors import DeviceError, DeviceMemoryError, TensorError
+from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.request import AGAIN, Request
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.kept import KeptTensors
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.vocabulary.events import Run, Send, StageOpened
+from hetero.scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Free,
@@ -29,7 +29,7 @@ from scheduler.vocabulary.messages import (
     bundle_key,
     sent_key,
 )
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin
 

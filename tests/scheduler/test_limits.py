@@ -15,17 +15,17 @@ import pytest
 from onnx.parser import parse_model
 
 import hetero
-from devices.errors import HeteroError, OverloadedError
-from scheduler.channels.direct import DirectChannel
-from scheduler.device.workers import PumpingWorkers
+from hetero.devices.errors import HeteroError, OverloadedError
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.device.workers import PumpingWorkers
 from tests.scheduler.parties import LONG_S, Party
 
 DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
-from devices.errors import ClusterError
-from scheduler.channels import direct_address
-from scheduler.channels.direct import DirectChannel
+from hetero.devices.errors import ClusterError
+from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels.direct import DirectChannel
 from tests.scheduler.parties import check, values
 
 def num_open():

@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.client import liveness as see
-from scheduler.client.liveness import DeviceState, Liveness, Order, Restart
-from scheduler.vocabulary.events import (
+from hetero.scheduler.client import liveness as see
+from hetero.scheduler.client.liveness import DeviceState, Liveness, Order, Restart
+from hetero.scheduler.vocabulary.events import (
     DeviceEnded,
     DeviceGone,
     DeviceLost,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.request.request import Request
-from scheduler.channels.memory import Switchboard
-from scheduler.vocabulary.messages import Dropped, Message, Outputs, Task, Values
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.vocabulary.messages import Dropped, Message, Outputs, Task, Values
 
 TASK = Task(Request(id=1, attempt=1), 0)
 

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import HeteroError
-from devices.plugin.program import Value
-from devices.request.answer import StageRun
-from devices.request.request import Request
-from scheduler.channels.channel import Receiver
-from scheduler.channels.memory import Switchboard
-from scheduler.client.deployment import Deployment
-from scheduler.client.deployments import Deployments
-from scheduler.client.remote_memory import RemoteMemory
-from scheduler.clock import Clock
-from scheduler.observe.observer import DeviceEvent, ObservedRequest
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.messages import Failure, Message, Outputs, Values
-from scheduler.vocabulary.placement import alone
-from scheduler.vocabulary.record import RequestState
+from hetero.devices.errors import HeteroError
+from hetero.devices.plugin.program import Value
+from hetero.devices.request.answer import StageRun
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.messages import Failure, Message, Outputs, Values
+from hetero.scheduler.vocabulary.placement import alone
+from hetero.scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain
 
 X = {"x": np.zeros(2, np.float32)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.client.outbox import Outbox
+from hetero.scheduler.client.outbox import Outbox
 
 _WAIT_S = 30.0
 

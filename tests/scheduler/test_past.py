@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import TensorLostError
-from devices.request.answer import StageRun
-from scheduler.client.kept import DeviceBundle
-from scheduler.client.past import PastRun, steps
-from scheduler.vocabulary.placement import alone
+from hetero.devices.errors import TensorLostError
+from hetero.devices.request.answer import StageRun
+from hetero.scheduler.client.kept import DeviceBundle
+from hetero.scheduler.client.past import PastRun, steps
+from hetero.scheduler.vocabulary.placement import alone
 from tests.scheduler.models import Line, build, cut
 
 LINES: Sequence[Line] = [

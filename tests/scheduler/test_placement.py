@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.errors import PlanError
-from devices.model.tensor_spec import TensorSpec
-from scheduler.client.routes import Routes
-from scheduler.vocabulary import events as ev
-from scheduler.vocabulary.placement import Placement, alone, share
-from scheduler.vocabulary.plan import Plan, Stage
+from hetero.devices.errors import PlanError
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.scheduler.client.routes import Routes
+from hetero.scheduler.vocabulary import events as ev
+from hetero.scheduler.vocabulary.placement import Placement, alone, share
+from hetero.scheduler.vocabulary.plan import Plan, Stage
 from tests.scheduler.models import replicate
 from tests.support.machine_routes import route
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from devices.errors import BlobError, PlanError
-from devices.model.tensor_spec import TensorSpec
-from scheduler import Plan, Stage, Wire
+from hetero.devices.errors import BlobError, PlanError
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.scheduler import Plan, Stage, Wire
 
 GOLDEN = Path(__file__).parent / "golden" / "plan_v1.bin"
 X = TensorSpec("x", "tensor(float)", ("n", 3, None))

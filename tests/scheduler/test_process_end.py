@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.processes.owned_files import Process, owned_name, process_start, sweep
+from hetero.scheduler.processes.owned_files import Process, owned_name, process_start, sweep
 
 PROGRAM = """
 import atexit, sys
-from scheduler.processes.process_end import end_with
+from hetero.scheduler.processes.process_end import end_with
 
 class Last:
     def __del__(self):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.device.workers import _LOOK_S, PumpingWorkers
+from hetero.scheduler.device.workers import _LOOK_S, PumpingWorkers
 from tests.scheduler.parties import LONG_S
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.channels import direct, inbox
-from scheduler.channels.direct import DirectChannel
-from scheduler.ray import reception, signals
-from scheduler.ray.reception import Reception
-from scheduler.vocabulary.messages import Message
+from hetero.scheduler.channels import direct, inbox
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.ray import reception, signals
+from hetero.scheduler.ray.reception import Reception
+from hetero.scheduler.vocabulary.messages import Message
 from tests.scheduler.parties import LONG_S, Party, number_of, values, wait_for
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from scheduler.channels.direct_address import Endpoint, this_node, to_address, to_endpoint
-from scheduler.channels.peers import Peer
-from scheduler.channels.protocol import (
+from hetero.scheduler.channels.direct_address import Endpoint, this_node, to_address, to_endpoint
+from hetero.scheduler.channels.peers import Peer
+from hetero.scheduler.channels.protocol import (
     MOST_CONTROL_NBYTES,
     Beat,
     Roll,
@@ -25,9 +25,9 @@ from scheduler.channels.protocol import (
     control_message,
     packed_status,
 )
-from scheduler.channels.relays import Relays, pages
-from scheduler.channels.sockets import ControlSockets
-from scheduler.channels.stamps import Stamp
+from hetero.scheduler.channels.relays import Relays, pages
+from hetero.scheduler.channels.sockets import ControlSockets
+from hetero.scheduler.channels.stamps import Stamp
 from tests.scheduler.elsewhere import Elsewhere
 from tests.scheduler.parties import BEAT_S, LONG_S, Party, wait_for
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from devices.errors import DeviceMemoryError, OverloadedError
-from devices.request.request import Request
-from scheduler import InProcessExecutor, Limits
-from scheduler.executor import Deployment
-from scheduler.vocabulary.placement import alone, share
+from hetero.devices.errors import DeviceMemoryError, OverloadedError
+from hetero.devices.request.request import Request
+from hetero.scheduler import InProcessExecutor, Limits
+from hetero.scheduler.executor import Deployment
+from hetero.scheduler.vocabulary.placement import alone, share
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import chain, diamond, replicate
 from tests.scheduler.plugins import ToyPlugin

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import BlobError
-from scheduler.channels.shared_memory import FOLDER, Slot, SlotPool, SlotReader
-from scheduler.processes.owned_files import Process
+from hetero.devices.errors import BlobError
+from hetero.scheduler.channels.shared_memory import FOLDER, Slot, SlotPool, SlotReader
+from hetero.scheduler.processes.owned_files import Process
 from tests.scheduler.parties import LONG_S, Party, check, values, wait_for
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -264,7 +264,7 @@ def test_a_reader_lets_go_of_files_that_are_gone(pool: SlotPool, reader: SlotRea
 PARTY = """
 import sys
 from pathlib import Path
-from scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.direct import DirectChannel
 _, folder, client = sys.argv
 kept = []
 def answer(message):
@@ -322,7 +322,7 @@ def test_large_tensors_between_processes_and_the_death_of_a_reader_and_owner(
 def test_files_of_a_killed_owner_are_removed_by_the_next_pool(folder: Path) -> None:
     code = (
         "import numpy as np\n"
-        "from scheduler.channels.shared_memory import SlotPool\n"
+        "from hetero.scheduler.channels.shared_memory import SlotPool\n"
         "pool = SlotPool(); pool.fill(np.zeros(10**6, np.uint8), None)\n"
         "print(flush=True); input()"
     )

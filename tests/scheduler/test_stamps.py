@@ -11,11 +11,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from devices.errors import BlobError, ClusterError
-from scheduler.channels.direct_address import Endpoint
-from scheduler.channels.protocol import Row, packed_status, unpacked_status
-from scheduler.channels.sockets import ControlSockets
-from scheduler.channels.stamps import _HEAD, Stamp, StampReader, _sum
+from hetero.devices.errors import BlobError, ClusterError
+from hetero.scheduler.channels.direct_address import Endpoint
+from hetero.scheduler.channels.protocol import Row, packed_status, unpacked_status
+from hetero.scheduler.channels.sockets import ControlSockets
+from hetero.scheduler.channels.stamps import _HEAD, Stamp, StampReader, _sum
 from tests.scheduler.parties import Party, wait_for
 
 
@@ -102,7 +102,7 @@ def test_a_party_whose_stamp_cannot_be_opened_for_want_of_descriptors_is_not_sil
     def full(path: str) -> StampReader:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("scheduler.channels.control.StampReader", full)
+    monkeypatch.setattr("hetero.scheduler.channels.control.StampReader", full)
     one, two = party(beat_s=0.02, timeout_s=0.2), party(beat_s=0.02)
     one.channel.watch(two.address)
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.thread_shares import plan_shares, thread_shares
-from scheduler.vocabulary.placement import alone
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.thread_shares import plan_shares, thread_shares
+from hetero.scheduler.vocabulary.placement import alone
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import chain
 
 

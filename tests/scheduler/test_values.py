@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.errors import BlobError
-from devices.model.light import light_model_inputs, light_model_names
-from devices.model.reader import read_model
-from devices.request.request import Request
-from scheduler.channels import envelope
-from scheduler.formats.model_parts import join_model, split_model
-from scheduler.vocabulary.messages import Task, Values
+from hetero.devices.errors import BlobError
+from hetero.devices.model.light import light_model_inputs, light_model_names
+from hetero.devices.model.reader import read_model
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels import envelope
+from hetero.scheduler.formats.model_parts import join_model, split_model
+from hetero.scheduler.vocabulary.messages import Task, Values
 from tests.scheduler.models import build
 from tests.support.equal_values import ELEMENT_TYPES, check_equal
 

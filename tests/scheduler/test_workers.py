@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import InferenceError
-from devices.request.request import Request
-from scheduler import InProcessExecutor, Limits, create_executor, inprocess
-from scheduler.client import deployment as deployment_module
-from scheduler.client.deployment import Deployment
-from scheduler.device import loop, workers
-from scheduler.device.machine import OpenStage
-from scheduler.vocabulary.placement import share
+from hetero.devices.errors import InferenceError
+from hetero.devices.request.request import Request
+from hetero.scheduler import InProcessExecutor, Limits, create_executor, inprocess
+from hetero.scheduler.client import deployment as deployment_module
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.device import loop, workers
+from hetero.scheduler.device.machine import OpenStage
+from hetero.scheduler.vocabulary.placement import share
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
 

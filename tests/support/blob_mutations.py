@@ -23,11 +23,11 @@ import onnx
 import xxhash
 
 import hetero
-from devices.errors import BlobError
 from hetero.cache.blob import ModelBlob
 from hetero.cache.description import describe
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.stored_payload import read_payload
+from hetero.devices.errors import BlobError
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.stored_payload import read_payload
 
 #: Most that reading a blob may take, as multiples of its length, beside what Python itself needs.
 MOST_MEMORY = 2.0

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from devices import OperatorPlugin
+from hetero.devices import OperatorPlugin
 
 
 class CarelessPlugin(OperatorPlugin):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from devices.model.model import Model
+from hetero.devices.model.model import Model
 from tests.support.graphs import build
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from devices.model.model import Model
-from devices.plugin.support import Support
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Support
 from hetero.planning.cost.costs import (
     CLIENT,
     Costs,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.model import Model
-from devices.plugin.program import Payload, Program
-from devices.plugin.properties import Config, Property, PropertyTable
-from devices.plugin.support import Refusal
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Payload, Program
+from hetero.devices.plugin.properties import Config, Property, PropertyTable
+from hetero.devices.plugin.support import Refusal
 
 
 class CountingPlugin(CPUPlugin):

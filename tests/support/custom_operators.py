@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import DeviceLostError
-from devices.model.tensor_spec import TensorSpec
 from hetero import custom_operator
+from hetero.devices.errors import DeviceLostError
+from hetero.devices.model.tensor_spec import TensorSpec
 
 
 @custom_operator("org.example::Squeak", infer=lambda x, **attributes: x)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from devices import Model, Program, RunContext, Value
-from devices.null.plugin import NullPlugin
+from hetero.devices import Model, Program, RunContext, Value
+from hetero.devices.null.plugin import NullPlugin
 
 
 class EndlessProgram(Program):

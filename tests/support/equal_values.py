@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.model.element_type import DTYPES
+from hetero.devices.model.element_type import DTYPES
 
 ELEMENT_TYPES = sorted({d for d in DTYPES.values() if d.kind != "O"}, key=str)
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Program, RunContext, Value
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import ExecutedNode, Program, RunContext, Value
 
 _PATIENCE_S = 60
 

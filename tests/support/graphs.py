@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from devices.model.model import Model
-from devices.model.reader import read_model
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 
 OPSET = 21
 SHAPE = (3,)

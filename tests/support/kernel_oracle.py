@@ -18,7 +18,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from devices.kernels import KERNELS
+from hetero.devices.kernels import KERNELS
 from tests.emulated_gpu.backend import run_on_device, runs_on_device
 from tests.support.small_models import onnxruntime_session, value_info
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler.channels import envelope
-from scheduler.channels.memory import MemoryChannel
-from scheduler.vocabulary.messages import Message
+from hetero.scheduler.channels import envelope
+from hetero.scheduler.channels.memory import MemoryChannel
+from hetero.scheduler.vocabulary.messages import Message
 
 
 class LoopbackChannel(MemoryChannel):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.request.answer import StageRun
-from scheduler.vocabulary import events as ev
-from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.plan import Plan, Stage
+from hetero.devices.request.answer import StageRun
+from hetero.scheduler.vocabulary import events as ev
+from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.vocabulary.plan import Plan, Stage
 
 
 def route(*devices: str, share: float = 1.0) -> Route:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import hetero
-from hetero.generate.texts import Group, Run
-from hetero.generate.together import Together
+from hetero.apps.generate.texts import Group, Run
+from hetero.apps.generate.together import Together
 from tests.scheduler.parties import wait_for
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devices.errors import ModelError
-from devices.model.model import Model, Node
+from hetero.devices.errors import ModelError
+from hetero.devices.model.model import Model, Node
 from hetero.partition.partition import Partition
 
 

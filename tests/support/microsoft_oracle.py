@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from devices.kernels.microsoft import MICROSOFT
-from devices.model.reader import read_model
+from hetero.devices.kernels.microsoft import MICROSOFT
+from hetero.devices.model.reader import read_model
 from tests.support import kernel_oracle
 
 

@@ -26,12 +26,12 @@ from google.protobuf.message import Message
 from onnx import TensorProto, numpy_helper
 
 import hetero
-from devices.cpu.plugin import CPUPlugin
-from devices.errors import HeteroError, RequestCancelledError
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.model.tensor_spec import TensorSpec
-from devices.plugin.program import RunContext
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.errors import HeteroError, RequestCancelledError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import RunContext
 
 #: Processor time for one case, in seconds, and memory for all that a child does, in bytes.
 CASE_S = 100

@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import parser
 
-from devices import read_model
+from hetero.devices import read_model
 
 
 def model(body, opset=17, ir=8):

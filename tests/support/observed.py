@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from devices.request.answer import StageRun
-from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
-from scheduler.observe.observer import ObservedRequest
-from scheduler.vocabulary import events
-from scheduler.vocabulary.placement import alone
-from scheduler.vocabulary.record import RequestRecord, RequestState
+from hetero.devices.request.answer import StageRun
+from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
+from hetero.scheduler.observe.observer import ObservedRequest
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.placement import alone
+from hetero.scheduler.vocabulary.record import RequestRecord, RequestState
 from tests.scheduler.models import chain
 
 LOAD = Load(

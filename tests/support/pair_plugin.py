@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from devices import COMMON_PROPERTIES, Property, PropertyTable
+from hetero.devices import COMMON_PROPERTIES, Property, PropertyTable
 from hetero.examples.third_party_plugin import DensePlugin
 
 MEMORY = {"left": 4_000, "right": 1_000}

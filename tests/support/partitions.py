@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from devices.model.model import Model
-from devices.model.reader import read_model
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 from hetero.partition.partition import Partition
 from tests.support.graphs import evaluate
 from tests.support.merge import merge

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import hetero
-from devices.model.reader import read_model
+from hetero.devices.model.reader import read_model
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.kinds import identify

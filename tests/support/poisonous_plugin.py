@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.model import Model
-from devices.plugin.program import Program, RunContext, Value
-from devices.plugin.properties import Config
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Program, RunContext, Value
+from hetero.devices.plugin.properties import Config
 
 
 class PoisonousProgram(Program):

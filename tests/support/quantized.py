@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.reader import read_model
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.reader import read_model
 from tests.support.small_models import compile_cpu, onnxruntime_session
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import hetero
-from devices.model.model import Model
+from hetero.devices.model.model import Model
 
 
 def random_affinity(

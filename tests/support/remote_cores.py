@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 import hetero
-from devices.plugin.program import nbytes_of
-from scheduler.channels.memory import MemoryChannel, Switchboard
-from scheduler.vocabulary.messages import Message
+from hetero.devices.plugin.program import nbytes_of
+from hetero.scheduler.channels.memory import MemoryChannel, Switchboard
+from hetero.scheduler.vocabulary.messages import Message
 from tests.scheduler.parties import wait_for
 from tests.support.loopback import LoopbackChannel
 

@@ -10,10 +10,10 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.planning.cost.costs import Time
@@ -21,7 +21,7 @@ from hetero.planning.report import Alternative, PlanReport, StagePrediction, Wir
 from hetero.query.query import pins_of, query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from tests.support.models import branches, unknown_ops
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import hetero
-from hetero.serve.server import Server
+from hetero.apps.serve.server import Server
 
 #: Where the model `plus_one` is asked.
 INFER = "/v2/models/plus/infer"

@@ -11,9 +11,9 @@ import onnxruntime
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.reader import read_model
-from devices.request.compiled_model import CompiledModel
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.reader import read_model
+from hetero.devices.request.compiled_model import CompiledModel
 
 
 def flattening() -> onnx.ModelProto:

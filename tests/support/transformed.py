@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.transforms import transform
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.transforms import transform
 from tests.support.small_models import run_cpu, run_onnxruntime
 
 RNG = np.random.default_rng(0)

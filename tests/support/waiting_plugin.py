@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.model import Model
-from devices.plugin.program import Program, RunContext, Value
-from devices.plugin.properties import Config, Property, PropertyTable
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Program, RunContext, Value
+from hetero.devices.plugin.properties import Config, Property, PropertyTable
 
 
 class WaitingProgram(Program):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.client.batching import Batcher
+from hetero.scheduler.client.batching import Batcher
 
 
 def next_due_s(batcher: Batcher) -> float | None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from devices.errors import InferenceError
-from devices.request.request import Request
-from scheduler.universe.device import Work
-from scheduler.vocabulary.limits import Batching, Limits
-from scheduler.vocabulary.placement import Placement, Route
-from scheduler.vocabulary.plan import Stage
+from hetero.devices.errors import InferenceError
+from hetero.devices.request.request import Request
+from hetero.scheduler.universe.device import Work
+from hetero.scheduler.vocabulary.limits import Batching, Limits
+from hetero.scheduler.vocabulary.placement import Placement, Route
+from hetero.scheduler.vocabulary.plan import Stage
 from tests.universe import models
 from tests.universe.kept_client import KeptClient
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from scheduler.universe.device import PlayedCluster, PlayedDevice, Work
-from scheduler.universe.network import Network
-from scheduler.universe.world import Process, World, WorldEvent
+from hetero.scheduler.universe.device import PlayedCluster, PlayedDevice, Work
+from hetero.scheduler.universe.network import Network
+from hetero.scheduler.universe.world import Process, World, WorldEvent
 
 if TYPE_CHECKING:
     from tests.universe.kept_client import KeptClient

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from devices.plugin.remote import Kept
-from devices.request.request import Request
-from scheduler.observe.observer import DeviceEvent, ObservedRequest
-from scheduler.universe.network import Link, Network
-from scheduler.universe.world import Process, World
-from scheduler.vocabulary.messages import Dropped, Free, Give, Keep, Message, Outputs
+from hetero.devices.plugin.remote import Kept
+from hetero.devices.request.request import Request
+from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
+from hetero.scheduler.universe.network import Link, Network
+from hetero.scheduler.universe.world import Process, World
+from hetero.scheduler.vocabulary.messages import Dropped, Free, Give, Keep, Message, Outputs
 from tests.universe import models
 from tests.universe.drawn import Call, Faults, Model, Played
 from tests.universe.faulty_cluster import FaultyCluster

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from devices.errors import (
+from hetero.devices.errors import (
     DeadlineError,
     DeviceLostError,
     HeteroError,
@@ -15,10 +15,10 @@ from devices.errors import (
     RequestCancelledError,
     TensorError,
 )
-from scheduler.device.machine import TaskState
-from scheduler.universe.device import PlayedDevice
-from scheduler.vocabulary import events
-from scheduler.vocabulary.record import RequestState
+from hetero.scheduler.device.machine import TaskState
+from hetero.scheduler.universe.device import PlayedDevice
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.record import RequestState
 from tests.universe.batches import next_due_s
 from tests.universe.drawn import Call, Model
 

@@ -11,15 +11,15 @@ from functools import partial
 from math import inf
 from typing import Concatenate, Final, ParamSpec
 
-from scheduler.client.deployments import Deployments
-from scheduler.client.liveness import Liveness, Order, Restart, StaysAway
-from scheduler.observe.observer import Observer
-from scheduler.universe.client import PlayedClient, PlayedDeployment
-from scheduler.universe.device import PlayedDevice
-from scheduler.universe.world import WorldEvent
-from scheduler.vocabulary.events import ClientEvent, DeviceLost, DeviceReturned
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import Placement
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.liveness import Liveness, Order, Restart, StaysAway
+from hetero.scheduler.observe.observer import Observer
+from hetero.scheduler.universe.client import PlayedClient, PlayedDeployment
+from hetero.scheduler.universe.device import PlayedDevice
+from hetero.scheduler.universe.world import WorldEvent
+from hetero.scheduler.vocabulary.events import ClientEvent, DeviceLost, DeviceReturned
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import Placement
 from tests.universe.faulty_cluster import FaultyCluster
 
 P = ParamSpec("P")

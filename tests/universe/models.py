@@ -8,9 +8,9 @@ from zlib import crc32
 
 import numpy as np
 
-from devices.model.tensor_spec import TensorSpec
-from scheduler.vocabulary.placement import Placement, alone, share
-from scheduler.vocabulary.plan import Plan, Stage
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.scheduler.vocabulary.placement import Placement, alone, share
+from hetero.scheduler.vocabulary.plan import Plan, Stage
 
 #: Shape of a model -> its stages: inputs and outputs.
 SHAPES: Mapping[str, tuple[tuple[str, str], ...]] = {

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import HeteroError, RequestCancelledError, TensorLostError
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import Variable
-from devices.request.infer_request import InferRequest
-from devices.request.request import Request
-from hetero.generate.generation import BatchGeneration, Generation, generate
-from hetero.generate.ports import Decoder
-from hetero.generate.rows import Rows
-from hetero.generate.sampling import Sampling
-from hetero.generate.together import Together
-from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.placement import alone, share
-from scheduler.vocabulary.plan import Plan, Stage
+from hetero.apps.generate.generation import BatchGeneration, Generation, generate
+from hetero.apps.generate.ports import Decoder
+from hetero.apps.generate.rows import Rows
+from hetero.apps.generate.sampling import Sampling
+from hetero.apps.generate.together import Together
+from hetero.devices.errors import HeteroError, RequestCancelledError, TensorLostError
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import Variable
+from hetero.devices.request.infer_request import InferRequest
+from hetero.devices.request.request import Request
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.placement import alone, share
+from hetero.scheduler.vocabulary.plan import Plan, Stage
 from tests.universe.drawn import Call, Faults, Model, Played
 from tests.universe.history import History
 from tests.universe.kept_client import KeptClient

@@ -9,32 +9,32 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import devices.request.machine
-import hetero.generate.together
-import scheduler.client.bytes_in_flight
-import scheduler.client.deployment
-import scheduler.client.kept
-import scheduler.client.outbox
-import scheduler.client.remote_memory
-import scheduler.client.runner
-import scheduler.clock
-import scheduler.device.host
-import scheduler.device.kept
-import scheduler.device.loop
-from scheduler.universe.world import Fiber, World
+import hetero.apps.generate.together
+import hetero.devices.request.machine
+import hetero.scheduler.client.bytes_in_flight
+import hetero.scheduler.client.deployment
+import hetero.scheduler.client.kept
+import hetero.scheduler.client.outbox
+import hetero.scheduler.client.remote_memory
+import hetero.scheduler.client.runner
+import hetero.scheduler.clock
+import hetero.scheduler.device.host
+import hetero.scheduler.device.kept
+import hetero.scheduler.device.loop
+from hetero.scheduler.universe.world import Fiber, World
 
 _MODULES = (
-    hetero.generate.together,
-    devices.request.machine,
-    scheduler.client.bytes_in_flight,
-    scheduler.client.deployment,
-    scheduler.client.outbox,
-    scheduler.client.remote_memory,
-    scheduler.client.runner,
-    scheduler.clock,
-    scheduler.device.host,
-    scheduler.device.kept,
-    scheduler.device.loop,
+    hetero.apps.generate.together,
+    hetero.devices.request.machine,
+    hetero.scheduler.client.bytes_in_flight,
+    hetero.scheduler.client.deployment,
+    hetero.scheduler.client.outbox,
+    hetero.scheduler.client.remote_memory,
+    hetero.scheduler.client.runner,
+    hetero.scheduler.clock,
+    hetero.scheduler.device.host,
+    hetero.scheduler.device.kept,
+    hetero.scheduler.device.loop,
 )
 #: Where a thread may lose its turn.
 _TRACED = ("/scheduler/client/", "/scheduler/device/", "/scheduler/clock.py")
@@ -185,11 +185,11 @@ def locks_of(world: World) -> Iterator[None]:
     modules: list[Any] = list(_MODULES)
     for module in modules:
         module.threading = made
-    together: Any = hetero.generate.together
+    together: Any = hetero.apps.generate.together
     waits = together.until, together.aside
     together.until, together.aside = Until, aside
     # What is known of earlier histories would take fewer lines, and turns be lost elsewhere.
-    scheduler.client.kept.dtype_of.cache_clear()
+    hetero.scheduler.client.kept.dtype_of.cache_clear()
     try:
         yield
     finally:

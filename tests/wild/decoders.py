@@ -20,10 +20,10 @@ import numpy as np
 import onnxruntime
 
 import hetero
-from devices.model.reader import read_model
+from hetero.apps.generate.decoder import with_head_sizes
 from hetero.compile.compiled_model import CompiledModel
+from hetero.devices.model.reader import read_model
 from hetero.errors import HeteroError
-from hetero.generate.decoder import with_head_sizes
 from tests.support.random_affinity import random_affinity
 from tests.wild.outcomes import closing, outcome
 

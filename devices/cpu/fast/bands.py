@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.interpreter.calls import Scratch
+from hetero.devices.interpreter.calls import Scratch
 
 
 def bands(images: int, height: int, most: int, unit: int = 1) -> Iterator[tuple[slice, slice]]:

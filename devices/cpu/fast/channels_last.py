@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from devices.cpu.fast.bands import BandScratch
-from devices.interpreter.calls import Call, copy_call
+from hetero.devices.cpu.fast.bands import BandScratch
+from hetero.devices.interpreter.calls import Call, copy_call
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.cpu.fast import winograd as winograd_
-from devices.cpu.fast.bands import BandScratch, bands
-from devices.cpu.fast.channels_last import (
+from hetero.devices.cpu.fast import winograd as winograd_
+from hetero.devices.cpu.fast.bands import BandScratch, bands
+from hetero.devices.cpu.fast.channels_last import (
     ROW,
     is_last,
     pad_calls,
@@ -20,11 +20,11 @@ from devices.cpu.fast.channels_last import (
     row_calls,
     windows,
 )
-from devices.interpreter.calls import CALL_MAKERS, Call, Scratch, copy_call
-from devices.kernels import KernelRegistry
-from devices.kernels.element_types import Xp
-from devices.kernels.registry import op, taking
-from devices.kernels.window import Window, sliding_window
+from hetero.devices.interpreter.calls import CALL_MAKERS, Call, Scratch, copy_call
+from hetero.devices.kernels import KernelRegistry
+from hetero.devices.kernels.element_types import Xp
+from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.window import Window, sliding_window
 
 Ints = Sequence[int]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from devices.cpu.fast.conv import bias_row, copies_columns, prepare
-from devices.cpu.fast.winograd import best_tile
-from devices.kernels.window import sliding_window
-from devices.model.model import Model, Node
-from devices.transforms.rewriting import Rewrite, fused_node
+from hetero.devices.cpu.fast.conv import bias_row, copies_columns, prepare
+from hetero.devices.cpu.fast.winograd import best_tile
+from hetero.devices.kernels.window import sliding_window
+from hetero.devices.model.model import Model, Node
+from hetero.devices.transforms.rewriting import Rewrite, fused_node
 
 
 def prepare_convolutions(model: Model) -> Model:

@@ -14,9 +14,9 @@ from functools import cache, partial
 
 import numpy as np
 
-from devices.cpu.fast.bands import BandScratch
-from devices.cpu.fast.channels_last import windows
-from devices.interpreter.calls import Call, copy_call
+from hetero.devices.cpu.fast.bands import BandScratch
+from hetero.devices.cpu.fast.channels_last import windows
+from hetero.devices.interpreter.calls import Call, copy_call
 
 #: Outputs along an axis of a tile -> the points, beside infinity.
 _POINTS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from devices.kernels.attention import (
+from hetero.devices.kernels.attention import (
     allowed_keys,
     appended,
     attend,
@@ -18,10 +18,10 @@ from devices.kernels.attention import (
     rotary_embedding_23,
     split_heads,
 )
-from devices.kernels.element_types import Array, Xp, wide
-from devices.kernels.microsoft import MICROSOFT
-from devices.kernels.norm import rms_normalization_23
-from devices.kernels.registry import op
+from hetero.devices.kernels.element_types import Array, Xp, wide
+from hetero.devices.kernels.microsoft import MICROSOFT
+from hetero.devices.kernels.norm import rms_normalization_23
+from hetero.devices.kernels.registry import op
 
 
 def _mask_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Array:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from devices.kernels.activation import gelu, hard_swish, swish
-from devices.kernels.conv import conv_1
-from devices.kernels.element_types import Array, Xp, in_float32, stash, wide
-from devices.kernels.matmul import gemm_7, matmul_1
-from devices.kernels.microsoft import MICROSOFT
-from devices.kernels.norm import layer_normalization_17, rms_normalization_23
-from devices.kernels.recurrent import named_activation
-from devices.kernels.registry import op, taking
+from hetero.devices.kernels.activation import gelu, hard_swish, swish
+from hetero.devices.kernels.conv import conv_1
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, stash, wide
+from hetero.devices.kernels.matmul import gemm_7, matmul_1
+from hetero.devices.kernels.microsoft import MICROSOFT
+from hetero.devices.kernels.norm import layer_normalization_17, rms_normalization_23
+from hetero.devices.kernels.recurrent import named_activation
+from hetero.devices.kernels.registry import op, taking
 
 
 @op("Gelu", since=1, domain=MICROSOFT)

@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-from devices.kernels.activation import leaky_relu, sigmoid
-from devices.kernels.cast import convert
-from devices.kernels.element_types import Array, Kernel, Xp, wide
-from devices.kernels.microsoft import MICROSOFT
-from devices.kernels.microsoft.attention import attention
-from devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
-from devices.kernels.quantize import dequantize_10, dynamic_quantize, matmul_integer, quantize_10
-from devices.kernels.recurrent import long_short_term_memory, lstm_7
-from devices.kernels.registry import KERNELS, op, taking
-from devices.kernels.slicing import concat
+from hetero.devices.kernels.activation import leaky_relu, sigmoid
+from hetero.devices.kernels.cast import convert
+from hetero.devices.kernels.element_types import Array, Kernel, Xp, wide
+from hetero.devices.kernels.microsoft import MICROSOFT
+from hetero.devices.kernels.microsoft.attention import attention
+from hetero.devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
+from hetero.devices.kernels.quantize import (
+    dequantize_10,
+    dynamic_quantize,
+    matmul_integer,
+    quantize_10,
+)
+from hetero.devices.kernels.recurrent import long_short_term_memory, lstm_7
+from hetero.devices.kernels.registry import KERNELS, op, taking
+from hetero.devices.kernels.slicing import concat
 
 Ints = Sequence[int]
 #: Of the standard's operators that give a scale along an axis.

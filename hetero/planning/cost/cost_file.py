@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.cost.costs import Costs, DeviceIdentity, Line, Transfer
-from scheduler.formats.publish import publish
-from scheduler.formats.regular_file import read_regular
-from scheduler.vocabulary.rows import THIS_PROCESS
+from hetero.scheduler.formats.publish import publish
+from hetero.scheduler.formats.regular_file import read_regular
+from hetero.scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
 VERSION: Final = 7

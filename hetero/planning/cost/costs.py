@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from scheduler.vocabulary.rows import THIS_PROCESS
+from hetero.scheduler.vocabulary.rows import THIS_PROCESS
 
 #: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
 #: operations and bytes.

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from devices.model.model import Model
-from devices.plugin.program import Value
-from devices.plugin.support import Support
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.support import Support
 from hetero.planning.cost.calibration import Round
 from hetero.planning.cost.costs import DeviceIdentity, Time
 from hetero.planning.cost.timing import Look
-from scheduler.executor import Executor
-from scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.executor import Executor
+from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 #: Properties that do not change times, or that an identity has elsewhere.
 _TIMELESS: Final = frozenset(

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
-from devices.errors import ClusterError, DeviceError, HeteroError
-from devices.plugin.program import Value
+from hetero.devices.errors import ClusterError, DeviceError, HeteroError
+from hetero.devices.plugin.program import Value
 from hetero.planning.cost.calibration import Round
 from hetero.planning.cost.kinds import Kind, Subject
 from hetero.planning.cost.timing import deployed, look, saturate
-from scheduler.executor import Deployment
+from hetero.scheduler.executor import Deployment
 
 #: Requests in flight on each device.
 JOBS: Final = 3

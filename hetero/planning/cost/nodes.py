@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from devices.model.model import Model
-from devices.plugin.program import ExecutedNode
 from hetero.affinity.requests import request_positions
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import ExecutedNode
 from hetero.planning.cost.timing import Timing
 from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import ClusterError, DeviceError, HeteroError
-from devices.plugin.program import Value
 from hetero.affinity.requests import request_positions
+from hetero.devices.errors import ClusterError, DeviceError, HeteroError
+from hetero.devices.plugin.program import Value
 from hetero.planning.cost.calibration import fit_pace, low, rounds_spoiled
 from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Time, Transfer
 from hetero.planning.cost.kinds import Kind, Subject, kinds_of

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from devices.errors import HeteroError
-from devices.model.model import Model
-from devices.plugin.program import Value
 from hetero.affinity.requests import request_positions
+from hetero.devices.errors import HeteroError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Value
 from hetero.observe.sample_inputs import sample_inputs
 from hetero.partition.partition import partition
 from hetero.planning.cost.timing import deployed, run
-from scheduler.executor import Executor
+from hetero.scheduler.executor import Executor
 
 #: Stands for every device but the one that is looked at.
 _ELSEWHERE: Final = "elsewhere"

@@ -12,15 +12,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Value
-from devices.request.answer import Answer, StageRun
-from devices.request.request import Request
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import ExecutedNode, Value
+from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.request import Request
 from hetero.observe.in_flight import keep_in_flight
 from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost.calibration import LOW, low, settled, spoiled
-from scheduler.executor import Deployment, Executor
-from scheduler.vocabulary.limits import Limits
+from hetero.scheduler.executor import Deployment, Executor
+from hetero.scheduler.vocabulary.limits import Limits
 
 #: Bounds of a measuring deployment.
 _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)

@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from devices.model.model import Model
-from devices.model.reader import read_model
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.timing import deployed, look, saturate
-from scheduler.executor import Executor
+from hetero.scheduler.executor import Executor
 
 #: Bytes of the tensors that are measured: a line needs two of them.
 SIZES: Final = (4_096, 4_194_304)

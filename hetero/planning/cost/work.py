@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.model.model import Model, Node
-from devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.observe.sample_inputs import OPEN_DIMENSION
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.solver.problem import Problem, allowed
 
 #: Names that a message lists before it only counts.

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Assignment, Problem, is_feasible, loads, wary

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.solver.check import listed
 from hetero.planning.solver.order import components, depth_first
 from hetero.planning.solver.problem import Assignment, Problem, allowed, make_problem, sums

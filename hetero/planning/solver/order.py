@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 
 
 def successors(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
 from hetero.planning.solver.check import check
 from hetero.planning.solver.choice import TIDIED, Hint, Judge, Solution, choose, judged

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from onnx import NodeProto, helper
 
-from devices.cpu.fast import conv as convolution
-from devices.cpu.fast import winograd
-from devices.cpu.fast.bands import BandScratch
-from devices.cpu.fast.winograd import prepare, tile_calls
-from devices.cpu.plugin import CPUPlugin
-from devices.interpreter.calls import Scratch
-from devices.model.reader import read_model
+from hetero.devices.cpu.fast import conv as convolution
+from hetero.devices.cpu.fast import winograd
+from hetero.devices.cpu.fast.bands import BandScratch
+from hetero.devices.cpu.fast.winograd import prepare, tile_calls
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.interpreter.calls import Scratch
+from hetero.devices.model.reader import read_model
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_onnxruntime
 
 RNG = np.random.default_rng(0)

@@ -15,8 +15,8 @@ from onnx import helper
 
 from benchmarks.kernels import inputs_of, largest_live_nbytes, load
 from benchmarks.networks import bert, lstm, vit
-from devices.model.reader import read_model
 from hetero import Core
+from hetero.devices.model.reader import read_model
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_onnxruntime
 
 SMALL = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from devices.errors import KernelError
+from hetero.devices.errors import KernelError
 from tests.support.small_models import compile_cpu, make_model, run_onnxruntime
 
 RNG = np.random.default_rng(0)

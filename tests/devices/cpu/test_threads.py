@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 from threadpoolctl import threadpool_info
 
-from devices.cpu.threads import use_threads
+from hetero.devices.cpu.threads import use_threads
 from tests.support.small_models import compile_cpu, make_model
 
 

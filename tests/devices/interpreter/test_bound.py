@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from devices.conformance.onnx_suite import Case, backend_cases
-from devices.cpu.plugin import CPUPlugin
-from devices.errors import KernelError, RequestCancelledError
-from devices.interpreter import bound_cache
-from devices.interpreter.layout import Span, lay_out
-from devices.interpreter.trace import trace
-from devices.model.reader import read_model
-from devices.plugin.program import RunContext
-from devices.request.compiled_model import CompiledModel
+from hetero.devices.conformance.onnx_suite import Case, backend_cases
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.errors import KernelError, RequestCancelledError
+from hetero.devices.interpreter import bound_cache
+from hetero.devices.interpreter.layout import Span, lay_out
+from hetero.devices.interpreter.trace import trace
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.program import RunContext
+from hetero.devices.request.compiled_model import CompiledModel
 from tests.support.small_models import compile_cpu, make_model, run_onnxruntime, run_reference
 
 RNG = np.random.default_rng(0)

@@ -10,12 +10,12 @@ import pytest
 from onnx import helper, parser
 
 import hetero
-from devices import Model, read_model
-from devices.cpu.plugin import CPUPlugin
-from devices.errors import ModelError
-from devices.kernels import KERNELS, Kernel, KernelRegistry
-from devices.kernels.registry import op
-from devices.plugin.schema import violations
+from hetero.devices import Model, read_model
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.errors import ModelError
+from hetero.devices.kernels import KERNELS, Kernel, KernelRegistry
+from hetero.devices.kernels.registry import op
+from hetero.devices.plugin.schema import violations
 from hetero.errors import UnsupportedNodesError
 from tests.support.single_nodes import single_node_models
 
@@ -172,6 +172,6 @@ def test_a_user_reads_the_valid_values() -> None:
 
 
 def test_choices_are_of_attributes_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.kernels.registry.KERNELS", KernelRegistry())
+    monkeypatch.setattr("hetero.devices.kernels.registry.KERNELS", KernelRegistry())
     with pytest.raises(ValueError, match="no attribute 'mode' to choose for"):
         op("Odd", since=1, choices={"mode": ("a",)})(lambda xp, x: np.abs(x))

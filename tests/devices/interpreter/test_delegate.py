@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
-from devices.conformance.onnx_suite import backend_cases
-from devices.cpu.plugin import CPUPlugin
-from devices.interpreter.delegate import DELEGATED
-from devices.model.reader import read_model
+from hetero.devices.conformance.onnx_suite import backend_cases
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.interpreter.delegate import DELEGATED
+from hetero.devices.model.reader import read_model
 from tests.support.small_models import compile_cpu, make_model
 
 WORDS = np.array(["b", "a", "Monday", "c"], object)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from devices.cpu.plugin import CPUPlugin, CPUProgram
-from devices.errors import BlobError, KernelError, ModelError
-from devices.model.reader import read_model
-from devices.plugin.program import Payload, RunContext
+from hetero.devices.cpu.plugin import CPUPlugin, CPUProgram
+from hetero.devices.errors import BlobError, KernelError, ModelError
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.program import Payload, RunContext
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_reference
 
 RAW = {"DISABLE_TRANSFORMATIONS": True}

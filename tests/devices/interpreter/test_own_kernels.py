@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from devices.cpu.fast.conv import FAST
-from devices.cpu.plugin import CPUPlugin
-from devices.interpreter.backend import ArrayBackend
-from devices.interpreter.implementations import FUSED
-from devices.kernels import KERNELS, KernelRegistry, op
-from devices.model.reader import read_model
+from hetero.devices.cpu.fast.conv import FAST
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.interpreter.backend import ArrayBackend
+from hetero.devices.interpreter.implementations import FUSED
+from hetero.devices.kernels import KERNELS, KernelRegistry, op
+from hetero.devices.model.reader import read_model
 from tests.support.small_models import make_model
 
 X = np.array([-1.0, 2.0], np.float32)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from devices.interpreter import recorder
-from devices.interpreter.calls import Scratch
-from devices.interpreter.stand_in import CannotRecord, Tape
-from devices.interpreter.tape import Recording
-from devices.kernels import KERNELS
+from hetero.devices.interpreter import recorder
+from hetero.devices.interpreter.calls import Scratch
+from hetero.devices.interpreter.stand_in import CannotRecord, Tape
+from hetero.devices.interpreter.tape import Recording
+from hetero.devices.kernels import KERNELS
 from tests.support.small_models import compile_cpu, make_model, run_onnxruntime
 
 RNG = np.random.default_rng(0)

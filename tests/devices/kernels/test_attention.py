@@ -164,7 +164,7 @@ def test_causal_conv_with_state(activation, length, past):
 
 
 def test_flex_attention_applies_the_models_own_changes():
-    from devices.kernels import KERNELS
+    from hetero.devices.kernels import KERNELS
 
     kernel = KERNELS.find("ai.onnx.preview", "FlexAttention", 1).function
     q, k, v = floats(1, 4, 3, 8), floats(1, 2, 5, 8), floats(1, 2, 5, 8)

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from devices.errors import ModelError
-from devices.model.literals import literal_value
-from devices.model.model import Node
+from hetero.devices.errors import ModelError
+from hetero.devices.model.literals import literal_value
+from hetero.devices.model.model import Node
 from tests.support.kernel_oracle import (
     NARROW,
     check,

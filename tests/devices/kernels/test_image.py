@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.reader import read_model
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.reader import read_model
 from tests.support.kernel_oracle import (
     check,
     ints,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from devices import kernels
-from devices.kernels import elementwise
+from hetero.devices import kernels
+from hetero.devices.kernels import elementwise
 from tests.emulated_gpu.cupy_names import CUPY, LACKING
 
 FILES = sorted(Path(str(kernels.__file__)).parent.glob("*.py"))

@@ -13,8 +13,8 @@ from onnx import AttributeProto, helper
 from onnx.defs import OpSchema
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_state
 
-from devices.kernels import ALL, KERNELS, Kernel, op
-from devices.kernels.microsoft import MICROSOFT
+from hetero.devices.kernels import ALL, KERNELS, Kernel, op
+from hetero.devices.kernels.microsoft import MICROSOFT
 
 #: ONNX's own suite has models of opset 6.
 OLDEST = 6

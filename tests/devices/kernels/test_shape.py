@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.kernels import KERNELS
+from hetero.devices.kernels import KERNELS
 from tests.support.kernel_oracle import NARROW, check, ints, refuses, run_kernel, run_reference
 
 RNG = np.random.default_rng(11)

@@ -16,9 +16,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.defs import OpSchema
 
-from devices.conformance.onnx_suite import Case, backend_cases
-from devices.kernels import KERNELS
-from devices.model.attributes import attribute_value
+from hetero.devices.conformance.onnx_suite import Case, backend_cases
+from hetero.devices.kernels import KERNELS
+from hetero.devices.model.attributes import attribute_value
 from tests.support.kernel_oracle import run_kernel
 
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from devices.interpreter import block
-from devices.model.reader import read_model
-from devices.transforms import transform
-from devices.transforms.inline_functions import inline_functions
+from hetero.devices.interpreter import block
+from hetero.devices.model.reader import read_model
+from hetero.devices.transforms import transform
+from hetero.devices.transforms.inline_functions import inline_functions
 from tests.support.small_models import make_model, run_cpu, run_reference
 from tests.support.transformed import check, floats, node, operators
 

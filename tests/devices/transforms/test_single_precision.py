@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from devices.cpu.plugin import CPUPlugin
-from devices.model.reader import read_model
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.reader import read_model
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_onnxruntime
 
 RNG = np.random.default_rng(0)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from benchmarks.networks import bert
-from devices.cpu.plugin import CPUPlugin
-from devices.model.light import light_model_names
-from devices.model.reader import read_model
-from devices.transforms import transform
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.light import light_model_names
+from hetero.devices.model.reader import read_model
+from hetero.devices.transforms import transform
 from tests.support.small_models import make_model, run_cpu, run_reference
 from tests.support.transformed import check, check_covers, floats, node, operators
 

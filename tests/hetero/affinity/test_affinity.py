@@ -11,13 +11,13 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from devices.errors import AffinityError
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign, resolve_pins
 from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import annotate, metadata_pins
+from hetero.devices.errors import AffinityError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.query.query import pins_of
 from tests.support.graphs import build, proto, value
 

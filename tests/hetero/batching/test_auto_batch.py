@@ -16,15 +16,15 @@ import onnxruntime
 import pytest
 
 import hetero
-from devices.errors import (
+from hetero.cli.measuring import measure
+from hetero.devices.errors import (
     DeadlineError,
     HeteroError,
     PropertyError,
     RequestCancelledError,
 )
-from devices.request.answer import Answer
-from devices.request.promise import Promised
-from hetero.cli.measuring import measure
+from hetero.devices.request.answer import Answer
+from hetero.devices.request.promise import Promised
 from tests.support import exposition
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches

@@ -7,10 +7,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from devices.model.light import light_model_path
-from devices.model.reader import read_model
 from hetero.batching.open_axis import with_open_batch
 from hetero.batching.rows import why_not_joined
+from hetero.devices.model.light import light_model_path
+from hetero.devices.model.reader import read_model
 
 RNG = np.random.default_rng(7)
 

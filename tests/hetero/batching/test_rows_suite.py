@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from devices.conformance.onnx_suite import Case, backend_cases
-from devices.model.reader import read_model
 from hetero.batching.rows import why_not_joined
+from hetero.devices.conformance.onnx_suite import Case, backend_cases
+from hetero.devices.model.reader import read_model
 
 #: Cases and choices of inputs with rows that were joined with onnx 1.23 and ONNX Runtime 1.31.
 JOINED = 700

@@ -19,12 +19,12 @@ from onnx import TensorProto, helper
 from onnx.parser import parse_model
 
 import hetero
-from devices import errors
 from hetero.cache.description import describe
 from hetero.cli import cli
+from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
-from scheduler.formats.blob_file import BlobFile
-from scheduler.formats.model_parts import join_model
+from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.model_parts import join_model
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 

@@ -10,14 +10,14 @@ import pytest
 from onnx import TensorProto
 
 import hetero
-from devices import load_plugins, read_model
-from devices.errors import BlobError, ModelError, UnsupportedNodesError
-from devices.plugin.program import Payload
 from hetero.cache import blob
+from hetero.devices import load_plugins, read_model
+from hetero.devices.errors import BlobError, ModelError, UnsupportedNodesError
+from hetero.devices.plugin.program import Payload
 from hetero.examples.custom_operator import fraction
-from scheduler.formats.blob_format import FORMAT_VERSION, MAGIC, PREFIX, SUMMED_NBYTES
-from scheduler.formats.blob_format import header_checksum as checksum_of
-from scheduler.formats.weightless import MAGIC as WEIGHTLESS
+from hetero.scheduler.formats.blob_format import FORMAT_VERSION, MAGIC, PREFIX, SUMMED_NBYTES
+from hetero.scheduler.formats.blob_format import header_checksum as checksum_of
+from hetero.scheduler.formats.weightless import MAGIC as WEIGHTLESS
 
 MODEL = onnx.parser.parse_model(
     """<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import BlobError
 from hetero.cache.blob import export_payloads, write_model
+from hetero.devices.errors import BlobError
 from tests.support import blob_mutations as mutations
 from tests.support.models import branches, branches_output
 

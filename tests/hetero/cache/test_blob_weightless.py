@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import hetero
-from devices.errors import BlobError
+from hetero.devices.errors import BlobError
 from tests.support import blob_mutations
 from tests.support.command_line import Shell
 from tests.support.models import branches

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 import hetero
-from devices.errors import PropertyError
 from hetero.cache.folder import Cache
 from hetero.cli import cli
-from scheduler.formats.blob_file import BlobFile
+from hetero.devices.errors import PropertyError
+from hetero.scheduler.formats.blob_file import BlobFile
 from tests.support.caches import DEVICES, PINS, entries, flip, hit, one_warning, opened
 from tests.support.counting_plugin import CountingPlugin, lines
 from tests.support.models import branches

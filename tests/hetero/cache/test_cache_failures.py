@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.cpu.plugin import CPUPlugin
-from devices.model.model import Model
-from devices.plugin.program import Payload, Program, RunContext, Value
-from devices.plugin.properties import Config
 from hetero.cache.kept_model import KeptModel
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Payload, Program, RunContext, Value
+from hetero.devices.plugin.properties import Config
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import errors
+from hetero.devices import errors
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto
 
 import hetero
-from devices import errors
+from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.command_line import Ended, Shell
 from tests.support.models import branches, unknown_ops

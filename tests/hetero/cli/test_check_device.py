@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devices.testing import check_operators
+from hetero.devices.testing import check_operators
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.careless_plugin import CarelessPlugin
 from tests.support.command_line import Ended, Shell

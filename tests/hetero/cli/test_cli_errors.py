@@ -54,7 +54,7 @@ def test_a_plugin_whose_backend_is_not_there_is_wrong_usage(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "broken_plugin_here.py").write_text(
-        "from devices.null.plugin import NullPlugin\n\n\n"
+        "from hetero.devices.null.plugin import NullPlugin\n\n\n"
         "class Broken(NullPlugin):\n    name = 'BROKEN'\n"
         "    def __init__(self):\n        raise ImportError('no libbroken here')\n"
     )

@@ -241,7 +241,7 @@ sys.meta_path.insert(0, Finder())
 """
 LATE = """
 import atexit, os, signal, sys
-from scheduler.processes.process_end import end_with
+from hetero.scheduler.processes.process_end import end_with
 
 def program():
     atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
@@ -255,7 +255,7 @@ ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 @pytest.mark.parametrize(("number", "code"), ENDS)
 @pytest.mark.parametrize(
-    "program", [["-c", "from hetero_command import program; program()"], ["-m", "hetero"]]
+    "program", [["-c", "from hetero.__main__ import program; program()"], ["-m", "hetero"]]
 )
 def test_a_signal_while_it_is_imported_shows_no_traceback(
     program: list[str], number: int, code: int, tmp_path: Path

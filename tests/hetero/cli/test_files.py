@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
-from devices.model.model import Model
 from hetero.core import Core
+from hetero.devices.model.model import Model
 from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
 

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 from rich.console import Console
 
 import hetero.core
-from devices import Model, Program, RunContext, Value
-from devices.null.plugin import NullPlugin
+from hetero.devices import Model, Program, RunContext, Value
+from hetero.devices.null.plugin import NullPlugin
 from hetero.report.text import Rows
-from scheduler import create_executor
+from hetero.scheduler import create_executor
 from tests.support.command_line import Shell
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
@@ -188,7 +188,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise KeyboardInterrupt
         return create_executor(kind, **options)
 
-    monkeypatch.setattr(hetero.devices, "create_executor", create)
+    monkeypatch.setattr(hetero.core_devices, "create_executor", create)
     return kinds
 
 

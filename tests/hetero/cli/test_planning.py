@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import hetero
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.null.plugin import NullPlugin
-from devices.plugin.program import Program
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.null.plugin import NullPlugin
+from hetero.devices.plugin.program import Program
 from hetero.planning.cost.cost_file import read_costs, write_costs
 from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.kinds import identify

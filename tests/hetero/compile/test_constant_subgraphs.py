@@ -10,10 +10,10 @@ import pytest
 from onnx import parser
 
 import hetero
-from devices.cpu.plugin import CPUPlugin
-from devices.model.model import Model
-from devices.plugin.program import Program, RunContext, Value
-from devices.plugin.properties import Config
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Program, RunContext, Value
+from hetero.devices.plugin.properties import Config
 
 MODEL = parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y, float[3] w) '

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import hetero
-from devices import InferRequest, errors
+from hetero.devices import InferRequest, errors
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, parser
 
 import hetero
-from devices import Plugin, Program
-from devices.errors import InferenceError, TensorTypeError
+from hetero.devices import Plugin, Program
+from hetero.devices.errors import InferenceError, TensorTypeError
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 FIVE = np.ones((5, 3), np.float32)

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 import hetero
-from devices.errors import DeviceMemoryError, InferenceError
-from devices.plugin.failures import reason_of, run_failed
+from hetero.devices.errors import DeviceMemoryError, InferenceError
+from hetero.devices.plugin.failures import reason_of, run_failed
 
 #: 64 TiB of floats.
 HUGE = np.array([2**22, 2**22], np.int64)

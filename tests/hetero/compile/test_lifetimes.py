@@ -14,8 +14,8 @@ import pytest
 import hetero
 import hetero.backend
 from benchmarks.memory import run
-from devices import errors
-from hetero.compare.compare import compare
+from hetero.comparison.compare import compare
+from hetero.devices import errors
 from tests.scheduler.parties import wait_for
 from tests.support.models import branches, branches_output
 

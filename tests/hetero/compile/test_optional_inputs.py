@@ -13,7 +13,7 @@ import pytest
 
 import hetero
 import hetero.backend
-from devices.errors import TensorNameError, TensorShapeError
+from hetero.devices.errors import TensorNameError, TensorShapeError
 from tests.support.command_line import Shell
 
 DEVICES = ("CPU", "ORT", "HETERO:CPU,ORT")

@@ -7,9 +7,9 @@ import pytest
 from onnx import parser
 
 import hetero
-from devices.errors import DeviceError
-from devices.plugin.operator_plugin import OperatorProgram
 from hetero import errors
+from hetero.devices.errors import DeviceError
+from hetero.devices.plugin.operator_plugin import OperatorProgram
 from hetero.errors import UnsupportedNodesError
 from hetero.examples.third_party_plugin import DensePlugin
 

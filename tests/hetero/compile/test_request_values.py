@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 import hetero
-from devices import errors
-from devices.null.plugin import NullPlugin
+from hetero.devices import errors
+from hetero.devices.null.plugin import NullPlugin
 from tests.support.array_likes import OnlyArray, OnlyDLPack
 from tests.support.models import branches
 

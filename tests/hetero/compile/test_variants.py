@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import BlobError, PropertyError
-from devices.model.model import Model
-from devices.model.reader import read_model
 from hetero.cache.description import describe
 from hetero.compile import compiler
+from hetero.devices.errors import BlobError, PropertyError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 from hetero.planning import choose as choosing
 from hetero.planning.cost_planner import CostPlanner
-from scheduler.formats.blob_file import BlobFile
+from hetero.scheduler.formats.blob_file import BlobFile
 from tests.support.models import branches, branches_output
 from tests.support.plans import planned
 
@@ -286,7 +286,7 @@ def test_devices_of_a_node_are_not_planned_more_memory_than_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = read_model(branches()).constants["w"].array.nbytes
-    monkeypatch.setattr("scheduler.device.probe._node_memory_nbytes", lambda: 2 * weight - 1)
+    monkeypatch.setattr("hetero.scheduler.device.probe._node_memory_nbytes", lambda: 2 * weight - 1)
     with hetero.Core(executor="inprocess") as core:
         config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, PERFORMANCE_HINT="THROUGHPUT")
         with pytest.raises(hetero.errors.PlanError) as caught:

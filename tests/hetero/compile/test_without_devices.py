@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import hetero
-from devices.errors import DeviceError
-from devices.model.reader import read_model
 from hetero.compile.compiler import without_devices
 from hetero.compile.stage_replicas import moved
+from hetero.devices.errors import DeviceError
+from hetero.devices.model.reader import read_model
 from hetero.properties.request import CompileRequest
 from tests.support.models import branches
 

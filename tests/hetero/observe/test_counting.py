@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from devices.request.answer import StageRun
+from hetero.devices.request.answer import StageRun
 from hetero.observe.exposition import read_text, write_text
-from scheduler.observe.metrics import BOUNDS_S, Metrics
-from scheduler.observe.observer import ObservedRequest
-from scheduler.vocabulary import events
-from scheduler.vocabulary.record import RequestState
+from hetero.scheduler.observe.metrics import BOUNDS_S, Metrics
+from hetero.scheduler.observe.observer import ObservedRequest
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.record import RequestState
 from tests.support import exposition
 from tests.support.observed import LOAD, ended
 

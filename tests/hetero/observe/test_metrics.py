@@ -17,7 +17,7 @@ import pytest
 import hetero
 from hetero.observe import exposition as served
 from hetero.observe.metrics_server import MetricsServer
-from scheduler.observe.load import Load
+from hetero.scheduler.observe.load import Load
 from tests.scheduler.parties import wait_for
 from tests.support import exposition
 from tests.support.command_line import Shell

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import errors
+from hetero.devices import errors
 from tests.scheduler.parties import wait_for
 from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.model.model import Model
+from hetero.devices.model.model import Model
 from tests.support.models import branches
 from tests.support.plans import planned
 

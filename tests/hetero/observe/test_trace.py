@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import ArgumentError
-from devices.request.answer import StageRun
+from hetero.devices.errors import ArgumentError
+from hetero.devices.request.answer import StageRun
 from hetero.observe.trace import Trace
 from hetero.observe.trace_events import trace_events
-from scheduler.vocabulary.record import RequestState
+from hetero.scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain, replicate
 from tests.support.command_line import Shell, endless
 from tests.support.models import branches

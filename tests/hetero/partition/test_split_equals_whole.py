@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import hetero
-from devices.model.model import Model
+from hetero.devices.model.model import Model
 from tests.support.graphs import feeds, random_affinity, random_model
 
 DEVICES = ("CPU.0", "CPU.1", "CPU.2", "CPU.3")

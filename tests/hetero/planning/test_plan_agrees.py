@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
+from hetero.devices.errors import PlanError
 from hetero.partition.partition import partition
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.costs import Costs, Line, Pace, Transfer

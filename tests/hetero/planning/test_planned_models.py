@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import AffinityError, PlanError, PropertyError, UnsupportedNodesError
-from devices.model.model import Model, Node
-from devices.null.plugin import NullPlugin
-from devices.plugin.support import Refusal
+from hetero.devices.errors import AffinityError, PlanError, PropertyError, UnsupportedNodesError
+from hetero.devices.model.model import Model, Node
+from hetero.devices.null.plugin import NullPlugin
+from hetero.devices.plugin.support import Refusal
 from hetero.planning.cost.cost_file import write_costs
 from tests.support.chains import chain
 from tests.support.costs import costs

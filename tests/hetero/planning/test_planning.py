@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from onnx.parser import parse_model
 
-from devices.errors import PlanError
-from devices.model.model import Model
-from devices.model.reader import read_model
-from devices.model.variables import with_states
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.requests import request_positions
+from hetero.devices.errors import PlanError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.model.variables import with_states
 from hetero.partition.partition import partition
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.costs import CLIENT, Line, Pace, Transfer

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import hetero
-from devices.errors import DeviceError, PlanError, TensorNameError, TensorShapeError
 from hetero.cli import cli
+from hetero.devices.errors import DeviceError, PlanError, TensorNameError, TensorShapeError
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.costs import Costs
 from hetero.report import build_report

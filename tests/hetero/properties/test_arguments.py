@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import errors
+from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.scheduler.plugins import TwinPlugin
 from tests.support.counting_plugin import CountingPlugin

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, errors
-from devices.plugin.program import Payload
+from hetero.devices import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, errors
+from hetero.devices.plugin.program import Payload
 from hetero.examples.third_party_plugin import DensePlugin
 from hetero.properties.table import HETERO_PROPERTIES
 from tests.scheduler.plugins import TwinPlugin

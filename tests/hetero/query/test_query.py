@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import onnx
 import pytest
 
-from devices.errors import AffinityError, DeviceError, UnsupportedNodesError
-from devices.model.model import Model
-from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import assign
+from hetero.devices.errors import AffinityError, DeviceError, UnsupportedNodesError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.query.answers import Answers
 from hetero.query.query import SHOWN_NODES, pins_of, query_priority, require_supported
 from tests.support.graphs import build

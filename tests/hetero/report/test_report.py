@@ -16,10 +16,10 @@ import pytest
 from onnx import TensorProto
 from rich.console import Console
 
-from devices.model.reader import read_model
-from devices.plugin.support import Refusal
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import metadata_pins
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.support import Refusal
 from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.report import (

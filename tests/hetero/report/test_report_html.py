@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import pytest
 
-from devices.model.reader import read_model
+from hetero.devices.model.reader import read_model
 from hetero.report import build_report, report_html
 from hetero.report.blocks import block_items, visible_nodes
 from hetero.report.layout import drawings

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.kernels.microsoft import MICROSOFT
+from hetero.devices.kernels.microsoft import MICROSOFT
 from tests.support.kernel_oracle import run_kernel, run_onnxruntime
 from tests.support.microsoft_oracle import check, check_types, floats, some
 

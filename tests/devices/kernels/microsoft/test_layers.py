@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.kernels import KERNELS
-from devices.kernels.microsoft import MICROSOFT
+from hetero.devices.kernels import KERNELS
+from hetero.devices.kernels.microsoft import MICROSOFT
 from tests.support.microsoft_oracle import check, floats, some
 
 SEEDS = range(8)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
 from hetero.planning.cost.costs import Costs, Line, Time
-from scheduler.vocabulary.rows import THIS_PROCESS
+from hetero.scheduler.vocabulary.rows import THIS_PROCESS
 from tests.support.costs import costs, identity
 from tests.support.graphs import build
 

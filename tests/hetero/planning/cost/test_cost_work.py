@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.model.light import light_model_inputs
-from devices.model.reader import read_model
 from hetero.affinity.requests import request_positions
+from hetero.devices.model.light import light_model_inputs
+from hetero.devices.model.reader import read_model
 from hetero.planning.cost.calibration import (
     ASSUMED_CALL_S,
     Round,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
 from hetero.planning.solver.order import components, depth_first
 from hetero.planning.solver.problem import Problem, allowed, loads, make_problem

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import partition
-from devices.errors import PlanError
+from hetero.devices.errors import PlanError
 from hetero.planning.solver.choice import Candidate, Hint, Solution
 from hetero.planning.solver.problem import is_feasible, make_problem
 from tests.support.evaluation import evaluate, plan

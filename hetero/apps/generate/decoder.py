@@ -1,0 +1,240 @@
+"""`read_decoder`: a model that chooses the next token itself and keeps its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from hetero.apps.generate.merged import unmerged
+from hetero.apps.generate.ports import KEY, Decoder, find_ports, find_states, published_folder
+from hetero.apps.generate.sampling import DOMAIN, OPSET, sample_function
+from hetero.devices.model.free_names import FreeNames
+from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.opset import raised_opset
+from hetero.devices.model.reader import Source, read_model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.variables import STATES, variables_of, with_states
+
+#: Operators whose first input's positions do not meet, given weights.
+_PRODUCTS: Final = frozenset({"MatMul", "MatMulNBits"})
+#: What may come after them: scales, biases, caps.
+_BY_ELEMENT: Final = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity"})
+
+
+def read_decoder(
+    model: Source | Model,
+    *,
+    states: Mapping[str, str] | None = None,
+    ports: Mapping[str, str] | None = None,
+    eos: Sequence[int] | None = None,
+    logits: bool = False,
+) -> Model:
+    """Read a decoder for `CompiledModel.generate`.
+
+    Its caches are found and become states, which stay on the devices that make them; a node named
+    ``sample`` is added, which chooses the token: it is placed like any other node, and what leaves
+    the devices is the token. Logits are computed for the newest position alone.
+
+    Parameters
+    ----------
+    model : path, bytes, onnx.ModelProto or Model
+        An export with its caches as inputs and outputs, as optimum and onnxruntime-genai's builder
+        write them. ``config.json``, ``generation_config.json`` and ``genai_config.json`` beside a
+        path, or beside its folder ``onnx``, are read for the tokens that end a text and the most
+        tokens that the model takes.
+    states : mapping of str to str, optional
+        Input -> output that is its value in the next step, as for `Core.read_model`, where names
+        do not say it.
+    ports : mapping of str to str, optional
+        Port -> what it is, where names do not say it: ``ids``, ``mask``, ``positions``,
+        ``is_next``, ``past_length``, ``total_length``, ``num_logits``, ``source`` (what an encoder
+        made) or ``logits``.
+    eos : sequence of int, optional
+        Tokens that end a text, instead of the configuration's.
+    logits : bool
+        Whether the newest position's logits stay an output: [batch, 1, vocabulary].
+
+    Returns
+    -------
+    Model
+        For `Core.compile_model`.
+
+    Raises
+    ------
+    ArgumentError
+        A port is not recognised, or `ports` is wrong.
+    ModelError
+        It is not a model, or a configuration beside it cannot be read.
+    TensorNameError, TensorTypeError, TensorShapeError
+        States that the model does not have, or that are not alike.
+    """
+    read = read_model(model)
+    if states is None and STATES not in read.metadata:
+        states = find_states(read)
+    if states is not None:
+        read = with_states(read, states)
+    read = _with_whole_caches(with_head_sizes(read))
+    folder = published_folder(model) if isinstance(model, str | Path) else None
+    decoder = find_ports(read, ports or {}, folder, eos)
+    if read.opset_imports.get("", 0) < OPSET:
+        read = raised_opset(read, OPSET)
+    parted = unmerged(read, decoder.is_next, decoder.sources)
+    if parted is read:
+        read = _with_encoder_kept(_newest_alone(read, decoder), decoder)
+    else:
+        read, decoder = _newest_alone(parted, decoder), replace(decoder, singly=True)
+    return _with_sampling(read, decoder, keep=logits)
+
+
+def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
+    """Return the model with the node that chooses, told in its metadata."""
+    free = FreeNames.of_values(model)
+    sampling, seen, token = map(free.make, ("sampling", "seen", "token"))
+    proto = helper.make_node(
+        "Sample",
+        [decoder.logits, sampling, seen],
+        [token],
+        FreeNames(model.node_names).make("sample"),
+        domain=DOMAIN,
+    )
+    port = next(port for port in model.inputs if port.name == decoder.ids)
+    batch = (port.shape or (None,))[0]
+    header = onnx.ModelProto()
+    header.CopyFrom(model.header)
+    header.functions.append(sample_function(model.opset_imports[""]))
+    header.opset_import.add(domain=DOMAIN, version=1)
+    header.ir_version = max(header.ir_version, 8)  # the first with functions
+    told = replace(decoder, token=token, sampling=sampling, seen=seen)
+    header.metadata_props.add(key=KEY, value=told.text())
+    outputs = [port for port in model.outputs if keep or port.name != decoder.logits]
+    return model.replace(
+        header=header,
+        nodes=[*model.nodes, Node.from_proto(proto)],
+        inputs=[
+            *model.inputs,
+            TensorSpec(sampling, "tensor(float)", (batch, 6)),
+            TensorSpec(seen, "tensor(int64)", (batch, "seen")),
+        ],
+        outputs=[TensorSpec(token, "tensor(int64)", (batch, 1)), *outputs],
+    )
+
+
+def with_head_sizes(model: Model) -> Model:
+    """Return the model with the size of a head in the ports of attention that implies it.
+
+    onnxruntime-genai's builder leaves it open, and caches begin with none of it.
+    """
+    sizes: dict[str, int] = {}
+    for node in model.nodes:
+        if node.op_type == "GroupQueryAttention":
+            width = (model.spec(node.inputs[0]).shape or (None,))[-1]
+            heads = node.attributes["num_heads"]
+            if not node.inputs[1]:  # one value holds queries, keys and values
+                heads += 2 * node.attributes["kv_num_heads"]
+            if isinstance(width, int):
+                caches = (*node.inputs[3:5], *node.outputs[1:3])
+                sizes |= dict.fromkeys(caches, width // heads)
+
+    def sized(port: TensorSpec) -> TensorSpec:
+        shape = port.shape
+        if port.name not in sizes or not shape or isinstance(shape[-1], int):
+            return port
+        return replace(port, shape=(*shape[:-1], sizes[port.name]))
+
+    inputs, outputs = map(sized, model.inputs), map(sized, model.outputs)
+    return model.replace(inputs=tuple(inputs), outputs=tuple(outputs)) if sizes else model
+
+
+def _with_whole_caches(model: Model) -> Model:
+    """Return the model with caches that hold the whole text where they are as long as a window.
+
+    Those begin with room for all of it, and their rows move; the window itself stays.
+    """
+    window, nodes = "sliding_window_cache", list(model.nodes)
+    moving = [node for node in nodes if node.attributes.get(window)]
+    for node in moving:
+        proto = onnx.NodeProto()
+        proto.CopyFrom(node.proto)
+        proto.attribute.remove(next(a for a in proto.attribute if a.name == window))
+        nodes[model.index_of[node.name]] = Node.from_proto(proto)
+    return model.replace(nodes=nodes) if moving else model
+
+
+def _with_encoder_kept(model: Model, decoder: Decoder) -> Model:
+    """Return the model with what attends to an encoder made once, where two branches make it.
+
+    optimum's merged decoders give nothing of use for it once caches hold something.
+    """
+    pairs = [v for v in variables_of(model) if decoder.is_next and "encoder" in v.name]
+    if not pairs:
+        return model
+    values, names = FreeNames.of_values(model), FreeNames(model.node_names)
+    kept: dict[str, str] = {}
+    nodes = list(model.nodes)
+    for read, made in pairs:
+        kept[made.name] = values.make(f"{made.name}/kept")
+        branches = {}
+        for branch, value in (("then_branch", read.name), ("else_branch", made.name)):
+            result = values.make(f"{made.name}/{branch}")
+            node = helper.make_node("Identity", [value], [result], result)
+            port = onnx.ValueInfoProto(name=result)
+            port.type.tensor_type.elem_type = read.to_proto().type.tensor_type.elem_type
+            branches[branch] = helper.make_graph([node], result, [], [port])
+        name = names.make(kept[made.name])
+        proto = helper.make_node("If", [decoder.is_next], [kept[made.name]], name, **branches)
+        nodes.append(Node.from_proto(proto))
+    outputs = [replace(port, name=kept.get(port.name, port.name)) for port in model.outputs]
+    states = {v.input.name: v.output.name for v in variables_of(model)}
+    states = {name: kept.get(output, output) for name, output in states.items()}
+    return with_states(model.replace(nodes=nodes, outputs=outputs), states)
+
+
+def _newest_alone(model: Model, decoder: Decoder) -> Model:
+    """Return the model with the logits of the newest position alone, where its end allows that.
+
+    The product with the vocabulary's weights is then computed once for a prompt.
+    """
+    value, last = decoder.logits, None
+    while value in model.producers and len(model.consumers.get(value, ())) < 2:
+        node = model.nodes[model.producers[value]]
+        if node.op_type in _PRODUCTS and _is_weight(model, node):
+            last, value = node, node.inputs[0]
+            break
+        given = [name for name in node.inputs if name and name not in model.constants]
+        if node.op_type not in _BY_ELEMENT or len(given) != 1:
+            break
+        value = given[0]
+    if last is None:
+        return model
+    free = FreeNames.of_values(model)
+    names = [free.make(f"newest/{name}") for name in ("start", "end", "axis", "states")]
+    ends = dict(zip(names, (-1, np.iinfo(np.int64).max, 1), strict=False))
+    proto = helper.make_node(
+        "Slice", [last.inputs[0], *ends], names[3:], FreeNames(model.node_names).make("newest")
+    )
+    reader = onnx.NodeProto()
+    reader.CopyFrom(last.proto)
+    reader.input[0] = names[3]
+    nodes, position = list(model.nodes), model.index_of[last.name]
+    nodes[position : position + 1] = [Node.from_proto(proto), Node.from_proto(reader)]
+    constants = {n: Constant(n, np.asarray([v], np.int64)) for n, v in ends.items()}
+    outputs = [
+        replace(port, shape=(*(port.shape or ())[:1], 1, decoder.vocabulary))
+        if port.name == decoder.logits
+        else port
+        for port in model.outputs
+    ]
+    constants = {**model.constants, **constants}
+    return model.replace(nodes=nodes, constants=constants, outputs=outputs)
+
+
+def _is_weight(model: Model, product: Node) -> bool:
+    """Whether a product's second input is one matrix, or one packed, for every position."""
+    name = product.inputs[1]
+    return name in model.constants or len(model.spec(name).shape or ()) == 2

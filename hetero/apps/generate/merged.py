@@ -1,0 +1,101 @@
+"""optimum's merged decoders, of one node with two branches, as graphs that can be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from hetero.devices.model.free_names import FreeNames
+from hetero.devices.model.model import Model, Node
+from hetero.devices.model.variables import variables_of
+
+
+def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
+    """Return the branch for later steps, with caches that may be empty, as the model itself.
+
+    What it reads of an encoder's output, nodes of the other branch make in the first step. A model
+    of another form is returned as it is. `is_next` is the input that chooses the branch.
+    """
+    choice = model.nodes[0]
+    pairs = [v for v in variables_of(model) if "encoder" in v.name]
+    made = {v.input.name: v.output.name for v in pairs}
+    if not made or len(model.nodes) > 1 or [*choice.inputs] != [is_next]:
+        return model
+    bodies = {attribute.name: attribute.g for attribute in choice.proto.attribute}
+    first, later = bodies["else_branch"], bodies["then_branch"]
+    if first.initializer or later.initializer:
+        return model
+    if [port.name for port in later.output] != [*choice.outputs]:
+        return model
+    free = FreeNames.of_values(model)
+    for node in later.node:
+        for name in node.output:
+            free.make(name)
+    nodes: list[onnx.NodeProto] = []
+    for port, output in pairs:
+        makers = _makers(first, output.name, {*model.constants, *sources})
+        if makers is None:
+            return model
+        own = {name: free.make(name) for node in makers for name in node.output}
+        for node in makers:
+            node.input[:] = [own.get(name, name) for name in node.input]
+            node.output[:] = [own[name] for name in node.output]
+        kept = helper.make_node("Identity", [port.name], [free.make(output.name)])
+        branches = {}
+        for branch, inner in (("then_branch", [kept]), ("else_branch", makers)):
+            result = onnx.ValueInfoProto(name=inner[-1].output[0], type=port.to_proto().type)
+            branches[branch] = helper.make_graph(inner, result.name, [], [result])
+        nodes.append(helper.make_node("If", [is_next], [output.name], **branches))
+    for node in later.node:
+        if not {*made.values()} & {*node.output}:  # what it gives for those is of no use
+            nodes.append(onnx.NodeProto())
+            nodes[-1].CopyFrom(node)
+            nodes[-1].input[:] = [made.get(name, name) for name in node.input]
+    names = FreeNames(())
+    for node in nodes:
+        node.name = names.make(node.name or node.output[0])
+    return model.replace(nodes=[*map(Node.from_proto, nodes)])
+
+
+def _makers(
+    body: onnx.GraphProto, value: str, given: Collection[str]
+) -> list[onnx.NodeProto] | None:
+    """Return copies of the nodes that make a value of what is given; None if others have a part.
+
+    Sizes that `Reshape` is told by others are those of what it reshapes.
+    """
+    makers = {name: node for node in body.node for name in node.output}
+    found: list[onnx.NodeProto] = []
+    seen, waiting = set(given), [value]
+    while waiting:
+        if (name := waiting.pop()) in seen:
+            continue
+        seen.add(name)
+        if name not in makers or makers[name].op_type == "Shape":
+            return None
+        node = onnx.NodeProto()
+        node.CopyFrom(makers[name])
+        found.append(node)
+        sizes = makers.get(node.input[1]) if node.op_type == "Reshape" else None
+        if sizes is not None and sizes.op_type == "Concat":
+            shape = np.asarray([_size(makers, part) for part in sizes.input], np.int64)
+            node.input[1] = f"{name}/shape"
+            seen.add(node.input[1])
+            constant = numpy_helper.from_array(shape)
+            found.append(helper.make_node("Constant", [], [node.input[1]], value=constant))
+        waiting += node.input
+    order = {name: position for position, node in enumerate(body.node) for name in node.output}
+    return sorted(found, key=lambda node: order.get(node.output[0], -1))
+
+
+def _size(makers: dict[str, onnx.NodeProto], name: str) -> int:
+    """Return a constant size; 0, which stands for that of what is reshaped, where it is none."""
+    node = makers.get(name)
+    if node is not None and node.op_type == "Unsqueeze":
+        node = makers.get(node.input[0])
+    if node is None or node.op_type != "Constant":
+        return 0
+    return int(numpy_helper.to_array(node.attribute[0].t).item())

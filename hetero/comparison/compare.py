@@ -1,0 +1,269 @@
+"""Compare: run a model on two devices and find the first node from which on they differ.
+
+The outputs are compared first. Where they differ, the graph is bisected: a prefix of the nodes is
+compiled on both devices, giving out every value that the rest of the graph still needs. A prefix
+whose values agree and the next longer one whose values do not name the node: what it reads agrees,
+what it makes does not. Exposing only what crosses the cut leaves each device free to fuse what
+lies before it, as it does in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hetero.affinity.affinity import NO_PINS, Affinity, resolve_pins
+from hetero.comparison.difference import ATOL, RTOL, Difference, differences_of
+from hetero.devices.errors import AffinityError, DeviceError, HeteroError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import Source
+from hetero.scheduler.vocabulary.names import parse_device
+
+if TYPE_CHECKING:
+    from hetero.devices.plugin.properties import Config
+from hetero.core import Core
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of comparing two devices.
+
+    Attributes
+    ----------
+    model : str
+        The model's name.
+    devices : tuple of (str, str)
+        The devices; differences are relative to the first.
+    rtol, atol : float
+        Elements differ if ``abs(a - b) > atol + rtol * abs(a)``.
+    outputs : tuple of Difference
+        Each output of the model, agreeing ones included.
+    node, op_type : str or None
+        The first node whose values differ; None if all outputs agree.
+    suspects : tuple of str
+        Nodes between the last prefix that agrees and the first that does not: `node` alone, or
+        several where the types of values between them are not known.
+    values : tuple of Difference
+        What those nodes make, as far as it differs.
+    alone : tuple of Difference or None
+        What `node` makes when both devices run it alone on the first device's inputs. If that
+        agrees, the difference comes from fusion with the nodes before it, or has grown over them.
+        None where it could not be run alone.
+    runs : int
+        Prefixes that were compiled and run on both devices.
+    """
+
+    model: str
+    devices: tuple[str, str]
+    rtol: float
+    atol: float
+    outputs: tuple[Difference, ...]
+    node: str | None = None
+    op_type: str | None = None
+    suspects: tuple[str, ...] = ()
+    values: tuple[Difference, ...] = ()
+    alone: tuple[Difference, ...] | None = None
+    runs: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every output is the same within tolerance."""
+        return all(output.agrees for output in self.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, `agrees` included; NaN becomes None."""
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return {"agrees": self.agrees} | plain
+
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        a, b = self.devices
+        if self.agrees:
+            worst = max((o.max_abs for o in self.outputs if o.max_abs == o.max_abs), default=0.0)
+            return f"{a} and {b} agree: largest difference {worst:.3g}"
+        wrong = sum(not output.agrees for output in self.outputs)
+        text = f"{a} and {b} differ in {wrong} of {len(self.outputs)} outputs"
+        if self.node is None:
+            return f"{text}; no prefix of the graph does"
+        text += f"; first at node {self.node!r} ({self.op_type})"
+        if self.alone is not None:
+            differs = any(not value.agrees for value in self.alone)
+            text += (
+                ", also when it runs alone"
+                if differs
+                else "; alone it agrees: the difference comes from fusion or has grown before it"
+            )
+        return text
+
+
+def compare(
+    core: Core,
+    model: Source | Model,
+    devices: Sequence[str],
+    inputs: Mapping[str, Any],
+    *,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    config: Config | None = None,
+    affinity: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Run a model on two devices and find the first node that differs.
+
+    Parameters
+    ----------
+    core : Core
+        Where the devices are.
+    model : path, bytes, onnx.ModelProto or Model
+        The model.
+    devices : sequence of str
+        Two device strings, the reference first; either may be a split, as ``HETERO:ORT,CPU``.
+    inputs : mapping of str to array
+        A value for each input.
+    rtol, atol : float
+        Relative and absolute tolerance.
+    config : mapping, optional
+        Options for both compilations.
+    affinity : mapping of str to str, optional
+        Pins of a split, {pattern: device}, as for `Core.compile_model`.
+
+    Raises
+    ------
+    DeviceError
+        If `devices` are not two.
+    AffinityError
+        Pins on no node, or without a split to hold in.
+    UnsupportedNodesError
+        If one of the devices cannot run the model alone.
+    """
+    if len(devices) != 2:
+        raise DeviceError(
+            f"compare takes two devices, the reference first; got {list(devices)}.",
+            device=",".join(devices),
+        )
+    source = core.read_model(model)
+    if affinity and not any(parse_device(device).hetero for device in devices):
+        raise AffinityError(
+            f"model {source.name!r}: pins are for a split, and {' and '.join(devices)} are single "
+            "devices; leave the pins out, or compare with HETERO:A,B."
+        )
+    pins = resolve_pins(source, affinity) if affinity else NO_PINS
+    search = _Search(core, source, (devices[0], devices[1]), dict(inputs), rtol, atol, config, pins)
+    outputs = search.run(source, search.inputs)[1]
+    found = Comparison(source.name, search.devices, rtol, atol, outputs)
+    return found if found.agrees else search.bisect(found)
+
+
+@dataclass
+class _Search:
+    """Runs of one model's prefixes on two devices."""
+
+    core: Core
+    model: Model
+    devices: tuple[str, str]
+    inputs: Mapping[str, Any]
+    rtol: float
+    atol: float
+    config: Config | None
+    pins: Affinity
+    #: What the first device gave for the longest prefix that agrees.
+    agreed: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(
+        self, part: Model, inputs: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], tuple[Difference, ...]]:
+        """Run a model on both devices; return what the first gives, and the differences."""
+        results = []
+        pins = {f"name:{n}": d for n, d in self.pins.items() if n in part.index_of}
+        for device in self.devices:
+            mine = pins if parse_device(device).hetero else None
+            # A part may be without the end of a state; what begins it is given like any input.
+            with self.core.compile_model(
+                part, device, self.config, affinity=mine, states={}
+            ) as compiled:
+                values = {port.name: inputs[port.name] for port in part.inputs}
+                results.append(compiled(values).by_name())
+        first, second = results
+        return first, tuple(
+            d
+            for name in first
+            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
+        )
+
+    def bisect(self, found: Comparison) -> Comparison:
+        """Find the shortest prefix that differs while the one before it agrees."""
+        cuts = self._cuts()
+        low, high = -1, len(cuts)
+        seen: dict[int, tuple[Difference, ...]] = {}
+        while high - low > 1:
+            middle = (low + high) // 2
+            first, seen[middle] = self.run(self._prefix(cuts[middle]), self.inputs)
+            if all(d.agrees for d in seen[middle]):
+                low, self.agreed = middle, first
+            else:
+                high = middle
+        end = cuts[high] if high < len(cuts) else len(self.model.nodes) - 1
+        begin = cuts[low] + 1 if low >= 0 else 0
+        suspects = tuple(node.name for node in self.model.nodes[begin : end + 1])
+        values = seen.get(high, found.outputs)
+        made = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
+        differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in made)
+        wrong = {d.name.partition("[")[0] for d in differing}
+        makers = (p for p in range(begin, end) if wrong & set(self.model.nodes[p].writes))
+        node = next(makers, end)
+        return replace(
+            found,
+            node=self.model.nodes[node].name,
+            op_type=self.model.nodes[node].op_type,
+            suspects=suspects,
+            values=differing,
+            alone=self._alone(node) if begin == end else None,
+            runs=len(seen),
+        )
+
+    @cached_property
+    def _last_use(self) -> dict[str, int]:
+        """Value -> position of the last node that reads it; past the end for an output."""
+        ends = {port.name for port in self.model.outputs}
+        consumers = self.model.consumers
+        return {
+            value: len(self.model.nodes) if value in ends else max(consumers.get(value, (-1,)))
+            for node in self.model.nodes
+            for value in node.writes
+        }
+
+    def _cuts(self) -> list[int]:
+        """Return the prefixes that can be compiled: the types of all they give are known."""
+        cuts: list[int] = []
+        alive: set[str] = set()
+        for position, node in enumerate(self.model.nodes):
+            alive = {v for v in (*alive, *node.writes) if self._last_use[v] > position}
+            if alive and all(self.model.spec(value).type for value in alive):
+                cuts.append(position)
+        return cuts
+
+    def _prefix(self, last: int) -> Model:
+        """Return the nodes up to `last`, giving out what the rest or the outputs need of them."""
+        values = [
+            value
+            for node in self.model.nodes[: last + 1]
+            for value in node.writes
+            if self._last_use[value] > last
+        ]
+        return self.model.extract(range(last + 1), values)
+
+    def _alone(self, position: int) -> tuple[Difference, ...] | None:
+        """Run one node on both devices, on the inputs that the first one had for it."""
+        node = self.model.nodes[position]
+        known = {**self.inputs, **self.agreed}
+        part = self.model.extract([position], list(node.writes))
+        if any(port.name not in known for port in part.inputs):
+            return None
+        try:
+            return self.run(part, known)[1]
+        except HeteroError:
+            # A type that is left open, say: then the prefix's numbers must suffice.
+            return None

@@ -1,0 +1,75 @@
+"""A device string of a Core as what the conformance suite checks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hetero.compile.compiled_model import CompiledModel
+from hetero.core import Core
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.properties import Config, PropertyTable
+from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.support import Support
+from hetero.properties.table import HETERO_PROPERTIES
+from hetero.scheduler.vocabulary.names import HETERO, parse_device
+
+
+class CoreSubject:
+    """A `hetero.devices.testing.Subject`: models are cut wherever its devices' support allows it.
+
+    Of several devices, neighbouring nodes are on different ones.
+    """
+
+    computes: Final = True
+
+    def __init__(self, core: Core, device_name: str) -> None:
+        self.name: Final = device_name
+        self._core = core
+        self._devices = core.resolve_devices(device_name)
+        #: What its properties are those of.
+        self._scope = HETERO if parse_device(device_name).hetero else device_name
+
+    @property
+    def properties(self) -> PropertyTable:
+        """HETERO's, or the device's."""
+        if self._scope == HETERO:
+            return HETERO_PROPERTIES
+        (row,) = (row for row in self._core.device_descriptors if row.name == self._devices[0])
+        return row.properties
+
+    def get_property(self, name: str) -> Any:
+        """Return a property's value."""
+        return self._core.get_property(self._scope, name)
+
+    def set_property(self, config: Config) -> None:
+        """Set defaults for models compiled later."""
+        self._core.set_property(self._scope, config)
+
+    def query_model(self, model: Model, config: Config | None = None) -> Support:
+        """Return which nodes its devices run."""
+        return self._core.query_model(model, self.name, config)
+
+    def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
+        """Compile a model, cut between as many nodes as can be."""
+        return self._core.compile_model(model, self.name, config, affinity=self._spread(model))
+
+    def import_model(self, exported: bytes, model: Model, /) -> CompiledModel:
+        """Return the compiled model that a blob is of."""
+        return self._core.import_model(exported)
+
+    def create_context(self) -> RemoteContext:
+        """Return the memory of the first device."""
+        return self._core.create_context(self._devices[0])
+
+    def _spread(self, model: Model) -> dict[str, str]:
+        """Return pins that give neighbouring nodes to different devices."""
+        if len(self._devices) == 1:
+            return {}
+        support = {name: self._core.query_model(model, name) for name in self._devices}
+        able = {
+            node: [name for name in self._devices if node in support[name]]
+            for node in model.node_names
+        }
+        return {
+            node: names[i % len(names)] for i, (node, names) in enumerate(able.items()) if names
+        }

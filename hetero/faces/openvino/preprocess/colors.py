@@ -1,0 +1,66 @@
+"""Colour formats: what the channels of a picture are, and which planes it is stored in."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from hetero.devices.errors import ArgumentError
+from hetero.devices.model.tensor_spec import Dimension
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ColorFormat(Enum):
+    """What a picture's channels are; the names are OpenVINO's."""
+
+    UNDEFINED = 0
+    NV12_SINGLE_PLANE = 1
+    NV12_TWO_PLANES = 2
+    I420_SINGLE_PLANE = 3
+    I420_THREE_PLANES = 4
+    RGB = 5
+    BGR = 6
+    GRAY = 7
+    RGBX = 8
+    BGRX = 9
+
+
+#: Format -> its planes: the channels of each, and its height and width in halves of the picture's.
+PLANES: Final = {
+    ColorFormat.RGB: ((3, 2, 2),),
+    ColorFormat.BGR: ((3, 2, 2),),
+    ColorFormat.GRAY: ((1, 2, 2),),
+    ColorFormat.RGBX: ((4, 2, 2),),
+    ColorFormat.BGRX: ((4, 2, 2),),
+    # Planes that stand one under the other are one of 3/2 of the height.
+    ColorFormat.NV12_SINGLE_PLANE: ((1, 3, 2),),
+    ColorFormat.I420_SINGLE_PLANE: ((1, 3, 2),),
+    ColorFormat.NV12_TWO_PLANES: ((1, 2, 2), (2, 1, 1)),
+    ColorFormat.I420_THREE_PLANES: ((1, 2, 2), (1, 1, 1), (1, 1, 1)),
+}
+
+
+def plane_shapes(
+    color: ColorFormat, shape: Sequence[Dimension], axes: tuple[int, int, int], where: str
+) -> list[tuple[Dimension, ...]]:
+    """Return the shape of each plane of a picture; `axes` are of channels, height and width."""
+    channels, height, width = axes
+    found = []
+    for count, *halves in PLANES[color]:
+        sizes = list(shape)
+        sizes[channels] = count
+        for axis, part in zip((height, width), halves, strict=True):
+            size = shape[axis]
+            if part != 2:
+                sizes[axis] = size * part // 2 if isinstance(size, int) else None
+        found.append(tuple(sizes))
+    sizes = [shape[height], shape[width]]
+    is_even = not any(isinstance(size, int) and size % 2 for size in sizes)
+    if PLANES[color][-1][1:] != (2, 2) and not is_even:
+        raise ArgumentError(
+            f"{where}: {color.name} has one colour for 2 by 2 pixels, so height and width are "
+            f"even; got {sizes[0]} by {sizes[1]}."
+        )
+    return found

@@ -1,0 +1,97 @@
+"""What needs no Core of the user's: compiling with one that all share, and writing a model."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Final
+
+from hetero.compile.compiled_model import CompiledModel
+from hetero.core import Core
+from hetero.core_devices import ExecutorKind
+from hetero.devices.errors import ArgumentError, UnsupportedOperationError
+from hetero.devices.model.dropped import warn_if_dropped
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import Source, read_model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.properties import Config
+from hetero.version import hetero_version
+
+_lock: Final = threading.Lock()
+_shared: Final[dict[ExecutorKind, Core]] = {}
+
+
+def compile_model(
+    model: Source | Model, device_name: str = "HETERO", config: Config | None = None
+) -> CompiledModel:
+    """Compile a model on a Core that the process keeps to its end, started on the first call.
+
+    Parameters
+    ----------
+    model, device_name, config
+        As for `Core.compile_model`.
+    """
+    return shared_core("ray").compile_model(model, device_name, config)
+
+
+def shared_core(executor: ExecutorKind) -> Core:
+    """Return the Core of an executor that the process keeps to its end."""
+    with _lock:
+        if executor not in _shared:
+            _shared[executor] = Core(executor)
+        return _shared[executor]
+
+
+def save_model(
+    model: Source | Model, output_model: str | Path, compress_to_fp16: bool = False
+) -> None:
+    """Write a model as an ONNX file; large weights go to ``<name>.data`` beside it.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        `compress_to_fp16`: weights are written as they are.
+    """
+    if compress_to_fp16:
+        raise UnsupportedOperationError(
+            "compress_to_fp16: weights are written as the model has them; convert it first, as "
+            "with onnxconverter_common.float16."
+        )
+    read_model(model).save(output_model)
+
+
+def get_batch(model: Model) -> int | str | None:
+    """Return the length of the batch's axis: of N in the inputs' layouts, the first without any.
+
+    Raises
+    ------
+    ArgumentError
+        Inputs differ in it.
+    """
+    found = {port.shape[_batch_axis(port)] for port in model.inputs if port.shape}
+    if len(found) != 1:
+        shown = ", ".join(f"{port.name!r} {port}" for port in model.inputs)
+        raise ArgumentError(f"the inputs have no one batch: {shown}.")
+    return next(iter(found))
+
+
+def set_batch(model: Model, batch_size: int = -1) -> Model:
+    """Return the model with another batch, of every input; -1 leaves it open."""
+    shapes = {}
+    for port in model.inputs:
+        if port.shape:
+            shape = port.partial_shape
+            shape[_batch_axis(port)] = batch_size
+            shapes[port.name] = shape
+    changed = model.reshape(shapes)
+    warn_if_dropped("model = set_batch(model, ...)")
+    return changed
+
+
+def _batch_axis(port: TensorSpec) -> int:
+    return max(port.layout.find("N"), 0)
+
+
+def get_version() -> str:
+    """Return this package's version."""
+    return hetero_version()

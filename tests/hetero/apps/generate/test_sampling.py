@@ -1,0 +1,55 @@
+"""The node that chooses tokens, held to the words of the documentation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import hetero
+from hetero.apps.generate.sampling import DOMAIN, Sampling, sample_function
+from tests.support.decoders import chosen
+
+
+@pytest.mark.parametrize("device", ["ORT", "CPU"])
+def test_rows_of_a_large_vocabulary_are_drawn_as_their_options_say(device: str) -> None:
+    size, kinds = (
+        3000,
+        [
+            {},
+            {"top_p": 0.6},
+            {"top_p": 0.999},
+            {"top_k": 5},
+            {"top_k": 2000},
+            {"min_p": 0.05},
+            {"top_p": 0.9, "min_p": 0.02},
+            {"top_k": 1500, "top_p": 0.9},
+        ],
+    )
+    specs = (
+        ("logits", TensorProto.FLOAT, [None, 1, size]),
+        ("sampling", TensorProto.FLOAT, [None, 6]),
+        ("seen", TensorProto.INT64, [None, None]),
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Sample", [name for name, *_ in specs], ["token"], domain=DOMAIN)],
+        "sampling",
+        [helper.make_tensor_value_info(*spec) for spec in specs],
+        [helper.make_tensor_value_info("token", TensorProto.INT64, [None, 1])],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    proto = helper.make_model(
+        graph, functions=[sample_function(17)], opset_imports=opsets, ir_version=8
+    )
+    rng = np.random.default_rng(5)
+    with hetero.Core("inprocess") as core, core.compile_model(proto, device) as compiled:
+        for spread in (0.5, 3.0, 6.0):  # the best 1,024 have the nucleus, or do not
+            for some in (kinds, kinds[1:2], kinds[3:5]):
+                scores = rng.normal(0, spread, (len(some), 1, size)).astype(np.float32)
+                rows = np.concatenate([Sampling(1.0, **kind).row(size) for kind in some])
+                rows[:, -1] = rng.random(len(some), dtype=np.float32)
+                [tokens] = compiled([scores, rows, np.zeros((len(some), 1), np.int64)]).to_tuple()
+                for kind, score, row, token in zip(some, scores, rows, tokens, strict=True):
+                    near = np.clip(row[-1] + np.float64([-1e-4, 0, 1e-4]), 0, 1 - 1e-7)
+                    want = [chosen(score[0], d, [], temperature=1, **kind) for d in near]
+                    assert token[0] in want

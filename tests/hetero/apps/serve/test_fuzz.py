@@ -1,0 +1,93 @@
+"""Requests that nobody would write: refused by the protocol's error, whatever they are."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("orjson")
+from hetero.apps.serve.errors import ProtocolError
+from hetero.apps.serve.regions import Regions
+from hetero.apps.serve.rest_messages import read_infer, unpacked
+
+REGIONS = Regions(allowed=True)
+#: Values that stand where others belong.
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(-3, 3), max_size=3),
+    st.just({}),
+    st.just([[[]]]),
+    st.just(2**63),
+)
+KEYS = st.sampled_from(["name", "shape", "datatype", "data", "parameters"])
+PARAMETERS = st.sampled_from(
+    [
+        "binary_data_size",
+        "shared_memory_region",
+        "shared_memory_byte_size",
+        "timeout",
+        "priority",
+    ]
+)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    entry=st.dictionaries(KEYS, ODD, max_size=4),
+    parameters=st.dictionaries(PARAMETERS, ODD, max_size=2),
+    top=st.dictionaries(st.sampled_from(["id", "parameters", "outputs"]), ODD, max_size=2),
+    raw=st.binary(max_size=20),
+)
+def test_fields_of_any_kind(entry: dict, parameters: dict, top: dict, raw: bytes) -> None:
+    good = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}
+    document = {"inputs": [{**good, "parameters": parameters, **entry}], **top}
+    head = json.dumps(document).encode()
+    with suppress(ProtocolError):
+        read_infer(head + raw, b"%d" % len(head), REGIONS)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.data())
+def test_bytes_that_are_damaged(data: st.DataObject) -> None:
+    entry = {"name": "x", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 13}}
+    head = json.dumps({"inputs": [entry]}).encode()
+    body = bytearray(head + b"\x03\0\0\0abc" + b"\x02\0\0\0de")
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    length = data.draw(
+        st.sampled_from([b"%d" % len(head), b"1", b"x", b"", b"%d" % len(body), b"99999999"])
+    )
+    with suppress(ProtocolError):
+        read_infer(bytes(body), length, REGIONS)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.binary(max_size=40), st.sampled_from(["gzip", "deflate", "br", ""]))
+def test_bodies_that_are_not_packed(body: bytes, encoding: str) -> None:
+    with suppress(ProtocolError):
+        unpacked(body, encoding, 1000)
+
+
+@pytest.mark.parametrize("more", [1, 200_000])
+def test_bytes_behind_a_packed_body(more: int) -> None:
+    packed = zlib.compress(random.Random(1).randbytes(200_000))
+    assert len(unpacked(packed, "deflate", 200_000)) == 200_000
+    for body in (packed + bytes(more), packed[:-more]):
+        with pytest.raises(ProtocolError, match="cut off"):
+            unpacked(body, "deflate", 200_000)
+
+
+def test_a_small_body_that_is_large_unpacked() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        unpacked(zlib.compress(b"0" * 10_000_000), "deflate", 1000)
+    assert caught.value.status == 413

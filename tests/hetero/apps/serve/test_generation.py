@@ -1,0 +1,392 @@
+"""Generated text by HTTP: OpenAI's forms and Triton's, of a decoder cut over two devices."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import hetero
+from hetero.apps.generate.generation import BatchGeneration
+from hetero.apps.serve import generation
+from hetero.apps.serve.errors import ProtocolError
+from hetero.apps.serve.options import ServerOptions
+from hetero.apps.serve.repository import ModelSource, Repository
+from hetero.apps.serve.server import Server
+from hetero.apps.serve.texts import Texts
+from hetero.devices.errors import ArgumentError, DeviceLostError
+from tests.support.decoders import VOCABULARY, decoder, decoder_with_places_by, greedy
+from tests.support.serving import Response, ask, connected, posted
+
+pytest.importorskip("uvicorn")
+
+PROMPT = [3, 14, 15, 9, 2, 6]
+USAGE = {"include_usage": True}
+#: A token that one of the models ends its texts with.
+END = greedy(PROMPT, 6)[3]
+#: The most tokens that it takes.
+ENDS_AT = 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, other = tmp_path_factory.mktemp("decoder"), tmp_path_factory.mktemp("ending")
+    _write_tokenizer(folder)
+    _write_tokenizer(other)
+    configuration = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "chat_template.jinja").write_text(configuration.pop("chat_template"))
+    (other / "tokenizer_config.json").write_text(json.dumps(configuration))
+    with hetero.Core("inprocess", devices={"CPU": 2}) as core:
+        model = hetero.read_decoder(decoder_with_places_by("Abs"))  # how many says nothing
+        compiled = core.compile_model(
+            model, "HETERO:CPU.0,CPU.1", affinity={"*_1": "CPU.1", "sample": "CPU.1"}
+        )
+        source = ModelSource("little", "1", lambda: compiled, folder=folder)
+        onnx.save(decoder(), other / "model.onnx")
+        (other / "config.json").write_text(f'{{"max_position_embeddings": {ENDS_AT}}}')
+        ends = core.compile_model(hetero.read_decoder(other / "model.onnx", eos=[END]), "CPU.0")
+        ending = ModelSource("ending", "1", lambda: ends, folder=other)
+        repository = Repository(lambda: [source, ending])
+        repository.refresh()
+        with Server(repository, ServerOptions(port=0)).until_started() as server:
+            yield server
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose words are w0, w1, ..., w0 before a text, and a template for chats."""
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": {  # it puts w0 before a text
+            "type": "TemplateProcessing",
+            "pair": [],
+            "single": [
+                {"SpecialToken": {"id": "w0", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "special_tokens": {"w0": {"id": "w0", "ids": [0], "tokens": ["w0"]}},
+        },
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
+    template = (
+        "{{ bos_token }}{% for message in messages %}"
+        "{% if message['role'] == 'none' %}{{ raise_exception('no such role') }}{% endif %}"
+        "{{ message['content'] }} {% endfor %}{{ after }}"
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": None, "chat_template": template})
+    )
+
+
+def words(ids: list[int]) -> str:
+    return " ".join(f"w{number}" for number in ids)
+
+
+def complete(server: Server, path: str = "/v1/completions", **fields: Any) -> Response:
+    body = {"model": "little", "prompt": PROMPT, "temperature": 0, "max_tokens": 6, **fields}
+    return ask(server, path, {key: value for key, value in body.items() if value is not None})
+
+
+def events(answer: Response) -> list[Any]:
+    assert answer.headers["content-type"] == "text/event-stream"
+    lines = answer.body.decode().split("\n\n")
+    assert lines.pop() == ""
+    return [line.removeprefix("data: ") for line in lines]
+
+
+def test_tokens_for_tokens(server: Server) -> None:
+    answer = complete(server)
+    assert answer.status == 200, answer.body
+    told = answer.json
+    [choice] = told["choices"]
+    assert choice["token_ids"] == greedy(PROMPT, 6)
+    assert choice["finish_reason"] == "length"
+    assert told["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
+    assert (told["object"], told["model"]) == ("text_completion", "little")
+    assert ask(server, "/v1/models").json["data"][0]["id"] == "little"
+    assert ask(server, "/v1/models/ending").json["id"] == "ending"
+    assert ask(server, "/v1/models/none").status == 404
+
+
+def test_texts_are_counted(server: Server) -> None:
+    def counted() -> dict[str, float]:
+        text = ask(server, "/metrics").body.decode()
+        of_little = (
+            r'^hetero_serve_(\w+)_total\{model="little",(?:result="(\w+)",)?version="1"\} (\S+)$'
+        )
+        found = re.findall(of_little, text, re.MULTILINE)
+        return {name + result: float(value) for name, result, value in found}
+
+    before = counted()
+    assert complete(server, prompt=[PROMPT, PROMPT], stream=True).status == 200
+    for unknown in (10**6, -1, 2**40):
+        assert complete(server, prompt=[unknown]).status == 400
+    after = counted()
+    grown = {name: after[name] - before[name] for name in after}
+    wanted = {"requestssuccess": 1, "requestsfail": 3, "inferences": 2, "tokens": 12}
+    assert grown == wanted
+    assert (
+        'hetero_serve_requests_in_flight{model="little",version="1"} 0.0'
+        in ask(server, "/metrics").body.decode()
+    )
+
+
+def test_of_both_names_of_a_limit_the_newer_one_counts(server: Server) -> None:
+    told = complete(server, max_tokens=6, max_completion_tokens=2).json
+    assert told["choices"][0]["token_ids"] == greedy(PROMPT, 2)
+
+
+def test_a_stream_has_what_the_whole_has(server: Server) -> None:
+    answer = complete(server, stream=True, stream_options=USAGE)
+    *chunks, usage, done = events(answer)
+    assert done == "[DONE]"
+    pieces = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    assert [token for piece in pieces for token in piece["token_ids"]] == greedy(PROMPT, 6)
+    assert pieces[-1]["finish_reason"] == "length"
+    assert json.loads(usage)["usage"]["completion_tokens"] == 6
+
+
+def test_texts_and_chats(server: Server) -> None:
+    pytest.importorskip("tokenizers")
+    wanted = f" {words(greedy([0, *PROMPT], 6))}"  # it goes on with the prompt
+    assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == wanted
+    at = wanted.rindex(" w")
+    for stream, stop in product((False, True), (wanted[at + 1 :], wanted[at - 1 : at + 2])):
+        answer = complete(server, prompt=words(PROMPT), stop=["none", stop], stream=stream)
+        until = wanted[: wanted.index(stop)]
+        told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+        assert "".join(part["choices"][0]["text"] for part in told) == until
+        assert told[-1]["choices"][0]["finish_reason"] == "stop"
+    assert complete(server, prompt=[PROMPT]).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_others_are_answered_while_a_long_prompt_becomes_tokens(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    read, is_read, may_end = Texts.ids, threading.Event(), threading.Event()
+
+    def slow(texts: Texts, text: str, **options: bool) -> list[int]:
+        is_read.set()
+        was_told.append(may_end.wait(5))
+        return read(texts, text, **options)
+
+    was_told: list[bool] = []
+    monkeypatch.setattr(Texts, "ids", slow)
+    prompt = {"messages": CHAT, "prompt": None} if "chat" in path else {"prompt": words(PROMPT)}
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(complete, server, path, **prompt)
+        assert is_read.wait(60)
+        assert ask(server, "/v2/health/live").status == 200
+        may_end.set()
+        assert answer.result().status == 200
+    assert was_told == [True]
+
+
+def test_only_what_may_be_a_stop_is_held(server: Server) -> None:
+    pytest.importorskip("tokenizers")
+    wanted = words(greedy(PROMPT, 6))
+    stops = [f"{wanted[-1]}!", *(f"{word[-1]}?" for word in wanted.split())]
+    chunks = [json.loads(e) for e in events(complete(server, stream=True, stop=stops))[:-1]]
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert texts[0] == f" {wanted.split()[0][:-1]}"
+    assert "".join(texts) == f" {wanted}"
+
+
+CHAT = [{"role": "user", "content": words(PROMPT)}]
+PARTS = [{"type": "text", "text": words(PROMPT[:3])}, {"type": "text", "text": words(PROMPT[3:])}]
+
+
+@pytest.mark.parametrize("model", ["little", "ending"])
+def test_chats(server: Server, model: str) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    fields = {
+        "model": model,
+        "prompt": None,
+        "ignore_eos": True,
+        "response_format": {"type": "text"},
+    }
+    path, wanted = "/v1/chat/completions", words(greedy(PROMPT, 6))  # the template puts no w0
+    answer = complete(server, path, messages=CHAT, **fields)
+    assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": wanted}
+    answer = complete(server, path, messages=CHAT, stream=True, **fields)
+    parts = [json.loads(e)["choices"][0]["delta"] for e in events(answer)[:-1]]
+    assert "".join(part["content"] for part in parts) == wanted
+    assert [part.get("role") for part in parts] == ["assistant", *[None] * (len(parts) - 1)]
+    told = {"messages": [{"role": "user", "content": PARTS[:1]}], **fields}
+    more = {"chat_template_kwargs": {"after": PARTS[1]["text"]}}
+    answer = complete(server, path, **told, **more)
+    assert answer.json["choices"][0]["message"]["content"] == wanted
+    spaced = [PARTS[0], {"type": "text", "text": " "}, PARTS[1]]
+    answer = complete(server, path, messages=[{"role": "user", "content": spaced}], **fields)
+    assert answer.json["choices"][0]["message"]["content"] == wanted
+
+
+def test_a_chat_goes_on_to_the_end_of_the_context(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    monkeypatch.setattr(generation, "_USUAL", 3)  # of the model that says nothing
+    fields = {"prompt": None, "ignore_eos": True, "max_tokens": None, "messages": CHAT}
+    for model, total in (("ending", ENDS_AT), ("little", len(PROMPT) + 3)):
+        told = complete(server, "/v1/chat/completions", **{"model": model, **fields}).json
+        assert told["usage"]["total_tokens"] == total
+        assert told["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "none", "content": "w1"}, "no such role"),
+        ({"content": "w1"}, "role"),
+        ("w1", "role"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "type: text"),
+    ],
+)
+def test_chats_that_are_none(server: Server, message: Any, said: str) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    answer = complete(server, "/v1/chat/completions", prompt=None, messages=[message])
+    assert answer.status == 400
+    assert said in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "told", ["{", "[]", '{"chat_template": [{}]}', '{"bos_token": {}, "eos_token": {"id": 2}}']
+)
+def test_a_configuration_that_is_damaged_says_so(tmp_path: Path, told: str) -> None:
+    _write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(told)
+    with pytest.raises(ArgumentError, match=r"tokenizer_config\.json or chat_template\.jinja"):
+        Texts(tmp_path)
+
+
+def test_a_template_that_is_damaged_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    _write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for")
+    with pytest.raises(ProtocolError, match="chat template"):
+        Texts(tmp_path).chat_ids(CHAT, {})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_token_that_ends_a_text_is_no_part_of_it(server: Server, stream: bool) -> None:
+    pytest.importorskip("tokenizers")
+    answer = complete(server, model="ending", stream=stream)
+    told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+    until = greedy(PROMPT, 6).index(END)
+    choices = [part["choices"][0] for part in told]
+    assert "".join(choice["text"] for choice in choices) == "".join(
+        f" {word}" for word in words(greedy(PROMPT, 6)[:until]).split()
+    )
+    assert choices[-1]["finish_reason"] == "stop"
+    assert choices[-1]["token_ids"][-1] == END
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_texts_of_several_prompts(server: Server, stream: bool) -> None:
+    pytest.importorskip("tokenizers")
+    prompts = [PROMPT, [7, 8]]
+    wanted = [greedy(prompt, 6) for prompt in prompts for _ in range(2)]
+    stop = f"w{wanted[2][2]} "  # it ends only the two of them
+    answer = complete(server, prompt=prompts, n=2, stop=stop, stream=stream, stream_options=USAGE)
+    told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+    texts, reasons, count = [""] * 4, [""] * 4, 0
+    for choice in (choice for part in told for choice in part["choices"]):
+        texts[choice["index"]] += choice["text"]
+        reasons[choice["index"]] = choice["finish_reason"]
+        count += len(choice["token_ids"])
+    wholes = ["".join(f" {word}" for word in words(ids).split()) for ids in wanted]
+    assert texts == [whole.partition(stop)[0] for whole in wholes]
+    assert reasons == ["length" if stop not in whole else "stop" for whole in wholes]
+    assert {"length", "stop"} == {*reasons}
+    usage = {"prompt_tokens": 8, "completion_tokens": count, "total_tokens": 8 + count}
+    assert told[-1]["usage"] == usage
+    assert all(part["usage"] is None for part in told[:-1])
+
+
+def test_several_texts_are_drawn_each(server: Server) -> None:
+    told = complete(server, n=3, seed=-5, temperature=50).json["choices"]
+    alone = [complete(server, seed=-5 + i, temperature=50).json["choices"][0] for i in range(3)]
+    assert [one["token_ids"] for one in told] == [one["token_ids"] for one in alone]
+    assert len({tuple(one["token_ids"]) for one in told}) == 3
+
+
+def test_the_generate_extension(server: Server) -> None:
+    body = {"text_input": PROMPT, "max_tokens": 4}
+    told = ask(server, "/v2/models/little/generate", body).json
+    assert (told["model_name"], told["token_ids"]) == ("little", greedy(PROMPT, 4))
+    parts = events(ask(server, "/v2/models/little/generate_stream", body))
+    tokens = [token for part in parts for token in json.loads(part)["token_ids"]]
+    assert tokens == greedy(PROMPT, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"model": "none"}, 404),
+        ({"model": None}, 400),
+        ({"prompt": None}, 400),
+        ({"prompt": [[1], "w2", 3]}, 400),
+        ({"prompt": [[1], []]}, 400),
+        ({"prompt": [VOCABULARY]}, 400),
+        ({"n": 0}, 400),
+        ({"n": 257}, 400),
+        ({"seed": 2**63}, 400),
+        ({"logprobs": 2}, 400),
+        ({"logprobs": 0}, 400),
+        ({"temperature": -1}, 400),
+        ({"temperature": "hot"}, 400),
+        ({"max_tokens": -1}, 400),
+        ({"stop": 5}, 400),
+        ({"wishes": 3}, 400),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests(server: Server, fields: Any, status: int, stream: bool) -> None:
+    answer = complete(server, stream=stream, **fields)
+    assert answer.status == status, answer.body
+    assert answer.json["error"]["message"]
+
+
+def test_a_stream_that_fails_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = BatchGeneration.__next__
+
+    def fails_soon(self: BatchGeneration) -> list[int | None]:
+        if len(self.tokens[0]) == 3:
+            raise DeviceLostError("the last device is gone.")
+        return step(self)
+
+    monkeypatch.setattr(BatchGeneration, "__next__", fails_soon)
+    *chunks, last = events(complete(server, stream=True))
+    assert len(chunks) == 3
+    error = json.loads(last)["error"]
+    assert (error["message"], error["type"]) == ("the last device is gone.", "server_error")
+    assert complete(server).status == 503
+
+
+def test_a_client_that_leaves_ends_its_text(server: Server) -> None:
+    body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 60, "stream": True})
+    with connected(server) as leaver:
+        leaver.sendall(posted(body.encode(), "/v1/completions"))
+        assert leaver.recv(100)
+    assert complete(server).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)

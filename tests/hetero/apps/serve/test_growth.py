@@ -1,0 +1,191 @@
+"""What requests leave behind in a server, however they end: no object of theirs, nor their memory.
+
+Collections of garbage are off meanwhile: what refers to itself keeps a request's tensors until one.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.apps.serve.server import Server
+from hetero.errors import HeteroError
+from tests.support.decoders import decoder
+from tests.support.serving import (
+    PATIENCE_S,
+    connected,
+    plus_one,
+    posted,
+    read_answer,
+    tensor,
+    until,
+)
+
+pytest.importorskip("uvicorn")
+grpc = pytest.importorskip("grpc")
+from hetero.apps.serve import http_connection  # noqa: E402 - it needs what may be missing
+from hetero.apps.serve.proto_file import proto_file  # noqa: E402 - the same
+
+COUNT = 300_000
+SMALL = json.dumps({"inputs": [tensor("x", "FP32", np.ones(8))]}).encode()
+FILE = proto_file("open_inference.proto")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with hetero.Core("inprocess") as core:
+        models = {
+            "plus": core.compile_model(core.read_model(plus_one().SerializeToString()), "CPU"),
+            "little": core.compile_model(hetero.read_decoder(decoder()), "CPU"),
+        }
+        with hetero.serve(models, 0, grpc_port=0) as server:
+            yield server
+
+
+def large(name: str = "x", count: int = COUNT) -> bytes:
+    entry = {
+        "name": name,
+        "shape": [count],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": 4 * count},
+    }
+    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    told = f"inference-header-content-length: {len(head)}\r\n"
+    return posted(head + bytes(4 * count), more=told)
+
+
+def text(**fields: Any) -> bytes:
+    body = {"model": "little", "prompt": [1], "max_tokens": 40, "stream": True, **fields}
+    return posted(json.dumps(body).encode(), "/v1/completions")
+
+
+def answered(*requests: bytes, status: int = 200) -> Callable[[Server], None]:
+    """Return a client that reads its answers and closes the connection."""
+
+    def ask(server: Server) -> None:
+        with connected(server) as made, made.makefile("rb") as reader:
+            for request in requests:
+                made.sendall(request)
+                assert read_answer(reader)[0].startswith(b"HTTP/1.1 %d" % status)
+
+    return ask
+
+
+def left(sent: bytes, *, reset: bool, reads: int = 0) -> Callable[[Server], None]:
+    """Return a client that sends this, reads so many bytes, and goes."""
+
+    def ask(server: Server) -> None:
+        with connected(server) as made:
+            made.sendall(sent)
+            if reads:
+                assert made.recv(reads)
+            if reset:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    return ask
+
+
+def by_grpc(name: str, gives_up: bool) -> Callable[[Server], None]:
+    """Return a client whose calls fail, or that gives up soon."""
+
+    def ask(server: Server) -> None:
+        message = FILE.messages["ModelInferRequest"](model_name="plus")
+        message.inputs.add(name=name, datatype="FP32", shape=[COUNT])
+        message.raw_input_contents.append(bytes(4 * COUNT))
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            call = channel.unary_unary(
+                f"/{FILE.service}/ModelInfer", lambda message: message.SerializeToString()
+            )
+            made = call.future(message, timeout=PATIENCE_S)
+            if gives_up:
+                made.cancel()
+            else:
+                assert made.exception(PATIENCE_S).code().name == "INVALID_ARGUMENT"
+
+    return ask
+
+
+CLIENTS = {
+    "answered": answered(posted(SMALL), large(), posted(SMALL)),
+    "answered, then reset": left(large(), reset=True, reads=1),
+    "refused": answered(posted(b"{"), posted(b"{}"), status=400),
+    "no such model": answered(posted(b"{}", "/v2/models/none/infer"), status=404),
+    "refused, large": answered(large("z"), status=400),
+    "half a body": left(large()[: 2 * COUNT], reset=False),
+    "half a body, reset": left(large()[: 2 * COUNT], reset=True),
+    "unread": left(large(), reset=False),
+    "one behind the other, reset": left(large() + large() + large()[:1000], reset=True, reads=1),
+    "stream left": left(text(), reset=False, reads=100),
+    "text left": left(text(stream=False), reset=False),
+    "gRPC, refused": by_grpc("z", gives_up=False),
+    "gRPC, given up": by_grpc("x", gives_up=True),
+}
+
+
+def held() -> Counter[str]:
+    """Count the objects of connections, requests and errors that there are."""
+    return Counter(
+        type(found).__name__
+        for found in gc.get_objects()
+        if f"{type(found).__module__}".startswith(("hetero.serve", "uvicorn.protocols"))
+        or isinstance(found, TracebackType | HeteroError)
+    )
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", CLIENTS)
+def test_nothing_of_a_request_stays(
+    server: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask = CLIENTS[name]
+    for _ in range(3):
+        ask(server)
+    until(lambda: not server._uvicorn.server_state.connections)
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        for _ in range(5):
+            ask(server)
+        until(lambda: held() <= before)
+    finally:
+        gc.enable()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_connections_keep_memory_for_bodies_within_a_bound(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connection, "_KEPT_NBYTES", 10 * COUNT)
+    clients = [connected(server) for _ in range(4)]
+    for _ in range(2):
+        for made in clients:
+            made.sendall(large())
+            with made.makefile("rb") as reader:
+                assert read_answer(reader)[0].startswith(b"HTTP/1.1 200")
+    connections: Iterable[Any] = server._uvicorn.server_state.connections
+    kept = [made.memory.size for made in connections]
+    for made in clients:
+        made.close()
+    assert 8 * COUNT <= sum(kept) <= 10 * COUNT
+
+
+def test_a_client_that_takes_nothing_is_not_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connection, "_UNREAD_S", 0.1)
+    with connected(server) as made:
+        made.sendall(large(count=40 * COUNT))
+        assert made.recv(1)
+        until(lambda: not server._uvicorn.server_state.connections)

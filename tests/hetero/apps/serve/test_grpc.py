@@ -1,0 +1,164 @@
+"""The protocol's gRPC form, by grpcio alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from onnx import TensorProto
+
+from hetero.apps.serve.server import Server
+from tests.support.serving import ask, identity, plus_one, serving, tensor
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("uvicorn")
+from hetero.apps.serve import proto_file as proto_file_  # noqa: E402 - it needs what may be missing
+from hetero.apps.serve.proto_file import proto_file  # noqa: E402 - the same
+
+FILE = proto_file("open_inference.proto")
+X = np.array([0.5, np.nan, 3e5], np.float32)
+
+
+class Client:
+    """The service's methods."""
+
+    def __init__(self, server: Server) -> None:
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
+
+    def __call__(self, method_name: str, document: Any = None, **fields: Any) -> Any:
+        method = next(m for m in FILE.methods if m.name == method_name)
+        asked, told = (FILE.messages[m.name] for m in (method.input_type, method.output_type))
+        request, streams = document or asked(**fields), method.client_streaming
+        kind = self._channel.stream_stream if streams else self._channel.unary_unary
+        call = kind(f"/{FILE.service}/{method_name}", asked.SerializeToString, told.FromString)
+        return call(iter(request) if streams else request, timeout=60)
+
+    def fails(self, method_name: str, document: Any) -> tuple[str, str]:
+        with pytest.raises(grpc.RpcError) as caught:
+            self(method_name, document)
+        return caught.value.code().name, caught.value.details()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    models = {"text": identity(TensorProto.STRING), "half": identity(TensorProto.FLOAT16)}
+    with serving(grpc_port=0, plus=plus_one(), small=identity(TensorProto.INT8), **models) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Client:
+    return Client(server)
+
+
+def request(
+    model: str, datatype: str, shape: list[int], raw: bytes | None = None, **more: Any
+) -> Any:
+    made = FILE.messages["ModelInferRequest"](model_name=model, id="seven")
+    entry = made.inputs.add(name="x", datatype=datatype, shape=shape)
+    for name, values in more.items():
+        getattr(entry.contents, name).extend(values)
+    if raw is not None:
+        made.raw_input_contents.append(raw)
+    return made
+
+
+def test_what_is_told(client: Client) -> None:
+    assert client("ServerLive").live
+    assert client("ServerReady").ready
+    assert client("ServerMetadata").name == "hetero"
+    assert client("ModelReady", name="plus").ready
+    assert not client("ModelReady", name="none").ready
+    told = client("ModelMetadata", name="plus", version="1")
+    assert [(p.name, p.datatype, list(p.shape)) for p in told.inputs] == [("x", "FP32", [-1])]
+    assert client("ModelConfig", name="text").config.input[0].data_type == 13
+    assert {row.name for row in client("RepositoryIndex").models} == {
+        "plus",
+        "small",
+        "text",
+        "half",
+    }
+
+
+def test_raw_bytes_in_and_out(client: Client) -> None:
+    answer = client("ModelInfer", request("plus", "FP32", [3], X.tobytes()))
+    assert (answer.model_name, answer.model_version, answer.id) == ("plus", "1", "seven")
+    assert list(answer.raw_output_contents) == [(X + 1).tobytes()]
+
+
+def test_contents_in_and_out(client: Client) -> None:
+    answer = client("ModelInfer", request("plus", "FP32", [3], fp32_contents=X))
+    np.testing.assert_array_equal(np.float32(answer.outputs[0].contents.fp32_contents), X + 1)
+    answer = client("ModelInfer", request("text", "BYTES", [2], bytes_contents=[b"", "ü".encode()]))
+    assert list(answer.outputs[0].contents.bytes_contents) == [b"", "ü".encode()]
+    values = np.array([0.5, -1], np.float16)
+    answer = client("ModelInfer", request("half", "FP16", [2], values.tobytes()))
+    assert list(answer.raw_output_contents) == [values.tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (request("none", "FP32", [3], X.tobytes()), "NOT_FOUND"),
+        (request("plus", "FP32", [4], X.tobytes()), "INVALID_ARGUMENT"),
+        (request("plus", "INT32", [3], X.tobytes()), "INVALID_ARGUMENT"),
+        (request("plus", "FP32", [3], X.tobytes(), fp32_contents=X), "INVALID_ARGUMENT"),
+        (request("plus", "FP32", [3], int_contents=[1, 2, 3]), "INVALID_ARGUMENT"),
+        (request("plus", "FP32", [-3], X.tobytes()), "INVALID_ARGUMENT"),
+        (request("half", "FP16", [1], fp32_contents=[1]), "INVALID_ARGUMENT"),
+        (request("small", "INT8", [1], int_contents=[128]), "INVALID_ARGUMENT"),
+        (request("text", "BYTES", [1], b"\xff\xff\xff\xff"), "INVALID_ARGUMENT"),
+        (request("text", "BYTES", [1], bytes_contents=[b"\xff"]), "INVALID_ARGUMENT"),
+        (FILE.messages["ModelInferRequest"](model_name="plus"), "INVALID_ARGUMENT"),
+    ],
+)
+def test_bad_requests(client: Client, bad: Any, code: str) -> None:
+    got, told = client.fails("ModelInfer", bad)
+    assert got == code, told
+    assert told
+
+
+def test_a_stream_goes_on_behind_an_error(client: Client) -> None:
+    good = request("plus", "FP32", [3], X.tobytes())
+    answers = list(client("ModelStreamInfer", [good, request("none", "FP32", [0]), good]))
+    assert [bool(answer.error_message) for answer in answers] == [False, True, False]
+    assert answers[2].infer_response.raw_output_contents[0] == (X + 1).tobytes()
+
+
+def test_both_forms_have_one_repository_and_count_together(server: Server, client: Client) -> None:
+    before = client("ModelStatistics", name="plus").model_stats[0].inference_stats.success.count
+    ask(server, "/v2/models/plus/infer", {"inputs": [tensor("x", "FP32", [1, 2])]})
+    client("ModelInfer", request("plus", "FP32", [3], X.tobytes()))
+    after = client("ModelStatistics", name="plus").model_stats[0].inference_stats
+    assert (after.success.count - before, after.success.ns > 0) == (2, True)
+    client("RepositoryModelUnload", model_name="small")
+    assert ask(server, "/v2/models/small").status == 404
+    client("RepositoryModelLoad", model_name="small")
+    assert ask(server, "/v2/models/small").status == 200
+
+
+def test_health_as_probes_ask_for_it(server: Server) -> None:
+    health = proto_file("health.proto")
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health.messages["HealthCheckRequest"].SerializeToString,
+            health.messages["HealthCheckResponse"].FromString,
+        )
+        assert check(health.messages["HealthCheckRequest"](), timeout=60).status == 1
+
+
+def test_the_messages_are_what_protoc_makes_of_the_proto_files(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    folder = Path(proto_file_.__file__).parent
+    made = tmp_path / "protocol.binpb"
+    names = ["open_inference.proto", "health.proto"]
+    assert protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={made}", *names]) == 0
+    ours, theirs = FileDescriptorSet(), FileDescriptorSet()
+    ours.ParseFromString((folder / "protocol.binpb").read_bytes())
+    theirs.ParseFromString(made.read_bytes())
+    assert ours == theirs

@@ -1,0 +1,104 @@
+"""Bodies that the kernel writes to where their tensors stay: on one connection, and cut off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from hetero.apps.serve.server import Server
+from tests.support.gated_plugin import GatedPlugin
+from tests.support.serving import connected, identity, plus_one, posted, read_answer, serving, until
+
+pytest.importorskip("uvicorn")
+LENGTH = "Inference-Header-Content-Length"
+COUNT = 300_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("CPU", plus=plus_one(), same=identity(TensorProto.FLOAT)) as made:
+        yield made
+
+
+def body_of(array: np.ndarray, **more: Any) -> tuple[bytes, dict[str, str]]:
+    entry = {
+        "name": "x",
+        "shape": [array.size],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": array.nbytes},
+    }
+    document = {"inputs": [entry], "parameters": {"binary_data_output": True}, **more}
+    head = json.dumps(document).encode()
+    return head + array.tobytes(), {LENGTH: str(len(head))}
+
+
+def infer(connection: HTTPConnection, model: str, array: np.ndarray, **more: Any) -> np.ndarray:
+    body, headers = body_of(array, **more)
+    connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+    answer = connection.getresponse()
+    data = answer.read()
+    assert answer.status == 200, data[:300]
+    return np.frombuffer(data[int(answer.headers[LENGTH]) :], np.float32)
+
+
+def test_one_after_the_other_on_a_connection(server: Server) -> None:
+    rng = np.random.default_rng(0)
+    with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
+        for turn, (model, count) in enumerate(
+            [
+                ("plus", COUNT),
+                ("same", COUNT),
+                ("same", COUNT),
+                ("plus", 8),
+                ("plus", COUNT + 7),
+                ("same", 3 * COUNT),
+                ("same", COUNT),
+            ]
+        ):
+            array = rng.standard_normal(count, np.float32)
+            got = infer(connection, model, array, id="i" * turn)
+            np.testing.assert_array_equal(got, array + 1 if model == "plus" else array)
+
+
+def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return posted(body, f"/v2/models/{model}/infer", more)
+
+
+def test_a_body_stays_while_the_next_is_read() -> None:
+    """The second request comes while a device still has the first one's tensor."""
+    arrays = [np.full(COUNT, value, np.float32) for value in (1.0, 2.0)]
+    first, second = (sent("plus", *body_of(array)) for array in arrays)
+    with (
+        serving("GATED", plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+        connected(server) as client,
+    ):
+        client.sendall(first)
+        assert GatedPlugin.began.wait(60)
+        client.sendall(second[:300_000])
+        until(lambda: any(made.reading for made in server._uvicorn.server_state.connections))
+        GatedPlugin.gate.set()
+        client.sendall(second[300_000:])
+        read = client.makefile("rb")
+        for array in arrays:
+            head, data = read_answer(read)
+            assert head.startswith(b"HTTP/1.1 200")
+            got = np.frombuffer(data[-array.nbytes :], np.float32)
+            np.testing.assert_array_equal(got, array + 1)
+
+
+def test_a_client_that_leaves_in_the_middle_harms_nobody(server: Server) -> None:
+    body, headers = body_of(np.ones(COUNT, np.float32))
+    with connected(server) as leaver:
+        leaver.sendall(sent("plus", body, headers)[:500_000])
+    with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
+        got = infer(connection, "plus", np.zeros(COUNT, np.float32))
+        np.testing.assert_array_equal(got, np.ones(COUNT))

@@ -1,0 +1,96 @@
+"""Small requests of quick models, which are answered without a task: with the same answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hetero.apps.serve.server import Server
+from tests.support.serving import connected, plus_one, posted, read_answer, serving, tensor
+
+pytest.importorskip("uvicorn")
+from hetero.apps.serve.app import ServingApp
+
+X = np.array([0.5, -2.0, 3e5], np.float32)
+GOOD = json.dumps({"inputs": [tensor("x", "FP32", X)], "id": "7"}).encode()
+BYTES_OF_X = {"name": "x", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
+RAW = json.dumps({"inputs": [BYTES_OF_X], "parameters": {"binary_data_output": True}}).encode()
+#: Bodies and headers of one request each.
+REQUESTS = {
+    "good": (GOOD, ""),
+    "raw": (RAW + X.tobytes(), f"inference-header-content-length: {len(RAW)}\r\n"),
+    "with a timeout": (b'{"parameters": {"timeout": 60000000},' + GOOD[1:], ""),
+    "no JSON": (b"{", ""),
+    "another input": (GOOD.replace(b'"x"', b'"z"'), ""),
+    "too few elements": (GOOD.replace(b"[3]", b"[4]"), ""),
+    "no token": (GOOD, "authorization: Bearer other\r\n"),
+    "a lying length": (RAW + X.tobytes(), "inference-header-content-length: 9999\r\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(options={"tokens": ("secret",)}, plus=plus_one()) as made:
+        yield made
+
+
+def request_of(body: bytes, more: str) -> bytes:
+    token = "" if "authorization" in more else "authorization: Bearer secret\r\n"
+    return posted(body, more=token + more)
+
+
+def answers(server: Server, *pieces: bytes, count: int = 1, usual_s: float) -> list[bytes]:
+    """Send pieces, and return so many answers of a model that seems to take so long."""
+    statistics = server.service.repository.find("plus").statistics
+    with connected(server) as made:
+        for number, piece in enumerate(pieces):
+            if number:
+                time.sleep(0.01)  # it may come with the piece before: the answers are the same
+            statistics.usual_s = usual_s
+            made.sendall(piece)
+        reader = made.makefile("rb")
+        return [b"".join(read_answer(reader)) for _ in range(count)]
+
+
+QUICK, SLOW = -math.inf, 1.0
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_answers_are_the_same(server: Server, name: str) -> None:
+    request = request_of(*REQUESTS[name])
+    [slow] = answers(server, request, usual_s=SLOW)
+    [quick] = answers(server, request, usual_s=QUICK)
+    assert sorted(quick.split(b"\r\n")) == sorted(slow.split(b"\r\n"))
+    head = request.index(b"\r\n\r\n") + 4
+    assert answers(server, request[:head], request[head:], usual_s=QUICK) == [quick]
+    assert answers(server, request[:-1], request[-1:], usual_s=QUICK) == [quick]
+    both = answers(server, request + request, count=2, usual_s=QUICK)
+    assert both == [quick, quick]
+
+
+def test_no_task_is_made(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = answers(server, request_of(GOOD, ""), usual_s=QUICK)
+    monkeypatch.setattr(ServingApp, "_finish", None)
+    assert answers(server, request_of(GOOD, ""), usual_s=QUICK) == wanted
+
+
+def test_what_is_begun_is_counted_once(server: Server) -> None:
+    statistics = server.service.repository.find("plus").statistics
+    before = statistics.num_succeeded, statistics.num_failed
+    for name in ("good", "with a timeout", "no JSON"):
+        answers(server, request_of(*REQUESTS[name]), usual_s=QUICK)
+    assert (statistics.num_succeeded, statistics.num_failed) == (before[0] + 2, before[1] + 1)
+    assert statistics.num_in_flight == 0
+
+
+def test_a_body_in_chunks_may_follow(server: Server) -> None:
+    good = request_of(GOOD, "")
+    head = good[: good.index(b"content-length")] + b"authorization: Bearer secret\r\n"
+    chunks = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
+    first, second = answers(server, good, chunks, count=2, usual_s=QUICK)
+    assert sorted(second.split(b"\r\n")) == sorted(first.split(b"\r\n"))

@@ -1,0 +1,295 @@
+"""The protocol's REST form, as a client without a library sees it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from hetero.apps.serve.server import Server
+from tests.support.serving import INFER, ask, identity, plus_one, serving, tensor
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("orjson")
+
+X = np.array([0.5, -2.0, 3e5], np.float32)
+#: Datatype -> ONNX's element type, and values.
+TYPES: dict[str, tuple[int, Any]] = {
+    "BOOL": (TensorProto.BOOL, np.array([True, False])),
+    "UINT8": (TensorProto.UINT8, np.array([0, 255], np.uint8)),
+    "UINT16": (TensorProto.UINT16, np.array([0, 2**16 - 1], np.uint16)),
+    "UINT32": (TensorProto.UINT32, np.array([0, 2**32 - 1], np.uint32)),
+    "UINT64": (TensorProto.UINT64, np.array([1, 2**64 - 1], np.uint64)),
+    "INT8": (TensorProto.INT8, np.array([-128, 127], np.int8)),
+    "INT16": (TensorProto.INT16, np.array([-(2**15), 2**15 - 1], np.int16)),
+    "INT32": (TensorProto.INT32, np.array([-(2**31), 2**31 - 1], np.int32)),
+    "INT64": (TensorProto.INT64, np.array([-(2**63), 2**63 - 1], np.int64)),
+    "FP16": (TensorProto.FLOAT16, np.array([0.5, -65504], np.float16)),
+    "FP32": (TensorProto.FLOAT, np.array([0.1, -3e38], np.float32)),
+    "FP64": (TensorProto.DOUBLE, np.array([0.1, -1e308], np.float64)),
+    "BF16": (TensorProto.BFLOAT16, np.array([0.5, -3e38], ml_dtypes.bfloat16)),
+    "BYTES": (TensorProto.STRING, np.array(["", "grüße\n"], object)),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    same = {name.lower(): identity(element) for name, (element, _) in TYPES.items()}
+    with serving("HETERO:ORT,CPU", plus=plus_one(), **same) as server:
+        yield server
+
+
+def binary(entries: list[dict[str, Any]], raws: list[bytes], **more: Any) -> tuple[bytes, dict]:
+    """Return a body with raw tensors, and the header that it needs."""
+    for entry, raw in zip(entries, raws, strict=True):
+        entry.pop("data", None)
+        entry["parameters"] = {"binary_data_size": len(raw)}
+    head = json.dumps({"inputs": entries, **more}).encode()
+    return head + b"".join(raws), {"Inference-Header-Content-Length": str(len(head))}
+
+
+def raw_outputs(answer: Any) -> list[bytes]:
+    """Return the raw bytes behind an answer's JSON."""
+    at = int(answer.headers["inference-header-content-length"])
+    found = []
+    for output in json.loads(answer.body[:at])["outputs"]:
+        nbytes = output["parameters"]["binary_data_size"]
+        found.append(answer.body[at : at + nbytes])
+        at += nbytes
+    assert at == len(answer.body)
+    return found
+
+
+def test_what_the_server_says_of_itself(server: Server) -> None:
+    assert ask(server, "/v2/health/live").json == {"live": True}
+    assert ask(server, "/v2/health/ready").json == {"ready": True}
+    told = ask(server, "/v2").json
+    assert told["name"] == "hetero"
+    assert "binary_tensor_data" in told["extensions"]
+
+
+def test_what_a_model_is(server: Server) -> None:
+    port = {"datatype": "FP32", "shape": [-1]}
+    wanted = {
+        "name": "plus",
+        "versions": ["1"],
+        "platform": "onnx_onnxv1",
+        "inputs": [{"name": "x", **port}],
+        "outputs": [{"name": "y", **port}],
+    }
+    assert ask(server, "/v2/models/plus").json == wanted
+    assert ask(server, "/v2/models/plus/versions/1").json == wanted
+    assert ask(server, "/v2/models/plus/ready").json == {"name": "plus", "ready": True}
+    config = ask(server, "/v2/models/plus/config").json
+    assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_json_in_and_out(server: Server, nested: bool) -> None:
+    given = tensor("x", "FP32", X)
+    if nested:
+        given["data"] = X.tolist()
+    answer = ask(server, INFER, {"id": "seven", "inputs": [given], "parameters": {"mine": 1}})
+    assert answer.status == 200
+    assert answer.json["id"] == "seven"
+    assert (answer.json["model_name"], answer.json["model_version"]) == ("plus", "1")
+    [output] = answer.json["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("y", "FP32", [3])
+    np.testing.assert_array_equal(np.array(output["data"], np.float32), X + 1)
+
+
+@pytest.mark.parametrize("datatype", TYPES)
+def test_every_datatype_as_json(server: Server, datatype: str) -> None:
+    _, values = TYPES[datatype]
+    path = f"/v2/models/{datatype.lower()}/infer"
+    answer = ask(server, path, {"inputs": [tensor("x", datatype, values)]})
+    assert answer.status == 200, answer.body
+    [output] = answer.json["outputs"]
+    assert output["datatype"] == datatype
+    np.testing.assert_array_equal(np.array(output["data"], values.dtype), values)
+
+
+@pytest.mark.parametrize("datatype", TYPES)
+def test_every_datatype_as_raw_bytes(server: Server, datatype: str) -> None:
+    _, values = TYPES[datatype]
+    if datatype == "BYTES":
+        texts = [text.encode() for text in values]
+        raw = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    else:
+        raw = values.tobytes()
+    body, headers = binary(
+        [tensor("x", datatype, values)], [raw], parameters={"binary_data_output": True}
+    )
+    answer = ask(server, f"/v2/models/{datatype.lower()}/infer", body, headers=headers)
+    assert answer.status == 200, answer.body
+    assert raw_outputs(answer) == [raw]
+
+
+@pytest.mark.parametrize("sent", ["", "gzip", "deflate"])
+@pytest.mark.parametrize("accepted", ["", "gzip", "deflate;q=0.5, gzip;q=0.2", "br, *;q=0"])
+def test_packed_bodies(server: Server, sent: str, accepted: str) -> None:
+    body, headers = binary(
+        [tensor("x", "FP32", X)],
+        [X.tobytes()],
+        outputs=[{"name": "y", "parameters": {"binary_data": True}}],
+    )
+    if sent:
+        body = gzip.compress(body) if sent == "gzip" else zlib.compress(body)
+        headers["Content-Encoding"] = sent
+    if accepted:
+        headers["Accept-Encoding"] = accepted
+    answer = ask(server, INFER, body, headers=headers)
+    assert answer.status == 200, answer.body
+    encoding = answer.headers.get("content-encoding", "")
+    assert encoding == {"gzip": "gzip", "deflate;q=0.5, gzip;q=0.2": "deflate"}.get(accepted, "")
+    data = zlib.decompress(answer.body, 47) if encoding else answer.body
+    np.testing.assert_array_equal(np.frombuffer(data[-12:], np.float32), X + 1)
+
+
+def test_numbers_that_json_has_no_form_for(server: Server) -> None:
+    values = np.array([np.nan], np.float32)
+    body, headers = binary([tensor("x", "FP32", values)], [values.tobytes()])
+    answer = ask(server, INFER, body, headers=headers)
+    assert answer.status == 400
+    assert "NaN" in answer.json["error"]
+
+
+def bad_bodies() -> Iterator[Any]:
+    def case(name: str, body: Any, status: int = 400, **headers: str) -> Any:
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        return pytest.param(body, named, status, id=name)
+
+    good = tensor("x", "FP32", X)
+    yield case("no JSON", b"{")
+    yield case("another JSON", [1])
+    yield case("nothing", b"")
+    yield case("no inputs", {})
+    yield case("inputs of none", {"inputs": []})
+    yield case("inputs that are none", {"inputs": "x"})
+    yield case("an input without a name", {"inputs": [{"shape": [1]}]})
+    yield case("twice", {"inputs": [good, good]})
+    yield case("unknown input", {"inputs": [good, {**good, "name": "z"}]})
+    yield case("unknown output", {"inputs": [good], "outputs": [{"name": "z"}]})
+    yield case("other datatype", {"inputs": [tensor("x", "INT32", [1, 2])]})
+    yield case("no datatype", {"inputs": [{**good, "datatype": None}]})
+    yield case("a datatype of its own", {"inputs": [{**good, "datatype": "FP33"}]})
+    yield case("too few", {"inputs": [{**good, "shape": [4]}]})
+    yield case("another rank", {"inputs": [{**good, "shape": [3, 1]}]})
+    yield case("negative size", {"inputs": [{**good, "shape": [-3]}]})
+    yield case("size that is none", {"inputs": [{**good, "shape": [True, 3]}]})
+    yield case("enormous", {"inputs": [{**good, "shape": [2**62, 2**62]}]})
+    yield case("deep", {"inputs": [{**good, "shape": [1] * 100}]})
+    yield case("ragged", {"inputs": [{**good, "data": [[1], [2, 3]]}]})
+    yield case("text for numbers", {"inputs": [{**good, "data": ["1", "2", "3"]}]})
+    yield case("truth for numbers", {"inputs": [{**good, "data": [True, False, True]}]})
+    yield case("nothing for numbers", {"inputs": [{**good, "data": [None, 1, 2]}]})
+    yield case("too large a number", {"inputs": [{**good, "data": [1e300, 1, 2]}]})
+    yield case("data that is none", {"inputs": [{**good, "data": 5}]})
+    yield case("NaN", json.dumps({"inputs": [{**good, "data": [float("nan"), 1, 2]}]}).encode())
+    yield case("deep JSON", b'{"inputs":' + b"[" * 100_000)
+    yield case("id that is none", {"id": 5, "inputs": [good]})
+    yield case("timeout that is none", {"inputs": [good], "parameters": {"timeout": "soon"}})
+    yield case("sequences", {"inputs": [good], "parameters": {"sequence_id": 3}}, 501)
+    yield case("JSON beyond the body", {"inputs": [good]}, Inference_Header_Content_Length="9999")
+    yield case("JSON of no length", {"inputs": [good]}, Inference_Header_Content_Length="-1")
+    yield case("no gzip", b"{}", Content_Encoding="gzip")
+    yield case("gzip cut off", gzip.compress(b"{}")[:-4], Content_Encoding="gzip")
+    yield case("other packing", b"{}", 415, Content_Encoding="br")
+    short, headers = binary([dict(good)], [X.tobytes()])
+    yield case("raw cut off", short[:-4], **headers)
+    yield case("raw left over", short + b"more", **headers)
+
+
+@pytest.mark.parametrize(("body", "headers", "status"), [*bad_bodies()])
+def test_bad_requests(server: Server, body: Any, headers: Any, status: int) -> None:
+    answer = ask(server, INFER, body, headers=headers)
+    assert answer.status == status, answer.body
+    assert answer.json["error"]
+    good = ask(server, INFER, {"inputs": [tensor("x", "FP32", X)]})
+    assert good.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 404),
+        ("/v3", 404),
+        ("/v2/models/none", 404),
+        ("/v2/models/none/ready", 404),
+        ("/v2/models/plus/versions/2", 404),
+        ("/v2/models/plus/versions/2/ready", 404),
+        ("/v2/models/plus/weights", 404),
+        ("/v2/models/plus/infer", 405),
+        ("/v2/repository/index", 405),
+    ],
+)
+def test_what_is_not_there(server: Server, path: str, status: int) -> None:
+    answer = ask(server, path)
+    assert answer.status == status
+    assert answer.json["error"]
+
+
+def test_statistics_and_metrics_count(server: Server) -> None:
+    def counted() -> tuple[int, int, int]:
+        [row] = ask(server, "/v2/models/plus/stats").json["model_stats"]
+        told = row["inference_stats"]
+        assert told["success"]["ns"] >= told["compute_infer"]["ns"] > 0
+        return told["success"]["count"], told["fail"]["count"], row["inference_count"]
+
+    ask(server, INFER, {"inputs": [tensor("x", "FP32", X)]})
+    before = counted()
+    ask(server, INFER, {"inputs": [tensor("x", "FP32", X)]})
+    ask(server, INFER, b"{")
+    assert np.subtract(counted(), before).tolist() == [1, 1, 3]
+    text = ask(server, "/metrics").body.decode()
+    good = (
+        f'hetero_serve_requests_total{{model="plus",result="success",version="1"}} {before[0] + 1}'
+    )
+    assert f"{good}.0\n" in text
+
+
+def test_answers_are_as_the_document_of_the_paths_says(server: Server) -> None:
+    document = ask(server, "/openapi.json").json
+    model = {"name": "plus", "version": "1", "model_name": "plus"}
+    call = {"inputs": [tensor("x", "FP32", X)]}
+    told = 0
+    for path, methods in document["paths"].items():
+        [(method, described)] = methods.items()
+        body = None if method == "get" else call if "requestBody" in described else {}
+        assert {p["name"] for p in described["parameters"]} == set(re.findall(r"{(\w+)}", path))
+        for status, found in ((200, model), (404, {**model, "name": "none"})):
+            if str(status) not in described["responses"]:
+                continue
+            answer = ask(server, path.format(**found), body)
+            assert answer.status == status, path
+            content = described["responses"][str(status)]["content"]["application/json"]
+            # OpenAPI 3.0's schemas are JSON Schema, but for words that are not used here.
+            jsonschema.validate(answer.json, {**document, **content["schema"]})
+            told += 1
+    assert told > 20
+
+
+def test_models_are_unloaded_and_loaded(server: Server) -> None:
+    assert ask(server, "/v2/repository/models/bool/unload", b"").status == 200
+    try:
+        assert ask(server, "/v2/models/bool/ready").status == 404
+        assert ask(server, "/v2/health/ready").status == 200
+        rows = ask(server, "/v2/repository/index", {}).json
+        assert [row["state"] for row in rows if row["name"] == "bool"] == ["UNAVAILABLE"]
+        names = [row["name"] for row in ask(server, "/v2/repository/index", {"ready": True}).json]
+        assert "bool" not in names
+        assert "plus" in names
+    finally:
+        assert ask(server, "/v2/repository/models/bool/load", b"").status == 200
+    assert ask(server, "/v2/models/bool/ready").status == 200
+    assert ask(server, "/v2/repository/models/none/load", b"").status == 404

@@ -1,0 +1,376 @@
+"""A server under load, with clients that leave, are slow or have no right to ask; and its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.apps.serve.server import Server
+from hetero.errors import ArgumentError, HeteroError
+from tests.support.gated_plugin import GatedPlugin
+from tests.support.serving import (
+    INFER,
+    PATIENCE_S,
+    Response,
+    ask,
+    connected,
+    plus_one,
+    posted,
+    serving,
+    tensor,
+    until,
+)
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("google.protobuf")
+from hetero.apps.serve.proto_file import proto_file
+
+BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
+
+
+@pytest.fixture
+def gated() -> Iterator[Server]:
+    """A model that runs while the gate is open, one request at a time, two more may wait."""
+    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "MAX_REQUESTS_WAITING": 2}
+    with (
+        serving("GATED", config=config, plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+    ):
+        yield server
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def begun(
+    pool: ThreadPoolExecutor, server: Server, rows: int = 2, **parameters: Any
+) -> Future[Response]:
+    """Begin a request with so many rows."""
+    body = {"inputs": [tensor("x", "FP32", np.ones(rows))], "parameters": parameters}
+    return pool.submit(ask, server, INFER, body)
+
+
+def waiting(server: Server) -> int:
+    """Return how many requests wait for room, besides the one that runs."""
+    text = ask(server, "/metrics").body.decode()
+    found = re.search(r"^hetero_serve_requests_in_flight\{.*\} (\d+)", text, re.MULTILINE)
+    assert found
+    return int(found[1]) - 1
+
+
+def test_a_request_beyond_those_that_may_wait_is_told_to_come_again(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    first = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    others = [begun(pool, gated) for _ in range(2)]
+    until(lambda: waiting(gated) == 2)
+    refused = ask(gated, INFER, BODY)
+    assert refused.status == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert ask(gated, "/v2/health/ready").status == 200
+    GatedPlugin.gate.set()
+    assert [f.result(PATIENCE_S).status for f in (first, *others)] == [200] * 3
+
+
+def test_of_those_that_wait_the_first_level_goes_first(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    first = begun(pool, gated, rows=2)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    usual = begun(pool, gated, rows=3)
+    until(lambda: waiting(gated) == 1)
+    urgent = begun(pool, gated, rows=4, priority=1)
+    until(lambda: waiting(gated) == 2)
+    GatedPlugin.gate.set()
+    assert [f.result(PATIENCE_S).status for f in (first, usual, urgent)] == [200] * 3
+    assert GatedPlugin.runs == [2, 4, 3]
+
+
+def test_a_deadline_holds_while_it_runs_and_while_it_waits(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    running = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    assert begun(pool, gated, timeout=100_000).result(PATIENCE_S).status == 504
+    GatedPlugin.gate.set()
+    assert running.result(PATIENCE_S).status == 200
+    GatedPlugin.gate.clear()
+    assert begun(pool, gated, timeout=100_000).result(PATIENCE_S).status == 504
+
+
+def test_a_client_that_leaves_takes_its_request_with_it(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    running = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    with connected(gated) as leaver:
+        leaver.sendall(posted(json.dumps(BODY).encode()))
+        until(lambda: waiting(gated) == 1)
+    until(lambda: waiting(gated) == 0)
+    GatedPlugin.gate.set()
+    assert running.result(PATIENCE_S).status == 200
+    assert GatedPlugin.runs == [2]
+
+
+def test_the_end_answers_what_is_there(gated: Server, pool: ThreadPoolExecutor) -> None:
+    running = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    ending = threading.Thread(target=gated.close)
+    ending.start()
+    until(lambda: _refuses(gated))
+    assert not running.done()
+    GatedPlugin.gate.set()
+    assert running.result(PATIENCE_S).status == 200
+    ending.join(PATIENCE_S)
+    assert not ending.is_alive()
+
+
+def _refuses(server: Server) -> bool:
+    try:
+        socket.create_connection((server.host, server.port), 1).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_large_and_slow_bodies() -> None:
+    options = {"body_nbytes": 1000, "body_s": 0.2}
+    with serving(options=options, plus=plus_one()) as server:
+        assert ask(server, INFER, b" " * 1001).status == 413
+        with connected(server) as slow:
+            slow.sendall(posted(b"{" + b" " * 49)[:-49])
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+        chunked = {"Transfer-Encoding": "chunked"}
+        parts = b"3e8\r\n" + b" " * 1000 + b"\r\n1\r\n{\r\n0\r\n\r\n"
+        assert ask(server, INFER, parts, headers=chunked).status == 413
+        assert ask(server, INFER, BODY).status == 200
+
+
+def test_headers_without_an_end_are_cut_off() -> None:
+    with (
+        serving(plus=plus_one()) as server,
+        connected(server) as flood,
+    ):
+        flood.sendall(b"GET /v2 HTTP/1.1\r\n")
+        flood.sendall(b"".join(b"x-%d: %s\r\n" % (n, b"y" * 100) for n in range(700)))
+        assert b"431" in flood.recv(4096).split(b"\r\n")[0]
+        assert ask(server, "/v2").status == 200
+
+
+def test_tokens() -> None:
+    with serving(options={"tokens": ("sesame", "two")}, plus=plus_one()) as server:
+        refused = ask(server, INFER, BODY)
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert ask(server, INFER, BODY, headers={"Authorization": "Bearer wrong"}).status == 401
+        assert ask(server, INFER, BODY, headers={"Authorization": "Bearer two"}).status == 200
+        assert ask(server, "/v2/health/live").status == 200
+
+
+def test_the_access_log_tells_who_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """By whom a proxy on this machine asked, and that nobody waited for the answer."""
+    with (
+        serving(
+            "GATED", options={"access_log": True}, plugins=(GatedPlugin,), plus=plus_one()
+        ) as server,
+        GatedPlugin.closed(),
+        caplog.at_level(logging.INFO, "hetero.serve.access"),
+    ):
+        with connected(server) as leaver:
+            told = "x-forwarded-for: 192.0.2.1, 192.0.2.7\r\n"
+            leaver.sendall(posted(json.dumps(BODY).encode(), more=told))
+            assert GatedPlugin.began.wait(PATIENCE_S)
+        until(lambda: bool(caplog.records))
+    line = json.loads(caplog.records[0].message)
+    assert (line["client"], line["status"]) == ("192.0.2.7", 499)
+
+
+def test_the_access_log_tells_the_trace(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        serving(options={"access_log": True}, plus=plus_one()) as server,
+        caplog.at_level(logging.INFO, "hetero.serve.access"),
+    ):
+        parent = f"00-{'a' * 32}-{'b' * 16}-01"
+        ask(server, INFER, BODY, headers={"traceparent": parent})
+        until(lambda: bool(caplog.records))
+    [record] = caplog.records
+    line = json.loads(record.message)
+    assert (line["path"], line["status"], line["trace_id"]) == (INFER, 200, "a" * 32)
+    assert line["received_nbytes"] == len(json.dumps(BODY))
+
+
+@pytest.mark.parametrize("by", ["http", "grpc"])
+def test_the_trace_of_a_client_is_in_ours(by: str, tmp_path: Path) -> None:
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    with hetero.Core("inprocess") as core, core.trace(tmp_path / "trace.json"):
+        model = core.read_model(plus_one().SerializeToString())
+        with hetero.serve(core.compile_model(model, "CPU"), 0, grpc_port=0) as server:
+            if by == "http":
+                assert ask(server, INFER, BODY, headers={"traceparent": parent}).status == 200
+            else:
+                grpc = pytest.importorskip("grpc")
+                file = proto_file("open_inference.proto")
+                request = file.messages["ModelInferRequest"](model_name="plus")
+                request.inputs.add(name="x", datatype="FP32", shape=[1])
+                request.raw_input_contents.append(bytes(4))
+                with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+                    call = channel.unary_unary(
+                        f"/{file.service}/ModelInfer", lambda message: message.SerializeToString()
+                    )
+                    metadata = [("traceparent", parent)]
+                    call(request, timeout=PATIENCE_S, metadata=metadata)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    told = [event["args"]["traceparent"] for event in events if "state" in event.get("args", {})]
+    assert told == [parent]
+
+
+@pytest.mark.parametrize(
+    ("header_ms", "timeout", "status"),
+    [
+        ("50", None, 504),
+        ("50", 60_000_000, 504),
+        ("60000", 50_000, 504),
+        ("soon", None, 200),
+    ],
+)
+def test_a_proxys_deadline_holds(
+    gated: Server, pool: ThreadPoolExecutor, header_ms: str, timeout: int | None, status: int
+) -> None:
+    body = {**BODY, "parameters": {"timeout": timeout} if timeout else {}}
+    headers = {"x-envoy-expected-rq-timeout-ms": header_ms}
+    asked = pool.submit(ask, gated, INFER, body, headers=headers)
+    if status == 200:  # others may be late before they begin
+        assert GatedPlugin.began.wait(PATIENCE_S)
+        GatedPlugin.gate.set()
+    assert asked.result(PATIENCE_S).status == status
+
+
+def test_requests_of_unlike_clients_are_joined(pool: ThreadPoolExecutor) -> None:
+    config = {"AUTO_BATCH_SIZE": 64, "MAX_REQUESTS_IN_FLIGHT": 1}
+    with (
+        serving("GATED", config=config, plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+    ):
+        first = begun(pool, server)
+        assert GatedPlugin.began.wait(PATIENCE_S)
+        others = [begun(pool, server) for _ in range(4)]
+        until(lambda: waiting(server) == 4)
+        GatedPlugin.gate.set()
+        answers = [f.result(PATIENCE_S) for f in (first, *others)]
+    assert [a.json["outputs"][0]["data"] for a in answers] == [[2.0, 2.0]] * 5
+    assert max(GatedPlugin.runs) > 2
+
+
+def test_what_cannot_be_served_is_said() -> None:
+    with hetero.Core("inprocess") as core:
+        compiled = core.compile_model(core.read_model(plus_one().SerializeToString()), "CPU")
+        with pytest.raises(ArgumentError, match="no_such"):
+            hetero.serve(compiled, 0, no_such=1)
+        with (
+            hetero.serve(compiled, 0) as server,
+            pytest.raises(ArgumentError, match=str(server.port)),
+        ):
+            hetero.serve(compiled, server.port)
+
+
+def test_a_folder_of_models_is_watched(tmp_path: Path) -> None:
+    from hetero.apps.serve.repository import Repository
+    from hetero.apps.serve.sources import ModelOptions, folder_sources
+
+    data = plus_one().SerializeToString()
+    (tmp_path / "first.onnx").write_bytes(data)
+    versions = tmp_path / "second"
+    for version in ("1", "2", "10"):
+        (versions / version).mkdir(parents=True)
+        (versions / version / "model.onnx").write_bytes(data)
+    with hetero.Core("inprocess") as core:
+        seen: list[tuple[str, ModelOptions]] = []
+
+        def load(path: Path, options: ModelOptions) -> Any:
+            seen.append((str(path.relative_to(tmp_path)), options))
+            return core.compile_model(path, options.device or "CPU", options.config)
+
+        repository = Repository(lambda: folder_sources(tmp_path, ModelOptions(), load))
+        repository.refresh()
+        assert repository.versions("second") == ["1", "2", "10"]
+        assert repository.find("second").version == "10"
+        seen.clear()
+        repository.refresh()
+        assert seen == []
+        (versions / "hetero.yaml").write_text("versions: [2]\nconfig: {PERF_COUNT: true}\n")
+        repository.refresh()
+        assert [path for path, _ in seen] == ["second/2/model.onnx"]
+        assert repository.versions("second") == ["2"]
+        kept = repository.find("first")
+        (tmp_path / "first.onnx").write_bytes(b"no model")
+        repository.refresh()
+        assert repository.find("first") is kept
+        (versions / "hetero.yaml").write_text("version: [2]\n")
+        repository.refresh()
+        assert "version" in next(
+            row["reason"] for row in repository.index() if row["name"] == "second"
+        )
+        (tmp_path / "first.onnx").unlink()
+        repository.refresh()
+        with pytest.raises(HeteroError, match="no model 'first'"):
+            repository.find("first")
+
+
+def test_tls(tmp_path: Path) -> None:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    options = {"tls_key": key, "tls_certificate": certificate}
+    with serving(options=options, grpc_port=0, plus=plus_one()) as server:
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        url = f"{server.url}/v2/health/ready"
+        assert url.startswith("https://")
+        with urllib.request.urlopen(url, context=trusted, timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
+        grpc = pytest.importorskip("grpc")
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+        with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
+            grpc.channel_ready_future(channel).result(PATIENCE_S)
+    wrong = serving(options={**options, "tls_key": certificate}, plus=plus_one())
+    with pytest.raises(ArgumentError, match="TLS"), wrong:
+        pass

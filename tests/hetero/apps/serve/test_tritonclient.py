@@ -1,0 +1,151 @@
+"""Triton's own client: each of its calls, and both forms in every combination of their encodings.
+
+It is not among the test extras, as it needs protobuf 6: these run where it is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from hetero.apps.serve.server import Server
+from tests.support.serving import identity, plus_one, serving
+
+tritonclient_http: Any = pytest.importorskip("tritonclient.http")
+tritonclient_grpc: Any = pytest.importorskip("tritonclient.grpc")
+X = np.array([0.5, -2.0, 3e5], np.float32)
+PACKINGS = (None, "gzip", "deflate")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    same = {"text": identity(TensorProto.STRING), "small": identity(TensorProto.INT8)}
+    options = {"shared_memory": True}
+    with serving(grpc_port=0, options=options, plus=plus_one(), **same) as made:
+        yield made
+
+
+@pytest.fixture(params=["http", "grpc"])
+def form(request: pytest.FixtureRequest, server: Server) -> tuple[Any, Any]:
+    """The module of one form, and its client."""
+    module = tritonclient_http if request.param == "http" else tritonclient_grpc
+    return module, module.InferenceServerClient(address(server, request.param))
+
+
+def address(server: Server, form: str) -> str:
+    return f"127.0.0.1:{server.port if form == 'http' else server.grpc_port}"
+
+
+def given(module: Any, array: np.ndarray = X, datatype: str = "FP32", **options: Any) -> Any:
+    made = module.InferInput("x", list(array.shape), datatype)
+    made.set_data_from_numpy(array, **options)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("raw_in", "raw_out", "sent", "accepted"),
+    [*product([False, True], [False, True], PACKINGS, PACKINGS[:2])],
+)
+def test_every_encoding_by_http(
+    server: Server, raw_in: bool, raw_out: bool, sent: str | None, accepted: str | None
+) -> None:
+    module = tritonclient_http
+    answer = module.InferenceServerClient(address(server, "http")).infer(
+        "plus",
+        [given(module, binary_data=raw_in)],
+        outputs=[module.InferRequestedOutput("y", binary_data=raw_out)],
+        request_compression_algorithm=sent,
+        response_compression_algorithm=accepted,
+        request_id="seven",
+        timeout=60_000_000,
+        priority=1,
+    )
+    np.testing.assert_array_equal(answer.as_numpy("y"), X + 1)
+    assert answer.get_response()["id"] == "seven"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_every_encoding_by_grpc(server: Server, packing: str | None) -> None:
+    client = tritonclient_grpc.InferenceServerClient(address(server, "grpc"))
+    answer = client.infer("plus", [given(tritonclient_grpc)], compression_algorithm=packing)
+    np.testing.assert_array_equal(answer.as_numpy("y"), X + 1)
+
+
+def test_every_call(form: tuple[Any, Any]) -> None:
+    module, client = form
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("plus")
+    assert not client.is_model_ready("none")
+    for call in ("get_server_metadata", "get_model_repository_index"):
+        assert getattr(client, call)()
+    for call in ("get_model_metadata", "get_model_config", "get_inference_statistics"):
+        assert getattr(client, call)("plus")
+    client.unload_model("small")
+    assert not client.is_model_ready("small")
+    client.load_model("small")
+    text = np.array([b"", "grüße\n".encode()], object)
+    answer = client.infer("text", [given(module, text, "BYTES")])
+    np.testing.assert_array_equal(answer.as_numpy("y"), text)
+    with pytest.raises(Exception, match="no model 'none'"):
+        client.get_model_metadata("none")
+
+
+def test_shared_memory(form: tuple[Any, Any]) -> None:
+    memory: Any = pytest.importorskip("tritonclient.utils.shared_memory")
+    module, client = form
+    regions = [memory.create_shared_memory_region(n, f"/hetero_{n}", 12) for n in ("in", "out")]
+    try:
+        memory.set_shared_memory_region(regions[0], [X])
+        for name in ("in", "out"):
+            client.register_system_shared_memory(name, f"/hetero_{name}", 12)
+        sent = module.InferInput("x", [3], "FP32")
+        sent.set_shared_memory("in", 12)
+        wanted = module.InferRequestedOutput("y")
+        wanted.set_shared_memory("out", 12)
+        client.infer("plus", [sent], outputs=[wanted])
+        got = memory.get_contents_as_numpy(regions[1], np.float32, [3])
+        np.testing.assert_array_equal(got, X + 1)
+    finally:
+        client.unregister_system_shared_memory()
+        for region in regions:
+            memory.destroy_shared_memory_region(region)
+
+
+def test_a_stream(server: Server) -> None:
+    client = tritonclient_grpc.InferenceServerClient(address(server, "grpc"))
+    got: list[Any] = []
+    all_there = threading.Event()
+
+    def take(result: Any, error: Any) -> None:
+        got.append(error or result.get_response().id)
+        if len(got) == 4:
+            all_there.set()
+
+    client.start_stream(take)
+    for number in range(3):
+        client.async_stream_infer("plus", [given(tritonclient_grpc)], request_id=f"{number}")
+    client.async_stream_infer("none", [given(tritonclient_grpc)])
+    assert all_there.wait(60)
+    client.stop_stream()
+    assert got[:3] == ["0", "1", "2"]
+    assert "no model 'none'" in str(got[3])
+
+
+@pytest.mark.parametrize("form_name", ["http", "grpc"])
+def test_asyncio(server: Server, form_name: str) -> None:
+    module: Any = pytest.importorskip(f"tritonclient.{form_name}.aio")
+
+    async def many() -> list[Any]:
+        async with module.InferenceServerClient(address(server, form_name)) as client:
+            calls = [client.infer("plus", [given(module)]) for _ in range(16)]
+            return [answer.as_numpy("y") for answer in await asyncio.gather(*calls)]
+
+    np.testing.assert_array_equal(asyncio.run(many()), [X + 1] * 16)

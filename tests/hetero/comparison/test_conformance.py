@@ -1,0 +1,56 @@
+"""The devices of a Core, one or several, pass the checks that every device passes."""
+
+from itertools import pairwise
+
+import pytest
+
+import hetero
+from hetero.comparison.subject import CoreSubject
+from hetero.devices.conformance.query_checks import ELEMENT_TYPES
+from hetero.devices.conformance.samples import samples, typed_samples
+from hetero.devices.testing import check_device, subject_checks
+from tests.support.models import branches
+
+
+@pytest.fixture(scope="module", params=["CPU.0", "HETERO:CPU.0,CPU.1", "HETERO:CPU.0,ORT"])
+def subject(request):
+    with hetero.Core("inprocess", devices={"CPU": 2}) as core:
+        yield CoreSubject(core, request.param)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("check", subject_checks(), ids=lambda check: check.__name__)
+def test_devices_of_this_process(subject, check):
+    check(subject)
+
+
+def test_what_is_checked_is_cut_between_neighbours():
+    with hetero.Core("inprocess") as core:
+        model = core.read_model(branches())
+        compiled = CoreSubject(core, "HETERO:CPU,ORT").compile_model(model)
+        device_of = {n: s.device for s in compiled.subgraphs for n in s.node_names}
+        devices = [device_of[name] for name in model.node_names]
+        assert all(one != other for one, other in pairwise(devices))
+
+
+def test_every_kind_of_tensor_crosses():
+    crossing = set()
+    with hetero.Core("inprocess", devices={"CPU": 2}) as core:
+        subject = CoreSubject(core, "HETERO:CPU.0,CPU.1")
+        for sample in (*samples(), *(s for name in ELEMENT_TYPES for s in typed_samples(name))):
+            if subject.query_model(sample.model).unsupported:
+                continue
+            given = {port.name for port in sample.model.inputs}
+            for subgraph in subject.compile_model(sample.model).subgraphs:
+                crossing |= {sample.model.spec(n) for n in subgraph.inputs if n not in given}
+    kinds = {spec.type for spec in crossing}
+    assert {f"tensor({name})" for name in ELEMENT_TYPES} | {"tensor(string)"} <= kinds
+    assert {"seq(tensor(float))", "optional(tensor(float))"} <= kinds
+    assert {(), ("N", 3)} <= {spec.shape for spec in crossing}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_devices_of_a_cluster():
+    with hetero.Core(devices={"CPU": 2}) as core:
+        check_device(CoreSubject(core, "HETERO:CPU.0,ORT,CPU.1"))

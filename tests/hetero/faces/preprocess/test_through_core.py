@@ -1,0 +1,105 @@
+"""A model with preprocessing through Core: queried, cut, kept, cached, and fed in batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+from hetero.devices.errors import TensorShapeError
+from tests.support.preprocess_cases import model, picture
+
+
+def source(mean: float = 100.0, layout: str = "NHWC", batch: int | str = "batch") -> hetero.Model:
+    ppp = hetero.PrePostProcessor(model((batch, 3, 6, 8)))
+    ppp.input().tensor().set_element_type("u8").set_layout(layout)
+    ppp.input().preprocess().convert_element_type("f32").mean(mean)
+    ppp.input().model().set_layout("NCHW")
+    return ppp.build()
+
+
+def answer(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32).transpose(0, 3, 1, 2) - 100
+
+
+X = picture((2, 6, 8, 3))
+
+
+def test_its_nodes_are_asked_about_and_cut_like_any(core: hetero.Core) -> None:
+    support = core.query_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
+    assert dict(support) == {"x/cast": "CPU", "x/sub": "CPU", "x/transpose": "CPU", "model": "ORT"}
+    compiled = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
+    assert [subgraph.device for subgraph in compiled.subgraphs] == ["CPU", "ORT"]
+    np.testing.assert_array_equal(compiled(X)[0], answer(X))
+
+
+def test_a_blob_has_the_steps_and_the_layouts(core: hetero.Core) -> None:
+    blob = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"}).export_model()
+    compiled = core.import_model(blob)
+    assert compiled.input().layout == "NHWC"
+    assert compiled.input().element_type == "uint8"
+    np.testing.assert_array_equal(compiled(X)[0], answer(X))
+    request = compiled.create_infer_request()
+    with pytest.raises(TensorShapeError, match="1 on axis 0"):
+        request.set_tensors("x", [X, X])
+
+
+def test_an_onnx_file_has_the_layouts(core: hetero.Core, tmp_path: Path) -> None:
+    source().save(tmp_path / "model.onnx")
+    again = core.read_model(tmp_path / "model.onnx")
+    assert (again.inputs, again.outputs) == (source().inputs, source().outputs)
+    assert again.content_hash == source().content_hash
+    assert (
+        onnx.load(tmp_path / "model.onnx").graph.input[0].type.tensor_type.shape.dim[0].denotation
+        == "DATA_BATCH"
+    )  # what ONNX calls a batch
+
+
+def test_another_step_or_layout_is_another_entry_of_the_cache(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    config = {"CACHE_DIR": str(tmp_path)}
+    hits = [
+        core.compile_model(given, "CPU", config).get_property("LOADED_FROM_CACHE")
+        for given in (source(), source(), source(mean=1.0), source(layout="N??C"))
+    ]
+    assert hits == [False, True, False, False]
+    cached = core.compile_model(source(), "CPU", config)
+    assert cached.create_infer_request().get_input_tensor().shape[1:] == (6, 8, 3)
+    np.testing.assert_array_equal(cached(X)[0], answer(X))
+
+
+@pytest.mark.parametrize("device", ["CPU", "HETERO:ORT,CPU"])
+@pytest.mark.parametrize("layout", ["NHWC", "HWNC"])
+def test_tensors_make_a_batch_along_the_layouts_n(
+    core: hetero.Core, device: str, layout: str
+) -> None:
+    request = core.compile_model(source(layout=layout), device).create_infer_request()
+    items = [item[None].transpose(["NHWC".index(x) for x in layout]) for item in X]
+    request.set_tensors("x", items)
+    request.infer()
+    np.testing.assert_array_equal(request.results[0], answer(X))
+    axis = layout.index("N")
+    with pytest.raises(TensorShapeError, match=f"1 on axis {axis}"):
+        request.set_tensors("x", [np.concatenate([item, item], axis) for item in items])
+
+
+def test_a_layout_without_a_batch_takes_no_tensors(core: hetero.Core) -> None:
+    request = core.compile_model(source(layout="HWC", batch=1), "CPU").create_infer_request()
+    with pytest.raises(TensorShapeError, match=r"HWC.* has no batch axis"):
+        request.set_tensors("x", [X[0], X[1]])
+    request.set_tensor("x", X[0])
+    request.infer()
+    np.testing.assert_array_equal(request.results[0], answer(X[:1]))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_it_runs_on_ray(local_ray: None) -> None:
+    with hetero.Core() as core:
+        compiled = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
+        np.testing.assert_array_equal(compiled(X)[0], answer(X))
+        assert compiled.input().layout == "NHWC"

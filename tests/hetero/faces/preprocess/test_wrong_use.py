@@ -1,0 +1,247 @@
+"""Preprocessing that cannot be: each error names the port and says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from hetero import Layout, PrePostProcessor
+from hetero.devices.errors import ArgumentError, ModelError, TensorNameError
+from tests.support.preprocess_cases import model
+
+PICTURES = (1, 3, 10, 12)
+
+
+def refusal(describe: Callable[[Any], object], takes: tuple[Any, ...] = PICTURES) -> str:
+    ppp = PrePostProcessor(model(takes))
+    with pytest.raises(ArgumentError) as refused:  # noqa: PT012 - some are told by build
+        describe(ppp)
+        ppp.build()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "NHHW", "N...C...", "N-C", "[N, , C]", "[mouse, C]"])
+def test_a_layout_that_is_none(text: str) -> None:
+    with pytest.raises(ArgumentError, match="layout"):
+        Layout(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("nhwc", "NHWC"), ("[batch, ?, height, WIDTH]", "N?HW"), ("[N,...,channels]", "N...C")],
+)
+def test_a_layout_may_be_written_in_several_ways(text: str, meant: str) -> None:
+    assert Layout(text) == Layout(meant) == meant
+
+
+@pytest.mark.parametrize("kind", ["u7", "float128x", None, "O,O"])
+def test_an_element_type_that_is_none(kind: str | None) -> None:
+    ppp = PrePostProcessor(model(PICTURES))
+    with pytest.raises(ArgumentError, match=r"valid ones are .*u8"):
+        ppp.input().tensor().set_element_type(kind)
+
+
+@pytest.mark.parametrize("method", ["resize", "convert_color"])
+def test_a_mode_that_is_none_lists_those_that_are(method: str) -> None:
+    ppp = PrePostProcessor(model(PICTURES))
+    with pytest.raises(ArgumentError, match=r"wanted one of .*(RGB|LINEAR)"):
+        getattr(ppp.input().preprocess(), method)("bilinear-ish")
+
+
+def test_a_layout_of_another_rank_than_the_shape() -> None:
+    assert "has 3 dimensions, the tensor has 4" in refusal(
+        lambda ppp: ppp.input().model().set_layout("CHW")
+    )
+
+
+def test_layouts_that_contradict_each_other() -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NHWD")
+        ppp.input().model().set_layout("NCHW")
+
+    assert "input 'x': layout NCHW cannot become NHWD: D is not in it" in refusal(describe)
+
+
+def test_a_batch_that_is_left_out_and_is_not_one() -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("HWC")
+        ppp.input().model().set_layout("NCHW")
+
+    assert "without N, which is 4 in the model" in refusal(describe, (4, 3, 10, 12))
+
+
+def test_a_resize_of_what_is_no_picture() -> None:
+    told = refusal(lambda ppp: ppp.input().preprocess().resize("linear"), (5, 7))
+    assert "without H" in told
+    assert "set_layout" in told
+
+
+def test_a_resize_to_a_size_that_is_open() -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NCHW")
+        ppp.input().preprocess().resize("linear")
+
+    assert "give one: resize(" in refusal(describe, (1, 3, "h", "w"))
+
+
+def test_a_size_that_is_not_the_models_without_a_resize() -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NHWC").set_spatial_static_shape(20, 30)
+        ppp.input().model().set_layout("NCHW")
+
+    told = refusal(describe)
+    assert "the steps lead to [1,3,20,30] (NCHW), the model takes [1,3,10,12]" in told
+    assert ".resize" in told
+
+
+@pytest.mark.parametrize("step", ["mean", "scale"])
+def test_arithmetic_on_integers(step: str) -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_element_type("u8")
+        getattr(ppp.input().preprocess(), step)(2.0)
+
+    assert "convert_element_type('f32') before" in refusal(describe)
+
+
+@pytest.mark.parametrize("numbers", [[1, 2], "red", [None]])
+def test_numbers_that_are_not_those_of_the_channels(numbers: Any) -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NCHW")
+        ppp.input().preprocess().mean(numbers)
+
+    assert "for each channel" in refusal(describe)
+
+
+def test_a_scale_of_nothing() -> None:
+    assert "none may be 0" in refusal(lambda ppp: ppp.input().preprocess().scale([1, 0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments", "words"),
+    [
+        ("crop", ([0, 0], [1, 1]), "one for each of the tensor's 4 dimensions"),
+        ("crop", ([0, 0, 5, 0], [1, 3, 5, 12]), "takes .* nothing"),
+        ("pad", ([0, 0], [0, 0]), "one for each of the tensor's 4 dimensions"),
+        ("pad", ([0] * 4, [0] * 4, [1, 2, 3]), "one number for the border"),
+        ("convert_layout", ([0, 0, 1, 2],), "each of the dimensions 0 to 3 once"),
+        ("convert_layout", ("NHWC",), "set_layout"),
+        ("reverse_channels", (), "without C"),
+    ],
+)
+def test_steps_that_do_not_fit_the_tensor(
+    step: str, arguments: tuple[Any, ...], words: str
+) -> None:
+    import re
+
+    told = refusal(lambda ppp: getattr(ppp.input().preprocess(), step)(*arguments))
+    assert re.search(words, told)
+    assert told.startswith("input 'x'")
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("UNDEFINED", "RGB"), ("GRAY", "RGB"), ("RGB", "NV12_SINGLE_PLANE"), ("RGB", "RGBX")],
+)
+def test_colours_that_cannot_become_others(source: str, target: str) -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NCHW").set_color_format(source)
+        ppp.input().preprocess().convert_color(target)
+
+    assert f"{source} cannot become {target}" in refusal(describe)
+
+
+@pytest.mark.parametrize("color", ["NV12_TWO_PLANES", "I420_SINGLE_PLANE", "BGRX"])
+def test_colours_that_no_model_takes(color: str) -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NCHW").set_color_format(color)
+
+    assert f"still {color}; write .preprocess().convert_color" in refusal(describe)
+
+
+def test_planes_in_a_step_that_takes_one() -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NCHW").set_color_format("NV12_TWO_PLANES")
+        ppp.input().preprocess().resize("nearest", 4, 4)
+
+    assert "convert_color(ColorFormat.RGB) first" in refusal(describe)
+
+
+def test_planes_of_odd_size() -> None:
+    def describe(ppp: Any) -> None:
+        ppp.input().tensor().set_layout("NCHW").set_color_format("NV12_SINGLE_PLANE")
+        ppp.input().preprocess().convert_color("RGB")
+
+    assert "height and width are even" in refusal(describe, (1, 3, 9, 12))
+
+
+def test_names_of_planes_that_are_not_theirs() -> None:
+    assert "Give one for each" in refusal(
+        lambda ppp: ppp.input().tensor().set_color_format("NV12_TWO_PLANES", ["y"])
+    )
+
+
+def test_ports_that_are_not_there() -> None:
+    ppp = PrePostProcessor(model(PICTURES))
+    for key in ("z", 1):
+        with pytest.raises(TensorNameError):
+            ppp.input(key)
+        with pytest.raises(TensorNameError):
+            ppp.output(key)
+
+
+def two_ports() -> onnx.ModelProto:
+    """Return a model that gives its input out again, and a constant."""
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xyc"]
+    constant = helper.make_tensor("c", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
+    node = helper.make_node("Relu", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", ports[:1], [*ports, ports[0]], [constant])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_values_that_are_input_and_output_cannot_change() -> None:
+    ppp = PrePostProcessor(two_ports())
+    ppp.input().preprocess().mean(1)
+    with pytest.raises(ArgumentError, match="input 'x' is an output of the model as well"):
+        ppp.build()
+    for name in ("x", "c"):
+        ppp = PrePostProcessor(two_ports())
+        ppp.output(name).postprocess().convert_element_type("f16")
+        with pytest.raises(ArgumentError, match=f"output '{name}' is made by no node"):
+            ppp.build()
+
+
+def test_several_ports_want_a_name() -> None:
+    with pytest.raises(TensorNameError, match="say which: 'x', 'y', 'c', 'x'"):
+        PrePostProcessor(two_ports()).output()
+
+
+def test_a_sequence_is_not_preprocessed() -> None:
+    value = helper.make_value_info(
+        "s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+    )
+    length = helper.make_tensor_value_info("n", TensorProto.INT64, [])
+    node = helper.make_node("SequenceLength", ["s"], ["n"])
+    graph = helper.make_graph([node], "g", [value], [length])
+    ppp = PrePostProcessor(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    )
+    ppp.input().preprocess().convert_element_type("f32")
+    with pytest.raises(ArgumentError, match="input 's' is a seq"):
+        ppp.build()
+
+
+def test_an_opset_that_cannot_be_raised() -> None:
+    old = model(PICTURES, opset=6)
+    # onnx's converter knows no way from this GRU to a newer one.
+    old.graph.node.append(helper.make_node("GRU", ["s", "w", "r"], ["states"]))
+    for name, shape in {"s": (2, 1, 3), "w": (1, 6, 3), "r": (1, 6, 2)}.items():
+        old.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    ppp = PrePostProcessor(old)
+    ppp.input("x").tensor().set_layout("NCHW").set_spatial_static_shape(2, 2)
+    ppp.input("x").preprocess().resize("linear")
+    with pytest.raises(ModelError, match="Export the model for opset 11"):
+        ppp.build()
