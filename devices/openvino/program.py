@@ -11,8 +11,8 @@ import numpy as np
 import openvino
 
 from hetero.devices.errors import InferenceError
+from hetero.devices.openvino.errors import ERRORS
 from hetero.devices.openvino.limits import Limits
-from hetero.devices.plugin.failures import run_failed
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
@@ -147,7 +147,7 @@ class OpenVinoProgram(Program):
                 request.wait()
             except RuntimeError as error:
                 context.check_cancelled()
-                raise run_failed("OpenVINO failed", error) from error
+                raise ERRORS.run_error("OpenVINO failed", error) from error
         # A request that is cancelled this late may yet be told so: it is not used again.
         context.check_cancelled()
         if profile:

@@ -12,10 +12,10 @@ import openvino
 
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.openvino.errors import ERRORS
 from hetero.devices.openvino.limits import Limits, checked_limits
 from hetero.devices.openvino.operators import NOTES, refusal, unread
 from hetero.devices.openvino.runtime import core
-from hetero.devices.plugin.failures import reason_of
 from hetero.devices.plugin.questions import (
     NUMPY_TYPES,
     Question,
@@ -83,7 +83,7 @@ def _converted(question: OpenVinoQuestion) -> openvino.Model | Refusal:
     try:
         model = core().read_model(question.data)
     except RuntimeError as error:
-        said = reason_of(error)
+        said = ERRORS.reason(error)
         return Refusal("no_kernel", f"OpenVINO cannot convert {question.op_type}: {said}")
     _put_weights(model, question.weights)
     specs = [TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in question.outputs]

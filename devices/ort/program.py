@@ -24,9 +24,9 @@ from hetero.devices.model.node_contents import check_inside
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.skeleton import joined_model
 from hetero.devices.ort.caches import Caches, CacheTensor
+from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.provider import Provider
 from hetero.devices.ort.session import open_session, session_model
-from hetero.devices.plugin.failures import run_failed
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
@@ -126,7 +126,7 @@ class OrtProgram(Program):
                 except Exception as error:
                     context.check_cancelled()
                     what = f"ONNX Runtime failed on model {self._model.name!r}"
-                    raise run_failed(what, error) from error
+                    raise ERRORS.run_error(what, error) from error
             if self._is_whole:
                 return list(values)
             made = dict(zip(self._wanted, values, strict=True))

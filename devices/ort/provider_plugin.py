@@ -11,11 +11,11 @@ import onnx
 from hetero.devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
 from hetero.devices.model.model import Model, Node
 from hetero.devices.openvino.operators import refusal, unread
+from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.plugin import ORTPlugin
 from hetero.devices.ort.program import OrtProgram
 from hetero.devices.ort.provider import Provider, libraries
 from hetero.devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
-from hetero.devices.plugin.failures import reason_of
 from hetero.devices.plugin.faults import Fault, Use, departure
 from hetero.devices.plugin.program import ExecutedNode, RunContext, Value
 from hetero.devices.plugin.properties import Config, Property, PropertyTable
@@ -101,7 +101,7 @@ class ProviderPlugin(ORTPlugin):
         except Exception as error:  # whatever it raises is its reason
             raise PluginLoadError(
                 f"the installed onnxruntime lists {self.provider_name}, which does not work here: "
-                f"{reason_of(error)}. Its driver or libraries are missing.",
+                f"{ERRORS.reason(error)}. Its driver or libraries are missing.",
                 device=self.name,
             ) from error
 
@@ -125,7 +125,7 @@ class ProviderPlugin(ORTPlugin):
         except Exception as error:  # as at the start
             raise PropertyError(
                 f"PROVIDER_OPTIONS={config['PROVIDER_OPTIONS']!r}: with them {self.provider_name} "
-                f"does not work: {reason_of(error)}.",
+                f"does not work: {ERRORS.reason(error)}.",
                 property="PROVIDER_OPTIONS",
             ) from error
         return {**self._query.judge(rest, asked), **wrong}

@@ -13,9 +13,9 @@ import onnxruntime
 
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.provider import Provider, provider_names
 from hetero.devices.ort.versions import changed_since, lowered
-from hetero.devices.plugin.failures import reason_of
 from hetero.devices.plugin.faults import Fault, Use, departure
 from hetero.devices.plugin.questions import (
     NUMPY_TYPES,
@@ -223,7 +223,7 @@ _CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
 
 
 def _refusal(question: OrtQuestion, error: Exception) -> Refusal:
-    text = reason_of(error)
+    text = ERRORS.reason(error)
     op_type = question.op_type
     if "Could not find an implementation" in text:
         if (question.domain, op_type) in _kernel_types():

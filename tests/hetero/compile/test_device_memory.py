@@ -7,8 +7,7 @@ import onnx
 import pytest
 
 import hetero
-from hetero.devices.errors import DeviceMemoryError, InferenceError
-from hetero.devices.plugin.failures import reason_of, run_failed
+from hetero.devices.errors import DeviceMemoryError
 
 #: 64 TiB of floats.
 HUGE = np.array([2**22, 2**22], np.int64)
@@ -26,42 +25,3 @@ def test_the_stage_that_has_no_memory_is_named_and_the_model_goes_on(device: str
         with pytest.raises(DeviceMemoryError, match=f"on device {device} "):
             compiled([one, HUGE])
         assert compiled([one, np.array([2, 3])])[0].shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        ("CUDA failure 2: out of memory ; GPU=0", DeviceMemoryError),
-        ("Available memory of 1024 is smaller than requested bytes of 2048", DeviceMemoryError),
-        ("std::bad_alloc", DeviceMemoryError),
-        ("[GPU] CL_OUT_OF_MEMORY", DeviceMemoryError),
-        ("Got invalid dimensions for input: memory", InferenceError),
-    ],
-)
-def test_runtimes_words_for_want_of_memory(words: str, kind: type[Exception]) -> None:
-    assert type(run_failed("it failed", RuntimeError(words))) is kind
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (
-            (
-                "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime/core/providers/cuda/cuda_call.cc:129 "
-                "bool CudaCall(T, const char*, std::basic_string<char>&) [with T = cudaError] CUDA "
-                "failure 100: no CUDA-capable device is detected"
-            ),
-            "CUDA failure 100: no CUDA-capable device is detected",
-        ),
-        (
-            (
-                "Exception from src/core.cpp:114:\nException from src/dev/plugin.cpp:53:\n"
-                "Check 'newNode' failed at src/node.cpp:1614:\nUnsupported operation"
-            ),
-            "Unsupported operation",
-        ),
-        ("", "RuntimeError"),
-    ],
-)
-def test_a_reason_leaves_out_the_places_in_sources(words, reason):
-    assert reason_of(RuntimeError(words)) == reason
