@@ -37,7 +37,7 @@ def plugin(runtime):
 
 @pytest.mark.parametrize(("runtime", "extra"), [("onnxruntime", "ort"), ("openvino", "openvino")])
 def test_without_the_runtime_the_device_says_how_to_get_it(runtime, extra, monkeypatch):
-    for name in [n for n in sys.modules if n.startswith(f"devices.{extra}")]:
+    for name in [n for n in sys.modules if n.startswith(f"hetero.devices.{extra}")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, runtime, None)
     (entry,) = load_plugins([PLUGINS[runtime]], entry_points=False).values()

@@ -20,7 +20,7 @@ import yaml
 from hetero.cli import cli
 from tests.support.serving import ask, plus_one, serving
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DEPLOY = ROOT / "deploy"
 
 
