@@ -1,5 +1,8 @@
 """Benchmark: the CPU device against ONNX Runtime and onnx's ReferenceEvaluator, one thread each.
 
+The CPU device is the reference: it runs kernels one after the other, and no goal is set for its
+speed. The figures are information for lists of devices in which it computes a part.
+
 ``python -m benchmarks.kernels [--json] [--models a,b] [--rounds N] [--no-reference]``. The three
 run by turns in one process, so that a change of the machine's speed meets all of them; each row
 gives the median of its rounds (the evaluator, far slower, runs once).
@@ -142,24 +145,16 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _memory(compiled: CompiledModel, model: Model, given: list[np.ndarray]) -> dict[str, Any]:
-    """Return weights and the peak of what first runs allocate, and the least that they need.
-
-    Of the peak, `objects_nbytes` are Python's objects that stay: calls, views, shapes. They do not
-    grow with a model's tensors, and outweigh those of a small one.
-    """
+    """Return the weights' bytes, the peak of a run's allocations, and the least that it needs."""
     tracemalloc.start()
-    for _ in range(3):
-        compiled.run(given)
+    compiled.run(given)
     peak = tracemalloc.get_traced_memory()[1]
-    arrays = tracemalloc.DomainFilter(False, np.lib.tracemalloc_domain)
-    objects = tracemalloc.take_snapshot().filter_traces([arrays])
     tracemalloc.stop()
     live = largest_live_nbytes(model)
     return {
         "peak_nbytes": peak + model.weight_nbytes,
         "weights_nbytes": model.weight_nbytes,
         "live_nbytes": live,
-        "objects_nbytes": sum(trace.size for trace in objects.traces),
         "peak_over_needed": (peak + model.weight_nbytes) / (live + model.weight_nbytes),
     }
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # a side has another checkout's benchmarks
     from benchmarks.processes import Child
 
-#: Runs before the first that counts: input shapes are bound in the second.
+#: Runs before the first that counts: they fill the caches of numpy and of the processor.
 _WARM_RUNS = 3
 
 

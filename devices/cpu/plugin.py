@@ -1,4 +1,4 @@
-"""The CPU plugin: the interpreter on numpy, with kernels of a CPU's own."""
+"""The CPU plugin: the interpreter on numpy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import ClassVar, Final
 import numpy as np
 import onnx
 
-from hetero.devices.cpu.fast.conv import FAST
-from hetero.devices.cpu.fast.weights import prepare_convolutions
 from hetero.devices.cpu.threads import blas_name, use_threads
-from hetero.devices.interpreter.backend import ArrayBackend
+from hetero.devices.interpreter.backend import NUMPY, ArrayBackend
 from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from hetero.devices.interpreter.program import InterpretedProgram
 from hetero.devices.model.extension import allowed_extensions
@@ -27,19 +25,10 @@ from hetero.devices.plugin.properties import (
     PropertyTable,
 )
 from hetero.devices.transforms import FIRST, PASSES, THEN, Pass, transform
-from hetero.devices.transforms.identities import remove_dead_nodes
 from hetero.devices.transforms.single_precision import compute_in_single
 
-#: The host's arrays, and kernels that suit only a CPU beside the shared ones.
-HOST: Final = ArrayBackend("numpy", np, FAST)
-#: What those kernels want, among the transformations of every device.
-_HOST_PASSES: Final = (
-    *FIRST,
-    Pass(compute_in_single),
-    *THEN,
-    Pass(prepare_convolutions, oldest_opset=0),
-    Pass(remove_dead_nodes, oldest_opset=0),
-)
+#: Passes that change how results are rounded, among those of every device.
+_FAST_PASSES: Final = (*FIRST, Pass(compute_in_single), *THEN)
 
 
 class CPUProgram(InterpretedProgram):
@@ -48,7 +37,7 @@ class CPUProgram(InterpretedProgram):
     `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
     """
 
-    def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = HOST) -> None:
+    def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = NUMPY) -> None:
         super().__init__(model, backend)
         self._threads = threads
 
@@ -63,7 +52,7 @@ class CPUPlugin(InterpreterPlugin):
 
     name: ClassVar[str] = "CPU"
     rank: ClassVar[int] = 90
-    backend: ArrayBackend = HOST
+    backend: ArrayBackend = NUMPY
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
         Property(
@@ -78,7 +67,7 @@ class CPUPlugin(InterpreterPlugin):
             str,
             "PERFORMANCE",
             True,
-            "ACCURACY: convolutions and half precision round as the model is written.",
+            "ACCURACY: half precision rounds as the model is written.",
             choices=("PERFORMANCE", "ACCURACY"),
             shapes_result=True,
         ),
@@ -91,7 +80,7 @@ class CPUPlugin(InterpreterPlugin):
         if config["DISABLE_TRANSFORMATIONS"]:
             return model
         accurate = config["EXECUTION_MODE_HINT"] == "ACCURACY"
-        return transform(model, PASSES if accurate else _HOST_PASSES)
+        return transform(model, PASSES if accurate else _FAST_PASSES)
 
     def compile(self, model: Model, config: Config) -> Program:
         """Return the interpreter's program."""
@@ -104,7 +93,7 @@ class CPUPlugin(InterpreterPlugin):
 
     def version(self) -> str:
         """Return the versions that results depend on."""
-        return f"7 (numpy {np.__version__}, onnx {onnx.__version__})"
+        return f"8 (numpy {np.__version__}, onnx {onnx.__version__})"
 
     def full_name(self, device_id: str) -> str:
         """Return the processor's name where the system tells it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from hetero.devices.errors import HeteroError, KernelError
+from hetero.devices.interpreter.backend import ArrayBackend
 from hetero.devices.interpreter.body_outputs import BodyOutput, body_outputs
 from hetero.devices.interpreter.delegate import delegate
 from hetero.devices.interpreter.implementations import Implementation, Scope, find_implementation
@@ -23,7 +24,7 @@ from hetero.devices.model.tensor_proto import dense_array, tensor_array
 from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.plugin.support import Refusal
 
-#: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
+#: Runs one node: reads its inputs from the slots, writes its outputs there, clears slots.
 Step = Callable[[list[Value], RunContext], None]
 
 #: The slot of absent optional inputs; it always holds None.
@@ -31,48 +32,43 @@ _ABSENT: Final = 0
 
 
 class Slots(NamedTuple):
-    """The slots that a node reads, writes, and reads last."""
+    """The slots that a node reads, writes, and clears because no later node reads them."""
 
     reads: tuple[int, ...]
     writes: tuple[int | None, ...]
-    dying: tuple[int, ...]
+    clears: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A node that runs, what runs it, and where it reads and writes.
-
-    It is kept beside its step, which runs it, for whoever runs it otherwise or tells of it.
-    """
+    """A node, its implementation, and its slots."""
 
     node: Node
     implementation: Implementation
     opset: int
     slots: Slots
-    #: A kernel as a function of the node's inputs, and its attributes; None for what needs more.
-    call: Callable[..., Any] | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
 class Block:
     """A graph ready to run, re-entrant: each run has its own slots."""
 
-    #: The nodes in execution order, and what runs them.
+    #: The nodes in execution order.
     tasks: Sequence[Task]
+    #: One function per task that runs it.
     steps: Sequence[Step]
-    #: The slots of a run that begins: constants in place, None elsewhere.
+    #: The slots at the start of a run: constants in place, None elsewhere.
     template: list[Value]
     #: The inputs' slots and, after them, those of the graph's captures.
     input_slots: Sequence[int]
     output_slots: Sequence[int]
     #: Positions of the inputs that only the host reads.
     host_inputs: frozenset[int]
-    #: Returns once what was begun is done.
+    #: Waits for the work that this thread started on the device.
     finish: Callable[[], None]
 
     def release(self) -> None:
-        """Let go of every constant: there will be no more runs."""
+        """Drop every constant; the block cannot run again."""
         self.steps = ()
         self.template = []
 
@@ -81,23 +77,16 @@ class Block:
     ) -> list[Value]:
         """Compute the outputs from the graph's inputs and, after them, its captures.
 
-        `profile` records each node's time in the context, which is asked between nodes whether to
-        stop.
+        Between nodes the context is asked whether to stop; `profile` records each node's time in
+        it.
         """
         values = self.template.copy()
         for slot, value in zip(self.input_slots, inputs, strict=True):
             values[slot] = value
-        return self.resume(values, 0, context, profile=profile)
-
-    def resume(
-        self, values: list[Value], first: int, context: RunContext, *, profile: bool = False
-    ) -> list[Value]:
-        """Compute the outputs from the slots as they are before the task of index `first`."""
         check = context.check_cancelled
-        i = first
-        steps = self.steps[first:] if first else self.steps
+        i = 0
         try:
-            for i, step in enumerate(steps, first):
+            for i, step in enumerate(self.steps):
                 check()
                 start = perf_counter() if profile else 0.0
                 step(values, context)
@@ -107,23 +96,24 @@ class Block:
         except (HeteroError, MemoryError):
             raise
         except Exception as error:
-            raise kernel_error(self.tasks[i], values, error) from error
+            raise _kernel_error(self.tasks[i], values, error) from error
         return [values[slot] for slot in self.output_slots]
 
 
 class _Body(NamedTuple):
-    """The graph of a control flow node: compiled, and as it was written."""
+    """The graph of a control flow node, compiled and as written."""
 
     block: Block
     graph: onnx.GraphProto
-    #: Outer values that it reads -> their slots outside, but for `constants`, which it holds.
+    #: Outer values that the body reads -> their slots outside; without its `constants`.
     captures: Mapping[str, int]
+    #: Outer constants that the block holds itself.
     constants: Mapping[str, np.ndarray]
     scope: Scope
 
 
 class _Closure:
-    """A body whose captured values are given: a function of its own inputs."""
+    """A body with its captured values: a function of its own inputs."""
 
     def __init__(self, body: _Body, values: Sequence[Value], context: RunContext) -> None:
         self._body = body
@@ -131,7 +121,7 @@ class _Closure:
         self._context = context
 
     def __call__(self, *inputs: Value) -> tuple[Value, ...]:
-        self._context.check_cancelled()  # a body need not have a node that asks
+        self._context.check_cancelled()  # a body may have no nodes, between which a run stops
         return tuple(self._body.block.run([*inputs, *self._captured], self._context))
 
     def outputs(self, *inputs: Value) -> list[BodyOutput]:
@@ -139,6 +129,30 @@ class _Closure:
         _, graph, captures, constants, scope = self._body
         values = [*inputs, *self._captured, *constants.values()]
         return body_outputs(graph, (*captures, *constants), values, scope)
+
+
+class _SlotTable:
+    """Numbers the values of a graph.
+
+    A constant has one slot for the host's memory and one for the device's, filled on first use.
+    """
+
+    def __init__(self, constants: Mapping[str, np.ndarray], backend: ArrayBackend) -> None:
+        self.template: list[Value] = [None]
+        self._constants = constants
+        self._backend = backend
+        self._slots = {("", False): _ABSENT}
+
+    def slot(self, value: str, on_host: bool = False) -> int:
+        """Return the number of a value's slot."""
+        array = self._constants.get(value)
+        key = value, on_host and array is not None
+        if key not in self._slots:
+            self._slots[key] = len(self.template)
+            if array is not None:
+                array = read_only(array) if on_host else self._backend.upload(read_only(array))
+            self.template.append(array)
+        return self._slots[key]
 
 
 def build_block(
@@ -154,61 +168,65 @@ def build_block(
     `inputs` are its own and, after them, the outer values that it reads; `constants` its
     initializers.
     """
-    template: list[Value] = [None]
-    numbers: dict[tuple[str, bool], int] = {("", False): _ABSENT, ("", True): _ABSENT}
     # A body's initializer that is also an input is only its default.
-    held = {name: array for name, array in constants.items() if name not in inputs}
-    backend = scope.backend
-
-    def slot_of(value: str, on_host: bool = False) -> int:
-        key = value, on_host and value in held
-        if key not in numbers:
-            numbers[key] = len(template)
-            array = held.get(value)
-            template.append(array if array is None or on_host else backend.upload(array))
-        return numbers[key]
-
-    input_slots = [slot_of(name) for name in inputs]
-    running = []
-    for node in nodes:
-        implementation = find_implementation(node, scope)
-        if isinstance(implementation, Refusal):
-            raise KernelError(
-                f"node {node.name!r} ({node.op_type}): {implementation}",
-                node=node.name,
-                op_type=node.op_type,
-                opset=scope.opset(node.domain),
-            )
-        if implementation.kind == "literal":
-            held[node.outputs[0]] = literal_value(node)
-        else:
-            running.append((node, implementation))
-    output_slots = [slot_of(name) for name in outputs]
-    hosted = backend.host_values([node for node, _ in running], held)
-    last_use = {value: i for i, (node, _) in enumerate(running) for value in node.reads}
-    keep = {*outputs, *held}
+    fixed = {name: array for name, array in constants.items() if name not in inputs}
+    fixed |= {node.outputs[0]: literal_value(node) for node in nodes if node.is_constant}
+    nodes = [node for node in nodes if not node.is_constant]
+    implementations = [_implementation(node, scope) for node in nodes]
+    host_values = scope.backend.host_values(nodes, fixed)
+    # A node whose results belong on the host runs there, and reads its inputs there.
+    on_host = [not host_values.isdisjoint(node.writes) for node in nodes]
+    reads = [
+        [(name, host or found.reads_on_host(i)) for i, name in enumerate(_trimmed(node.inputs))]
+        for node, found, host in zip(nodes, implementations, on_host, strict=True)
+    ]
+    last_reader = {value: i for i, node in enumerate(nodes) for value in node.reads}
+    lasting = {*outputs, *fixed}
+    table = _SlotTable(fixed, scope.backend)
     tasks, steps = [], []
-    on_device = {*outputs}
-    for i, (node, implementation) in enumerate(running):
-        on_host = not hosted.isdisjoint(node.writes)
-        wanted = [
-            (name, on_host or implementation.reads_on_host(position))
-            for position, name in enumerate(_trimmed(node.inputs))
-        ]
-        on_device.update(node.captures, (name for name, there in wanted if not there))
-        dying = [v for v in node.reads if v not in keep and last_use[v] == i]
-        dying += [v for v in node.writes if v not in keep and v not in last_use]
+    for i, node in enumerate(nodes):
+        unread = [value for value in node.writes if value not in last_reader]
+        last = [value for value in node.reads if last_reader[value] == i]
+        clears = dict.fromkeys(value for value in (*last, *unread) if value not in lasting)
         slots = Slots(
-            tuple(slot_of(name, there) for name, there in wanted),
-            tuple(slot_of(name) if name else None for name in _trimmed(node.outputs)),
-            tuple(dict.fromkeys(map(slot_of, dying))),
+            tuple(table.slot(name, host) for name, host in reads[i]),
+            tuple(table.slot(name) if name else None for name in _trimmed(node.outputs)),
+            tuple(table.slot(value) for value in clears),
         )
-        task = Task(node, implementation, scope.opset(node.domain), slots)
-        step, task = _work(task, slot_of, held, scope, on_host)
+        task = Task(node, implementations[i], scope.opset(node.domain), slots)
         tasks.append(task)
-        steps.append(step)
-    host_inputs = frozenset(i for i, name in enumerate(inputs) if name not in on_device)
-    return Block(tasks, steps, template, input_slots, output_slots, host_inputs, backend.finish)
+        steps.append(_step(task, table, fixed, scope, on_host[i]))
+    device_values = {*outputs, *(name for node in nodes for name in node.captures)}
+    device_values |= {name for inputs_of in reads for name, host in inputs_of if not host}
+    return Block(
+        tasks,
+        steps,
+        table.template,
+        input_slots=[table.slot(name) for name in inputs],
+        output_slots=[table.slot(name) for name in outputs],
+        host_inputs=frozenset(i for i, name in enumerate(inputs) if name not in device_values),
+        finish=scope.backend.finish,
+    )
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return the array, or a view of it that cannot be written to."""
+    if array.flags.writeable:
+        array = array.view()
+        array.setflags(write=False)
+    return array
+
+
+def _implementation(node: Node, scope: Scope) -> Implementation:
+    found = find_implementation(node, scope)
+    if isinstance(found, Refusal):
+        raise KernelError(
+            f"node {node.name!r} ({node.op_type}): {found}",
+            node=node.name,
+            op_type=node.op_type,
+            opset=scope.opset(node.domain),
+        )
+    return found
 
 
 def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
@@ -219,47 +237,46 @@ def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names[:count])
 
 
-def _work(
+def _step(
     task: Task,
-    slot_of: Callable[[str], int],
-    held: Mapping[str, np.ndarray],
+    table: _SlotTable,
+    constants: Mapping[str, np.ndarray],
     scope: Scope,
     on_host: bool,
-) -> tuple[Step, Task]:
-    """Return how a task runs, and it; `on_host`: there, though the device's memory is elsewhere."""
+) -> Step:
+    """Return the function that runs a task; `on_host`: with numpy, whatever the device."""
     node, slots = task.node, task.slots
+    if task.implementation.kind == "function":
+        return _function_step(task.implementation.definition, node, slots, scope)
     if task.implementation.kind == "delegate":
         call = scope.backend.function(delegate(node, task.opset), {}, on_host)
-        return _call_step(call, slots), task
-    if task.implementation.kind == "function":
-        return _function_step(task.implementation.definition, node, slots, scope), task
+        return _call_step(call, slots, {})
     kernel: Kernel = task.implementation.definition
     bodies: dict[str, _Body] = {}
     attributes: dict[str, Any] = {}
     for attribute in node.proto.attribute:
         if attribute.HasField("g"):
-            bodies[attribute.name] = _body(attribute.g, scope, slot_of, held)
+            bodies[attribute.name] = _body(attribute.g, table, constants, scope)
         else:
             attributes[attribute.name] = attribute_value(attribute)
     reserved = {"n_outputs": len(slots.writes), "version": task.opset}
     attributes |= {name: reserved[name] for name in kernel.wants}
-    call = scope.backend.function(kernel, attributes, on_host)
-    if bodies:
-        return _call_step(call, slots, bodies), task
-    return _call_step(call, slots), replace(task, call=call, attributes=attributes)
+    return _call_step(scope.backend.function(kernel, attributes, on_host), slots, bodies)
 
 
 def _body(
     graph: onnx.GraphProto,
+    table: _SlotTable,
+    outer_constants: Mapping[str, np.ndarray],
     scope: Scope,
-    slot_of: Callable[[str], int],
-    held: Mapping[str, np.ndarray],
 ) -> _Body:
-    """Compile the body of a control flow node; on the host, outer constants `held` are its own."""
+    """Compile the body of a control flow node; on the host it holds outer constants itself."""
     holder = onnx.NodeProto()
     holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
     captures = Node.from_proto(holder).captures
-    shared = {n: held[n] for n in captures if n in held} if scope.backend.is_on_host else {}
+    shared = {}
+    if scope.backend.is_on_host:
+        shared = {name: outer_constants[name] for name in captures if name in outer_constants}
     constants = {t.name: tensor_array(t) for t in graph.initializer}
     constants |= {t.values.name: dense_array(t) for t in graph.sparse_initializer}
     outer = [name for name in captures if name not in shared]
@@ -270,30 +287,25 @@ def _body(
         constants=constants | shared,
         scope=scope,
     )
-    return _Body(block, graph, {name: slot_of(name) for name in outer}, shared, scope)
+    return _Body(block, graph, {name: table.slot(name) for name in outer}, shared, scope)
 
 
-def _call_step(
-    call: Callable[..., Any], slots: Slots, bodies: Mapping[str, _Body] | None = None
-) -> Step:
-    """A node; its bodies see the values that they capture as they are now."""
-    reads, writes, dying = slots
+def _call_step(call: Callable[..., Any], slots: Slots, bodies: Mapping[str, _Body]) -> Step:
+    """Return the step of a kernel; its bodies capture outer values as they are at the call."""
+    reads, writes, clears = slots
 
     def step(values: list[Value], context: RunContext) -> None:
-        if bodies:
-            closures = {name: _Closure(body, values, context) for name, body in bodies.items()}
-            store(values, writes, call(*[values[slot] for slot in reads], **closures))
-        else:
-            store(values, writes, call(*[values[slot] for slot in reads]))
-        for slot in dying:
+        closures = {name: _Closure(body, values, context) for name, body in bodies.items()}
+        _store(values, writes, call(*[values[slot] for slot in reads], **closures))
+        for slot in clears:
             values[slot] = None
 
     return step
 
 
 def _function_step(function: onnx.FunctionProto, node: Node, slots: Slots, scope: Scope) -> Step:
-    """A call of a function: its inputs are the node's, absent ones None."""
-    reads, writes, dying = slots
+    """Return the step that calls a function on the node's inputs, absent ones None."""
+    reads, writes, clears = slots
     call = node.proto
     key = (function_key(node), *(a.SerializeToString(deterministic=True) for a in call.attribute))
     block = scope.blocks.get(key)
@@ -305,21 +317,21 @@ def _function_step(function: onnx.FunctionProto, node: Node, slots: Slots, scope
             constants={},
             scope=scope.of_function(function),
         )
-        # Functions may call one another: each is built once, however many calls there are.
+        # Functions may call one another; a block is built once for all equal calls.
         if key[0] in scope.functions:
             scope.blocks[key] = block
     padding = [None] * (len(function.input) - len(reads))
 
     def step(values: list[Value], context: RunContext) -> None:
         inputs = [values[slot] for slot in reads]
-        store(values, writes, tuple(block.run([*inputs, *padding], context)))
-        for slot in dying:
+        _store(values, writes, tuple(block.run([*inputs, *padding], context)))
+        for slot in clears:
             values[slot] = None
 
     return step
 
 
-def single(result: Any) -> Value:
+def _single(result: Any) -> Value:
     """Return a one-output kernel's result as a value: scalars become arrays of rank 0."""
     if isinstance(result, tuple):
         (result, *_) = result
@@ -328,17 +340,17 @@ def single(result: Any) -> Value:
     return np.asarray(result, object) if isinstance(result, str | bytes) else result
 
 
-def store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> None:
+def _store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> None:
     """Put what a kernel returned into the slots of the node's outputs."""
     results = result if isinstance(result, tuple) else (result,)
     if len(results) < len(writes):
         raise ValueError(f"{len(writes)} outputs are named; there are only {len(results)}")
     for slot, value in zip(writes, results, strict=False):
         if slot is not None:
-            values[slot] = single(value)
+            values[slot] = _single(value)
 
 
-def kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:
+def _kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:
     """Return what tells of a failed node: which, on what inputs, and why."""
     node = task.node
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type

@@ -11,10 +11,8 @@ from google.protobuf.message import DecodeError
 
 from hetero.devices.errors import BlobError
 from hetero.devices.interpreter.backend import ArrayBackend
-from hetero.devices.interpreter.block import Block, build_block
-from hetero.devices.interpreter.bound_cache import BoundCache
+from hetero.devices.interpreter.block import Block, build_block, read_only
 from hetero.devices.interpreter.implementations import Scope
-from hetero.devices.interpreter.trace import frozen
 from hetero.devices.model.extension import allowed_extensions
 from hetero.devices.model.model import Model
 from hetero.devices.model.node_contents import check_inside
@@ -26,7 +24,7 @@ _FORMAT: Final = 1
 
 
 class InterpretedProgram(Program):
-    """A transformed model, run node by node, on the host bound to the input shapes that come."""
+    """A transformed model, run node by node."""
 
     def __init__(self, model: Model, backend: ArrayBackend) -> None:
         self._model = model
@@ -37,14 +35,10 @@ class InterpretedProgram(Program):
             constants={name: constant.array for name, constant in model.constants.items()},
             scope=Scope.of_model(model, backend),
         )
-        # Bound blocks write with numpy's functions into memory of the host.
-        self._bound = BoundCache(self._block) if backend.is_on_host else None
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError where a node's inputs break its specification."""
         with np.errstate(all="ignore"):
-            if self._bound is not None:
-                return self._bound.run(inputs, context)
             return self._block.run(inputs, context, profile=context.profile)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
@@ -86,7 +80,7 @@ class InterpretedProgram(Program):
         try:
             proto.ParseFromString(header["graph"])
             check_inside(proto, payload.tensors, "the payload")
-            arrays = {name: frozen(array) for name, array in payload.tensors.items()}
+            arrays = {name: read_only(array) for name, array in payload.tensors.items()}
             model = joined_model(proto, arrays, header["covers"])
             return cls(allowed_extensions(model, extensions), **options)
         except (DecodeError, KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Recurrent layers, bound and unbound, against ONNX Runtime."""
+"""Recurrent layers in models that run several times, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def floats(*shape: int) -> np.ndarray:
     ("op_type", "gates", "attributes"),
     [("RNN", 1, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1}), ("LSTM", 4, {})],
 )
-def test_a_bound_recurrent_layer_gives_what_onnx_runtime_gives(
+def test_recurrent_layer_in_each_run(
     op_type: str,
     gates: int,
     attributes: dict[str, int],
@@ -50,10 +50,7 @@ def test_a_bound_recurrent_layer_gives_what_onnx_runtime_gives(
     )
     model = make_model([node], feeds, [name for name in outputs if name], constants)
     compiled = compile_cpu(model)
-    unbound = compiled.run(list(feeds.values()))
-    for a, b in zip(compiled.run(list(feeds.values())), unbound, strict=True):
-        np.testing.assert_array_equal(a, b)
-    for _ in range(2):
+    for _ in range(3):
         feeds = {name: floats(*value.shape) for name, value in feeds.items()}
         wanted = run_onnxruntime(model, feeds)
         for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
@@ -69,7 +66,7 @@ def test_a_bound_recurrent_layer_gives_what_onnx_runtime_gives(
         ("LSTM", 4, {"input_forget": 0}),
     ],
 )
-def test_a_layer_over_sequences_of_several_lengths_gives_what_onnx_runtime_gives(
+def test_layer_over_sequences_of_several_lengths(
     op_type: str, gates: int, attributes: dict[str, int]
 ) -> None:
     hidden, size, outputs = 5, 4, ["y", "h", "c"][: 2 + (op_type == "LSTM")]
@@ -99,3 +96,35 @@ def test_a_layer_over_sequences_of_several_lengths_gives_what_onnx_runtime_gives
     for lengths in ([6, 7, 1], [-1, 2, 3]):
         with pytest.raises(KernelError, match="numbers from 0 to 6"):
             compiled.run([feeds["x"], np.array(lengths, np.int32), feeds["h0"]])
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("op_type", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("steps", "batch", "size", "hidden"), [(5, 2, 4, 3), (10, 1, 16, 32)])
+def test_layer_whose_state_alone_is_read_after_a_run_on_zeros(
+    direction: str,
+    op_type: str,
+    gates: int,
+    has_bias: bool,
+    steps: int,
+    batch: int,
+    size: int,
+    hidden: int,
+) -> None:
+    directions = 1 + (direction == "bidirectional")
+    constants = {
+        "w": 0.3 * floats(directions, gates * hidden, size),
+        "r": 0.3 * floats(directions, gates * hidden, hidden),
+    }
+    if has_bias:
+        constants["b"] = floats(directions, 2 * gates * hidden)
+    node = helper.make_node(
+        op_type, ["x", *constants], ["", "h"], direction=direction, hidden_size=hidden
+    )
+    x = floats(steps, batch, size)
+    model = make_model([node], {"x": x}, ["h"], constants)
+    compiled = compile_cpu(model)
+    compiled.run([np.zeros_like(x)])
+    (wanted,) = run_onnxruntime(model, {"x": x})
+    np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-5)

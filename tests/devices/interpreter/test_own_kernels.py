@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from hetero.devices.cpu.fast.conv import FAST
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.interpreter.backend import ArrayBackend
-from hetero.devices.interpreter.implementations import FUSED
 from hetero.devices.kernels import KERNELS, KernelRegistry, op
 from hetero.devices.model.reader import read_model
 from tests.support.small_models import make_model
@@ -55,13 +53,3 @@ def test_an_own_kernel_older_than_the_shared_one_does_not_replace_it(since: int,
     assert shared.since == 13
     assert found is not None
     assert (found is not shared) is own
-
-
-def test_an_own_kernel_of_the_cpu_takes_what_the_shared_one_takes() -> None:
-    for kernel in FAST:
-        shared = KERNELS.find(kernel.domain, kernel.op_type, kernel.since)
-        if shared is None:
-            assert kernel.domain == FUSED, kernel.op_type  # a pass makes it; no model has it
-            continue
-        assert kernel.attributes == shared.attributes, kernel.op_type
-        assert kernel.choices == shared.choices, kernel.op_type

@@ -96,7 +96,7 @@ def test_what_a_convolution_makes_is_rounded(relu: bool) -> None:
         "low": np.uint8(0),
     }
     model = make_model(nodes, {"x": x}, ["y"], constants)
-    assert kinds(model) == ["FakeQuantize", "ChannelsLastConv", "FakeQuantize"]
+    assert kinds(model) == ["FakeQuantize", "Conv", "FakeQuantize"]
     # Multiples of 1/4 times small integers: floats add them without rounding.
     assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
 

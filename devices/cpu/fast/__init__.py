@@ -1,1 +1,0 @@
-"""Convolutions that suit only a CPU."""
