@@ -157,14 +157,14 @@ def _wrong(port: openvino.Output, spec: TensorSpec) -> str | None:
 
 
 #: OpenVINO in a process of its own.
-ASKED: Final = Questions("OpenVINO", verdicts)
+WORKER: Final = Questions("OpenVINO", verdicts)
 
 
 class OpenVinoQuery(Verdicts[str]):
     """Verdicts of OpenVINO on nodes."""
 
     def __init__(self) -> None:
-        super().__init__(is_shown, OpenVinoQuestion.of, ASKED.verdicts)
+        super().__init__(is_shown, OpenVinoQuestion.of, WORKER.verdicts)
 
     def judge(self, model: Model, device: str, narrow: str) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are taken, by node name.

@@ -1,4 +1,4 @@
-"""The ORT device: ONNX Runtime, on its own CPU provider."""
+"""The ORT device: ONNX Runtime with its CPU provider."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ try:
     import onnxruntime
 except ImportError as error:
     raise PluginLoadError(
-        "the ORT device needs ONNX Runtime, which is not installed; pip install 'hetero[ort]'.",
+        "device ORT needs ONNX Runtime, which is not installed; pip install 'hetero[ort]'.",
         device="ORT",
     ) from error
 
 from hetero.devices.ort.program import PAYLOAD_FORMAT, OrtProgram
-from hetero.devices.ort.provider import Provider, libraries
+from hetero.devices.ort.provider import Provider, custom_operator_libraries
 from hetero.devices.ort.query import OrtQuery
-from hetero.devices.ort.session import with_types
+from hetero.devices.ort.session import infer_missing_types
 
 
 class ORTPlugin(Plugin):
-    """ONNX Runtime.
+    """ONNX Runtime on the CPU.
 
-    Which nodes it takes is asked of ONNX Runtime itself, one small session for each distinct
-    operator, attributes and element types; answers are kept for the plugin's life.
+    A query opens one small session per distinct combination of operator, attributes and element
+    types, and caches the results.
     """
 
     name: ClassVar[str] = "ORT"
-    #: What it compiles models to.
+    #: The class of compiled models.
     program: ClassVar[type[OrtProgram]] = OrtProgram
-    #: Caches alone, which its programs lengthen where they are.
+    #: Programs return KV caches in place.
     leaves_outputs: ClassVar[bool] = True
     rank: ClassVar[int] = 40
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
@@ -58,12 +58,13 @@ class ORTPlugin(Plugin):
             "Element types and abilities.",
         ),
         Property(
-            # Its errors are raised, in the same words; its warnings are about its optimisations.
+            # ONNX Runtime raises its errors with the same text; most warnings concern its own
+            # optimisations.
             "LOG_LEVEL",
             str,
             "LOG_NONE",
             True,
-            "What ONNX Runtime writes to stderr by itself.",
+            "The messages that ONNX Runtime writes to stderr.",
             choices=(
                 "LOG_NONE",
                 "LOG_ERROR",
@@ -78,7 +79,7 @@ class ORTPlugin(Plugin):
             tuple,
             (),
             True,
-            "Libraries of custom operators: Core says so for those added to it.",
+            "Libraries of custom operators; Core.add_extension sets it.",
             shapes_result=True,
         ),
         Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 64, 1), False, "Fewest, most, step."),
@@ -90,26 +91,26 @@ class ORTPlugin(Plugin):
 
     def provider(self, config: Config) -> Provider:
         """Return the execution provider that sessions run on."""
-        return Provider(libraries=libraries(config["EXTENSIONS"]))
+        return Provider(libraries=custom_operator_libraries(config["EXTENSIONS"]))
 
     def transform_model(self, model: Model, config: Config) -> Model:
-        """Lift literals; find the types that ONNX's own inference does not."""
-        return with_types(lift_literals(model), config["EXTENSIONS"])
+        """Lift literals, and infer the types that ONNX's own inference does not."""
+        return infer_missing_types(lift_literals(model), config["EXTENSIONS"])
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
-        """Ask ONNX Runtime about every node."""
-        return self._query.judge(model, self.provider(config))
+        """Query ONNX Runtime for every node."""
+        return self._query.query(model, self.provider(config))
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Take what ONNX Runtime took: `prepare_query` holds the refusals."""
+        """Return None: `prepare_query` returns the refusals of all nodes."""
         return None
 
     def compile(self, model: Model, config: Config) -> Program:
-        """Make a session of the whole model."""
+        """Open a session of the whole model."""
         return self.program(model, config, self.provider(config))
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make a session of an optimised model, of this version's: other providers compile it."""
+        """Open a session of an optimised model that the same version exported."""
         payload.check_format(PAYLOAD_FORMAT, model.name)
         if (version := payload.header["version"]) != self.version():
             raise BlobError(
@@ -123,25 +124,25 @@ class ORTPlugin(Plugin):
         return str(onnxruntime.__version__)
 
     def full_name(self, device_id: str) -> str:
-        """Return the runtime and the processor."""
+        """Return the runtime's version and the processor."""
         return f"ONNX Runtime {self.version()} on {platform.processor() or platform.machine()}"
 
     def fingerprint(self, device_id: str) -> str:
-        """Return what optimised models depend on."""
+        """Return the version and the instruction set, which determine optimised models."""
         return f"onnxruntime-{self.version()}-{platform.machine()}-{_instruction_set()}"
 
     def device_properties(self, device_id: str) -> Mapping[str, Any]:
-        """Return the architecture."""
+        """Return the processor's architecture."""
         return {"DEVICE_ARCHITECTURE": platform.machine()}
 
 
 def _instruction_set() -> str:
-    """Return which vector instructions there are: layouts in optimised models follow them."""
+    """Return the processor's vector extensions, which determine layouts in optimised models."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - one line is read
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - reads one line
             line = next((text for text in file if text.startswith(("flags", "Features"))), "")
     except OSError:
         return os.name
     flags = set(line.split())
-    known = ("avx", "avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "sve")
-    return "+".join(flag for flag in known if flag in flags) or "base"
+    extensions = ("avx", "avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "sve")
+    return "+".join(flag for flag in extensions if flag in flags) or "base"

@@ -1,4 +1,4 @@
-"""A model that ONNX Runtime runs: one session, weights handed over without a copy."""
+"""Model compiled by ONNX Runtime: one session that shares the weights' memory."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.node_contents import check_inside
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.skeleton import joined_model
-from hetero.devices.ort.caches import Caches, CacheTensor
 from hetero.devices.ort.errors import ERRORS
+from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
 from hetero.devices.ort.provider import Provider
 from hetero.devices.ort.session import open_session, session_model
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
 
-#: What `export` writes.
+#: The format of exported payloads.
 PAYLOAD_FORMAT: Final = "onnxruntime-optimized-3"
-#: Runs in which nodes are timed, and seconds after which there is one at least.
-_MEASURED: Final = 5
-_MEASURE_S: Final = 0.5
-#: How long a thread spins before it sleeps: longer than between nodes and requests in a row. Theirs
-#: spin for tens of milliseconds, from the session's start on.
+#: Profiling stops after this many measured runs, or after this time if two runs are done.
+_PROFILED_RUNS: Final = 5
+_PROFILE_TIME_S: Final = 0.5
+#: Time that an idle thread spins before it sleeps: more than the gaps between nodes and between
+#: consecutive requests. ONNX Runtime's default is tens of milliseconds.
 _SPIN_US: Final = "1000"
-#: What a change of layout adds to a node's name.
+#: The suffix of a node's name after ONNX Runtime changes its layout.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
 _SEVERITY: Final = {
     "LOG_NONE": 4,
@@ -52,9 +52,9 @@ _SEVERITY: Final = {
 
 
 class OrtProgram(Program):
-    """One ONNX Runtime session, of a model or of what `export` gave.
+    """An ONNX Runtime session of a model, or of a payload that `export` returned.
 
-    With a payload, `model` need only have ports.
+    With a payload, `model` needs only ports.
     """
 
     def __init__(
@@ -65,51 +65,55 @@ class OrtProgram(Program):
         self._config = dict(config)
         self._payload = payload
         self._optimise = payload is None and not config["DISABLE_TRANSFORMATIONS"]
-        #: Names that the session gives out; inputs and constants that pass through are ours.
-        self._wanted = (
+        #: Outputs of the session: the model's without inputs and constants that pass through.
+        self._session_outputs = (
             [o for o in dict.fromkeys(p.name for p in model.outputs) if o in model.producers]
             if payload is None
             else list(payload.header["wanted"])
         )
-        self._names = [port.name for port in model.inputs]
+        self._input_names = [port.name for port in model.inputs]
         self._lock = threading.Lock()
-        self._executed: tuple[ExecutedNode, ...] | None = None
+        self._executed_nodes: tuple[ExecutedNode, ...] | None = None
         self._node_times_s: dict[str, float] | None = None
         self._session: onnxruntime.InferenceSession | None = None
-        if self._wanted:
+        if self._session_outputs:
             self._session, self._weights = self._open(self._options())
-        self._caches: Caches | None = None
+        self._caches: InPlaceCaches | None = None
         if provider.is_cpu and payload is None:
-            self._caches = Caches.of(model)
+            self._caches = InPlaceCaches.find(model)
         elif provider.is_cpu and payload and "caches" in payload.header:
-            self._caches = Caches(*payload.header["caches"])
+            self._caches = InPlaceCaches(*payload.header["caches"])
         presents = set(self._caches.pairs.values()) if self._caches else set()
-        #: Positions of the caches' next values.
-        self._kept = frozenset(i for i, p in enumerate(model.outputs) if p.name in presents)
-        self._fed = {i.name for i in self._session.get_inputs()} if self._session else set()
-        #: Whether the session takes all that is given, and gives all that is wanted, in order.
-        self._is_whole = self._fed.issuperset(self._names) and self._wanted == [
-            port.name for port in model.outputs
-        ]
+        #: Indices of the outputs that are present caches.
+        self._cache_outputs = frozenset(
+            i for i, port in enumerate(model.outputs) if port.name in presents
+        )
+        self._session_inputs = (
+            {port.name for port in self._session.get_inputs()} if self._session else set()
+        )
+        #: Whether the session has the model's inputs and outputs, so that no value passes it by.
+        self._has_all_ports = self._session_inputs.issuperset(self._input_names) and (
+            self._session_outputs == [port.name for port in model.outputs]
+        )
 
     @cached_property
     def _source(self) -> Model:
-        """The model, as it was compiled or as a payload holds it: few ask for that."""
+        """The model as compiled, or as decoded from the payload at first use."""
         if self._payload is None:
             return self._model
         skeleton = onnx.ModelProto.FromString(self._payload.header["model"])
         return joined_model(skeleton, self._payload.tensors)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Run the session; cancelling terminates it between nodes."""
-        given = dict(zip(self._names, inputs, strict=True))
-        caches = self._caches if self._caches and context.left >= self._kept else None
+        """Run the session; cancellation terminates it between nodes."""
+        values = dict(zip(self._input_names, inputs, strict=True))
+        caches = self._caches if self._caches and context.left >= self._cache_outputs else None
         if caches is None and any(type(value) is CacheTensor for value in inputs):
-            given = {n: v.to_host() if type(v) is CacheTensor else v for n, v in given.items()}
+            values = {n: v.to_host() if type(v) is CacheTensor else v for n, v in values.items()}
         if context.profile and self._session and caches is None:
-            for name, seconds in self._profile(given).items():
+            for name, seconds in self._profile(values).items():
                 context.record(name, seconds)
-        made: dict[str, Value] = {}
+        results: dict[str, Value] = {}
         if self._session:
             options = onnxruntime.RunOptions()
 
@@ -118,34 +122,34 @@ class OrtProgram(Program):
 
             with NativeCall(stop), context.on_cancel(stop):
                 try:
-                    fed = given if self._is_whole else self._feeds(given)
-                    if caches and caches.length(fed):
-                        values = caches.run(self._session, fed, self._wanted, options)
+                    feeds = values if self._has_all_ports else self._feeds(values)
+                    if caches and caches.past_length(feeds):
+                        outputs = caches.run(self._session, feeds, self._session_outputs, options)
                     else:
-                        values = self._session.run(self._wanted, fed, options)
+                        outputs = self._session.run(self._session_outputs, feeds, options)
                 except Exception as error:
                     context.check_cancelled()
-                    what = f"ONNX Runtime failed on model {self._model.name!r}"
-                    raise ERRORS.run_error(what, error) from error
-            if self._is_whole:
-                return list(values)
-            made = dict(zip(self._wanted, values, strict=True))
-        return self._outputs(given, made)
+                    summary = f"ONNX Runtime failed on model {self._model.name!r}"
+                    raise ERRORS.run_error(summary, error) from error
+            if self._has_all_ports:
+                return list(outputs)
+            results = dict(zip(self._session_outputs, outputs, strict=True))
+        return self._outputs(values, results)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return the optimised graph's nodes, mapped to the model's by the values they make."""
+        """Return the optimised graph's nodes, mapped to the model's nodes by their outputs."""
         with self._lock:
-            if self._executed is None:
-                self._executed = self._read_executed() if self._session else ()
-            return self._executed
+            if self._executed_nodes is None:
+                self._executed_nodes = self._read_executed_nodes() if self._session else ()
+            return self._executed_nodes
 
     def export(self) -> Payload:
-        """Return the optimised model: a skeleton, and the weights as arrays."""
+        """Return the optimised model: a skeleton, and its weights as arrays."""
         if self._payload is not None:
             return self._payload
-        optimised = self._optimised() if self._session else self._source
-        data, stubs = session_model(optimised, self._wanted)
-        tensors = {name: optimised.constants[name].array for name in stubs}
+        optimised_model = self._optimised_model() if self._session else self._source
+        data, stubs = session_model(optimised_model, self._session_outputs)
+        tensors = {name: optimised_model.constants[name].array for name in stubs}
         constants = self._source.constants
         tensors |= {
             p.name: constants[p.name].array for p in self._model.outputs if p.name in constants
@@ -155,31 +159,33 @@ class OrtProgram(Program):
             "version": str(onnxruntime.__version__),
             "model": data,
             "stubs": stubs,
-            "wanted": self._wanted,
+            "wanted": self._session_outputs,
         }
         if self._caches:
-            header["caches"] = [self._caches.pairs, list(self._caches.count)]
+            header["caches"] = [self._caches.pairs, list(self._caches.length_source)]
         return Payload(header, tensors)
 
     def close(self) -> None:
-        """Drop the session."""
+        """Release the session."""
         self._session = None
 
     def _options(self, level: str = "") -> onnxruntime.SessionOptions:
+        """Return session options; an empty `level` follows DISABLE_TRANSFORMATIONS."""
         options = onnxruntime.SessionOptions()
-        optimise = self._optimise or not self._provider.is_cpu  # theirs is exported as it was
+        # Other providers export the model unoptimised, so they optimise it again after an import.
+        optimise = self._optimise or not self._provider.is_cpu
         level = level or ("ORT_ENABLE_ALL" if optimise else "ORT_DISABLE_ALL")
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         cores = len(os.sched_getaffinity(0))
         threads = self._config["INFERENCE_NUM_THREADS"] or cores
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Its search for memory to use again takes half the start of a long model; without it
-        # the arena does the same while the model runs.
+        # The search for reusable memory takes half of a long model's start. Without it the arena
+        # reuses memory while the model runs.
         options.enable_mem_reuse = False
         options.log_severity_level = _SEVERITY[self._config["LOG_LEVEL"]]
-        # Threads that spin are there sooner, as small nodes want them; where devices share cores
-        # they would take them from each other.
+        # Spinning threads start small nodes sooner. They spin only if this device has all cores:
+        # devices that share cores would take them from each other.
         spins = str(int(threads >= cores))
         options.add_session_config_entry("session.intra_op.allow_spinning", spins)
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
@@ -188,9 +194,9 @@ class OrtProgram(Program):
     def _open(
         self, options: onnxruntime.SessionOptions
     ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
-        """Return a session, and the arrays whose memory it reads as long as it lives."""
+        """Open a session; also returns the weights' arrays, which must outlive it."""
         if self._payload is None:
-            data, stubs = session_model(self._source, self._wanted)
+            data, stubs = session_model(self._source, self._session_outputs)
             weights = {name: self._source.constants[name].array for name in stubs}
         else:
             data, stubs = self._payload.header["model"], self._payload.header["stubs"]
@@ -205,16 +211,17 @@ class OrtProgram(Program):
                 device="ORT",
             ) from error
 
-    def _outputs(self, given: Mapping[str, Value], made: Mapping[str, Value]) -> list[Value]:
-        """Return the outputs: what the session made, inputs, and constants."""
-        known = {**given, **made}
+    def _outputs(self, inputs: Mapping[str, Value], results: Mapping[str, Value]) -> list[Value]:
+        """Return the model's outputs from the session's results, the inputs and the constants."""
+        values = {**inputs, **results}
         names = [port.name for port in self._model.outputs]
-        return [known[n] if n in known else self._source.constants[n].array for n in names]
+        return [values[n] if n in values else self._source.constants[n].array for n in names]
 
-    def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        return {name: value for name, value in given.items() if name in self._fed}
+    def _feeds(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the values that are inputs of the session."""
+        return {name: value for name, value in values.items() if name in self._session_inputs}
 
-    def _optimised(self, level: str = "") -> Model:
+    def _optimised_model(self, level: str = "") -> Model:
         """Return the graph that the session runs, as ONNX Runtime writes it."""
         if not self._optimise:
             return self._source
@@ -223,47 +230,50 @@ class OrtProgram(Program):
             options = self._options(level)
             options.optimized_model_filepath = str(path)
             options.log_severity_level = 4
-            beside = "session.optimized_model_external_initializers"
-            options.add_session_config_entry(f"{beside}_file_name", "weights")
-            options.add_session_config_entry(f"{beside}_min_size_in_bytes", "1024")
+            key = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{key}_file_name", "weights")
+            options.add_session_config_entry(f"{key}_min_size_in_bytes", "1024")
             self._open(options)
-            # Arrays mapped from the folder outlive its name: the mapping keeps the file.
+            # Arrays stay mapped after the folder is deleted.
             return read_model(path)
 
-    def _read_executed(self) -> tuple[ExecutedNode, ...]:
-        optimised = self._optimised()
-        # A change of layout renames values, and names its node after the value that it made;
-        # before it, values have the model's own names.
-        plain = self._optimised("ORT_ENABLE_EXTENDED")
-        stops = {value for node in plain.nodes for value in node.writes}
+    def _read_executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        optimised_model = self._optimised_model()
+        # A change of layout renames values, and names a node after its former output. The extended
+        # level does not change layouts, so its values have the model's names.
+        without_layouts = self._optimised_model("ORT_ENABLE_EXTENDED")
+        stops = {value for node in without_layouts.nodes for value in node.writes}
         covers: dict[str, tuple[str, ...]] = {}
-        for node in plain.nodes:
-            names = _covered(self._model, node.writes, stops)
+        for node in without_layouts.nodes:
+            names = _covered_nodes(self._model, node.writes, stops)
             covers |= dict.fromkeys((node.name, *node.writes), names)
         rows = []
-        for i, node in enumerate(optimised.nodes):
-            stands_for = covers.get(node.name) or covers.get(_NCHWC.sub("", node.name), ())
-            rows.append(ExecutedNode(node.name, node.op_type, i, self._provider.name, stands_for))
+        for i, node in enumerate(optimised_model.nodes):
+            names = covers.get(node.name) or covers.get(_NCHWC.sub("", node.name), ())
+            rows.append(ExecutedNode(node.name, node.op_type, i, self._provider.name, names))
         return tuple(rows)
 
-    def _profile(self, given: Mapping[str, Value]) -> dict[str, float]:
-        """Return seconds by executed node, measured once: ONNX Runtime profiles a whole session."""
+    def _profile(self, values: Mapping[str, Value]) -> dict[str, float]:
+        """Return the seconds of each executed node, measured at the first call.
+
+        ONNX Runtime cannot profile a single run, so a second session is profiled once.
+        """
         with self._lock:
             if self._node_times_s is None:
                 with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
-                    self._node_times_s = self._measure(given, Path(folder))
+                    self._node_times_s = self._measure(values, Path(folder))
             return self._node_times_s
 
-    def _measure(self, given: Mapping[str, Value], folder: Path) -> dict[str, float]:
+    def _measure(self, values: Mapping[str, Value], folder: Path) -> dict[str, float]:
         options = self._options()
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "profile")
         session, _ = self._open(options)
         runs = 0
-        until_s = time.monotonic() + _MEASURE_S
-        while runs < 2 or (runs <= _MEASURED and time.monotonic() < until_s):
+        end_s = time.monotonic() + _PROFILE_TIME_S
+        while runs < 2 or (runs <= _PROFILED_RUNS and time.monotonic() < end_s):
             with NativeCall():
-                session.run(self._wanted, self._feeds(given))
+                session.run(self._session_outputs, self._feeds(values))
             runs += 1
         events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
         times: dict[str, list[float]] = {}
@@ -271,22 +281,22 @@ class OrtProgram(Program):
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
                 name = event["name"].removesuffix("_kernel_time")
                 times.setdefault(name, []).append(event["dur"] / 1e6)
-        return {name: _of_a_run(spans, runs) for name, spans in times.items()}
+        return {name: _median_per_run(spans, runs) for name, spans in times.items()}
 
 
-def _of_a_run(spans: Sequence[float], runs: int) -> float:
-    """Return the median of what a node took in each run but the first, which warms up."""
-    each = max(1, len(spans) // runs)  # several times in a loop's body
-    return median(sum(spans[i : i + each]) for i in range(each, len(spans), each) or (0,))
+def _median_per_run(spans: Sequence[float], runs: int) -> float:
+    """Return the median time of a node per run, without the first run, which warms up."""
+    calls = max(1, len(spans) // runs)  # a node in a loop's body runs several times
+    return median(sum(spans[i : i + calls]) for i in range(calls, len(spans), calls) or (0,))
 
 
-def _covered(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:
-    """Return the nodes that make `values`, back to what other executed nodes make."""
-    found: set[int] = set()
+def _covered_nodes(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:
+    """Return the names of the nodes that compute `values` from `stops` and the model's inputs."""
+    indices: set[int] = set()
     pending = list(values)
     while pending:
         i = model.producers.get(pending.pop())
-        if i is not None and i not in found:
-            found.add(i)
+        if i is not None and i not in indices:
+            indices.add(i)
             pending += [value for value in model.nodes[i].reads if value not in stops]
-    return tuple(model.nodes[i].name for i in sorted(found))
+    return tuple(model.nodes[i].name for i in sorted(indices))

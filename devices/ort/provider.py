@@ -1,4 +1,4 @@
-"""An execution provider of ONNX Runtime, with its options."""
+"""Execution providers of ONNX Runtime: their names, and sessions on them."""
 
 from __future__ import annotations
 
@@ -16,46 +16,49 @@ _CPU: Final = "CPUExecutionProvider"
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What a session runs on; nodes that it does not take go to ONNX Runtime's own CPU provider."""
+    """An execution provider with its options and custom operators.
 
-    #: ONNX Runtime's name of it.
+    ONNX Runtime's own CPU provider runs the nodes that a provider does not take.
+    """
+
+    #: ONNX Runtime's name of the provider.
     name: str = _CPU
-    #: Its own options.
+    #: Options of the provider.
     options: tuple[tuple[str, str], ...] = ()
-    #: Files of custom operators that its sessions have.
+    #: Libraries of custom operators that sessions load.
     libraries: tuple[str, ...] = ()
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the provider that every ONNX Runtime has."""
+        """Whether this is ONNX Runtime's own CPU provider."""
         return self.name == _CPU
 
     def open_session(
         self, data: bytes, options: onnxruntime.SessionOptions
     ) -> onnxruntime.InferenceSession:
-        """Return a session of a model, or raise: never one on another provider instead."""
+        """Open a session of a model on this provider; raise rather than fall back to another."""
         for path in self.libraries:
             options.register_custom_ops_library(path)
-        found = [device for device in _plugged_in() if device.ep_name == self.name]
-        chosen: Mapping[str, Any] = {"providers": [(self.name, dict(self.options))]}
-        if found and not self.is_cpu:
-            options.add_provider_for_devices(found[:1], dict(self.options))
-            chosen = {}
+        devices = [device for device in _registered_devices() if device.ep_name == self.name]
+        arguments: Mapping[str, Any] = {"providers": [(self.name, dict(self.options))]}
+        if devices and not self.is_cpu:
+            options.add_provider_for_devices(devices[:1], dict(self.options))
+            arguments = {}
         with NativeCall():
-            session = onnxruntime.InferenceSession(data, options, enable_fallback=0, **chosen)
+            session = onnxruntime.InferenceSession(data, options, enable_fallback=0, **arguments)
         if self.name not in session.get_providers():
-            raise RuntimeError(f"{self.name} does not start; its log says why")
+            raise RuntimeError(f"{self.name} does not start; ONNX Runtime's log has the reason")
         return session
 
-    def open_asked(self, data: bytes) -> onnxruntime.InferenceSession:
-        """Return a session that tells who runs which of its nodes."""
+    def open_assignment_session(self, data: bytes) -> onnxruntime.InferenceSession:
+        """Open a session that records which provider each node is assigned to."""
         options = quiet_options()
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         return self.open_session(data, options)
 
 
 def quiet_options() -> onnxruntime.SessionOptions:
-    """Return session options that keep the graph as it is, and print nothing."""
+    """Return session options without graph optimisations and log output."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -65,19 +68,22 @@ def quiet_options() -> onnxruntime.SessionOptions:
     return options
 
 
-def libraries(extensions: Sequence[str]) -> tuple[str, ...]:
-    """Return the libraries of custom operators among `extensions`."""
+def custom_operator_libraries(extensions: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of the libraries among `extensions`."""
     paths = (library_path(origin) for origin in extensions)
     return tuple(path for path in paths if path is not None)
 
 
 def provider_names() -> list[str]:
-    """Return the providers that the installed ONNX Runtime has, besides the CPU's."""
-    known = [*onnxruntime.get_available_providers(), *(d.ep_name for d in _plugged_in())]
-    # Azure's is no device: it sends whole models elsewhere.
-    return [name for name in dict.fromkeys(known) if name not in (_CPU, "AzureExecutionProvider")]
+    """Return the installed execution providers except the CPU's."""
+    names = [
+        *onnxruntime.get_available_providers(),
+        *(device.ep_name for device in _registered_devices()),
+    ]
+    # Azure's is not a device: it sends whole models to a service.
+    return [name for name in dict.fromkeys(names) if name not in (_CPU, "AzureExecutionProvider")]
 
 
-def _plugged_in() -> list[Any]:
-    """Return the devices of providers that were registered as libraries of their own."""
+def _registered_devices() -> list[Any]:
+    """Return the devices of providers that were registered as separate libraries."""
     return list(getattr(onnxruntime, "get_ep_devices", list)())

@@ -1,4 +1,4 @@
-"""Finds ONNX Runtime's other execution providers: what the entry point names."""
+"""Entry point: one plugin for each execution provider of the installed ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hetero.devices.plugin.plugin import Plugin
 
 
 def provider_plugins() -> Sequence[type[Plugin]]:
-    """Return a plugin for each execution provider of the installed ONNX Runtime besides the CPU's.
+    """Return a plugin class for each execution provider except the CPU's.
 
-    None where ONNX Runtime is not installed: ``ORT`` says so.
+    Without ONNX Runtime there is none; device ``ORT`` then reports that it is not installed.
     """
     try:
         from hetero.devices.ort.provider import provider_names

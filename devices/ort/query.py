@@ -1,4 +1,4 @@
-"""What ONNX Runtime says of each node: asked with a session of that node alone."""
+"""Queries of ONNX Runtime: a session of each node alone shows whether a provider runs it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import onnxruntime
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
+from hetero.devices.ort.faults import FAULTS
 from hetero.devices.ort.provider import Provider, provider_names
-from hetero.devices.ort.versions import changed_since, lowered
-from hetero.devices.plugin.faults import Fault, Use, departure
+from hetero.devices.ort.versions import lower_versions, newer_operator
+from hetero.devices.plugin.faults import Use, departure
 from hetero.devices.plugin.questions import (
     NUMPY_TYPES,
     Question,
@@ -27,134 +28,73 @@ from hetero.devices.plugin.questions import (
 )
 from hetero.devices.plugin.support import Refusal, RefusalCode
 
-#: The lowest operator set that ONNX Runtime promises to run right.
+#: The lowest operator set that ONNX Runtime guarantees:
+#: https://onnxruntime.ai/docs/reference/compatibility.html
 LOWEST_OPSET: Final = 7
-#: Element types that cross between Python and ONNX Runtime as arrays.
+#: Element types of tensors that Python can pass to ONNX Runtime as arrays.
 FEEDABLE: Final = NUMPY_TYPES | {"string"}
-#: Integer constants up to this many elements are shown to the session: shapes, axes, sizes.
-_SHOWN_ELEMENTS: Final = 64
-#: Operators whose floating-point constants matter to whether they are supported.
-_FLOATS_MATTER: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
-_LOST_NBYTES: Final = 127
-_VERSION: Final = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+#: The session sees constants of integers up to this many elements: shapes, axes, sizes.
+_LARGEST_CONSTANT: Final = 64
+#: Operators whose support depends on the contents of floating-point constants.
+_FLOAT_DEPENDENT: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
 
 
 @dataclass(frozen=True, slots=True)
 class OrtQuestion(Question):
-    """A node to ask about."""
+    """A model of one node, with the node's domain and types."""
 
-    #: Its operator's.
+    #: The operator's domain.
     domain: str
-    #: The types of what it reads and makes.
-    reads: list[str]
-    writes: list[str]
+    #: Types of the node's inputs and outputs.
+    input_types: list[str]
+    output_types: list[str]
 
 
 class OrtQuery(Verdicts[Provider]):
-    """Verdicts of ONNX Runtime on nodes."""
+    """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:
-        super().__init__(_shown, _question, _answers)
+        super().__init__(_is_visible, _question, _verdicts)
 
-    def judge(self, model: Model, provider: Provider) -> dict[str, Refusal | str]:
-        """Return refusals, and notes on nodes that are not run as they stand, by node name."""
-        known = {n.name: refusal for n in model.nodes if (refusal := _known(n, model))}
-        asked = (node for node in model.nodes if node.name not in known)
-        return {**known, **self.of(asked, model, provider)}
+    def query(self, model: Model, provider: Provider) -> dict[str, Refusal | str]:
+        """Return refusals, and notes on nodes that are decomposed or converted, by node name."""
+        refusals = {n.name: refusal for n in model.nodes if (refusal := _refusal(n, model))}
+        others = (node for node in model.nodes if node.name not in refusals)
+        return {**refusals, **self.of(others, model, provider)}
 
 
-def _known(node: Node, model: Model) -> Refusal | None:
-    """Return a refusal that needs no session."""
+def _refusal(node: Node, model: Model) -> Refusal | None:
+    """Return the refusal of a node that needs no session."""
     opset = model.opset_imports.get(node.domain)
     if not node.domain and opset is not None and opset < LOWEST_OPSET:
         return Refusal(
             "opset",
             f"ONNX Runtime runs operator sets from {LOWEST_OPSET} on; the model imports {opset}",
         )
-    if newer := changed_since(node.proto, dict(model.opset_imports)):
-        return Refusal("opset", f"ONNX Runtime does not know it: {newer}")
-    if wrong := departure("ONNX Runtime", FAULTS, Use(node, model)):
-        return wrong
-    wanted = {port.name for port in model.outputs}
+    if newer := newer_operator(node.proto, dict(model.opset_imports)):
+        return Refusal("opset", f"ONNX Runtime does not have this operator: {newer}")
+    if fault := departure("ONNX Runtime", FAULTS, Use(node, model)):
+        return fault
+    outputs = {port.name for port in model.outputs}
     for value in (*node.reads, *node.writes):
         kind = model.spec(value).type
         if not kind:
-            if value not in model.consumers and value not in wanted:
-                continue  # an optional output that nobody reads
+            if value not in model.consumers and value not in outputs:
+                continue  # an optional output without readers
             return Refusal(
-                "dtype",
-                f"the type of {value!r} is not known, so it cannot be handed to ONNX Runtime",
+                "dtype", f"the type of {value!r} is unknown; ONNX Runtime needs it as an input"
             )
-        tensor = re.search(r"\btensor\((\w+)\)", kind)  # or that of a sequence's or map's values
+        tensor = re.search(r"\btensor\((\w+)\)", kind)  # also in the type of a sequence or map
         if (not tensor or tensor[1] not in FEEDABLE) and value not in model.constants:
-            return Refusal("dtype", f"{value!r} is {kind}, which ONNX Runtime takes no arrays of")
+            return Refusal("dtype", f"{value!r} is {kind}, which ONNX Runtime accepts no arrays of")
     return None
 
 
-def _skips_transform(use: Use) -> bool:
-    """Whether a regressor of one target has a post_transform that is left out."""
-    obeyed = ("NONE",) if use.node.op_type == "SVMRegressor" else ("NONE", "PROBIT")
-    single = use.get("targets", use.get("n_targets", 1)) == 1
-    return single and use.get("post_transform", "NONE") not in obeyed
-
-
-def _scores_both(use: Use) -> bool:
-    """Whether each of two classes has a score."""
-    labels = use.get("classlabels_int64s", ()) or use.get("classlabels_strings", ())
-    return len(labels) == len(set(use.get("class_ids", ()))) == 2
-
-
-#: Each is a case of ONNX's backend suite whose expected output ONNX Runtime 1.31 misses, though it
-#: loads the node.
-FAULTS: Final = (
-    Fault(
-        "Attention",
-        "the scores that it gives out are masked with the lowest float, not -infinity",
-        lambda u: any(u.node.outputs[3:]) and u.get("is_causal") and u.get("qk_matmul_output_mode"),
-    ),
-    Fault(
-        "Attention",
-        "nonpad_kv_seqlen with a mask fails as it runs",
-        lambda u: u.given(3) and u.given(6),
-    ),
-    Fault(
-        "ConvInteger",
-        "a zero point for each channel fails as it runs",
-        lambda u: u.given(3) and u.model.spec(u.given(3)).shape not in ((), (1,)),
-    ),
-    Fault("MaxUnpool", "indices are read as positions in output_shape", lambda u: u.given(2)),
-    Fault(
-        "If Loop Scan",
-        "weights that only bodies read are lost before 1.25",
-        lambda u: (
-            _VERSION < (1, 25)
-            and any(
-                u.model.constants[v].array.nbytes > _LOST_NBYTES
-                for v in u.node.captures
-                if v in u.model.constants
-            )
-        ),
-    ),
-    Fault(
-        "LinearRegressor SVMRegressor TreeEnsembleRegressor",
-        "post_transform of one target is left out",
-        _skips_transform,
-        domain="ai.onnx.ml",
-    ),
-    Fault(
-        "TreeEnsembleClassifier",
-        "where two classes have a score each, its labels are 0 and 1",
-        _scores_both,
-        domain="ai.onnx.ml",
-    ),
-)
-
-
 def _question(node: Node, model: Model, provider: Provider) -> OrtQuestion:
-    """Return the question about a node, with a model of it alone that ONNX Runtime reads."""
-    # To its CPU provider nodes that differ in sizes are the same; another may want to know them.
-    port = _any_size if provider.is_cpu else lambda spec: spec
-    alone = lowered(single_node_model(node, model, lambda c: _shown(c, node), port))
+    """Return the question about a node: a model of it alone that ONNX Runtime can load."""
+    # The CPU provider takes nodes of any size, so nodes that differ only in sizes share a question.
+    port = _without_sizes if provider.is_cpu else lambda spec: spec
+    alone = lower_versions(single_node_model(node, model, lambda c: _is_visible(c, node), port))
     return OrtQuestion(
         node.op_type,
         alone.SerializeToString(deterministic=True),
@@ -165,56 +105,63 @@ def _question(node: Node, model: Model, provider: Provider) -> OrtQuestion:
     )
 
 
-def _any_size(spec: TensorSpec) -> TensorSpec:
+def _without_sizes(spec: TensorSpec) -> TensorSpec:
+    """Return a spec with open sizes, except those of a vector of integers: they imply a rank."""
     shape = spec.shape
-    # How many sizes or axes there are says a rank; other sizes would only make nodes distinct.
     if shape is not None and (len(shape) != 1 or spec.element_type != "int64"):
         shape = (None,) * len(shape)
     return TensorSpec(spec.name, spec.type, shape)
 
 
-def _shown(constant: Constant, node: Node) -> bool:
+def _is_visible(constant: Constant, node: Node) -> bool:
+    """Return whether the session sees the contents of a constant that `node` reads."""
     array = constant.array
     if array.dtype.kind in "fc":
-        return node.op_type in _FLOATS_MATTER and array.size <= _SHOWN_ELEMENTS
-    return array.size <= _SHOWN_ELEMENTS or array.dtype == np.dtype(object)
+        return node.op_type in _FLOAT_DEPENDENT and array.size <= _LARGEST_CONSTANT
+    return array.size <= _LARGEST_CONSTANT or array.dtype == np.dtype(object)
 
 
-def verdicts(questions: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Verdict]:
-    """Return what a provider says of each node; called in a process of its own."""
-    asked = Provider(*provider)
-    return [_try(OrtQuestion(*question), asked) for question in questions]
+def query_nodes(questions: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Verdict]:
+    """Return a provider's verdict on each node; runs in the worker process."""
+    target = Provider(*provider)
+    return [_query_node(OrtQuestion(*question), target) for question in questions]
 
 
-#: ONNX Runtime in a process of its own.
-ASKED: Final = Questions("ONNX Runtime", verdicts)
+#: ONNX Runtime in a separate process, so that its crash becomes a refusal.
+WORKER: Final = Questions("ONNX Runtime", query_nodes)
 
 
-def _answers(questions: Sequence[OrtQuestion], provider: Provider) -> list[Verdict]:
+def _verdicts(questions: Sequence[OrtQuestion], provider: Provider) -> list[Verdict]:
+    """Return a provider's verdict on each node, from the worker process if it has the provider."""
     if provider.name in onnxruntime.get_available_providers():
-        return ASKED.verdicts(questions, provider)
-    return [_try(question, provider) for question in questions]  # plugged into this process alone
+        return WORKER.verdicts(questions, provider)
+    # The user registered the provider's library in this process only.
+    return [_query_node(question, provider) for question in questions]
 
 
-def _try(question: OrtQuestion, provider: Provider) -> Verdict:
+def _query_node(question: OrtQuestion, provider: Provider) -> Verdict:
+    """Return a provider's verdict on a node, from a session in this process."""
     try:
-        groups = provider.open_asked(question.data).get_provider_graph_assignment_info()
-    except Exception as error:  # whatever it raises is its reason
-        return _refusal(question, error)
+        session = provider.open_assignment_session(question.data)
+        groups = session.get_provider_graph_assignment_info()
+    except Exception as error:  # ONNX Runtime raises many types
+        return _session_refusal(question, error)
     if any(group.ep_name != provider.name for group in groups):
-        return Refusal("no_kernel", f"{provider.name} leaves {question.op_type} to the CPU's")
-    assigned = [part for group in groups for part in group.get_nodes()]
-    if any(part.name == "node" for part in assigned):
+        return Refusal(
+            "no_kernel", f"{provider.name} leaves {question.op_type} to the CPU provider"
+        )
+    operators = [operator for group in groups for operator in group.get_nodes()]
+    if any(operator.name == "node" for operator in operators):
         kernels = _kernel_types() if provider.is_cpu else {}
-        types = {*question.reads, *question.writes}
+        types = {*question.input_types, *question.output_types}
         types -= kernels.get((question.domain, question.op_type), frozenset())
-        cast = kernels and "tensor(float16)" in types
-        return "computed in float32, with casts" if cast else None
-    parts = ", ".join(dict.fromkeys(part.op_type for part in assigned))
+        is_cast = kernels and "tensor(float16)" in types
+        return "computed in float32, with casts" if is_cast else None
+    parts = ", ".join(dict.fromkeys(operator.op_type for operator in operators))
     return f"decomposed into {parts}" if parts else "eliminated"
 
 
-#: What a failed session says -> the code of the refusal; the first that matches.
+#: Patterns of error messages -> code of the refusal; the first match counts.
 _CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
     (r"ValidateOpsetForDomain|opset|Opset|IR version", "opset"),
     (r"is not a registered function/op|No Op registered|No opset import", "no_kernel"),
@@ -222,28 +169,29 @@ _CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
 )
 
 
-def _refusal(question: OrtQuestion, error: Exception) -> Refusal:
-    text = ERRORS.reason(error)
+def _session_refusal(question: OrtQuestion, error: Exception) -> Refusal:
+    """Return the refusal of a node whose session fails with `error`."""
+    message = ERRORS.reason(error)
     op_type = question.op_type
-    if "Could not find an implementation" in text:
+    if "Could not find an implementation" in message:
         if (question.domain, op_type) in _kernel_types():
-            types = ", ".join(question.reads) or "no inputs"
+            types = ", ".join(question.input_types) or "no inputs"
             return Refusal("dtype", f"ONNX Runtime has no {op_type} kernel for {types}")
         return Refusal("no_kernel", f"ONNX Runtime has no {op_type} kernel")
-    codes = (c for pattern, c in _CODES if re.search(pattern, text))
+    codes = (c for pattern, c in _CODES if re.search(pattern, message))
     code: RefusalCode = next(codes, "attribute")
-    return Refusal(code, f"ONNX Runtime refuses {op_type}: {text}")
+    return Refusal(code, f"ONNX Runtime refuses {op_type}: {message}")
 
 
 @cache
 def _kernel_types() -> dict[tuple[str, str], frozenset[str]]:
-    """Return the types that any kernel of an operator is registered for, if it can tell."""
-    if provider_names():  # with libraries beside it, ONNX Runtime's own list ends the process
+    """Return the types in the CPU kernels of each (domain, operator); empty if unavailable."""
+    if provider_names():  # the list of kernels crashes if other providers are installed
         return {}
-    found: dict[tuple[str, str], set[str]] = {}
+    kernel_types: dict[tuple[str, str], set[str]] = {}
     for kernel in onnxruntime.capi.onnxruntime_pybind11_state.get_all_opkernel_def():
         domain = "" if kernel.domain == "ai.onnx" else kernel.domain
-        types = found.setdefault((domain, kernel.op_name), set())
-        for allowed in kernel.type_constraints.values():
-            types.update(allowed)
-    return {key: frozenset(types) for key, types in found.items()}
+        types = kernel_types.setdefault((domain, kernel.op_name), set())
+        for names in kernel.type_constraints.values():
+            types.update(names)
+    return {key: frozenset(types) for key, types in kernel_types.items()}

@@ -1,4 +1,4 @@
-"""Memory of the devices that ONNX Runtime's providers compute on."""
+"""Device memory of execution providers: remote tensors, their context, and runs on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
 
-#: Providers whose device has memory of its own -> what ONNX Runtime calls it.
+#: Providers whose device has its own memory -> ONNX Runtime's name of that memory.
 MEMORIES: Final = {
     "CUDAExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",
@@ -21,7 +21,7 @@ MEMORIES: Final = {
 
 
 class OrtRemoteTensor(RemoteTensor):
-    """A tensor of ONNX Runtime's, where it is."""
+    """A tensor in a provider's device memory, as an OrtValue."""
 
     def __init__(self, device: str, value: onnxruntime.OrtValue, dtype: np.dtype) -> None:
         self.device = device
@@ -34,19 +34,19 @@ class OrtRemoteTensor(RemoteTensor):
         return np.array(self.value.numpy())
 
     def copy_from(self, array: np.ndarray) -> None:
-        """Take over the contents of an array of the same shape and type."""
+        """Overwrite the contents with an array of the same shape and type."""
         self.value.update_inplace(np.ascontiguousarray(array, self.dtype).reshape(self.shape))
 
 
 class OrtContext(RemoteContext):
-    """The memory of one device; `memory` is what ONNX Runtime calls it."""
+    """The memory of one device; `memory` is ONNX Runtime's name of it."""
 
     def __init__(self, device: str, memory: str) -> None:
         self.device = device
         self._memory = memory
 
     def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> OrtRemoteTensor:
-        """Allocate a tensor on the device; contents are not defined."""
+        """Allocate a tensor with undefined contents on the device."""
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
             list(shape), np.dtype(dtype), self._memory, 0
         )
@@ -59,17 +59,17 @@ class OrtContext(RemoteContext):
         return tensor
 
 
-def run_bound(
-    session: onnxruntime.InferenceSession, feeds: Mapping[str, Value], wanted: Sequence[str]
+def run_with_binding(
+    session: onnxruntime.InferenceSession, feeds: Mapping[str, Value], output_names: Sequence[str]
 ) -> list[np.ndarray]:
-    """Run a session on inputs where they are, and return its outputs on the host."""
+    """Run a session on inputs in host or device memory, and return its outputs on the host."""
     binding = session.io_binding()
     for name, value in feeds.items():
         if isinstance(value, OrtRemoteTensor):
             binding.bind_ortvalue_input(name, value.value)
         else:
             binding.bind_cpu_input(name, value)
-    for name in wanted:
+    for name in output_names:
         binding.bind_output(name)
     with NativeCall():
         session.run_with_iobinding(binding)

@@ -1,4 +1,4 @@
-"""What ONNX Runtime sessions are made of: models with weights as arrays, and missing types."""
+"""Preparation of ONNX Runtime sessions: weights as shared arrays, and inferred types."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ import onnxruntime
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.worker_process import Ended
-from hetero.devices.ort.provider import Provider, libraries, quiet_options
-from hetero.devices.ort.query import ASKED, FEEDABLE
-from hetero.devices.ort.versions import lowered
+from hetero.devices.ort.provider import Provider, custom_operator_libraries, quiet_options
+from hetero.devices.ort.query import FEEDABLE, WORKER
+from hetero.devices.ort.versions import lower_versions
 
-#: Weights up to this many bytes stay in the model: optimisations look at them.
+#: Weights up to this many bytes stay in the model, where optimisations read them.
 INLINE_NBYTES: Final = 1024
 
 
-def session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]]:
-    """Return ONNX bytes, and the names of the weights that are given beside them as arrays.
+def session_model(model: Model, output_names: Sequence[str]) -> tuple[bytes, list[str]]:
+    """Return a model as ONNX bytes, and the names of the weights that it does not contain.
 
-    `wanted` are the values to give out, each once, whether they are the model's outputs or not.
+    The session receives those weights as arrays. `output_names` are the values that it returns,
+    without duplicates; they need not be outputs of the model.
     """
     proto = model.to_proto(weights="stub", keep_nbytes=INLINE_NBYTES)
-    # ONNX Runtime drops what no node reads, and then finds no place for its array.
-    read = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
+    # ONNX Runtime removes weights without readers, and then rejects the arrays of their names.
+    weights = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
     del proto.graph.initializer[:]
-    proto.graph.initializer.extend(read)
-    declared = {o.name: o for o in proto.graph.output}
+    proto.graph.initializer.extend(weights)
+    declarations = {o.name: o for o in proto.graph.output}
     del proto.graph.output[:]
-    proto.graph.output.extend(declared.get(v) or onnx.ValueInfoProto(name=v) for v in wanted)
+    proto.graph.output.extend(
+        declarations.get(name) or onnx.ValueInfoProto(name=name) for name in output_names
+    )
     stubs = []
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             constant = model.constants[tensor.name]
             if constant.spec.element_type in FEEDABLE:
                 stubs.append(tensor.name)
-            else:  # it takes no arrays of these
+            else:  # ONNX Runtime accepts no arrays of this type
                 tensor.CopyFrom(constant.to_proto())
-    return lowered(proto).SerializeToString(), stubs
+    return lower_versions(proto).SerializeToString(), stubs
 
 
 def open_session(
@@ -50,9 +53,10 @@ def open_session(
     options: onnxruntime.SessionOptions,
     provider: Provider,
 ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
-    """Return a session, and the arrays whose memory it reads as long as it lives.
+    """Open a session whose weights are shared arrays.
 
-    `data` is what `session_model` gave and `weights` what it named; `options` gets the weights.
+    `data` and the names in `weights` come from `session_model`; the weights are added to `options`.
+    Also returns the arrays, which must outlive the session.
     """
     arrays = [np.require(array, None, ["C", "A"]) for array in weights.values()]
     if arrays:
@@ -61,36 +65,37 @@ def open_session(
     return provider.open_session(data, options), arrays
 
 
-def with_types(model: Model, extensions: Sequence[str] = ()) -> Model:
-    """Return the model with the types of values behind ONNX Runtime's own operators.
+def infer_missing_types(model: Model, extensions: Sequence[str] = ()) -> Model:
+    """Return a model with types that ONNX Runtime infers and ONNX does not.
 
-    ONNX's inference stops at operators of other domains; where it does, ONNX Runtime is asked.
-    The model is returned as it is if every type is known, or ONNX Runtime cannot read it.
+    ONNX's type inference stops at operators of other domains. Returns the same model if every type
+    is known, or if ONNX Runtime cannot load the model.
     """
-    wanted = {*model.consumers, *(port.name for port in model.outputs)}
-    unknown = [v for v in model.producers if v in wanted and not model.spec(v).type]
-    if not unknown:
+    used = {*model.consumers, *(port.name for port in model.outputs)}
+    untyped = [v for v in model.producers if v in used and not model.spec(v).type]
+    if not untyped:
         return model
-    data, stubs = session_model(model, unknown)
+    data, stubs = session_model(model, untyped)
     weights = [(n, a.dtype.name, a.shape) for n in stubs for a in [model.constants[n].array]]
     nbytes = sum(model.constants[name].array.nbytes for name in stubs)
-    found = ASKED.ask(_types, data, weights, libraries(extensions), nbytes=nbytes)
-    if isinstance(found, Ended):
+    libraries = custom_operator_libraries(extensions)
+    types = WORKER.ask(_output_types, data, weights, libraries, nbytes=nbytes)
+    if isinstance(types, Ended):
         return model
-    specs = {n: TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in found}
+    specs = {n: TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in types}
     return model.replace(specs=dict(model.specs) | specs)
 
 
-def _types(
+def _output_types(
     data: bytes, weights: Sequence[tuple[str, str, Sequence[int]]], libraries: Sequence[str]
 ) -> list[tuple[str, str, list[int | str | None] | None]]:
-    """Return name, type and shape of what a model gives out; called in a process of its own."""
-    # Nobody reads the contents of what is given beside it.
+    """Return the name, type and shape of a model's outputs; runs in the worker process."""
+    # Types and shapes do not depend on the contents of the weights.
     arrays = {name: np.zeros(shape, dtype) for name, dtype, shape in weights}
     provider = Provider(libraries=tuple(libraries))
     try:
         session, _ = open_session(data, arrays, quiet_options(), provider)
-    except Exception:  # the query finds each node's own reason
+    except Exception:  # the query reports the reason for each node
         return []
     return [
         (port.name, port.type, list(port.shape) if port.type.startswith("tensor(") else None)

@@ -1,6 +1,6 @@
-"""Vendors' devices: what is the same of each is asked of each.
+"""Checks that devices ORT and OV share: ONNX's backend suite, and query against compilation.
 
-`misses_NAME.txt` lists the cases of ONNX's backend suite that a device takes and misses.
+`misses_NAME.txt` lists the suite's cases that a device supports and fails.
 """
 
 import sys
@@ -36,7 +36,7 @@ def plugin(runtime):
 
 
 @pytest.mark.parametrize(("runtime", "extra"), [("onnxruntime", "ort"), ("openvino", "openvino")])
-def test_without_the_runtime_the_device_says_how_to_get_it(runtime, extra, monkeypatch):
+def test_device_without_its_runtime_names_the_extra(runtime, extra, monkeypatch):
     for name in [n for n in sys.modules if n.startswith(f"hetero.devices.{extra}")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, runtime, None)
@@ -46,34 +46,34 @@ def test_without_the_runtime_the_device_says_how_to_get_it(runtime, extra, monke
 
 
 @pytest.mark.slow
-def test_every_case_of_onnx_that_it_takes_is_right(runtime, plugin):
-    """The failure lists every case that is not as expected, with what went wrong.
+def test_onnx_backend_suite_cases_pass(runtime, plugin):
+    """Run all cases; the assertions list unexpected outcomes.
 
-    Of onnx 1.23's 2,033 cases ONNX Runtime 1.31 runs 1,466 right, OpenVINO 2026.4 884. It would run
-    94 more whose rank only an output's declaration tells, which is a hint: axes, shapes or sizes of
-    parts that are inputs (Reduce*, Split, CenterCropPad, Squeeze, ConstantOfShape). On some
-    processors two more pass.
+    ONNX Runtime 1.31 passes 1,466 of onnx 1.23's 2,033 cases, OpenVINO 2026.4 passes 884. OpenVINO
+    could pass 94 more whose rank only an output's declaration contains, which is a hint: cases with
+    axes, shapes or split sizes as inputs (Reduce*, Split, CenterCropPad, Squeeze, ConstantOfShape).
+    Two more pass on some processors.
     """
-    listed, least = {"onnxruntime": ("ort", 1466), "openvino": ("openvino", 884)}[runtime]
-    misses = read_misses(Path(__file__).with_name(f"misses_{listed}.txt"))
+    device, minimum = {"onnxruntime": ("ort", 1466), "openvino": ("openvino", 884)}[runtime]
+    misses = read_misses(Path(__file__).with_name(f"misses_{device}.txt"))
     results = list(operator_results(plugin, {"INFERENCE_NUM_THREADS": 1}))
-    missed = {r.name: r.error for r in results if r.error}
-    assert {n: said for n, said in missed.items() if n not in misses} == {}
-    passed = {n for n in misses.keys() - missed.keys() if not may_pass(misses[n])}
-    assert not passed, "take these off the list"
-    assert len(results) - len(missed) >= least
+    errors = {r.name: r.error for r in results if r.error}
+    assert {name: error for name, error in errors.items() if name not in misses} == {}
+    fixed_cases = {n for n in misses.keys() - errors.keys() if not may_pass(misses[n])}
+    assert not fixed_cases, "these pass now: remove them from the list"
+    assert len(results) - len(errors) >= minimum
 
 
 @pytest.mark.parametrize(
     "opset", [pytest.param(13, marks=pytest.mark.slow), onnx.defs.onnx_opset_version()]
 )
-def test_whatever_the_query_takes_compiles(runtime, plugin, opset):
-    """Every operator, in element types that the runtime has kernels for, or not."""
-    types, shape, least = {
+def test_supported_operators_compile(runtime, plugin, opset):
+    """Try every operator with element types that the runtime may or may not have kernels for."""
+    types, shape, minimum = {
         "onnxruntime": (["float16", "int32", "bool"], None, 91),
         "openvino": (["float", "int32", "bool"], [2, 2], 140),
     }[runtime]
-    taken, failed = 0, {}
+    support_count, errors = 0, {}
     for schema in schemas(opset):
         for proto in single_node_models(schema, opset, types, shape):
             try:
@@ -82,10 +82,10 @@ def test_whatever_the_query_takes_compiles(runtime, plugin, opset):
                     continue
             except ModelError:
                 continue
-            taken += 1
+            support_count += 1
             try:
                 plugin.compile_model(model).close()
             except HeteroError as error:
-                failed[schema.name, model.inputs[0].type] = str(error)
-    assert failed == {}
-    assert taken >= least
+                errors[schema.name, model.inputs[0].type] = str(error)
+    assert errors == {}
+    assert support_count >= minimum

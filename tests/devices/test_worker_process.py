@@ -109,7 +109,7 @@ def test_a_node_that_a_vendor_crashes_on_is_refused_with_the_crash(device, monke
         pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
         from hetero.devices.openvino import query as module
     asked = Questions("The vendor", crashing_vendor.verdicts)
-    monkeypatch.setattr(module, "ASKED", asked)
+    monkeypatch.setattr(module, "WORKER", asked)
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y)'
         "{ a = Relu(x) b = Tanh(a) y = Neg(b) }"

@@ -17,7 +17,7 @@ from hetero.devices.ort.errors import ERRORS
         ("Got invalid dimensions for input: memory", InferenceError),
     ],
 )
-def test_run_error_of_a_failed_allocation_is_a_memory_error(message, kind):
+def test_run_error_type_follows_the_message(message, kind):
     assert type(ERRORS.run_error("it failed", RuntimeError(message))) is kind
 
 

@@ -1,4 +1,4 @@
-"""Caches that ONNX Runtime lengthens where they are, against a session that copies them."""
+"""In-place KV caches, compared with a session that copies them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hetero.devices.request.compiled_model import CompiledModel
 
 pytest.importorskip("onnxruntime")
 
-#: As it was first imported, whatever tests of missing modules left on the package.
-MODULE: Any = importlib.import_module("hetero.devices.ort.caches")
+#: The module that the plugin uses, even after other tests replaced the package's attribute.
+MODULE: Any = importlib.import_module("hetero.devices.ort.in_place_caches")
 STATES = {"past_key": "present_key", "past_value": "present_value"}
 
 
@@ -28,7 +28,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attention() -> onnx.ModelProto:
-    """Return attention of 2 heads of 8 over queries, keys and values side by side."""
+    """Return GroupQueryAttention with 2 heads of size 8 and packed QKV."""
     return parser.parse_model("""<ir_version: 9, opset_import: ["": 18, "com.microsoft": 1]>
         attention (float[batch, new, 48] qkv, int32[batch] lengths, int32 total,
                    float[batch, 2, past, 8] past_key, float[batch, 2, past, 8] past_value)
@@ -48,39 +48,39 @@ def feeds(rng: np.random.Generator, past: int, count: int) -> dict[str, np.ndarr
     }
 
 
-@pytest.mark.parametrize("way", ["compiled", "imported"])
-def test_a_cache_grows_in_place_as_a_session_grows_copies(
-    way: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("origin", ["compile", "import"])
+def test_in_place_cache_equals_copies_of_a_session(
+    origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
+    capacities: list[int] = []
 
-    def counted(*given: Any) -> Any:
-        rooms = rooms_of(*given)
-        made.append(rooms.most)
-        return rooms
+    def recording_buffers(*arguments: Any) -> Any:
+        buffers = create_buffers(*arguments)
+        capacities.append(buffers.capacity)
+        return buffers
 
-    rooms_of: Any = MODULE._Rooms
-    monkeypatch.setattr(MODULE, "_Rooms", counted)
+    create_buffers: Any = MODULE._Buffers
+    monkeypatch.setattr(MODULE, "_Buffers", recording_buffers)
     peer = pytest.importorskip("onnxruntime").InferenceSession(attention().SerializeToString())
     caches = [np.zeros((1, 2, 0, 8), np.float32)] * 2
     rng = np.random.default_rng(3)
     with hetero.Core("inprocess", devices={"ORT": 1}) as core:
         compiled = core.compile_model(core.read_model(attention(), states=STATES), "ORT")
-        if way == "imported":
+        if origin == "import":
             compiled = core.import_model(compiled.export_model())
         request, past = compiled.create_infer_request(), 0
         for count in (3, 1, 1, 1, 2, 1, 5, 1, 1):
-            given = feeds(rng, past, count)
-            want, *caches = peer.run(None, given | dict(zip(STATES, caches, strict=True)))
-            np.testing.assert_allclose(request.infer(given)["y"], want, rtol=1e-5, atol=1e-6)
+            inputs = feeds(rng, past, count)
+            want, *caches = peer.run(None, inputs | dict(zip(STATES, caches, strict=True)))
+            np.testing.assert_allclose(request.infer(inputs)["y"], want, rtol=1e-5, atol=1e-6)
             past += count
-            # Without the room behind caches: what is kept for a loss is counted by it.
+            # Lineage counts these bytes; spare capacity must not count.
             (stage,) = request.times.stages
             assert stage.output_nbytes == want.nbytes + sum(cache.nbytes for cache in caches)
             states: Any = request.query_state()
             for state, cache in zip(states, caches, strict=True):
                 np.testing.assert_allclose(state.state.data, cache, rtol=1e-6)
-        assert made == [4, 8, 12, 16]
+        assert capacities == [4, 8, 12, 16]
 
 
 def program() -> Any:
@@ -90,52 +90,54 @@ def program() -> Any:
 
 
 def step(
-    compiled: CompiledModel, caches: list[Any], past: int, seed: int, *, stay: bool = True
+    compiled: CompiledModel, caches: list[Any], past: int, seed: int, *, on_device: bool = True
 ) -> list[Any]:
-    given = feeds(np.random.default_rng(seed), past, 1)
-    context = RunContext(left=frozenset({1, 2} if stay else ()))
-    return list(compiled.run([*given.values(), *caches], context))
+    inputs = feeds(np.random.default_rng(seed), past, 1)
+    context = RunContext(left=frozenset({1, 2} if on_device else ()))
+    return list(compiled.run([*inputs.values(), *caches], context))
 
 
-def test_two_that_go_on_from_one_cache_do_not_write_over_each_other() -> None:
+def test_two_runs_from_one_cache_stay_separate() -> None:
     compiled = program()
-    begun = [np.random.default_rng(i).standard_normal((1, 2, 4, 8)).astype("f") for i in (1, 2)]
-    _, *caches = step(compiled, begun, 4, seed=0)
+    initial = [np.random.default_rng(i).standard_normal((1, 2, 4, 8)).astype("f") for i in (1, 2)]
+    _, *caches = step(compiled, initial, 4, seed=0)
     _, *one = step(compiled, caches, 5, seed=1)
     before = one[0].to_host()
     _, *two = step(compiled, caches, 5, seed=2)
-    assert one[0].rooms is caches[0].rooms is not two[0].rooms
+    assert one[0].buffers is caches[0].buffers is not two[0].buffers
     assert np.array_equal(one[0].to_host(), before)
     assert not np.array_equal(two[0].to_host()[:, :, 5], before[:, :, 5])
     assert np.array_equal(two[0].to_host()[:, :, :5], before[:, :, :5])
     y = step(compiled, one, 6, seed=3)[0]
     np.testing.assert_allclose(
-        y, step(compiled, [c.to_host() for c in one], 6, seed=3, stay=False)[0], rtol=1e-6
+        y, step(compiled, [c.to_host() for c in one], 6, seed=3, on_device=False)[0], rtol=1e-6
     )
 
 
-def test_a_cache_that_is_wanted_outside_is_an_array() -> None:
+def test_cache_requested_on_the_host_is_an_array() -> None:
     compiled = program()
-    begun = [np.ones((1, 2, 3, 8), np.float32)] * 2
-    assert all(type(value) is np.ndarray for value in step(compiled, begun, 3, seed=0, stay=False))
-    _, *caches = step(compiled, begun, 3, seed=0)
+    initial = [np.ones((1, 2, 3, 8), np.float32)] * 2
+    assert all(
+        type(value) is np.ndarray for value in step(compiled, initial, 3, seed=0, on_device=False)
+    )
+    _, *caches = step(compiled, initial, 3, seed=0)
     assert [c.shape for c in caches] == [(1, 2, 4, 8)] * 2
-    assert all(type(value) is np.ndarray for value in step(compiled, caches, 4, 1, stay=False))
+    assert all(type(value) is np.ndarray for value in step(compiled, caches, 4, 1, on_device=False))
     assert isinstance(compiled.export_model(), Payload)
 
 
-def test_caches_that_are_not_as_a_run_left_them_are_copied_or_left_to_the_session() -> None:
+def test_swapped_or_foreign_caches_are_copied() -> None:
     compiled = program()
-    begun = [np.random.default_rng(i).standard_normal((1, 2, 4, 8)).astype("f") for i in (1, 2)]
-    _, *caches = step(compiled, begun, 4, seed=0)
+    initial = [np.random.default_rng(i).standard_normal((1, 2, 4, 8)).astype("f") for i in (1, 2)]
+    _, *caches = step(compiled, initial, 4, seed=0)
     swapped = caches[::-1]
-    want = step(compiled, [c.to_host() for c in swapped], 5, seed=1, stay=False)
-    y, *made = step(compiled, swapped, 5, seed=1)
-    assert made[0].rooms is not caches[0].rooms
+    want = step(compiled, [c.to_host() for c in swapped], 5, seed=1, on_device=False)
+    y, *presents = step(compiled, swapped, 5, seed=1)
+    assert presents[0].buffers is not caches[0].buffers
     np.testing.assert_allclose([y], [want[0]], rtol=1e-6)
-    for cache, other in zip(made, want[1:], strict=True):
+    for cache, other in zip(presents, want[1:], strict=True):
         np.testing.assert_allclose(cache.to_host(), other, rtol=1e-6)
-    of_another = program()
-    _, *moved = step(of_another, made, 6, seed=2)
-    assert moved[0].rooms is not made[0].rooms
-    assert moved[0].shape == (1, 2, 7, 8)
+    other_program = program()
+    _, *copies = step(other_program, presents, 6, seed=2)
+    assert copies[0].buffers is not presents[0].buffers
+    assert copies[0].shape == (1, 2, 7, 8)

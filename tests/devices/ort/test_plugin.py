@@ -1,4 +1,4 @@
-"""The ORT device: reasons, versions, weights, errors, and what it shows of itself."""
+"""Device ORT: refusals, ONNX versions, weights, errors, cancellation, memory and threads."""
 
 import os
 import threading
@@ -35,20 +35,20 @@ def resident_nbytes():
 
 
 def processor_ns():
-    """Return what each thread of this process has run."""
+    """Return the processor time of each thread of this process."""
     stats = {path.parent.name: path for path in Path("/proc/self/task").glob("*/schedstat")}
     return {thread: int(path.read_text().split()[0]) for thread, path in stats.items()}
 
 
 def refusal(model):
     (refusals,) = PLUGIN.query_model(model).unsupported.values()
-    ((device, found),) = refusals.items()
+    ((device, reason),) = refusals.items()
     assert device == "ORT.0"
-    return found
+    return reason
 
 
 @pytest.mark.parametrize(
-    ("body", "opset", "code", "says"),
+    ("body", "opset", "code", "text"),
     [
         ("(float[2] x) => (float[2] y) {y = Relu(x)}", 6, "opset", "from 7 on"),
         ("(bfloat16[2] x) => (bfloat16[2] y) {y = Add(x, x)}", 17, "dtype", "bfloat16"),
@@ -60,22 +60,22 @@ def refusal(model):
             28,
             "opset",
             "newer than",
-            marks=pytest.mark.skipif(newest_opset("") >= 28, reason="it has this one"),
+            marks=pytest.mark.skipif(newest_opset("") >= 28, reason="onnxruntime has it"),
         ),
         ("(float[2] x) => (float[2] y) {y = Elu<nope = 1>(x)}", 17, "attribute", "nope"),
     ],
 )
-def test_refusals(body, opset, code, says):
-    found = refusal(parsed(body, opset))
-    assert found.code == code
-    assert says in found.message
+def test_refusal_code_and_message(body, opset, code, text):
+    reason = refusal(parsed(body, opset))
+    assert reason.code == code
+    assert text in reason.message
 
 
-def test_every_unsupported_node_is_refused_not_only_the_first():
+def test_query_refuses_every_unsupported_node():
     model = parsed(
         "(float[2] x) => (float[2] y) {a = x.y.Odd(x) b = Relu(a) c = x.y.Even(b) y = Relu(c)}"
     )
-    # What follows an unknown operator has no known type, so it cannot be handed over either.
+    # Values after an unknown operator have no type, so ONNX Runtime cannot take their readers.
     assert list(PLUGIN.query_model(model).unsupported) == ["a", "b", "c", "y"]
     typed = parsed(
         "(float[2] x) => (float[2] y) <float[2] a, float[2] b, float[2] c>"
@@ -86,7 +86,7 @@ def test_every_unsupported_node_is_refused_not_only_the_first():
     assert list(support.unsupported) == ["a", "c"]
 
 
-def test_operators_without_a_kernel_that_are_taken_apart():
+def test_operator_without_a_kernel_is_decomposed():
     model = parsed("(float[2] x) => (float[2] y) {y = Mish(x)}", opset=18)
     support = PLUGIN.query_model(model)
     assert support["y"] == "ORT.0"
@@ -97,13 +97,13 @@ def test_operators_without_a_kernel_that_are_taken_apart():
 
 
 @pytest.mark.skipif(bool(provider_names()), reason="this onnxruntime cannot list its kernels")
-def test_float16_that_is_computed_in_float32_is_noted():
+def test_float16_computed_in_float32_has_a_note():
     model = parsed("(float16[2,2] x) => (float16[2,2] y) {y = MatMul(x, x)}")
     support = PLUGIN.query_model(model)
     assert "float32" in support.notes["y"]
 
 
-def test_newer_models_whose_operators_did_not_change():
+def test_newer_opset_with_unchanged_operators_runs():
     model = parsed(
         "(float[2] x) => (float[2] y) {h = Relu(x) y = Add(h, x)}",
         opset=onnx.defs.onnx_opset_version(),
@@ -113,7 +113,7 @@ def test_newer_models_whose_operators_did_not_change():
     np.testing.assert_array_equal(PLUGIN.compile_model(model)(x)["y"], [-1, 4])
 
 
-def test_bodies_with_captures():
+def test_body_with_captures_runs():
     model = parsed(
         "(bool c, float[2] x) => (float[2] y) {k = Add(x, x) y = If (c) <"
         "then_branch = t () => (float[2] a) {a = Add(k, x)},"
@@ -125,7 +125,7 @@ def test_bodies_with_captures():
     np.testing.assert_array_equal(compiled([np.array(False), x])["y"], x * 2)
 
 
-def test_functions_of_the_models_own():
+def test_model_functions_run():
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
         g (bool c, float[2] x) => (float[2] y, float[2] z) {
@@ -142,7 +142,7 @@ def test_functions_of_the_models_own():
     np.testing.assert_array_equal(result["z"], [4, 8])
 
 
-def test_operators_that_only_onnxruntime_has():
+def test_contrib_operators_run():
     model = read_model(
         parser.parse_model(
             '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[N,2] x)'
@@ -156,7 +156,7 @@ def test_operators_that_only_onnxruntime_has():
     np.testing.assert_allclose(PLUGIN.compile_model(model)(x)["y"], want, rtol=1e-5)
 
 
-def test_a_real_model_as_shipped():
+def test_squeezenet_results_profile_and_export():
     model = read_model("light:squeezenet")
     subject = PluginSubject(PLUGIN)
     compiled = subject.compile_model(model, {"PERF_COUNT": True, "INFERENCE_NUM_THREADS": 1})
@@ -177,7 +177,7 @@ def test_a_real_model_as_shipped():
     np.testing.assert_allclose(again(light_model_inputs(model))[0], want, rtol=1e-3, atol=1e-5)
 
 
-def test_payloads_of_another_version_are_refused():
+def test_load_rejects_payload_of_another_version():
     model = parsed("(float[2] x) => (float[2] y) {y = Relu(x)}")
     payload = PLUGIN.compile_model(model).export_model()
     other = Payload({**payload.header, "version": "0.1"}, payload.tensors)
@@ -187,7 +187,7 @@ def test_payloads_of_another_version_are_refused():
         PLUGIN.import_model(Payload({**payload.header, "model": b"\x00garbage"}, {}), model)
 
 
-def test_weights_of_narrow_types_and_text():
+def test_int4_weights_run():
     weight = helper.make_tensor("w", onnx.TensorProto.INT4, [2], [3, -4])
     scale = helper.make_tensor("s", onnx.TensorProto.FLOAT, [], [0.5])
     node = helper.make_node("DequantizeLinear", ["w", "s"], ["d"])
@@ -198,7 +198,7 @@ def test_weights_of_narrow_types_and_text():
     np.testing.assert_array_equal(PLUGIN.compile_model(model)(np.zeros(2))["y"], [1.5, -2])
 
 
-def test_weights_that_lie_beside_the_model(tmp_path):
+def test_external_weights_run(tmp_path):
     weight = np.arange(40_000, dtype=np.float32).reshape(200, 200)
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[1,200] x, float[200,200] w)'
@@ -212,7 +212,7 @@ def test_weights_that_lie_beside_the_model(tmp_path):
     np.testing.assert_allclose(compiled(x)["y"], x @ weight, rtol=1e-5)
 
 
-def test_sequences_and_text_as_ports():
+def test_sequence_and_string_ports_run():
     model = parsed(
         "(seq(float[N]) s, string[2] t) => (float[M] y, string[2] u)"
         " {y = ConcatFromSequence<axis = 0>(s) u = Identity(t)}"
@@ -222,7 +222,7 @@ def test_sequences_and_text_as_ports():
     assert result["u"].tolist() == ["a", "β"]
 
 
-def test_errors_of_a_run_name_node_and_reason():
+def test_run_error_names_node_and_reason():
     model = parsed(
         "(float[2] x, int64[1] i) => (float[1] y) {[the_gather] y = Gather<axis = 0>(x, i)}"
     )
@@ -232,7 +232,7 @@ def test_errors_of_a_run_name_node_and_reason():
     assert compiled([np.float32([1, 2]), np.array([1])])["y"] == [2]
 
 
-def test_cancelling_stops_a_long_run():
+def test_cancel_stops_a_long_run():
     model = parsed(
         "(int64 n, float[2] x) => (float[2] y) {t = Constant<value = bool {1}>()"
         " y = Loop (n, t, x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)"
@@ -271,7 +271,7 @@ BIG = np.arange(1500, dtype=np.float32)
     ids=["unread", "dead", "output", "read and output", "in a branch", "shape", "identity"],
 )
 @pytest.mark.parametrize("kind", ["initializer", "node"])
-def test_large_constants_wherever_they_are_read_or_not(graph, kind):
+def test_large_constants_with_any_reader_run(graph, kind):
     weight = onnx.numpy_helper.from_array(BIG, "w")
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g ' + graph.replace("(", "(float[1500] w, ", 1)
@@ -282,21 +282,21 @@ def test_large_constants_wherever_they_are_read_or_not(graph, kind):
     else:
         proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
     model = read_model(proto)
-    refused = PLUGIN.query_model(model).unsupported
-    if refused and "before 1.25" in str(refused):
+    unsupported = PLUGIN.query_model(model).unsupported
+    if unsupported and "before 1.25" in str(unsupported):
         pytest.skip("this onnxruntime loses weights that bodies read")
-    assert not refused
+    assert not unsupported
     compiled = PLUGIN.compile_model(model)
     payload = compiled.export_model()
-    for form in (compiled, PLUGIN.import_model(payload, model)):
-        results = form({"x": -BIG})
+    for model_form in (compiled, PLUGIN.import_model(payload, model)):
+        results = model_form({"x": -BIG})
         np.testing.assert_array_equal(results["y"], BIG)
         if "w" in results:
             np.testing.assert_array_equal(results["w"], BIG)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_a_long_chain_holds_a_few_of_its_values_at_once():
+def test_long_chain_frees_intermediate_values():
     nodes = "".join(f"v{i + 1} = Neg(v{i}) " for i in range(40))
     model = parsed(f"(float[1048576] v0) => (float[1048576] v40) {{{nodes}}}")
     compiled = PLUGIN.compile_model(model, {"DISABLE_TRANSFORMATIONS": True})
@@ -306,16 +306,16 @@ def test_a_long_chain_holds_a_few_of_its_values_at_once():
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux's /proc")
-def test_threads_of_a_session_that_waits_sleep():
+def test_idle_session_threads_sleep():
     before = processor_ns()
     compiled = PLUGIN.compile_model(parsed("(float[2] x) => (float[2] y) {y = Relu(x)}"))
     time.sleep(0.1)
-    run = [ran for thread, ran in processor_ns().items() if thread not in before]
+    new_threads_ns = [ns for thread, ns in processor_ns().items() if thread not in before]
     compiled.close()
-    assert sum(run) < 10e6
+    assert sum(new_threads_ns) < 10e6
 
 
-def test_what_fails_is_raised_and_not_printed_as_well(capfd):
+def test_run_error_is_not_printed_to_stderr(capfd):
     model = parsed("(float[1] x, int64[1] times) => (float[n] y) { y = Tile(x, times) }")
     compiled = PLUGIN.compile_model(model, {})
     with pytest.raises(InferenceError, match="Tile"):
