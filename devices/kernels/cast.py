@@ -67,8 +67,9 @@ def _is_extension(dtype: Any) -> bool:
 
 
 def _to_power_of_two(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str) -> Array:
-    # x = mantissa * 2**exponent with the mantissa in [1/2, 1), so the power below is exponent - 1.
-    mantissa, exponent = xp.frexp(x)
+    # ONNX leaves negative numbers open; as in its reference, they lose their sign.
+    # abs(x) = mantissa * 2**exponent, the mantissa in [1/2, 1): the power below is exponent - 1.
+    mantissa, exponent = xp.frexp(abs(x))
     if round_mode == "up":
         power = exponent - (mantissa <= 0.5)
     elif round_mode == "down":

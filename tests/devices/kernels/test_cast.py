@@ -118,6 +118,13 @@ def test_float8_e8m0_rounds_to_powers_of_two(mode: str, wanted: list[float]) -> 
     np.testing.assert_array_equal(got.astype(np.float32), wanted)
 
 
+@pytest.mark.parametrize("mode", ["up", "down"])
+def test_float8_e8m0_of_negative_numbers(mode: str) -> None:
+    x = np.array([-1, -1.25, -1.75, -1e6, -3e-20], np.float32)
+    attributes = {"to": TensorProto.FLOAT8E8M0, "round_mode": mode}
+    check("Cast", [x], attributes, 24, oracle=run_reference)
+
+
 @pytest.mark.parametrize(
     ("saturate", "mode", "codes"),
     [(1, "up", [0, 255, 254, 254, 0]), (0, "nearest", [255, 255, 255, 255, 0])],
