@@ -100,6 +100,15 @@ def scan_8(
     lengths = [steps] * batch if sequence_lens is None else sequence_lens.tolist()
     if len(lengths) != batch or not all(0 <= n <= steps for n in lengths):
         raise ValueError(f"sequence_lens {lengths} must be {batch} numbers from 0 to {steps}")
+    if not batch:
+        own = [xp.empty(x.shape[1:], dtype=x.dtype) for x in inputs[:states]]
+        slices = [xp.empty(x.shape[2:], dtype=x.dtype) for x in inputs[states:]]
+        types = body.outputs(*own, *slices)[states:]
+        scans = (_of_no_trips(xp, kind, shape, 0) for kind, shape in types)
+        return (
+            *inputs[:states],
+            *(xp.empty((0, steps, *y.shape[1:]), dtype=y.dtype) for y in scans),
+        )
     entries = []
     for entry, length in enumerate(lengths):
         own = [x[entry] for x in inputs[:states]]

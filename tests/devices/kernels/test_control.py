@@ -184,6 +184,14 @@ def test_scan_8(lengths, directions):
     check_model(text, inputs)
 
 
+def test_scan_8_of_no_batch_entries():
+    text = SCAN_8.format(lens="", directions="")
+    empty = np.empty((0, 3, 2), np.float32)
+    last, y = run_cpu(parser.parse_model(text), {"lens": X[0], "s": empty[:, 0], "x": empty})
+    assert (last.shape, y.shape) == ((0, 2), (0, 3, 2))
+    assert last.dtype == y.dtype == np.float32
+
+
 @pytest.mark.parametrize("opset", [9, 17])
 @pytest.mark.parametrize("axes", [(0, 0), (1, 0), (1, 1)])
 def test_scan_of_no_steps(opset, axes):
