@@ -71,6 +71,13 @@ def transposed_window(
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         same = tuple(min(n * s, f) for n, s, f in zip(spatial, strides, full, strict=True))
         wanted = tuple(output_shape)[-rank:] if output_shape else same
+        # A convolution drops less than a stride at the end, so its transpose may add as much.
+        most = tuple(f - p + s - 1 for f, p, s in zip(full, extra, strides, strict=True))
+        if any(o > m for o, m in zip(wanted, most, strict=True)):
+            raise ValueError(
+                f"output_shape has spatial size {wanted}; an input of {tuple(spatial)} reaches at "
+                f"most {most} with kernel {tuple(kernel)} and strides {strides}"
+            )
         total = [max(f - o, 0) for f, o in zip(full, wanted, strict=True)]
         begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)
         end = tuple(t - s for t, s in zip(total, begin, strict=True))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, check, refuses, run_kernel, run_reference
+from tests.support.kernel_oracle import (
+    NARROW,
+    check,
+    refuses,
+    run_kernel,
+    run_onnxruntime,
+    run_reference,
+)
 
 RNG = np.random.default_rng(1)
 
@@ -122,6 +129,22 @@ def test_conv_transpose(case, opset):
     check(
         "ConvTranspose", [floats(*x), floats(*w), floats(channels)], attributes, opset, 1e-4, 1e-4
     )
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("size", [9, 10, 11, 12])
+def test_conv_transpose_into_a_given_shape(size, padding):
+    attributes = {"strides": [2], "output_shape": [size], "output_padding": [padding]}
+    check("ConvTranspose", [floats(1, 1, 5), floats(1, 1, 3)], attributes, 11, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("size", [13, 14])
+def test_conv_transpose_refuses_a_shape_beyond_its_reach(size):
+    attributes = {"strides": [2], "output_shape": [size]}
+    inputs = [floats(1, 1, 5), floats(1, 1, 3)]
+    with pytest.raises(Exception, match="output_shape is inconsistent"):
+        run_onnxruntime("ConvTranspose", inputs, attributes, 11)
+    refuses(ValueError, r"reaches at most \(12,\)", "ConvTranspose", inputs, attributes, 11)
 
 
 def test_conv_transpose_refuses_padding_beyond_the_output():
