@@ -253,3 +253,38 @@ def test_what_onnx_cannot_even_infer_is_a_model_error(nodes):
     for plugin in ("CPU", "ORT"):
         with pytest.raises(ModelError, match="shapes and types contradict"):
             PLUGINS[plugin].plugin.query_model(model_of(typed(nodes)))
+
+
+@pytest.mark.parametrize("plugin", ["CPU", "ORT"])
+def test_deprecated_operator_whose_later_version_is_not_is_taken(plugin):
+    """GroupNormalization-18 gave way to 21, whose scale and bias are per channel."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2,4,3] x, float[2] s, float[2] b) '
+        "=> (float[2,4,3] y) {y = GroupNormalization<num_groups = 2>(x, s, b)}"
+    )
+    assert onnx.defs.get_schema("GroupNormalization", 18).deprecated
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in (("x", (2, 4, 3)), ("s", 2), ("b", 2))
+    }
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    (wanted,) = session.run(None, feeds)
+    compiled = PLUGINS[plugin].plugin.compile_model(read_model(proto))
+    np.testing.assert_allclose(compiled.run(list(feeds.values()))[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("Upsample", "float[1,1,2,2] x, float[4] s"),
+        ("Scatter", "float[2] x, int64[1] i, float[1] u"),
+    ],
+)
+def test_removed_operator_is_refused(op_type, inputs):
+    names = ", ".join(port.split()[-1] for port in inputs.split(", "))
+    model = model_of(f"g ({inputs}) => (y) {{y = {op_type}({names})}}")
+    (refusal,) = violations(model).values()
+    assert refusal.code == "opset"
+    assert "was removed in operator set" in refusal.message
