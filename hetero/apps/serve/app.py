@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hetero.apps.serve.completions import Completions
 from hetero.apps.serve.errors import refused, told
-from hetero.apps.serve.http_connection import ONE_PIECE_NBYTES, Exchange, Headers, Waits, trace_of
+from hetero.apps.serve.exchange import ONE_WRITE_NBYTES, Exchange, Headers, Pending, trace_of
 from hetero.apps.serve.inference import Inference
 from hetero.apps.serve.metrics import metrics_text
 from hetero.apps.serve.rest_messages import (
@@ -51,38 +51,25 @@ class ServingApp:
         self.options: Final = service.options
         self._routes = Routes(self._table())
 
-    def refusal(self, exchange: Exchange) -> HeteroError | None:
-        """Return why a request is refused whose body is not there yet; None if it is not."""
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        exchange = Exchange(scope, receive, send)
         try:
             if not exchange.path.startswith("/v2/health/"):
                 self._service.check_token(exchange.headers.get(b"authorization", b""))
-        except HeteroError as error:
-            return error
-        return None
-
-    def answer(self, exchange: Exchange) -> Waits | None:
-        """Answer a request; return what remains to be done where the answer has to wait."""
-        try:
-            if exchange.error is not None:
-                raise exchange.error
+            await exchange.read(self.options)
             routes, names = self._routes.at(exchange.path)
             method = "GET" if exchange.method == "HEAD" else exchange.method
             if (route := routes.get(method)) is None:
                 raise _no_route(exchange, routes)
-            if (waits := route.answer(exchange, names)) is not None:
-                return self._finish(exchange, waits)
-        except Exception as error:
-            _answer_error(exchange, error)
-        self._log(exchange)
-        return None
-
-    async def _finish(self, exchange: Exchange, waits: Waits) -> None:
-        try:
-            await waits
-        except asyncio.CancelledError:  # the client has gone, or the time that requests have to end
+            if (pending := route.answer(exchange, names)) is not None:
+                await exchange.finish(pending)
+        except asyncio.CancelledError:  # the client has disconnected, or the server ends
             _answer_error(exchange, refused("the server ends.", 503))
         except Exception as error:
             _answer_error(exchange, error)
+        if not exchange.is_disconnected:
+            await exchange.send()
         self._log(exchange)
 
     def _log(self, exchange: Exchange) -> None:
@@ -174,7 +161,7 @@ class ServingApp:
             else:
                 asked = read_json(body) if bytes(body).strip() else {}
                 document = await asyncio.to_thread(call, {**asked, **names})
-            exchange.answer(200, [] if document is None else [dump_json(shape(document))])
+            exchange.respond(200, [] if document is None else [dump_json(shape(document))])
 
         return answer
 
@@ -182,17 +169,17 @@ class ServingApp:
         found = self._service.repository.find(**names) if names else None
         ready = found.is_ready if found else self._service.is_ready()
         document = {"name": found.name, "ready": ready} if found else {"ready": ready}
-        exchange.answer_json(document, 200 if ready else 503)
+        exchange.respond_json(document, 200 if ready else 503)
 
     def _openapi(self, exchange: Exchange, _: Names) -> None:
         models = [row["name"] for row in self._service.repository.index()]
-        exchange.answer_json(openapi(self._routes.routes, models))
+        exchange.respond_json(openapi(self._routes.routes, models))
 
     def _metrics(self, exchange: Exchange, _: Names) -> None:
         text = metrics_text(self._service.repository.models()).encode()
-        exchange.answer(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
+        exchange.respond(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
 
-    def _infer(self, exchange: Exchange, names: Names) -> Waits | None:
+    def _infer(self, exchange: Exchange, names: Names) -> Pending | None:
         encoding, headers = exchange.headers.get(b"content-encoding"), exchange.headers
         with Inference(self._service.repository.find(**names)) as inference:
             if not encoding:
@@ -201,7 +188,7 @@ class ServingApp:
                 inference.goes_on = True
                 return self._infer_in_turn(inference, exchange)
             answer = self._written(inference, inference.submission.future.result())
-        exchange.answer(200, *answer)
+        exchange.respond(200, *answer)
         return None
 
     async def _infer_in_turn(self, inference: Inference, exchange: Exchange) -> None:
@@ -214,13 +201,13 @@ class ServingApp:
             parts, kind, headers = self._written(inference, await inference.answered())
         if _accepts_packed(exchange):
             accepted = exchange.header(b"accept-encoding")
-            if sum(map(len, parts)) > ONE_PIECE_NBYTES:  # others need not wait for it
+            if sum(map(len, parts)) > ONE_WRITE_NBYTES:  # others need not wait for it
                 encoding, parts = await asyncio.to_thread(packed, parts, accepted)
             else:
                 encoding, parts = packed(parts, accepted)
             if encoding:
                 headers = [*headers, (b"content-encoding", encoding.encode())]
-        exchange.answer(200, parts, kind, headers)
+        exchange.respond(200, parts, kind, headers)
 
     def _begin(self, inference: Inference, headers: Mapping[bytes, bytes], body: Raw) -> None:
         """Start the inference that a body asks for, now or once there is room."""
@@ -267,7 +254,7 @@ def _no_route(exchange: Exchange, routes: Collection[str]) -> HeteroError:
 
 
 def _answer_error(exchange: Exchange, error: Exception) -> None:
-    if exchange.is_gone:
+    if exchange.is_disconnected:
         exchange.status = 499
         return
     status, message = told(error)
@@ -284,4 +271,4 @@ def _answer_error(exchange: Exchange, error: Exception) -> None:
     if exchange.has_events:
         exchange.end_events(b"data: %s\n\n" % dump_json({"error": document}))
     elif not exchange.status:  # else the head of an answer is on its way
-        exchange.answer_json({"error": document}, status, headers)
+        exchange.respond_json({"error": document}, status, headers)

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from hetero.apps.serve.errors import refused
+from hetero.apps.serve.exchange import Exchange
 from hetero.apps.serve.generation import (
     GenerationRequest,
     Generations,
@@ -18,7 +19,6 @@ from hetero.apps.serve.generation import (
     prompt_rows,
     read_generation,
 )
-from hetero.apps.serve.http_connection import Exchange
 from hetero.apps.serve.rest_messages import read_json
 from hetero.apps.serve.service import Service
 
@@ -39,7 +39,7 @@ class Completions:
         found = [repository.find(**asked)] if asked else repository.models()
         names = dict.fromkeys(model.name for model in found)
         rows = [{"id": n, "object": "model", "created": 0, "owned_by": "hetero"} for n in names]
-        exchange.answer_json(rows[0] if asked else {"object": "list", "data": rows})
+        exchange.respond_json(rows[0] if asked else {"object": "list", "data": rows})
 
     async def triton(self, stream: bool, exchange: Exchange, names: Mapping[str, str]) -> None:
         """Answer as Triton's generate extension does: whole, or piece by piece."""
@@ -129,7 +129,7 @@ async def _answer(
             whole.finish_reason = piece.finish_reason
     told, count = sorted(texts.items()), sum(len(text.tokens) for text in texts.values())
     if not asked.stream:
-        exchange.answer_json(shape([text for _, text in told], count))
+        exchange.respond_json(shape([text for _, text in told], count))
         return
     if asked.stream_options.get("include_usage") is True:
         await exchange.write_event(shape([], count))

@@ -11,8 +11,8 @@ import grpc
 from google.protobuf.json_format import ParseDict
 
 from hetero.apps.serve.errors import GRPC_CODES, told
+from hetero.apps.serve.exchange import trace_of
 from hetero.apps.serve.grpc_messages import Message, read_call_of, read_message, write_answer
-from hetero.apps.serve.http_connection import trace_of
 from hetero.apps.serve.inference import Inference
 from hetero.apps.serve.proto_file import proto_file
 from hetero.apps.serve.service import CALLS, Service

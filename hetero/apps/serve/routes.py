@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from hetero.apps.serve.datatypes import DATATYPES
-from hetero.apps.serve.http_connection import Exchange, Waits
+from hetero.apps.serve.exchange import Exchange, Pending
 from hetero.version import hetero_version
 
 Names = Mapping[str, str]
@@ -24,7 +24,7 @@ class Route(NamedTuple):
 
     method: str
     path: str
-    answer: Callable[[Exchange, Names], Waits | None]
+    answer: Callable[[Exchange, Names], Pending | None]
     summary: str = ""
     schema: str = "anything"
     statuses: tuple[int, ...] = ()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hetero.apps.serve.options import ServerOptions
@@ -22,6 +22,10 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that a server may take to start.
 _PATIENCE_S: Final = 30.0
+#: Seconds that a connection may be idle between two requests; nginx's default.
+_KEEP_ALIVE_S: Final = 75
+#: Milliseconds that a client may read nothing of its response.
+_UNREAD_MS: Final = 60_000
 
 
 class Server:
@@ -31,27 +35,23 @@ class Server:
         import uvicorn
 
         from hetero.apps.serve.app import ServingApp
-        from hetero.apps.serve.http_connection import READ_NBYTES, Connection
+        from hetero.apps.serve.http_protocol import BoundedHttpProtocol
         from hetero.apps.serve.service import Service
 
         #: The models and rules.
         self.service: Final = Service(repository, options)
         self.options: Final = options
         app: Any = ServingApp(self.service)
-        protocol: Any = partial(
-            Connection,
-            options=options,
-            refusal=app.refusal,
-            answer=app.answer,
-            place=memoryview(bytearray(READ_NBYTES)),
-        )
         config = uvicorn.Config(
             app,
-            http=protocol,
+            http=BoundedHttpProtocol,
             interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
             ssl_keyfile=options.tls_key,
             ssl_certfile=options.tls_certificate,
@@ -61,6 +61,8 @@ class Server:
         except OSError as error:
             raise ArgumentError(f"TLS: {options.tls_certificate}: {error}") from error
         self._socket = bound(options.host, options.port, shared=options.shared_port)
+        # Connections inherit it.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         self._socket.listen(2048)
         self.host: Final = options.host
         self.port: Final[int] = self._socket.getsockname()[1]

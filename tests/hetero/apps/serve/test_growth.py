@@ -11,7 +11,7 @@ import logging
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -28,13 +28,14 @@ from tests.support.serving import (
     plus_one,
     posted,
     read_answer,
+    serving,
     tensor,
     until,
 )
 
 pytest.importorskip("uvicorn")
 grpc = pytest.importorskip("grpc")
-from hetero.apps.serve import http_connection  # noqa: E402 - it needs what may be missing
+from hetero.apps.serve import server as server_module  # noqa: E402 - needs optional packages
 from hetero.apps.serve.proto_file import proto_file  # noqa: E402 - the same
 
 COUNT = 300_000
@@ -138,7 +139,7 @@ def held() -> Counter[str]:
     return Counter(
         type(found).__name__
         for found in gc.get_objects()
-        if f"{type(found).__module__}".startswith(("hetero.serve", "uvicorn.protocols"))
+        if f"{type(found).__module__}".startswith(("hetero.apps.serve", "uvicorn.protocols"))
         or isinstance(found, TracebackType | HeteroError)
     )
 
@@ -164,28 +165,9 @@ def test_nothing_of_a_request_stays(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_connections_keep_memory_for_bodies_within_a_bound(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_connection, "_KEPT_NBYTES", 10 * COUNT)
-    clients = [connected(server) for _ in range(4)]
-    for _ in range(2):
-        for made in clients:
-            made.sendall(large())
-            with made.makefile("rb") as reader:
-                assert read_answer(reader)[0].startswith(b"HTTP/1.1 200")
-    connections: Iterable[Any] = server._uvicorn.server_state.connections
-    kept = [made.memory.size for made in connections]
-    for made in clients:
-        made.close()
-    assert 8 * COUNT <= sum(kept) <= 10 * COUNT
-
-
-def test_a_client_that_takes_nothing_is_not_waited_for(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_connection, "_UNREAD_S", 0.1)
-    with connected(server) as made:
-        made.sendall(large(count=40 * COUNT))
-        assert made.recv(1)
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_UNREAD_MS", 100)
+    with serving(plus=plus_one()) as server, connected(server) as client:
+        client.sendall(large(count=40 * COUNT))
+        assert client.recv(1)
         until(lambda: not server._uvicorn.server_state.connections)

@@ -84,7 +84,7 @@ def test_a_body_stays_while_the_next_is_read() -> None:
         client.sendall(first)
         assert GatedPlugin.began.wait(60)
         client.sendall(second[:300_000])
-        until(lambda: any(made.reading for made in server._uvicorn.server_state.connections))
+        until(lambda: any(made.pipeline for made in server._uvicorn.server_state.connections))
         GatedPlugin.gate.set()
         client.sendall(second[300_000:])
         read = client.makefile("rb")

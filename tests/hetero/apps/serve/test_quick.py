@@ -14,7 +14,7 @@ from hetero.apps.serve.server import Server
 from tests.support.serving import connected, plus_one, posted, read_answer, serving, tensor
 
 pytest.importorskip("uvicorn")
-from hetero.apps.serve.app import ServingApp
+from hetero.apps.serve.exchange import Exchange
 
 X = np.array([0.5, -2.0, 3e5], np.float32)
 GOOD = json.dumps({"inputs": [tensor("x", "FP32", X)], "id": "7"}).encode()
@@ -75,7 +75,7 @@ def test_answers_are_the_same(server: Server, name: str) -> None:
 
 def test_no_task_is_made(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = answers(server, request_of(GOOD, ""), usual_s=QUICK)
-    monkeypatch.setattr(ServingApp, "_finish", None)
+    monkeypatch.setattr(Exchange, "finish", None)
     assert answers(server, request_of(GOOD, ""), usual_s=QUICK) == wanted
 
 

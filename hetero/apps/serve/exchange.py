@@ -1,0 +1,174 @@
+"""An HTTP request and its response, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+from hetero.apps.serve.errors import refused
+from hetero.apps.serve.options import ServerOptions
+from hetero.apps.serve.rest_messages import dump_json, number_of
+from hetero.apps.serve.tensors import Raw
+from hetero.devices.errors import RequestCancelledError
+
+Headers = Sequence[tuple[bytes, bytes]]
+#: The rest of a response that cannot be finished at once.
+Pending = Coroutine[Any, Any, None]
+#: An ASGI message.
+Event = dict[str, Any]
+#: Responses up to this size are sent in one write.
+ONE_WRITE_NBYTES: Final = 65536
+_access: Final = logging.getLogger("hetero.serve.access")
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def trace_of(header: str) -> str:
+    """Return a ``traceparent`` (W3C Trace Context) unchanged; empty if it is malformed."""
+    return header if _TRACEPARENT.fullmatch(header) else ""
+
+
+class Exchange:
+    """A request and its response.
+
+    Attributes
+    ----------
+    headers : mapping of bytes to bytes
+        The request's headers by lower-case name.
+    body : bytes
+        The request's body; empty until `read` returns.
+    is_disconnected : bool
+        Whether the client has closed the connection before the response.
+    has_events : bool
+        Whether the response is a stream of server-sent events that has begun.
+    """
+
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Callable[[], Awaitable[Event]],
+        send: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self.method: Final[str] = scope["method"]
+        self.path: Final[str] = scope["path"]
+        self.headers: Final[Mapping[bytes, bytes]] = dict(scope["headers"])
+        self.body: Raw = b""
+        self.status = self.sent_nbytes = 0
+        self.has_events = self.is_disconnected = False
+        self._head: Headers | None = ()
+        self._parts: Sequence[Raw] = ()
+        self._start_s = time.perf_counter()
+
+    def header(self, name: bytes) -> str:
+        """Return a header by its lower-case name; empty if the client did not send it."""
+        return self.headers.get(name, b"").decode("latin-1")
+
+    async def read(self, options: ServerOptions) -> None:
+        """Read the body; refuse one that is too large or too slow."""
+        limit = options.body_nbytes
+        if number_of(self.headers.get(b"content-length", b"")) > limit:
+            raise _too_large(limit)
+        parts, nbytes, is_complete = [], 0, False
+        try:
+            async with asyncio.timeout(options.body_s):
+                while not is_complete:
+                    event = await self._receive()
+                    if event["type"] == "http.disconnect":
+                        self.is_disconnected = True
+                        raise RequestCancelledError("the client has disconnected.")
+                    parts.append(event["body"])
+                    nbytes += len(parts[-1])
+                    if nbytes > limit:
+                        raise _too_large(limit)
+                    is_complete = not event["more_body"]
+        except TimeoutError:
+            raise refused(f"the body did not arrive within {options.body_s:g} s.", 408) from None
+        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def finish(self, pending: Pending) -> None:
+        """Finish a response; cancel it if the client disconnects."""
+        work = asyncio.ensure_future(pending)
+        disconnect = asyncio.ensure_future(self._receive())
+        try:
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.is_disconnected = True
+                work.cancel()
+            await work
+        finally:
+            work.cancel()
+            disconnect.cancel()
+
+    def respond(
+        self,
+        status: int,
+        parts: Sequence[Raw] = (),
+        content_type: bytes = b"application/json",
+        headers: Headers = (),
+    ) -> None:
+        """Set the response."""
+        self.status, self._parts = status, parts
+        self.sent_nbytes = sum(map(len, parts))
+        types = [(b"content-type", content_type)] if parts else []
+        self._head = [(b"content-length", b"%d" % self.sent_nbytes), *types, *headers]
+
+    def respond_json(self, document: Any, status: int = 200, headers: Headers = ()) -> None:
+        """Set a JSON document as the response."""
+        self.respond(status, [dump_json(document)], headers=headers)
+
+    def begin_events(self) -> None:
+        """Begin a response of server-sent events."""
+        self.has_events, self.status = True, 200
+        self._head = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+
+    async def write_event(self, document: Any) -> None:
+        """Write a JSON document as an event; wait while the client does not read."""
+        await self._send_head()
+        await self._send_body(b"data: %s\n\n" % dump_json(document), more=True)
+
+    def end_events(self, last: bytes) -> None:
+        """Set the last bytes of a stream of events."""
+        self._parts, self.has_events = [last], False
+
+    async def send(self) -> None:
+        """Send the response, or the rest of it."""
+        parts = self._parts if self.method != "HEAD" else ()
+        if self.sent_nbytes <= ONE_WRITE_NBYTES:
+            parts = [b"".join(parts)]
+        *first, last = parts or [b""]
+        await self._send_head()
+        for part in first:
+            await self._send_body(part, more=True)
+        await self._send_body(last, more=False)
+
+    async def _send_head(self) -> None:
+        if self._head is not None:
+            headers, self._head = self._head, None
+            start = {"type": "http.response.start", "status": self.status, "headers": headers}
+            await self._send(start)
+
+    async def _send_body(self, part: Raw, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": part, "more_body": more})
+
+    def log(self) -> None:
+        """Log the request as a line of JSON."""
+        line: dict[str, Any] = {
+            "client": (self._scope.get("client") or ("",))[0],
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "took_s": round(time.perf_counter() - self._start_s, 6),
+            "received_nbytes": len(self.body),
+            "sent_nbytes": self.sent_nbytes,
+        }
+        if trace := trace_of(self.header(b"traceparent")):
+            _, line["trace_id"], line["parent_id"], _ = trace.split("-")
+        _access.info(dump_json(line).decode())
+
+
+def _too_large(limit: int) -> Exception:
+    return refused(f"the body has more than the {limit} bytes allowed.", 413)

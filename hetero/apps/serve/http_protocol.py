@@ -1,0 +1,151 @@
+"""uvicorn's HTTP/1.1 protocol with the bounds that it leaves to a proxy in front of it.
+
+uvicorn 0.54 keeps heads and trailers of any size, waits for a head without a limit, parses chunks
+of any smallness, and drops the body of a request that offers HTTP/2, as Java's client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from http import HTTPStatus
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hetero.apps.serve.rest_messages import dump_json
+
+#: Bytes of a request's head, of its trailers, and of anything else between two parser events.
+MAX_HEAD_NBYTES: Final = 65536
+#: Seconds that a head may take.
+HEAD_S: Final = 30.0
+#: Chunks of a body whose mean size is not checked, and the least mean size of more of them.
+FREE_CHUNKS: Final = 1024
+MIN_CHUNK_NBYTES: Final = 64
+#: Bytes of a refused body that are read, so that the client reads the response before a reset.
+MAX_DISCARDED_NBYTES: Final = 2**26
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """HTTP/1.1 connection with bounded heads, trailers and chunks."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: Bytes received since the parser last reported an event.
+        self._silent_nbytes = 0
+        self._data = b""
+        self._is_in_head = False
+        self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data; close the connection if it exceeds a bound."""
+        self._silent_nbytes += len(data)
+        self._data = data
+        super().data_received(data)
+        self._data = b""
+        if self._silent_nbytes > MAX_HEAD_NBYTES:
+            self._refuse_large_head()
+        elif self._is_in_head:
+            self._start_head_timer()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self._is_in_head = True
+        self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Begin to read the body; trailers do not become headers."""
+        self._silent_nbytes, self._is_in_head = 0, False
+        self._stop_head_timer()
+        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_NBYTES:
+            self._refuse_large_head()
+        if self.transport.is_closing():
+            return
+        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """Append a part to the body."""
+        if self.transport.is_closing():
+            return
+        self._silent_nbytes = 0
+        self._num_chunks += 1
+        self._body_nbytes += len(body)
+        if self._num_chunks > FREE_CHUNKS + self._body_nbytes / MIN_CHUNK_NBYTES:
+            self.refuse(400, f"the body comes in chunks of fewer than {MIN_CHUNK_NBYTES} bytes.")
+        elif self.cycle.response_complete:
+            self._discarded_nbytes += len(body)
+            if self._discarded_nbytes > MAX_DISCARDED_NBYTES:
+                self.transport.close()
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the body."""
+        self._silent_nbytes = 0
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        """Return True: uvicorn leaves a request with an offer to `handle_websocket_upgrade`."""
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """Answer a request that offers another protocol by HTTP/1.1: parse it without the offer."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.refuse(400, "CONNECT: this server is no proxy.")
+            return
+        offer: Any = sys.exception()
+        head = [b"%s %s HTTP/1.1" % (method, self.url)]
+        head += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        rest = self._data[offer.args[0] :]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join([*head, b"", rest]))
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer a request that is not passed on, unless its response has begun; then close."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = dump_json({"error": message})
+            self.transport.write(
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%s"
+                % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+            )
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer malformed HTTP."""
+        self.refuse(400, msg)
+
+    def _refuse_large_head(self) -> None:
+        self.refuse(431, f"the head or trailers have more than {MAX_HEAD_NBYTES} bytes.")
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._refuse_slow_head)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse_slow_head(self) -> None:
+        self.refuse(408, f"no complete head within {HEAD_S:g} s.")
