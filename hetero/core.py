@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hetero.affinity.affinity import Affinity, assign
-from hetero.apps.simulate.model import simulate_model
 from hetero.cache.blob import ModelBlob, open_blob
 from hetero.cache.folder import cache_of
 from hetero.cache.importing import (
@@ -534,7 +533,31 @@ class Core:
         request = without_stand_ins(self._request(source, device_name, config or {}, affinity))
         return self._planner.verified(source, request, costs=costs, progress=progress)
 
-    simulate = simulate_model
+    def simulate(
+        self,
+        model: Source | Model,
+        device_name: str = "HETERO",
+        config: Config | None = None,
+        **options: Any,
+    ) -> Any:
+        """Simulate serving a model in virtual time, on devices that may not exist.
+
+        Parameters
+        ----------
+        model, device_name, config
+            As for `plan_model`, whose plan is served.
+        **options : object
+            The fleet, the load and the costs: see `hetero.apps.simulate.model.simulate_model`.
+
+        Returns
+        -------
+        Simulation
+            Rates, latencies and loads, and what other devices would change.
+        """
+        # The core does not depend on its applications; this is a shortcut to one of them.
+        from hetero.apps.simulate.model import simulate_model
+
+        return simulate_model(self, model, device_name, config, **options)
 
     def read_costs(
         self,

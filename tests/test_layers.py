@@ -201,12 +201,11 @@ HETERO: dict[str, set[str]] = {
     "partition": {"affinity"},
     "properties": {"affinity", "version"},
     "query": {"affinity", "properties"},
-    "planning": {"affinity", "apps", "observe", "partition", "properties", "query"},
+    "planning": {"affinity", "observe", "partition", "properties", "query"},
     "cache": {"affinity", "partition", "properties", "version"},
     "compile": {
         "affinity",
         "batching",
-        "apps",
         "cache",
         "partition",
         "planning",
@@ -219,6 +218,14 @@ HETERO: dict[str, set[str]] = {
 }
 #: Folders that stand on the core: nothing below imports them.
 TOP = {"hetero/apps", "hetero/cli", "hetero/faces"}
+#: File -> an application or face that it imports when a user calls it, and not before.
+ON_CALL = {
+    "hetero/compile/compiled_model.py": "hetero.apps.generate.generation",
+    "hetero/core.py": "hetero.apps.simulate.model",
+    "hetero/cli/preprocessing.py": "hetero.faces.openvino.preprocess",
+}
+#: Modules that give a face its public name.
+FACE_NAMES = ("backend.py", "onnxruntime.py", "openvino.py", "preprocess.py")
 #: Library -> where it may be imported: glob patterns of paths.
 RESERVED = {
     "ray": ["scheduler/ray/*.py"],
@@ -275,6 +282,11 @@ def neighbours(path: Path) -> set[str]:
     return {".".join(name[:end]) for name in own for end in (1, 2)}
 
 
+def on_import(path: Path) -> set[str]:
+    """Return the modules that a file imports before any of its functions is called."""
+    return {module for module, _ in imports(path)} - {ON_CALL.get(relative(path))}
+
+
 @pytest.mark.parametrize("place", INNER)
 def test_a_folder_keeps_the_arrows_inside_its_package(place: str) -> None:
     paths = [p for p in SOURCES if f"{relative(p)}/".startswith(f"{place}/")]
@@ -289,7 +301,50 @@ def test_a_folder_of_hetero_imports_what_it_may(folder: str) -> None:
     wrong = {
         relative(p): more
         for p in paths
-        if (more := {name for name in neighbours(p) if "." not in name} - HETERO[folder] - {folder})
+        if (
+            more := {
+                module.split(".")[1] for module in on_import(p) if module.startswith("hetero.")
+            }
+            - HETERO[folder]
+            - {folder, "devices", "scheduler"}
+        )
+    }
+    assert wrong == {}
+
+
+def test_nothing_below_imports_applications_and_faces() -> None:
+    core = [
+        p
+        for p in SOURCES
+        if not relative(p).startswith(("hetero/apps/", "hetero/faces/"))
+        and relative(p) not in ("hetero/__init__.py", *(f"hetero/{name}" for name in FACE_NAMES))
+    ]
+    wrong = {
+        relative(p): above
+        for p in core
+        if (above := {m for m in on_import(p) if m.startswith(("hetero.apps", "hetero.faces"))})
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", ON_CALL)
+def test_imports_on_call_are_inside_functions(name: str) -> None:
+    tree = ast.parse((ROOT / name).read_text())
+    modules = [n.module for n in tree.body if isinstance(n, ast.ImportFrom)]
+    assert ON_CALL[name] not in modules
+
+
+def test_an_application_imports_no_other() -> None:
+    folders = {relative(p).split("/")[2] for p in SOURCES if relative(p).startswith("hetero/apps/")}
+    wrong = {
+        relative(p): other
+        for p in SOURCES
+        if relative(p).startswith("hetero/apps/")
+        for module, _ in imports(p)
+        if (other := module.removeprefix("hetero.apps.").partition(".")[0]) in folders
+        and module.startswith("hetero.apps.")
+        and other != relative(p).split("/")[2]
+        and (relative(p).split("/")[2], other) != ("serve", "generate")
     }
     assert wrong == {}
 
@@ -303,7 +358,7 @@ def test_every_folder_is_listed() -> None:
 def test_no_module_imports_itself_by_way_of_others() -> None:
     modules = {module_name(p): p for p in SOURCES}
     graph = {
-        name: {module for module, _ in imports(path) if module in modules}
+        name: {module for module in on_import(path) if module in modules}
         for name, path in modules.items()
     }
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle

@@ -14,7 +14,6 @@ from hetero.cli.option_kinds import pairs, together
 from hetero.cli.pictures import is_picture, read_picture
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.faces.openvino.preprocess import PrePostProcessor
 
 Value = TypeVar("Value")
 
@@ -36,6 +35,9 @@ class Preprocessing:
         files = {n: path for n, path in given_files(inputs, model).items() if is_picture(path)}
         if not files and not self:
             return model
+        # Only commands with these options need the face.
+        from hetero.faces.openvino.preprocess import PrePostProcessor
+
         pictures = _of_ports(files, model, "--input")
         layouts = _of_ports(self.layouts, model, "--layout")
         means = _of_ports(self.means, model, "--mean")

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypedDict, Unpack, overload
-
-import numpy.typing as npt
+from typing import Any, BinaryIO, Final, overload
 
 from hetero.affinity.affinity import Affinity
-from hetero.apps.generate.generation import BatchGeneration, Generation, Prompt, generate
-from hetero.apps.generate.ports import Decoder
-from hetero.apps.generate.rows import Rows
-from hetero.apps.generate.sampling import Sampling
-from hetero.apps.generate.together import Together
 from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.deployed_model import DeployedModel
 from hetero.devices.errors import ArgumentTypeError, PropertyError
@@ -38,20 +30,6 @@ from hetero.properties.table import HETERO_PROPERTIES, listed
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.vocabulary.plan import Plan
-
-
-class _Options(TypedDict, total=False):
-    """Options of `CompiledModel.generate`."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    seed: int | None
-    stop: Collection[int]
-    eos: Collection[int] | None
-    inputs: Mapping[str, npt.ArrayLike] | None
 
 
 class CompiledModel(BaseCompiledModel):
@@ -188,94 +166,27 @@ class CompiledModel(BaseCompiledModel):
         """
         return self.target.submit(values, Request(timeout_s=timeout_s, priority=priority))
 
-    @overload
-    def generate(
-        self, ids: Prompt, max_new_tokens: int = ..., **options: Unpack[_Options]
-    ) -> Generation: ...
-
-    @overload
-    def generate(
-        self, ids: Sequence[Prompt], max_new_tokens: int = ..., **options: Unpack[_Options]
-    ) -> BatchGeneration: ...
-
-    def generate(
-        self,
-        ids: Prompt | Sequence[Prompt],
-        max_new_tokens: int = 256,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-        stop: Collection[int] = (),
-        eos: Collection[int] | None = None,
-        inputs: Mapping[str, npt.ArrayLike] | None = None,
-    ) -> Generation | BatchGeneration:
-        """Return the tokens that follow a prompt, one by one: an iterator, also for asyncio.
-
-        The model is one that `hetero.read_decoder` read. Any number may go on at once; those that
-        are asked for a token at the same time step together.
+    def generate(self, ids: Any, max_new_tokens: int = 256, **options: Any) -> Any:
+        """Generate the tokens that follow a prompt; for models of `hetero.read_decoder`.
 
         Parameters
         ----------
         ids : sequence of int, or of such
-            The prompt; or several prompts, which step together.
+            The prompt; or several prompts, which are generated as one batch.
         max_new_tokens : int
-            The most tokens; fewer where the model's context ends.
-        temperature : float
-            0 takes the best token each time; else scores are divided by it, and one is drawn.
-        top_k : int
-            Draw from so many of the best alone; 0: from all.
-        top_p : float
-            Draw from the best that together have this probability.
-        min_p : float
-            Draw from those that have this part of the best one's probability.
-        repetition_penalty : float
-            Scores of tokens that the prompt or the text has are divided by it; negative ones
-            multiplied.
-        seed : int, optional
-            What is drawn follows from it, wherever the model runs; another each time by default.
-            Of several prompts, the one at i has ``seed + i``.
-        stop : collection of int
-            Tokens that end the text, besides those of `eos`.
-        eos : collection of int, optional
-            Instead of the model's own; empty for none.
-        inputs : mapping of str to array, optional
-            What an encoder made, as ``{"encoder_hidden_states": array}``: each step reads it.
+            Maximum number of tokens to generate.
+        **options : object
+            Sampling and stopping options: see `hetero.apps.generate.generation.generate`.
 
         Returns
         -------
         Generation or BatchGeneration
-            The latter of several prompts.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            The model is no decoder; ids are not of its vocabulary, or more than its context; or an
-            option is out of range.
+            An iterator over the tokens, also for asyncio; a `BatchGeneration` for several prompts.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        return generate(
-            self._texts,
-            self.create_infer_request,
-            ids,
-            max_new_tokens,
-            sampling,
-            seed,
-            stop,
-            eos,
-            inputs or {},
-        )
+        # The core does not depend on its applications; this is a shortcut to one of them.
+        from hetero.apps.generate.generation import generate
 
-    @cached_property
-    def _texts(self) -> Together:
-        """All texts that are generated."""
-        decoder, configs = Decoder.of(self.source), self.request.configs
-        lanes = sum(configs[device].get("NUM_STREAMS", 1) for device in self._executing)
-        rows = Rows.of(self.source, decoder)
-        return Together(decoder, rows, max(1, lanes))
+        return generate(self, ids, max_new_tokens, **options)
 
     def get_context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""

@@ -15,7 +15,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import HeteroError, TensorNameError
-from hetero.faces.openvino.shortcuts import shared_core
+from hetero.shared_core import shared_core
 
 __all__ = [
     "HeteroBackend",

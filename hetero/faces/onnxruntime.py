@@ -26,8 +26,9 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.results import Results
 from hetero.devices.request.tensor import Tensor
-from hetero.faces.openvino.shortcuts import get_version, shared_core
 from hetero.query.query import AffinitySource
+from hetero.shared_core import shared_core
+from hetero.version import hetero_version
 
 __all__ = [
     "ExecutionMode",
@@ -440,7 +441,11 @@ def get_available_providers() -> list[str]:
 
 
 get_all_providers = get_available_providers
-get_version_string = get_version
+
+
+def get_version_string() -> str:
+    """Return this package's version."""
+    return hetero_version()
 
 
 def get_device() -> str:

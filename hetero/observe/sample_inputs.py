@@ -1,19 +1,76 @@
-"""Inputs made to fit a model's ports, to run or measure it where the user gives none."""
+"""Sample inputs that fit a model's ports, for runs and measurements without user data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
-from hetero.devices.errors import TensorNameError, TensorShapeError, TensorTypeError
+from hetero.devices.errors import ModelError, TensorNameError, TensorShapeError, TensorTypeError
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 
-#: The size of a dimension that nothing says anything about.
+#: Default size of an open dimension.
 OPEN_DIMENSION: Final = 1
+#: Key of a model's metadata: shapes and values of inputs that are typical of its use, as JSON.
+SAMPLE_KEY: Final = "hetero.sample_inputs"
+
+
+class _Samples(msgspec.Struct, frozen=True):
+    """Typical shapes and values of inputs, as the metadata holds them."""
+
+    shapes: dict[str, tuple[int, ...]]
+    values: dict[str, list[Any]]
+
+
+def sample_metadata(
+    shapes: Mapping[str, Sequence[int]], values: Mapping[str, np.ndarray]
+) -> tuple[str, str]:
+    """Return the metadata entry that declares typical shapes and values of inputs."""
+    lists = {name: value.tolist() for name, value in values.items()}
+    samples = _Samples({name: tuple(shape) for name, shape in shapes.items()}, lists)
+    return SAMPLE_KEY, msgspec.json.encode(samples).decode()
+
+
+def declared_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the typical shapes of inputs that the model's metadata declares."""
+    ports = {port.name: port for port in model.inputs}
+    return {
+        name: tuple(shape)
+        for name, shape in _samples(model).shapes.items()
+        if name in ports and ports[name].accepts(tuple(shape))
+    }
+
+
+def declared_values(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """Return the typical values of inputs that the model's metadata declares, at given shapes."""
+    dtypes = {port.name: port.dtype for port in model.inputs}
+    values = {
+        name: np.asarray(value, dtypes[name])
+        for name, value in _samples(model).values.items()
+        if dtypes.get(name) is not None
+    }
+    return {
+        name: np.broadcast_to(value, tuple(shapes.get(name, value.shape))).copy()
+        for name, value in values.items()
+    }
+
+
+def _samples(model: Model) -> _Samples:
+    """Read the metadata; other programs may have written it."""
+    text = model.metadata.get(SAMPLE_KEY)
+    if text is None:
+        return _Samples({}, {})
+    try:
+        return msgspec.json.decode(text, type=_Samples)
+    except msgspec.MsgspecError as error:
+        raise ModelError(
+            f"model {model.name!r}: metadata {SAMPLE_KEY} is {text[:80]!r}; expected JSON as "
+            '{"shapes": {"x": [1, 3]}, "values": {}}. Remove or correct the entry.'
+        ) from error
 
 
 def sample_inputs(

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from hetero.affinity.affinity import resolve_pins
-from hetero.apps.generate.ports import step_inputs, step_shapes
 from hetero.devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.observe.sample_inputs import sample_inputs, sample_shapes
+from hetero.observe.sample_inputs import (
+    declared_shapes,
+    declared_values,
+    sample_inputs,
+    sample_shapes,
+)
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.planning.cost.costs import Costs, DeviceIdentity
@@ -55,7 +59,7 @@ class CostPlanner:
         subject = Subject(
             executor=self._executor(),
             model=model,
-            inputs=sample_inputs(model, inputs or step_inputs(model, shapes), shapes),
+            inputs=sample_inputs(model, inputs or declared_values(model, shapes), shapes),
             devices=self._rows(request),
             configs=request.configs,
             supports=self._supports(model, request, {}),
@@ -239,4 +243,4 @@ class CostPlanner:
 
 def _shapes(model: Model, request: CompileRequest) -> dict[str, tuple[int, ...]]:
     """Return the shapes that a model is measured and planned at."""
-    return sample_shapes(model, request.own["PLAN_SHAPES"] or step_shapes(model))
+    return sample_shapes(model, request.own["PLAN_SHAPES"] or declared_shapes(model))

@@ -14,12 +14,12 @@ import numpy as np
 
 from hetero.affinity.affinity import NO_PINS, Affinity, follows
 from hetero.affinity.requests import request_positions
-from hetero.apps.generate.layers import find_layers
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Support
 from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
 from hetero.planning.cost.work import value_nbytes, with_shapes
+from hetero.planning.layers import find_layers
 from hetero.planning.solver.choice import Hint
 from hetero.planning.solver.problem import Problem, make_problem
 

@@ -31,7 +31,7 @@ def run_on_cpu(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[An
 
 def run_cut(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
     """Run a model once with a random device for each node that both take."""
-    core = hetero.faces.openvino.shortcuts.shared_core("inprocess")
+    core = hetero.shared_core.shared_core("inprocess")
     source = core.read_model(model)
     seed = crc32(case.name.encode())
     pins = random_affinity(core, source, ["ORT", "CPU"], seed)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import hetero
+from hetero.apps.generate.generation import batcher_of
 from hetero.devices.errors import UnknownDeviceError
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.vocabulary.messages import Outputs
@@ -59,7 +60,7 @@ def test_texts_step_together_and_go_on_when_a_device_dies(
             hetero.read_decoder(decoder()), "HETERO:CPU.0,CPU.1", affinity=PINS
         ) as compiled,
     ):
-        compiled._texts._lanes = 1
+        batcher_of(compiled)._lanes = 1
         executor: Any = core.executor
         for device in ("CPU.1", "CPU.0"):
             pid = executor._ask(executor._devices.device(device), "ping")

@@ -54,7 +54,7 @@ def expect(folder: Path) -> None:
 def attempt(path: Path, way: str) -> dict[str, Any]:
     """Return how many texts of an export are transformers', and how far its logits are off."""
     import hetero
-    from hetero.apps.generate.layers import find_layers
+    from hetero.planning.layers import find_layers
 
     expected = np.load(path.parents[1] / "greedy.npz")
     kind, devices, by_turns = WAYS[way]

@@ -12,14 +12,22 @@ import onnx
 from onnx import helper
 
 from hetero.apps.generate.merged import unmerged
-from hetero.apps.generate.ports import KEY, Decoder, find_ports, find_states, published_folder
-from hetero.apps.generate.sampling import DOMAIN, OPSET, sample_function
+from hetero.apps.generate.ports import (
+    KEY,
+    Decoder,
+    find_ports,
+    find_states,
+    published_folder,
+    step_shapes,
+)
+from hetero.apps.generate.sampling import DOMAIN, OPSET, Sampling, sample_function
 from hetero.devices.model.free_names import FreeNames
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.opset import raised_opset
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import STATES, variables_of, with_states
+from hetero.observe.sample_inputs import sample_metadata
 
 #: Operators whose first input's positions do not meet, given weights.
 _PRODUCTS: Final = frozenset({"MatMul", "MatMulNBits"})
@@ -89,11 +97,21 @@ def read_decoder(
         read = _with_encoder_kept(_newest_alone(read, decoder), decoder)
     else:
         read, decoder = _newest_alone(parted, decoder), replace(decoder, singly=True)
-    return _with_sampling(read, decoder, keep=logits)
+    return _with_sample_inputs(*_with_sampling(read, decoder, keep=logits))
 
 
-def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
-    """Return the model with the node that chooses, told in its metadata."""
+def _with_sample_inputs(model: Model, decoder: Decoder) -> Model:
+    """Declare the inputs of a decode step in the metadata, by which the model is measured."""
+    values = {decoder.sampling: Sampling().row(decoder.vocabulary)}
+    key, text = sample_metadata(step_shapes(model, decoder), values)
+    header = onnx.ModelProto()
+    header.CopyFrom(model.header)
+    header.metadata_props.add(key=key, value=text)
+    return model.replace(header=header)
+
+
+def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> tuple[Model, Decoder]:
+    """Add the sampling node, recorded in the metadata; return the model and its ports."""
     free = FreeNames.of_values(model)
     sampling, seen, token = map(free.make, ("sampling", "seen", "token"))
     proto = helper.make_node(
@@ -110,10 +128,10 @@ def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
     header.functions.append(sample_function(model.opset_imports[""]))
     header.opset_import.add(domain=DOMAIN, version=1)
     header.ir_version = max(header.ir_version, 8)  # the first with functions
-    told = replace(decoder, token=token, sampling=sampling, seen=seen)
-    header.metadata_props.add(key=KEY, value=told.text())
+    decoder = replace(decoder, token=token, sampling=sampling, seen=seen)
+    header.metadata_props.add(key=KEY, value=decoder.text())
     outputs = [port for port in model.outputs if keep or port.name != decoder.logits]
-    return model.replace(
+    model = model.replace(
         header=header,
         nodes=[*model.nodes, Node.from_proto(proto)],
         inputs=[
@@ -123,6 +141,7 @@ def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
         ],
         outputs=[TensorSpec(token, "tensor(int64)", (batch, 1)), *outputs],
     )
+    return model, decoder
 
 
 def with_head_sizes(model: Model) -> Model:

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import (
     AsyncIterator,
-    Callable,
     Collection,
     Generator,
     Iterator,
     Mapping,
     Sequence,
 )
-from typing import Any, Final, Generic, Self, TypeVar
+from threading import Lock
+from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from hetero.apps.generate.ports import Decoder, checked_ids
+from hetero.apps.generate.rows import Rows
 from hetero.apps.generate.sampling import Sampling
 from hetero.apps.generate.steps import TextOptions
 from hetero.apps.generate.texts import FinishReason, Text
 from hetero.apps.generate.together import Together
+from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import (
     ArgumentError,
     ArgumentTypeError,
     TensorNameError,
     TensorShapeError,
 )
-from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.states import VariableState
 
 T = TypeVar("T")
@@ -35,6 +37,24 @@ T = TypeVar("T")
 A = TypeVar("A")
 #: Token ids.
 Prompt = Sequence[int] | np.ndarray
+
+
+#: One batcher for all generations of a compiled model.
+_batchers: Final[WeakKeyDictionary[CompiledModel, Together]] = WeakKeyDictionary()
+_batchers_lock: Final = Lock()
+
+
+def batcher_of(compiled: CompiledModel) -> Together:
+    """Return the batcher that all generations of a compiled model share."""
+    with _batchers_lock:
+        batcher = _batchers.get(compiled)
+        if batcher is None:
+            decoder, configs = Decoder.of(compiled.source), compiled.request.configs
+            devices = compiled.get_property("EXECUTION_DEVICES")
+            lanes = sum(configs[device].get("NUM_STREAMS", 1) for device in devices)
+            batcher = Together(decoder, Rows.of(compiled.source, decoder), max(1, lanes))
+            _batchers[compiled] = batcher
+        return batcher
 
 
 class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
@@ -175,18 +195,101 @@ class BatchGeneration(_Stream[list[int | None], list[list[int]]]):
         return tokens
 
 
+class GenerationOptions(TypedDict, total=False):
+    """Options of `generate`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    stop: Collection[int]
+    eos: Collection[int] | None
+    inputs: Mapping[str, npt.ArrayLike] | None
+
+
+@overload
 def generate(
-    together: Together,
-    create: Callable[[], InferRequest],
+    compiled: CompiledModel,
+    ids: Prompt,
+    max_new_tokens: int = ...,
+    **options: Unpack[GenerationOptions],
+) -> Generation: ...
+
+
+@overload
+def generate(
+    compiled: CompiledModel,
+    ids: Sequence[Prompt],
+    max_new_tokens: int = ...,
+    **options: Unpack[GenerationOptions],
+) -> BatchGeneration: ...
+
+
+def generate(
+    compiled: CompiledModel,
     ids: Prompt | Sequence[Prompt],
-    max_new_tokens: int,
-    sampling: Sampling,
-    seed: int | None,
-    stop: Collection[int],
-    eos: Collection[int] | None,
-    sources: Mapping[str, npt.ArrayLike],
+    max_new_tokens: int = 256,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: Collection[int] = (),
+    eos: Collection[int] | None = None,
+    inputs: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Generation | BatchGeneration:
-    """Return the generation of a prompt, or of several; see `CompiledModel.generate`."""
+    """Return an iterator over the tokens that follow a prompt; it also works with asyncio.
+
+    Any number of generations may run at once. Those that request a token at the same time share
+    one decode step (continuous batching).
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+        A compiled decoder, read by `hetero.read_decoder`.
+    ids : sequence of int, or of such
+        The prompt; or several prompts, which are generated as one batch.
+    max_new_tokens : int
+        Maximum number of tokens to generate; fewer if the model's context ends.
+    temperature : float
+        0 takes the most likely token. Otherwise scores are divided by it, and one token is drawn.
+    top_k : int
+        Draw from this many of the most likely tokens; 0 for all.
+    top_p : float
+        Draw from the most likely tokens whose probabilities add up to this.
+    min_p : float
+        Draw from tokens with at least this share of the highest probability.
+    repetition_penalty : float
+        Divides the positive scores of tokens that the sequence already has, and multiplies the
+        negative ones.
+    seed : int, optional
+        Seed of the draws, which are the same on every device; random by default. Prompt ``i`` of
+        several uses ``seed + i``.
+    stop : collection of int
+        Tokens that end the sequence, in addition to those of `eos`.
+    eos : collection of int, optional
+        Replaces the model's own end tokens; empty for none.
+    inputs : mapping of str to array, optional
+        Outputs of an encoder, as ``{"encoder_hidden_states": array}``, which each step reads.
+
+    Returns
+    -------
+    Generation or BatchGeneration
+        `BatchGeneration` for several prompts.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        The model is not a decoder; ids are outside its vocabulary, or longer than its context; or
+        an option is out of range.
+    """
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    together = batcher_of(compiled)
+    sources = inputs or {}
     decoder = together.decoder
     several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
     each: Sequence[Any] = list(ids) if several else [ids]
@@ -226,7 +329,7 @@ def generate(
             ends,
             {n: s[i : i + 1] if len(s) == len(prompts) else s for n, s in given.items()},
         )
-        texts.append(Text(prompt, options, create))
+        texts.append(Text(prompt, options, compiled.create_infer_request))
     if several:
         return BatchGeneration(prompts, texts, together)
     return Generation(prompts[0], texts[0], together)

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from hetero.apps.generate.sampling import Sampling
 from hetero.devices.errors import ArgumentError, ArgumentTypeError, ModelError
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -307,14 +306,11 @@ def checked_ids(name: str, given: Any) -> list[int]:
     return [int(i) for i in ids]
 
 
-def step_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a decoder's step of one token; none of another model.
+def step_shapes(model: Model, decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    """Return the input shapes of a decode step of one token, with a KV cache of usual length.
 
     Caches hold as many tokens as the model takes, at most `_PAST`.
     """
-    if KEY not in model.metadata:
-        return {}
-    decoder = Decoder.of(model)
     past = min(decoder.context_length or _PAST, _PAST) - 1
     caches = {variable.name for variable in variables_of(model)}
     ids = next(port for port in model.inputs if port.name == decoder.ids)
@@ -325,11 +321,3 @@ def step_shapes(model: Model) -> dict[str, tuple[int, ...]]:
         shape = (d if isinstance(d, int) else sizes.get(d or "", last) for d in port.shape or ())
         shapes[port.name] = tuple(shape)
     return shapes
-
-
-def step_inputs(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """Return what a decoder's step is told that cannot be made up: to take the best token."""
-    if KEY not in model.metadata:
-        return {}
-    name = Decoder.of(model).sampling
-    return {name: np.repeat(Sampling().row(1), shapes.get(name, (1,))[0], axis=0)}

@@ -27,7 +27,7 @@ class _Planner(Protocol):
 
 
 def simulate_model(
-    self: _Planner,
+    planner: _Planner,
     model: Source | Model,
     device_name: str = "HETERO",
     config: Config | None = None,
@@ -45,19 +45,21 @@ def simulate_model(
     curve: bool = False,
     progress: Progress | None = None,
 ) -> Simulation:
-    """Have the real scheduler serve requests in virtual time, on devices that need not exist.
+    """Simulate serving a model in virtual time with the real scheduler; devices may not exist.
 
     Parameters
     ----------
+    planner : Core
+        Plans the model.
     model, device_name, config, affinity, costs, progress
         As for `plan_model`, whose plan is served.
     devices, cluster, arrivals, requests, slo_s, batch, seed, trace, curve
-        As the options of ``hetero simulate``: `docs/simulate.md`; `cluster` is a file, or what it
-        says.
+        As the options of ``hetero simulate``: `docs/simulate.md`; `cluster` is a file or its
+        content.
     """
     if cluster and devices:
         raise ArgumentError("cluster= lists the devices; leave out devices=.")
-    report = self.plan_model(model, device_name, config, affinity=affinity, costs=costs)
+    report = planner.plan_model(model, device_name, config, affinity=affinity, costs=costs)
     fleet = read_fleet(cluster, report) if cluster else planned_fleet(report, devices or {})
     return simulate(
         report,

@@ -1,30 +1,24 @@
-"""What needs no Core of the user's: compiling with one that all share, and writing a model."""
+"""Module-level functions of OpenVINO's API, which need no Core of the user."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Final
 
 from hetero.compile.compiled_model import CompiledModel
-from hetero.core import Core
-from hetero.core_devices import ExecutorKind
 from hetero.devices.errors import ArgumentError, UnsupportedOperationError
 from hetero.devices.model.dropped import warn_if_dropped
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.properties import Config
+from hetero.shared_core import shared_core
 from hetero.version import hetero_version
-
-_lock: Final = threading.Lock()
-_shared: Final[dict[ExecutorKind, Core]] = {}
 
 
 def compile_model(
     model: Source | Model, device_name: str = "HETERO", config: Config | None = None
 ) -> CompiledModel:
-    """Compile a model on a Core that the process keeps to its end, started on the first call.
+    """Compile a model on the Core that the process shares; the first call starts it.
 
     Parameters
     ----------
@@ -32,14 +26,6 @@ def compile_model(
         As for `Core.compile_model`.
     """
     return shared_core("ray").compile_model(model, device_name, config)
-
-
-def shared_core(executor: ExecutorKind) -> Core:
-    """Return the Core of an executor that the process keeps to its end."""
-    with _lock:
-        if executor not in _shared:
-            _shared[executor] = Core(executor)
-        return _shared[executor]
 
 
 def save_model(

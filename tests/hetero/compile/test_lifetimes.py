@@ -52,7 +52,7 @@ def test_what_compiles_by_itself_leaves_nothing_behind(core: hetero.Core) -> Non
     compare(core, branches(), ["CPU", "ORT"], {"x": X}, rtol=0.0, atol=0.0)
     core.profile_model(branches(), "CPU", seconds=0.1)
     assert num_open(core) == 0
-    deployments = hetero.faces.openvino.shortcuts.shared_core("inprocess").executor._deployments
+    deployments = hetero.shared_core.shared_core("inprocess").executor._deployments
     before = set(deployments)
     hetero.backend.run_model(branches(), {"x": X}, "CPU")
     assert set(deployments) <= before

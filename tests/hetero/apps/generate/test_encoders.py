@@ -9,8 +9,8 @@ from onnx import numpy_helper
 from onnx.parser import parse_model
 
 import hetero
-from hetero.apps.generate.layers import find_layers
 from hetero.errors import TensorNameError, TensorShapeError
+from hetero.planning.layers import find_layers
 
 #: Adds up embeddings in one cache and reads the mean of what is made of the source in the other,
 #: which the branch for later steps gives out empty, as optimum's does.

@@ -13,6 +13,7 @@ import pytest
 from onnx.parser import parse_graph
 
 import hetero
+from hetero.apps.generate.generation import batcher_of
 from hetero.apps.generate.texts import MOST_AHEAD
 from hetero.devices.errors import DeviceMemoryError, TensorLostError
 from hetero.devices.request.infer_request import InferRequest
@@ -49,7 +50,7 @@ def core() -> Iterator[hetero.Core]:
 def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
     """The decoder cut in two, with as many steps at once as if it were one device."""
     with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as made:
-        made._texts._lanes = 1
+        batcher_of(made)._lanes = 1
         yield made
 
 
@@ -198,7 +199,7 @@ def test_caches_that_cannot_be_joined_are_made_anew(
         read(made, [None] * 4)
         assert [g.tokens for g in made] == want
     finally:
-        compiled._texts._meets = True
+        batcher_of(compiled)._meets = True
 
 
 def test_rows_of_one_call_that_have_ended_leave(
@@ -306,7 +307,7 @@ def test_each_lane_has_its_share_of_the_texts(
 ) -> None:
     """Two devices run two steps at once, of half of the texts each."""
     with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as compiled:
-        assert compiled._texts._lanes == 2
+        assert batcher_of(compiled)._lanes == 2
         made = [compiled.generate([i], 20) for i in range(6)]
         read(made, [None] * 6)
         assert [g.tokens for g in made] == [list(compiled.generate([i], 20)) for i in range(6)]
@@ -316,7 +317,7 @@ def test_each_lane_has_its_share_of_the_texts(
 def test_logits_are_those_of_each_text(core: hetero.Core, meeting: Meeting) -> None:
     model = hetero.read_decoder(decoder(), logits=True)
     with core.compile_model(model, SPLIT, affinity=PINS) as compiled:
-        compiled._texts._lanes = 1
+        batcher_of(compiled)._lanes = 1
         want = []
         for prompt in PROMPTS:
             generation = compiled.generate(prompt, 9)

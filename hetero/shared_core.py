@@ -1,0 +1,20 @@
+"""Cores that the whole process shares, for calls that name no Core."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from hetero.core import Core
+from hetero.core_devices import ExecutorKind
+
+_lock: Final = threading.Lock()
+_cores: Final[dict[ExecutorKind, Core]] = {}
+
+
+def shared_core(executor: ExecutorKind) -> Core:
+    """Return the Core of an executor, which lives until the process ends."""
+    with _lock:
+        if executor not in _cores:
+            _cores[executor] = Core(executor)
+        return _cores[executor]
