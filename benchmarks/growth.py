@@ -23,7 +23,7 @@ from benchmarks.tables import numbers, print_rows
 from benchmarks.timing import Timing, measure
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.observe.exposition import write_text
+from hetero.observe.metrics_server import write_text
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.client.liveness import Liveness
 from hetero.scheduler.inprocess import InProcessExecutor

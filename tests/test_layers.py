@@ -240,7 +240,7 @@ RESERVED = {
     "prometheus_client": [
         *(
             "scheduler/observe/metrics.py",
-            "hetero/observe/exposition.py",
+            "hetero/observe/metrics_server.py",
             "hetero/apps/serve/metrics.py",
         ),
     ],

@@ -73,7 +73,7 @@ def _look(url: str) -> Look:
     import urllib.request
     from http.client import HTTPException
 
-    from hetero.observe.exposition import read_text
+    from hetero.observe.metrics_server import read_text
 
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as response:
@@ -85,7 +85,10 @@ def _look(url: str) -> Look:
             "give that port."
         ) from error
     if not look.labels("uptime_seconds"):
-        raise click.ClickException(f"{url} gives metrics of another program than hetero.")
+        raise click.ClickException(
+            f"{url} has no metrics of hetero: another program serves it, or its cluster does not "
+            "answer."
+        )
     return look
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from hetero.apps.serve.served_model import ServedModel
-from hetero.observe.exposition import write_text
+from hetero.observe.metrics_server import write_text
 
 
 def metrics_text(models: Sequence[ServedModel]) -> str:

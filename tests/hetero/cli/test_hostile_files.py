@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from hetero.affinity.file import load_affinity
 from hetero.cli import inputs
 from hetero.devices.errors import AffinityError, PlanError
-from hetero.observe.exposition import read_text, write_text
+from hetero.observe.metrics_server import read_text, write_text
 from hetero.planning.cost.cost_file import FORMAT, VERSION, read_costs
 
 MODEL = onnx.parser.parse_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetero.devices.request.answer import StageRun
-from hetero.observe.exposition import read_text, write_text
+from hetero.observe.metrics_server import read_text, write_text
 from hetero.scheduler.observe.metrics import BOUNDS_S, Metrics
 from hetero.scheduler.observe.observer import ObservedRequest
 from hetero.scheduler.vocabulary import events

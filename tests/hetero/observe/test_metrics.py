@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 import threading
 import urllib.error
 import urllib.request
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.observe import exposition as served
 from hetero.observe.metrics_server import MetricsServer
 from hetero.scheduler.observe.load import Load
 from tests.scheduler.parties import wait_for
@@ -108,40 +105,31 @@ def test_a_core_that_has_started_nothing_has_figures_too() -> None:
         assert scrape(metrics.url)["hetero_in_flight_bytes"].value() == 0
 
 
-def test_figures_that_cannot_be_had_are_an_answer_too(capfd: pytest.CaptureFixture[str]) -> None:
-    def lost() -> Load:
+def test_scrape_of_a_lost_cluster_is_empty_and_logged_once(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def load() -> Load:
         raise hetero.ClusterError("the cluster is lost")
 
-    with (
-        MetricsServer([], lost, "127.0.0.1", 0) as metrics,
-        pytest.raises(urllib.error.HTTPError, match="503"),
-    ):
-        urllib.request.urlopen(metrics.url, timeout=60)
+    with MetricsServer([], load, "127.0.0.1", 0) as metrics:
+        for _ in range(2):
+            with urllib.request.urlopen(metrics.url, timeout=60) as response:
+                assert response.read() == b""
+    [record] = caplog.records
+    assert "the cluster is lost" in record.message
     assert capfd.readouterr() == ("", "")
+
+
+def test_openmetrics_is_served_to_scrapers_that_accept_it(core: hetero.Core) -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    with core.serve_metrics() as metrics:
+        request = urllib.request.Request(metrics.url, headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert response.read().endswith(b"# EOF\n")
 
 
 def test_a_command_says_where_its_figures_are(shell: Shell, model: Path) -> None:
     done = shell("run --metrics-port 0 -d CPU", model)
     assert done.code == 0
     assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", done.err)
-
-
-def test_connections_that_say_nothing_are_bounded(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served._Handler, "timeout", 600)  # as if no time passed
-    with core.serve_metrics() as metrics, contextlib.ExitStack() as opened:
-        port = int(metrics.url.rpartition(":")[2].partition("/")[0])
-        for i in range(served.MOST_CONNECTIONS + 5):
-            one = opened.enter_context(socket.create_connection(("127.0.0.1", port), 60))
-            if i >= served.MOST_CONNECTIONS:  # they are taken one after the other
-                assert one.recv(1) == b""
-        opened.close()
-        wait_for(lambda: answers(metrics.url))
-
-
-def answers(url: str) -> bool:
-    try:
-        return bool(scrape(url))
-    except OSError:
-        return False
