@@ -395,6 +395,12 @@ def test_a_file_keeps_the_layers() -> None:
             )
 
 
+def test_private_modules_of_ray_are_in_one_file() -> None:
+    private = re.compile(r"ray\._|internal_kv")
+    paths = [relative(p) for p in SOURCES if private.search(p.read_text())]
+    assert paths == ["scheduler/ray/private_api.py"]
+
+
 @pytest.mark.parametrize(
     "machine", ["client/machine", "device/machine", "vocabulary/events", "vocabulary/plan"]
 )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import socket
-from typing import Any, Final
+from typing import Final
 
 from hetero.devices.errors import ClusterError
+from hetero.scheduler.ray.private_api import alive_hosts, bootstrap_address
 
 #: What an HTTP/2 client begins with, settings included, and the type of the frame that a server
 #: begins its answer with (RFC 9113, sections 3.4 and 6.5).
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS: Final = b"\4"
-#: A node's state in the head's table (gcs.proto, GcsNodeInfo); and how long the head may take.
-_ALIVE: Final = 0
+#: Seconds that the head of a cluster may take to list its nodes.
 _NODES_S: Final = 4.0
 #: Errors that say nothing of whom a connection was to lead to.
 _OURS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -27,11 +26,8 @@ def find_address(address: str) -> str:
     Raises ClusterError: it is no such address, or no Ray runs on this machine.
     """
     if address == "auto":
-        # Ray itself asks for a minute where the process that it finds does not answer.
-        from ray._private.services import canonicalize_bootstrap_address
-
         try:
-            address = str(canonicalize_bootstrap_address("auto"))
+            address = bootstrap_address()
         except (ConnectionError, ValueError) as error:
             raise ClusterError(
                 "no Ray cluster runs on this machine, and address 'auto' means that one. Start it "
@@ -105,9 +101,7 @@ def check_is_node(address: str) -> None:
 
     Raises ClusterError.
     """
-    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
-    rows = raylet.GcsClient(address=address).get_all_node_info(timeout=_NODES_S).values()
-    hosts = {row.node_manager_address for row in rows if row.state == _ALIVE}
+    hosts = alive_hosts(address, _NODES_S)
     if hosts and not any(map(_is_here, hosts)):
         raise ClusterError(
             f"this machine is no node of the Ray cluster at {address}, whose nodes are "

@@ -12,20 +12,15 @@ from typing import Any, Final
 
 import ray
 from msgspec.msgpack import Decoder, encode
-from ray.experimental.internal_kv import (
-    _internal_kv_del,
-    _internal_kv_get,
-    _internal_kv_list,
-    _internal_kv_put,
-)
 
 from hetero.scheduler.channels.sockets import new_secret
+from hetero.scheduler.ray.private_api import ClusterStore
 
 #: Node labels ``hetero/PLUGIN=COUNT`` say how many logical devices a node offers.
 _LABEL_PREFIX: Final = "hetero/"
 _HEAD: Final = "node:__internal_head__"
 #: Where the cluster keeps tables of device numbers, by kind and version, and the channels' secret.
-_TABLE: Final = b"hetero-devices"
+_STORE: Final = ClusterStore(b"hetero-devices")
 _SECRET: Final = b"secret"
 #: A device: its place among those of its node, the node's id and host.
 _Place = tuple[int, str, str]
@@ -105,8 +100,8 @@ class DeviceNumbers:
             if changed != table:
                 # Another client may have been first; the version before stays for who reads it.
                 key, held = _table_key(kind, version + 1), encode(changed)
-                if not _internal_kv_put(key, held, overwrite=False, namespace=_TABLE):
-                    _internal_kv_del(_table_key(kind, version - 1), namespace=_TABLE)
+                if not _STORE.put(key, held, overwrite=False):
+                    _STORE.delete(_table_key(kind, version - 1))
                 table = []  # read again
         return [table.index(place) for place in wanted]
 
@@ -125,9 +120,9 @@ def _enter(table: list[_Place], mine: _Place, alive: Collection[str]) -> None:
 def _read_table(kind: str) -> tuple[int, list[_Place]]:
     """Return the last version of a kind's table."""
     while True:
-        keys = _internal_kv_list(f"{kind}/", namespace=_TABLE)
+        keys = _STORE.keys(f"{kind}/")
         version = max((int(key.rpartition(b"/")[2]) for key in keys), default=0)
-        held = _internal_kv_get(_table_key(kind, version), namespace=_TABLE) if version else b"\x90"
+        held = _STORE.get(_table_key(kind, version)) if version else b"\x90"
         if held:  # else there is a later one by now
             return version, _READ_TABLE.decode(held)
 
@@ -139,6 +134,7 @@ def _table_key(kind: str, version: int) -> bytes:
 def cluster_secret() -> bytes:
     """Return what the channels of a cluster know: who reads its store may send to its devices."""
     made = new_secret()
-    _internal_kv_put(_SECRET, made, overwrite=False, namespace=_TABLE)
-    found: bytes = _internal_kv_get(_SECRET, namespace=_TABLE)
-    return found
+    _STORE.put(_SECRET, made, overwrite=False)
+    secret = _STORE.get(_SECRET)
+    assert secret is not None
+    return secret

@@ -14,17 +14,17 @@ from typing import Any, Final
 
 import ray
 from msgspec.msgpack import decode, encode
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util import list_named_actors
 
 from hetero.devices.errors import ClusterError
 from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.ray.private_api import ClusterStore
 
 #: The Ray namespaces of the actors of pools' devices, and of their keepers; a keeper's name.
 NAMESPACE: Final = "hetero-pool"
 KEEPERS: Final = "hetero-pool-keeper"
 KEEPER: Final = "keeper"
-_TABLE: Final = b"hetero-pool"
+_STORE: Final = ClusterStore(b"hetero-pool")
 _KEY: Final = b"pool"
 _VERSION: Final = 2
 #: Seconds that devices may take to let go of what they have, in the end.
@@ -67,7 +67,7 @@ def announce(pool: Pool) -> None:
             f"{list(known.plugins)}. Take it down first: hetero pool down."
         )
     form = [_VERSION, dict(pool.devices), list(pool.plugins)]
-    _internal_kv_put(_KEY, encode(form), overwrite=True, namespace=_TABLE)
+    _STORE.put(_KEY, encode(form))
 
 
 def find_pool() -> Pool | None:
@@ -75,7 +75,7 @@ def find_pool() -> Pool | None:
 
     Raises ClusterError: it is of another version.
     """
-    held = _internal_kv_get(_KEY, namespace=_TABLE)
+    held = _STORE.get(_KEY)
     if not held:
         return None
     version, devices, plugins = decode(held)
@@ -112,7 +112,7 @@ def pool_actors() -> dict[str, Any]:
 
 def dissolve() -> list[str]:
     """End the pool's devices, whoever uses them; return their names."""
-    _internal_kv_del(_KEY, namespace=_TABLE)
+    _STORE.delete(_KEY)
     with contextlib.suppress(ClusterError):  # it has none
         ray.kill(pool_keeper())
     actors = pool_actors()

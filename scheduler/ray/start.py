@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import importlib
 import logging
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -24,10 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray._private.authentication.authentication_token_setup import (
-    ensure_token_if_auth_enabled,
-    maybe_enable_token_auth_if_token_available,
-)
 from ray.exceptions import AuthenticationError
 
 from hetero.devices.errors import ClusterError
@@ -37,6 +30,13 @@ from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.processes.owned_files import process_start
 from hetero.scheduler.ray.address import check_is_node, check_reachable, find_address
 from hetero.scheduler.ray.own_head import find_head
+from hetero.scheduler.ray.private_api import (
+    current_connection,
+    disarm_in_fork,
+    enable_token,
+    reload_credentials,
+    silence_error_messages,
+)
 from hetero.scheduler.ray.signals import default_signals, own_signals
 from hetero.scheduler.ray.watch import ClusterWatch
 
@@ -98,11 +98,8 @@ class RaySession:
     def watch(self) -> RaySession:
         """Begin to look after the cluster, once Ray is connected to it."""
         if self._started:
-            # Ray prints what happens to processes: errors tell it to those concerned.
-            worker: Any = ray._private.worker.global_worker
-            worker.threads_stopped.set()
-            worker.gcs_error_subscriber.close()
-        self._connection = _connection()
+            silence_error_messages()
+        self._connection = current_connection()
         self._watch = ClusterWatch(ray.get_runtime_context().gcs_address, self._lose)
         return self
 
@@ -119,7 +116,7 @@ class RaySession:
     @property
     def is_ours(self) -> bool:
         """Whether this process is still connected as it was when the session began."""
-        return self._connection is not None and _connection() is self._connection
+        return self._connection is not None and current_connection() is self._connection
 
     def check(self) -> None:
         """Raise ClusterError if the cluster is gone, or was left: a call would start another."""
@@ -204,16 +201,6 @@ _lock = threading.RLock()
 _current: RaySession | None = None
 
 
-def _connection() -> object:
-    """Return what stands for this connection to Ray alone; None for none.
-
-    To ask Ray for its ids would not do: a driver's is its job's, which another cluster has as well,
-    and who asks just after another thread has left Ray is ended by it, with the process.
-    """
-    worker: Any = ray._private.worker.global_worker
-    return worker.node  # whoever leaves Ray sets it to None first
-
-
 def connect(
     address: str | None = None, *, options: Mapping[str, Any] | None = None, timeout_s: float = 15.0
 ) -> RaySession:
@@ -255,20 +242,14 @@ def connect(
 
 
 def _restore(before: Mapping[str, str | None]) -> None:
-    """Give the environment its variables back, and have Ray read what lets it in again.
-
-    It reads that once for as long as a process lives. The mode comes first: a thread of Ray's that
-    still ends would miss the token.
-    """
+    """Restore the environment's variables, and make Ray read its credentials again."""
     if not before:
         return
     for name, value in before.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    reload_credentials()
 
 
 def _set(variables: Mapping[str, str]) -> None:
@@ -336,9 +317,7 @@ def _join(address: str) -> RaySession:
     _set(_JOINED)
     try:
         with _quiet(), own_signals():
-            # A token alone does, as for `ray start`; Ray itself asks for its mode as well.
-            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-            ensure_token_if_auth_enabled(create_token_if_missing=False)  # Ray ends the process
+            enable_token()
             check_is_node(address)
             ray.init(address=address, **_INIT)
     except ClusterError:
@@ -365,18 +344,9 @@ def _join(address: str) -> RaySession:
 
 
 def _leave_fork() -> None:
-    """Keep a fork, as it ends, from ending its parent's Ray: it has none of its own."""
+    """Keep a forked process, as it ends, from ending its parent's Ray: it has none of its own."""
     atexit.unregister(ray.shutdown)
-    module: Any = ray._private.worker
-    if sys.excepthook is module.custom_excepthook:  # it tells Ray of an error, and waits for ever
-        sys.excepthook = module.normal_excepthook
-    if module._global_node is not None:
-        module._global_node.kill_all_processes = lambda *arguments, **options: None
-    # Their destructors wait for threads that a fork has not got: they are never to be garbage.
-    worker = module.global_worker
-    owners = (worker, "core_worker"), (worker, "gcs_client"), (worker, "gcs_error_subscriber")
-    for owner, name in (*owners, (ray._private.state.state, "_global_state_accessor")):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name, None)))
+    disarm_in_fork()
 
 
 os.register_at_fork(after_in_child=_leave_fork)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ray._private import services
 
 from hetero.devices.errors import ClusterError
 from hetero.scheduler.processes.owned_files import sweep
+from hetero.scheduler.ray import private_api
 from hetero.scheduler.ray import start as ray_start
 from hetero.scheduler.ray.address import check_reachable, find_address
 from tests.scheduler.parties import wait_for
@@ -257,7 +257,7 @@ def test_an_address_that_is_none_is_told_at_once(address: str, words: str) -> No
 
 def test_auto_where_no_ray_answers_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"auto": "127.0.0.1:1"}
-    monkeypatch.setattr(services, "canonicalize_bootstrap_address", found.__getitem__)
+    monkeypatch.setattr(private_api, "canonicalize_bootstrap_address", found.__getitem__)
     with pytest.raises(ClusterError, match=r"nothing answers at 127\.0\.0\.1:1"):
         check_reachable(find_address("auto"), 2.0)
 

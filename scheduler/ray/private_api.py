@@ -1,0 +1,121 @@
+"""Private parts of Ray that hetero needs, in one file; tests call each one on a real cluster.
+
+Ray offers no public way to do these things. A new minor version of Ray may change them: only this
+file has to follow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+import ray
+from ray._private.authentication.authentication_token_setup import (
+    ensure_token_if_auth_enabled,
+    maybe_enable_token_auth_if_token_available,
+)
+from ray._private.services import canonicalize_bootstrap_address
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
+
+#: State of a node that is alive, in the table of Ray's head (gcs.proto, GcsNodeInfo).
+_ALIVE: Final = 0
+
+
+def bootstrap_address() -> str:
+    """Return ``host:port`` of the cluster on this machine.
+
+    Ray's own look-up in `ray.init` waits a minute if the process that it finds does not answer.
+    Raises ConnectionError or ValueError: no cluster runs here.
+    """
+    return str(canonicalize_bootstrap_address("auto"))
+
+
+def alive_hosts(address: str, timeout_s: float) -> set[str]:
+    """Return the addresses of a cluster's live nodes, without joining the cluster."""
+    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
+    nodes = raylet.GcsClient(address=address).get_all_node_info(timeout=timeout_s).values()
+    return {node.node_manager_address for node in nodes if node.state == _ALIVE}
+
+
+def current_connection() -> object:
+    """Return an object that identifies this process's connection to Ray; None without one.
+
+    Ray's ids do not identify it: a driver's id is that of its job, which another cluster may also
+    have. Asking Ray for ids just after another thread called `ray.shutdown` ends the process.
+    """
+    worker: Any = ray._private.worker.global_worker
+    return worker.node  # `ray.shutdown` sets it to None first
+
+
+def silence_error_messages() -> None:
+    """Stop Ray from printing errors of workers on the driver: they reach callers as exceptions."""
+    worker: Any = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
+
+
+def enable_token() -> None:
+    """Use the token of the environment or the home folder, if there is one.
+
+    `ray.init` ends the process if a cluster requires a token and the mode is not set.
+    Raises ray.exceptions.AuthenticationError: a token is required and missing.
+    """
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    ensure_token_if_auth_enabled(create_token_if_missing=False)
+
+
+def reload_credentials() -> None:
+    """Make Ray read its configuration and token again; it reads them once per process.
+
+    The mode comes first: otherwise a thread of Ray that still ends would miss the token.
+    """
+    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def disarm_in_fork() -> None:
+    """Keep a forked process from ending its parent's Ray, or waiting for threads it lacks."""
+    module: Any = ray._private.worker
+    if sys.excepthook is module.custom_excepthook:  # it reports to Ray, and would wait for ever
+        sys.excepthook = module.normal_excepthook
+    if module._global_node is not None:
+        module._global_node.kill_all_processes = lambda *arguments, **options: None
+    # Destructors of these wait for threads that a fork does not have: never collect them.
+    worker = module.global_worker
+    owners = (worker, "core_worker"), (worker, "gcs_client"), (worker, "gcs_error_subscriber")
+    for owner, name in (*owners, (ray._private.state.state, "_global_state_accessor")):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name, None)))
+
+
+class ClusterStore:
+    """Key-value store of a cluster's head; keys share a namespace."""
+
+    def __init__(self, namespace: bytes) -> None:
+        self._namespace = namespace
+
+    def get(self, key: bytes | str) -> bytes | None:
+        """Return a value; None without one."""
+        value: bytes | None = _internal_kv_get(key, namespace=self._namespace)
+        return value
+
+    def put(self, key: bytes | str, value: bytes, *, overwrite: bool = True) -> bool:
+        """Store a value; return whether the key existed before."""
+        return bool(_internal_kv_put(key, value, overwrite=overwrite, namespace=self._namespace))
+
+    def delete(self, key: bytes | str) -> None:
+        """Remove a key, if it exists."""
+        _internal_kv_del(key, namespace=self._namespace)
+
+    def keys(self, prefix: str) -> Iterable[bytes]:
+        """Return the keys that begin with a prefix."""
+        keys: list[bytes] = _internal_kv_list(prefix, namespace=self._namespace)
+        return keys
