@@ -124,9 +124,7 @@ def test_type_checkers_see_every_public_name() -> None:
         (hetero.AsyncInferQueue, QUEUE),
     ],
 )
-def test_main_classes_have_their_names_with_docstrings(
-    kind: type, names: tuple[str, ...]
-) -> None:
+def test_main_classes_have_their_names_with_docstrings(kind: type, names: tuple[str, ...]) -> None:
     for name in names:
         assert inspect.getdoc(inspect.getattr_static(kind, name)), f"{kind.__name__}.{name}"
     for name, member in vars(kind).items():
