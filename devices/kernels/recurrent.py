@@ -1,10 +1,8 @@
 """Recurrent layers: RNN, GRU and LSTM.
 
-All time steps' input projections are one matrix product; only the recurrence runs step by step.
-It works on columns, one per batch entry: a product of the square weights with a few columns is
-over twice as fast in BLAS as one of a few rows with the weights. A gate of all directions that run
-at once lies in one piece.
-Sizes are written T (time), B (batch), H (hidden), I (input), D (directions).
+One matrix product projects the inputs of all time steps; the recurrence runs step by step, one
+direction after the other. Sizes are written T (time), B (batch), H (hidden), I (input) and
+D (directions).
 """
 
 from __future__ import annotations
@@ -14,16 +12,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hetero.devices.kernels.axes import are_within
-from hetero.devices.kernels.element_types import Array, Xp, is_on_host, wide
+from hetero.devices.kernels.element_types import Array, Xp, wide
 from hetero.devices.kernels.registry import op, taking
 
 Floats = Sequence[float]
 Strings = Sequence[str]
 Activation = Callable[[Array], Array]
-
-#: Bytes of recurrent weights up to which both directions run at once: of more, one's would have
-#: left the cache before its next step.
-_TOGETHER_BYTES = 1 << 19
 
 
 def _sigmoid(xp: Xp, x: Array) -> Array:
@@ -34,7 +28,7 @@ def _sigmoid(xp: Xp, x: Array) -> Array:
     return y
 
 
-#: Activation -> the defaults of alpha and of beta, of those that it has, and what makes it of them.
+#: Activation -> the defaults of its parameters (alpha, beta), and its factory.
 _ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Activation]]] = {
     "Affine": ((1.0, 0.0), lambda xp, alpha, beta: lambda x: alpha * x + beta),
     "Elu": ((1.0,), lambda xp, alpha: lambda x: xp.where(x < 0, alpha * xp.expm1(x), x)),
@@ -51,12 +45,12 @@ _ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Activation]]] = {
         lambda xp, alpha: lambda x: xp.where(x > alpha, x, xp.zeros_like(x)),
     ),
 }
-#: ONNX Runtime, and so we, take the names in any case.
+#: Lower-case name -> name: ONNX Runtime, and so we, accept names in any case.
 _NAMES = {name.lower(): name for name in _ACTIVATIONS}
 
 
 def named_activation(xp: Xp, name: str, *parameters: float) -> Activation:
-    """Return the activation function of that name, with as many parameters bound as it has."""
+    """Return an activation function with its parameters bound; surplus ones are ignored."""
     defaults, make = _ACTIVATIONS[_NAMES[name.lower()]]
     return make(xp, *parameters[: len(defaults)])
 
@@ -64,40 +58,36 @@ def named_activation(xp: Xp, name: str, *parameters: float) -> Activation:
 def _activations(
     xp: Xp, names: Strings, alphas: Floats | None, betas: Floats | None, count: int
 ) -> list[Activation]:
-    """Return `count` activations; alphas and betas are consumed by those that take them.
-
-    Those of one name and parameters are the same.
-    """
+    """Return `count` activations; each takes its parameters from the next alphas and betas."""
     if len(names) < count:
-        raise ValueError(f"activations {tuple(names)}: {count} wanted")
-    given = (iter(alphas or ()), iter(betas or ()))
-    made: dict[tuple[Any, ...], Activation] = {}
-    chosen = []
+        raise ValueError(f"expected {count} activations, got {tuple(names)}")
+    values = (iter(alphas or ()), iter(betas or ()))
+    activations = []
     for name in names[:count]:
         defaults, _ = _ACTIVATIONS[_NAMES[name.lower()]]
-        parameters = tuple(next(v, d) for v, d in zip(given, defaults, strict=False))
-        activation = named_activation(xp, name, *parameters)
-        chosen.append(made.setdefault((name.lower(), *parameters), activation))
-    return chosen
+        parameters = [next(v, default) for v, default in zip(values, defaults, strict=False)]
+        activations.append(named_activation(xp, name, *parameters))
+    return activations
 
 
 class _Layer(NamedTuple):
-    """What the three cells share, checked and in time-major layout."""
+    """Inputs and attributes that the three cells share, checked and in time-major layout."""
 
-    #: (T, B, I), and per direction W (gates * H, I), R (gates * H, H), biases (gates * H) each.
+    #: (T, B, I).
     x: Array
+    #: (D, gates * H, I), (D, gates * H, H), and (D, gates * H) each.
     w: Array
     r: Array
     input_bias: Array
     hidden_bias: Array
-    #: Per direction (B, H).
+    #: (D, B, H).
     initial_h: Array
-    #: Steps per batch entry, or None where all run to the end.
+    #: Steps per batch entry; None if all entries have every step.
     lengths: Array | None
     gates: int
     hidden: int
-    #: Those of all directions, one after the other.
-    activations: list[Activation]
+    #: A list per direction.
+    activations: list[list[Activation]]
     clip: float | None
     direction: str
     layout: int
@@ -105,8 +95,8 @@ class _Layer(NamedTuple):
     dtype: Any
 
 
-#: The usual activations of a cell, by its gates.
-_USUAL = {1: ("Tanh",), 3: ("Sigmoid", "Tanh"), 4: ("Sigmoid", "Tanh", "Tanh")}
+#: Number of gates -> the default activations of the cell.
+_DEFAULTS = {1: ("Tanh",), 3: ("Sigmoid", "Tanh"), 4: ("Sigmoid", "Tanh", "Tanh")}
 
 
 def _layer(
@@ -151,10 +141,11 @@ def _layer(
         lengths = xp.asarray(lengths)
         if lengths.shape != (batch,) or not are_within(lengths, 0, steps + 1):
             raise ValueError(f"sequence_lens must be {batch} numbers from 0 to {steps}")
-        if is_on_host(lengths) and bool((lengths == steps).all()):
-            lengths = None
-    usual = _USUAL[gates] * directions
-    names = activations or usual
+    defaults = _DEFAULTS[gates] * directions
+    functions = _activations(
+        xp, activations or defaults, activation_alpha, activation_beta, len(defaults)
+    )
+    count = len(defaults) // directions
     return _Layer(
         x,
         w,
@@ -165,7 +156,7 @@ def _layer(
         lengths,
         gates,
         hidden,
-        _activations(xp, names, activation_alpha, activation_beta, len(usual)),
+        [functions[d * count :][:count] for d in range(directions)],
         clip,
         direction,
         layout,
@@ -190,60 +181,43 @@ def _clipped(xp: Xp, x: Array, clip: float | None) -> Array:
     return x if clip is None else xp.clip(x, -clip, clip)
 
 
-#: (projected input of a step, (gates, D, H, B), to which it may add; states) -> states (D, H, B),
-#: the step's output first.
-Step = Callable[..., tuple[Array, ...]]
-#: Directions that run at once, and their activations -> their step.
-_MakeStep = Callable[[slice, list[Activation]], Step]
+#: (projected input of a step (B, gates * H), states (B, H)...) -> new states, the output first.
+Cell = Callable[..., tuple[Array, ...]]
 
 
 def _scan(
-    xp: Xp, layer: _Layer, bias: Array, initial: Sequence[Array], make_step: _MakeStep
+    xp: Xp, layer: _Layer, bias: Array, initial: Sequence[Array], make_cell: Callable[[int], Cell]
 ) -> tuple[Array, ...]:
     """Run every direction over time; return Y and the final states, in the node's layout.
 
-    `bias` (D, gates * H) is added to the projected inputs.
+    `bias` (D, gates * H) is added to the projected inputs; `initial` are states (D, B, H);
+    `make_cell` returns the cell of a direction.
     """
-    (steps, batch, size), directions, dtype = layer.x.shape, len(layer.w), layer.x.dtype
-    backward = [layer.direction == "reverse" or d == 1 for d in range(directions)]
-    orders = [slice(None, None, -1 if reverse else 1) for reverse in backward]
-    count = len(layer.activations) // directions
-    alike = layer.activations == layer.activations[:count] * directions
-    together = directions if alike and layer.r.nbytes <= _TOGETHER_BYTES else 1
-    active = None if layer.lengths is None else xp.arange(steps)[:, None, None] < layer.lengths
-    y = xp.empty((steps, directions, layer.hidden, batch), dtype)
-    finals = []
-    rows = layer.x.reshape(steps * batch, size)
-    for first in range(0, directions, together):
-        part = slice(first, first + together)
-        projected = xp.empty((steps, layer.gates, together, layer.hidden, batch), dtype)
-        for d, order in enumerate(orders[part]):
-            product = xp.matmul(rows, layer.w[first + d].T)
-            product += bias[first + d]
-            product = product.reshape(steps, batch, layer.gates, layer.hidden)
-            projected[order, :, d] = product.transpose(0, 2, 3, 1)
-        states = tuple(xp.ascontiguousarray(state[part].swapaxes(1, 2)) for state in initial)
-        step = make_step(part, layer.activations[first * count :][:count])
-        outputs = xp.empty((steps, together, layer.hidden, batch), dtype)
-        for t in range(steps):
-            new = step(projected[t], *states)
-            if active is not None:
-                now = xp.stack([active[order][t] for order in orders[part]])
-                new = tuple(xp.where(now, a, b) for a, b in zip(new, states, strict=True))
-            states = new
-            outputs[t] = states[0]
-        finals.append(states)
-        for d, order in enumerate(orders[part]):
-            y[order, first + d] = outputs[:, d]
-    if active is not None:
-        y = xp.where(active[:, None], y, dtype.type(0))
-    # From (..., H, B) to (..., B, H), or with the batch first.
-    ends = [xp.concatenate(final) for final in zip(*finals, strict=True)]
-    y = y.transpose(3, 0, 1, 2) if layer.layout else y.swapaxes(2, 3)
-    ends = [end.transpose(2, 0, 1) if layer.layout else end.swapaxes(1, 2) for end in ends]
-    return tuple(
-        xp.ascontiguousarray(array).astype(layer.dtype, copy=False) for array in (y, *ends)
+    (steps, batch, _), directions = layer.x.shape, len(layer.w)
+    active = (
+        None if layer.lengths is None else xp.arange(steps)[:, None, None] < layer.lengths[:, None]
     )
+    y = xp.empty((steps, directions, batch, layer.hidden), layer.x.dtype)
+    finals = []
+    for d in range(directions):
+        cell = make_cell(d)
+        projected = xp.matmul(layer.x, layer.w[d].T) + bias[d]
+        states = tuple(state[d] for state in initial)
+        is_backward = layer.direction == "reverse" or d == 1
+        for t in reversed(range(steps)) if is_backward else range(steps):
+            results = cell(projected[t], *states)
+            if active is not None:
+                pairs = zip(results, states, strict=True)
+                results = tuple(xp.where(active[t], new, old) for new, old in pairs)
+            states = results
+            y[t, d] = states[0]
+        finals.append(states)
+    if active is not None:
+        y = xp.where(active[:, None], y, y.dtype.type(0))
+    ends = [xp.stack(states) for states in zip(*finals, strict=True)]
+    if layer.layout:
+        y, ends = y.transpose(2, 0, 1, 3), [end.swapaxes(0, 1) for end in ends]
+    return tuple(array.astype(layer.dtype, copy=False) for array in (y, *ends))
 
 
 _CHOICES = {
@@ -271,17 +245,16 @@ def rnn_7(
         xp, 1, x, w, r, b, sequence_lens, initial_h, activations=activations, **attributes
     )
 
-    def make_step(part: slice, activations: list[Activation]) -> Step:
-        (f,), recurrent = activations, layer.r[part]
+    def cell(d: int) -> Cell:
+        (f,), recurrent = layer.activations[d], layer.r[d].T
 
-        def step(gates: Array, h: Array) -> tuple[Array, ...]:
-            gate = gates[0]
-            gate += xp.matmul(recurrent, h)
-            return (f(_clipped(xp, gate, layer.clip)),)
+        def step(gate: Array, h: Array) -> tuple[Array, ...]:
+            return (f(_clipped(xp, gate + xp.matmul(h, recurrent), layer.clip)),)
 
         return step
 
-    return _scan(xp, layer, layer.input_bias + layer.hidden_bias, (layer.initial_h,), make_step)
+    bias = layer.input_bias + layer.hidden_bias
+    return _scan(xp, layer, bias, (layer.initial_h,), cell)
 
 
 @op("GRU", since=7, added={"layout": 14}, choices=_CHOICES)
@@ -300,34 +273,29 @@ def gru_7(
 ) -> tuple[Array, ...]:
     """Return Y (T, D, B, H) and Y_h of the gated recurrent unit; `layout` 1: batch first."""
     layer = _layer(xp, 3, x, w, r, b, sequence_lens, initial_h, **attributes)
-    n, batch, clip = layer.hidden, layer.x.shape[1], layer.clip
-    # The gates' order is update z, reset r, hidden h.
-    late = layer.hidden_bias[:, 2 * n :]
+    n, clip = layer.hidden, layer.clip
+    # The gates are update z, reset r and hidden h. The bias of h on the recurrent side is added
+    # to its product, which `linear_before_reset` multiplies by r.
     bias = layer.input_bias.copy()
     bias[:, : 2 * n] += layer.hidden_bias[:, : 2 * n]
-    if not linear_before_reset:
-        bias[:, 2 * n :] += late
 
-    def make_step(part: slice, activations: list[Activation]) -> Step:
-        (f, g), recurrent, late_bias = activations, layer.r[part], late[part, :, None]
-        early = recurrent if linear_before_reset else recurrent[:, : 2 * n]
-        shape = (len(recurrent), 3 if linear_before_reset else 2, n, batch)
+    def cell(d: int) -> Cell:
+        (f, g), hidden_bias = layer.activations[d], layer.hidden_bias[d, 2 * n :]
+        recurrent_zr, recurrent_h = layer.r[d, : 2 * n].T, layer.r[d, 2 * n :].T
 
         def step(gates: Array, h: Array) -> tuple[Array, ...]:
-            products = xp.matmul(early, h).reshape(shape).swapaxes(0, 1)
-            zr, hidden = gates[:2], gates[2]
-            zr += products[:2]
-            zr = f(_clipped(xp, zr, clip))
+            zr = f(_clipped(xp, gates[:, : 2 * n] + xp.matmul(h, recurrent_zr), clip))
+            z, r = zr[:, :n], zr[:, n:]
             if linear_before_reset:
-                hidden += zr[1] * (products[2] + late_bias)
+                product = r * (xp.matmul(h, recurrent_h) + hidden_bias)
             else:
-                hidden += xp.matmul(recurrent[:, 2 * n :], zr[1] * h)
-            new = g(_clipped(xp, hidden, clip))
-            return (new + zr[0] * (h - new),)
+                product = xp.matmul(r * h, recurrent_h) + hidden_bias
+            new = g(_clipped(xp, gates[:, 2 * n :] + product, clip))
+            return ((1 - z) * new + z * h,)
 
         return step
 
-    return _scan(xp, layer, bias, (layer.initial_h,), make_step)
+    return _scan(xp, layer, bias, (layer.initial_h,), cell)
 
 
 @op("LSTM", since=7, added={"layout": 14}, choices=_CHOICES)
@@ -373,46 +341,36 @@ def long_short_term_memory(
     initial_h: Array | None,
     initial_c: Array | None,
     p: Array | None,
-    seen: Activation,
+    recurrent_input: Activation,
     *,
     input_forget: int,
     **attributes: Any,
 ) -> tuple[Array, ...]:
-    """Return what LSTM does; `seen` is what of the hidden state meets the recurrent weights."""
+    """Return the outputs of LSTM; `recurrent_input` maps h before the recurrent product."""
     layer = _layer(xp, 4, x, w, r, b, sequence_lens, initial_h, **attributes)
-    n, batch, clip = layer.hidden, layer.x.shape[1], layer.clip
+    n, clip, directions = layer.hidden, layer.clip, w.shape[0]
     initial_c, p = wide(xp, initial_c, p)
-    start = _initial(xp, layer.x, initial_c, w.shape[0], n, layer.layout, "initial_c")
-    if p is not None and p.shape != (w.shape[0], 3 * n):
-        raise ValueError(f"P has shape {p.shape}; {(w.shape[0], 3 * n)} wanted")
-    uniform = p is None and not input_forget
+    start = _initial(xp, layer.x, initial_c, directions, n, layer.layout, "initial_c")
+    if p is not None and p.shape != (directions, 3 * n):
+        raise ValueError(f"P has shape {p.shape}; expected {(directions, 3 * n)}")
 
-    def make_step(part: slice, activations: list[Activation]) -> Step:
-        # The gates' order is input i, output o, forget f, cell c; peepholes are (i, o, f).
-        (f, g, h_of), recurrent = activations, layer.r[part]
-        peep = None if p is None else p[part].reshape(-1, 3, n, 1).swapaxes(0, 1)
-        shape = (len(recurrent), 4, n, batch)
+    def cell(d: int) -> Cell:
+        (f, g, h_of), recurrent = layer.activations[d], layer.r[d].T
+        peep_i, peep_o, peep_f = (None,) * 3 if p is None else p[d].reshape(3, n)
+
+        def peep(gate: Array, weights: Array | None, c: Array) -> Array:
+            return gate if weights is None else gate + weights * c
 
         def step(gates: Array, h: Array, c: Array) -> tuple[Array, ...]:
-            gates += xp.matmul(recurrent, seen(h)).reshape(shape).swapaxes(0, 1)
-            if peep is not None:
-                gates[0] += peep[0] * c
-                gates[2] += peep[2] * c
-            if uniform:
-                iof = f(_clipped(xp, gates[:3], clip))
-                i, o, forget = iof[0], iof[1], iof[2]
-            else:
-                i = f(_clipped(xp, gates[0], clip))
-                forget = 1 - i if input_forget else f(_clipped(xp, gates[2], clip))
-            new_c = forget * c
-            new_c += i * g(_clipped(xp, gates[3], clip))
-            if not uniform:
-                if peep is not None:
-                    gates[1] += peep[1] * new_c
-                o = f(_clipped(xp, gates[1], clip))
+            gates = gates + xp.matmul(recurrent_input(h), recurrent)
+            gate_i, gate_o, gate_f, gate_c = (gates[:, k * n : (k + 1) * n] for k in range(4))
+            i = f(_clipped(xp, peep(gate_i, peep_i, c), clip))
+            forget = 1 - i if input_forget else f(_clipped(xp, peep(gate_f, peep_f, c), clip))
+            new_c = forget * c + i * g(_clipped(xp, gate_c, clip))
+            o = f(_clipped(xp, peep(gate_o, peep_o, new_c), clip))
             return o * h_of(new_c), new_c
 
         return step
 
     bias = layer.input_bias + layer.hidden_bias
-    return _scan(xp, layer, bias, (layer.initial_h, start), make_step)
+    return _scan(xp, layer, bias, (layer.initial_h, start), cell)

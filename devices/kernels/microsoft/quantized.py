@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -249,7 +250,7 @@ def dynamic_quantize_lstm(
         initial_h,
         initial_c,
         p,
-        lambda h: xp.stack([_fake_quantized(xp, of_one) for of_one in h]),
+        partial(_fake_quantized, xp),
         clip=clip or None,
         **({"input_forget": 0} | attributes),
     )
