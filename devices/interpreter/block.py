@@ -259,7 +259,7 @@ def _step(
             bodies[attribute.name] = _body(attribute.g, table, constants, scope)
         else:
             attributes[attribute.name] = attribute_value(attribute)
-    reserved = {"n_outputs": len(slots.writes), "version": task.opset}
+    reserved = {"memo": {}, "n_outputs": len(slots.writes), "version": task.opset}
     attributes |= {name: reserved[name] for name in kernel.wants}
     return _call_step(scope.backend.function(kernel, attributes, on_host), slots, bodies)
 

@@ -39,11 +39,11 @@ _TARGETS = _CLASSES | {"aggregate_function": _AGGREGATES}
 #: What version 3 of the older operators takes also as a tensor, beside the leaves' weights.
 _TENSORS = ("base_values_as_tensor", "nodes_hitrates_as_tensor", "nodes_values_as_tensor")
 
+#: A node's own dict, the same in every run; see `registry`.
+Memo = dict[str, Any]
+
 #: Elements of one block of leaves' weights.
 _BLOCK = 1 << 20
-#: Ensembles that are kept, the oldest first, by the ids of the attributes beside them.
-_ENSEMBLES: dict[tuple[Any, ...], tuple[Any, Trees]] = {}
-_MOST_ENSEMBLES = 64
 
 
 class Trees(NamedTuple):
@@ -112,15 +112,12 @@ def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, 
     return scores, scored
 
 
-def _kept(build: Callable[..., Trees], xp: Xp, n_targets: int, *given: Any, **named: Any) -> Trees:
-    """Return the ensemble that `build` makes of a node's attributes, each made once."""
-    # Attributes are the same objects in every run of a node: they are kept so that their ids are.
-    key = (build, xp, n_targets, *map(id, given), *map(id, named.values()))
-    if key not in _ENSEMBLES:
-        if len(_ENSEMBLES) >= _MOST_ENSEMBLES:
-            _ENSEMBLES.pop(next(iter(_ENSEMBLES)), None)
-        _ENSEMBLES[key] = (given, named), build(xp, n_targets, *given, **named)
-    return _ENSEMBLES[key][1]
+def _once(memo: Memo, build: Callable[..., Trees], *inputs: Any, **attributes: Any) -> Trees:
+    """Return the ensemble that `build` makes: built in the node's first run, then reused."""
+    if "trees" not in memo:
+        memo["trees"] = build(*inputs, **attributes)
+    trees: Trees = memo["trees"]
+    return trees
 
 
 def _numbered(
@@ -212,11 +209,13 @@ def tree_ensemble_regressor_1(
     post_transform: str = "NONE",
     target_weights: Floats | None = None,
     target_weights_as_tensor: Array | None = None,
+    memo: Memo,
     **nodes: Any,
 ) -> Array:
     """Return the leaves' weights, aggregated over the trees, plus the base values (N, targets)."""
     base_values = _either("base_values", base_values, base_values_as_tensor)
-    trees = _kept(
+    trees = _once(
+        memo,
         _numbered,
         xp,
         n_targets,
@@ -255,6 +254,7 @@ def tree_ensemble_classifier_1(
     classlabels_int64s: Ints | None = None,
     classlabels_strings: Strings | None = None,
     post_transform: str = "NONE",
+    memo: Memo,
     **nodes: Any,
 ) -> tuple[Array, Array]:
     """Return the label with the greatest sum of the leaves' weights, and the sums (N, classes).
@@ -264,7 +264,8 @@ def tree_ensemble_classifier_1(
     """
     labels = labels_of(xp, classlabels_int64s, classlabels_strings)
     base_values = _either("base_values", base_values, base_values_as_tensor)
-    trees = _kept(
+    trees = _once(
+        memo,
         _numbered,
         xp,
         labels.size,
@@ -380,9 +381,11 @@ def tree_ensemble(
     nodes_hitrates: Array | None = None,
     nodes_missing_value_tracks_true: Ints | None = None,
     post_transform: int = 0,
+    memo: Memo,
 ) -> Array:
     """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
-    trees = _kept(
+    trees = _once(
+        memo,
         _joined,
         xp,
         n_targets,

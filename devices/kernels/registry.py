@@ -19,6 +19,8 @@ A kernel is one pure function of arrays whose signature is the ONNX operator's::
 
   ``n_outputs``  how many outputs the node names (trailing absent ones cut off)
   ``version``    the version of the operator's domain that the model imports
+  ``memo``       a dict of the node's own, the same in every run, for values that a kernel computes
+                 from attributes alone
 
 The registration says which values an attribute may have (`choices`), and which opset brought an
 input or attribute that the first one lacks (`added`) or took an attribute away (`dropped`); a query
@@ -36,7 +38,7 @@ from typing import Any, Final
 from onnx import TensorProto
 
 #: Keyword-only kernel parameters that are not ONNX attributes.
-RESERVED: Final = frozenset({"n_outputs", "version"})
+RESERVED: Final = frozenset({"memo", "n_outputs", "version"})
 
 #: `host=ALL`: every input is wanted on the host (strings, Python objects, data-dependent loops).
 ALL: Final = -1

@@ -106,7 +106,7 @@ def run_kernel(
     }
     unknown = set(keywords) - kernel.attributes
     assert not unknown, f"{op_type} at opset {opset} takes no attribute {sorted(unknown)}"
-    reserved = {"n_outputs": n_outputs, "version": opset}
+    reserved = {"memo": {}, "n_outputs": n_outputs, "version": opset}
     keywords |= {name: reserved[name] for name in kernel.wants}
     given = [frozen(value) for value in inputs]
     with np.errstate(all="ignore"):

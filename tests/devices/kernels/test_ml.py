@@ -11,8 +11,9 @@ import pytest
 from onnx import helper
 
 import hetero
+from hetero.devices.kernels import ml_trees
 from tests.support.kernel_oracle import check, compare, refuses, run_kernel, run_onnxruntime
-from tests.support.small_models import make_model
+from tests.support.small_models import compile_cpu, make_model
 
 RNG = np.random.default_rng(31)
 X = RNG.standard_normal((5, 3)).astype(np.float32)
@@ -150,6 +151,48 @@ def forest(modes: list[str], trees: int = 4) -> tuple[dict[str, Any], list[tuple
     return {
         f"nodes_{k}": list(v) for k, v in zip(names, zip(*nodes, strict=True), strict=True)
     }, leaves
+
+
+def test_each_tree_ensemble_is_built_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[ml_trees.Trees] = []
+
+    def build(*fields: Any) -> ml_trees.Trees:
+        built.append(trees := Trees(*fields))
+        return trees
+
+    Trees = ml_trees.Trees
+    monkeypatch.setattr(ml_trees, "Trees", build)
+    attributes = {
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        "target_treeids": [0, 0],
+        "target_nodeids": [1, 2],
+        "target_ids": [0, 0],
+        "n_targets": 1,
+    }
+    nodes = [
+        helper.make_node(
+            "TreeEnsembleRegressor",
+            ["x"],
+            [name],
+            domain="ai.onnx.ml",
+            nodes_values=[split, 0.0, 0.0],
+            target_weights=[split, -split],
+            **attributes,
+        )
+        for name, split in (("y", 0.25), ("z", 0.75))
+    ]
+    model = make_model(nodes, {"x": X[:, :1]}, ["y", "z"], domains={"ai.onnx.ml": 1})
+    compiled = compile_cpu(model)
+    for x in (np.array([[0.5]], np.float32), np.array([[0.0]], np.float32)):
+        y, z = compiled.run([np.repeat(x, 5, 0)])
+        assert y[0] == (0.25 if x <= 0.25 else -0.25)
+        assert z[0] == 0.75
+    assert len(built) == 2
 
 
 @pytest.mark.sampled(3)
