@@ -248,7 +248,7 @@ RESERVED = {
     "httptools": ["hetero/apps/serve/*.py"],
     "orjson": ["hetero/apps/serve/*.py"],
     "grpc": ["hetero/apps/serve/*.py"],
-    "jinja2": ["hetero/apps/serve/texts.py"],
+    "jinja2": ["hetero/apps/serve/tokenizer.py"],
 }
 
 

@@ -128,8 +128,8 @@ def serve(
     options = ServerOptions(**listening)
     if (options.tls_key is None) != (options.tls_certificate is None):
         raise click.UsageError("--tls-key and --tls-certificate go together.")
+    from hetero.apps.serve.model_folder import ModelOptions, folder_sources
     from hetero.apps.serve.repository import ModelSource, Repository
-    from hetero.apps.serve.sources import ModelOptions, folder_sources
 
     if workers > 1 and not check:
         _run_workers(options, workers)

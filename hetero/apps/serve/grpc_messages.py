@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from hetero.apps.serve.call import Document, InferCall, Input, Output, read_call
 from hetero.apps.serve.datatypes import DATATYPES
 from hetero.apps.serve.errors import refused
+from hetero.apps.serve.inference_request import Document, InferCall, Input, Output, read_call
 from hetero.apps.serve.proto_file import proto_file
-from hetero.apps.serve.regions import Regions
+from hetero.apps.serve.shared_memory import Regions
 from hetero.apps.serve.tensors import Raw, from_raw, from_values, row_of, to_raw, to_values
 
 MESSAGES: Final = proto_file("open_inference.proto").messages

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from hetero.apps.serve.call import InferCall, Output, placed
-from hetero.apps.serve.regions import Regions
+from hetero.apps.serve.inference_request import InferCall, Output, placed
 from hetero.apps.serve.served_model import ServedModel
+from hetero.apps.serve.shared_memory import Regions
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.answer import Answer
 from hetero.devices.request.request import Request

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import orjson
 
-from hetero.apps.serve.call import Document, InferCall, Input, Output, read_call
 from hetero.apps.serve.errors import refused
-from hetero.apps.serve.regions import Regions
+from hetero.apps.serve.inference_request import Document, InferCall, Input, Output, read_call
+from hetero.apps.serve.shared_memory import Regions
 from hetero.apps.serve.tensors import Raw, from_json, from_raw, to_json, to_raw
 
 #: zlib's window of each encoding that a body may have.

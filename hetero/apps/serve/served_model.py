@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.apps.serve.call import InferCall
 from hetero.apps.serve.datatypes import NAMES, datatype_of
 from hetero.apps.serve.errors import refused
+from hetero.apps.serve.inference_request import InferCall
 from hetero.apps.serve.statistics import Statistics
-from hetero.apps.serve.texts import Texts
+from hetero.apps.serve.tokenizer import Texts
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import TensorNameError
 from hetero.devices.model.tensor_spec import TensorSpec

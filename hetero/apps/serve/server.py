@@ -15,7 +15,7 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from hetero.apps.serve.grpc_service import GrpcServer
+    from hetero.apps.serve.grpc_server import GrpcServer
     from hetero.apps.serve.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ class Server:
     def __init__(self, repository: Repository, options: ServerOptions) -> None:
         import uvicorn
 
-        from hetero.apps.serve.app import ServingApp
         from hetero.apps.serve.http_protocol import BoundedHttpProtocol
+        from hetero.apps.serve.rest import ServingApp
         from hetero.apps.serve.service import Service
 
         #: The models and rules.
@@ -68,7 +68,7 @@ class Server:
         self.port: Final[int] = self._socket.getsockname()[1]
         self._grpc: GrpcServer | None = None
         if options.grpc_port is not None:
-            from hetero.apps.serve.grpc_service import GrpcServer
+            from hetero.apps.serve.grpc_server import GrpcServer
 
             self._grpc = GrpcServer(self.service, options.grpc_port)
         self._uvicorn = uvicorn.Server(config)

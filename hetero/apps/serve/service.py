@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from hetero.apps.serve.errors import refused
 from hetero.apps.serve.options import ServerOptions
-from hetero.apps.serve.regions import Regions
 from hetero.apps.serve.repository import UNLOADED, Repository
+from hetero.apps.serve.shared_memory import Regions
 from hetero.version import hetero_version
 
 #: The protocol's extensions that are here.

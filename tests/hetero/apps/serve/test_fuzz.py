@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("orjson")
 from hetero.apps.serve.errors import ProtocolError
-from hetero.apps.serve.regions import Regions
 from hetero.apps.serve.rest_messages import read_infer, unpacked
+from hetero.apps.serve.shared_memory import Regions
 
 REGIONS = Regions(allowed=True)
 #: Values that stand where others belong.

@@ -21,7 +21,7 @@ from hetero.apps.serve.errors import ProtocolError
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.repository import ModelSource, Repository
 from hetero.apps.serve.server import Server
-from hetero.apps.serve.texts import Texts
+from hetero.apps.serve.tokenizer import Texts
 from hetero.devices.errors import ArgumentError, DeviceLostError
 from tests.support.decoders import VOCABULARY, decoder, decoder_with_places_by, greedy
 from tests.support.serving import Response, ask, connected, posted

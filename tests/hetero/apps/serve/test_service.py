@@ -292,8 +292,8 @@ def test_what_cannot_be_served_is_said() -> None:
 
 
 def test_a_folder_of_models_is_watched(tmp_path: Path) -> None:
+    from hetero.apps.serve.model_folder import ModelOptions, folder_sources
     from hetero.apps.serve.repository import Repository
-    from hetero.apps.serve.sources import ModelOptions, folder_sources
 
     data = plus_one().SerializeToString()
     (tmp_path / "first.onnx").write_bytes(data)

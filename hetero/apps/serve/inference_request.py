@@ -10,7 +10,7 @@ from msgspec import Meta, Raw, Struct
 
 from hetero.apps.serve.datatypes import NAMES
 from hetero.apps.serve.errors import refused
-from hetero.apps.serve.regions import Regions
+from hetero.apps.serve.shared_memory import Regions
 from hetero.apps.serve.tensors import from_raw, to_raw
 
 #: The level of a request that names none; 1 is the highest.
