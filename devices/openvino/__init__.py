@@ -1,8 +1,8 @@
-"""The OV device: OpenVINO and its own devices."""
+"""The OV device: OpenVINO and its devices."""
 
 import sys
 
-# Its import sends statistics of use from a fork of the user's process; without the module that does
-# it sends none. Who wants them imports openvino first.
+# OpenVINO's import sends usage statistics from a forked process, unless this module is missing.
+# Users who want to send them import openvino before hetero.
 if "openvino" not in sys.modules:
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # as Python has it

@@ -1,4 +1,4 @@
-"""Models as OpenVINO reads them."""
+"""Conversion of models to OpenVINO's representation."""
 
 from __future__ import annotations
 
@@ -11,40 +11,48 @@ import openvino
 from hetero.devices.model.model import Model
 from hetero.devices.openvino.runtime import core
 
-#: Weights up to this many bytes are handed over in memory, more in a file that is mapped.
+#: Weights up to this many bytes are passed in memory, more in a file that OpenVINO maps.
 _IN_MEMORY_NBYTES: Final = 1 << 30
 
 
 def convert(model: Model) -> tuple[openvino.Model, list[str], dict[str, str]]:
-    """Return a model as OpenVINO reads it; RuntimeError if it cannot.
+    """Convert a model; RuntimeError if OpenVINO cannot read it.
 
-    With it the inputs that it has, in its order: it may leave some out. And outputs that are other
-    values under a new name, and are taken off: OpenVINO does not fill the tensor that it is given
-    for them. They map to an input, or to an output that stays.
+    Also returns the names of the converted model's inputs in its order, because OpenVINO may drop
+    some, and the aliases: outputs that equal an input or another output, mapped to its name. These
+    outputs are removed from the converted model, because OpenVINO does not fill their tensors.
     """
-    read = _read(model)
-    inputs = _input_names(read, [port.name for port in model.inputs])
-    sources = [port.get_node().get_friendly_name() for port in read.inputs]
-    known = {(source, 0): name for source, name in zip(sources, inputs, strict=True)}
-    same = {}
-    for port, result in zip(model.outputs, read.get_results(), strict=True):
+    converted_model = _read(model)
+    inputs = _input_names(converted_model, [port.name for port in model.inputs])
+    sources = [port.get_node().get_friendly_name() for port in converted_model.inputs]
+    names = {(source, 0): name for source, name in zip(sources, inputs, strict=True)}
+    aliases = {}
+    for port, result in zip(model.outputs, converted_model.get_results(), strict=True):
         source = result.input_value(0)
         key = (source.get_node().get_friendly_name(), source.get_index())
-        first = known.setdefault(key, port.name)
+        first = names.setdefault(key, port.name)
         if first != port.name:
-            same[port.name] = first
-            read.remove_result(result)
-    return read, inputs, same
+            aliases[port.name] = first
+            converted_model.remove_result(result)
+    return converted_model, inputs, aliases
 
 
-def _input_names(read: openvino.Model, inputs: list[str]) -> list[str]:
-    """Return which of `inputs` OpenVINO's are; one that is given out may have lost its name."""
-    found = [next((n for n in port.get_names() if n in inputs), "") for port in read.inputs]
-    lost = iter([name for name in inputs if name not in found])
-    named = [name or next(lost) for name in found]
-    if "" in found and next(lost, None) is not None:
-        raise RuntimeError(f"it is not clear which of the inputs {inputs} it takes")
-    return named
+def _input_names(converted_model: openvino.Model, inputs: list[str]) -> list[str]:
+    """Return the original names of a converted model's inputs.
+
+    An input that is also an output may have lost its name in OpenVINO.
+    """
+    matches = [
+        next((name for name in port.get_names() if name in inputs), "")
+        for port in converted_model.inputs
+    ]
+    others = iter([name for name in inputs if name not in matches])
+    names = [match or next(others) for match in matches]
+    if "" in matches and next(others, None) is not None:
+        raise RuntimeError(
+            f"cannot match OpenVINO's inputs to {inputs}: it renamed one and dropped others"
+        )
+    return names
 
 
 def _read(model: Model) -> openvino.Model:

@@ -1,4 +1,4 @@
-"""The OV device: OpenVINO, its own devices as ids."""
+"""The OV device: OpenVINO, with the names of its devices as device ids."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ try:
     import openvino
 except ImportError as error:
     raise PluginLoadError(
-        "the OV device needs OpenVINO, which is not installed; pip install 'hetero[openvino]'.",
+        "device OV needs OpenVINO, which is not installed; pip install 'hetero[openvino]'.",
         device="OV",
     ) from error
 
 from hetero.devices.openvino.conversion import convert
-from hetero.devices.openvino.executed import executed_nodes, operator_owners
-from hetero.devices.openvino.limits import Limits, checked_limits, kept_to
+from hetero.devices.openvino.executed_nodes import executed_nodes, operator_owners
+from hetero.devices.openvino.input_limits import Limits, find_limits, without_needless_length
 from hetero.devices.openvino.program import (
     PAYLOAD_FORMAT,
     Interface,
@@ -35,15 +35,15 @@ from hetero.devices.openvino.runtime import (
     core,
     device_ids,
     property_table,
-    read_only,
+    read_only_properties,
 )
 
 
 class OpenVinoPlugin(Plugin):
     """OpenVINO.
 
-    Which nodes it takes is asked of OpenVINO itself, one small model for each distinct operator,
-    attributes, types and shapes, less those whose answers are known to be wrong.
+    A query converts one small model per distinct combination of operator, attributes, types and
+    shapes, and caches the results. It refuses nodes with known faults.
     """
 
     name: ClassVar[str] = "OV"
@@ -53,34 +53,37 @@ class OpenVinoPlugin(Plugin):
     def __init__(self) -> None:
         super().__init__()
         if not device_ids():
-            raise PluginLoadError("OpenVINO finds no device here.", device=self.name)
+            raise PluginLoadError(
+                "OpenVINO finds no device on this machine; check its drivers.", device=self.name
+            )
         self._query = OpenVinoQuery()
 
     def device_ids(self) -> tuple[str, ...]:
-        """Return the names of OpenVINO's own devices."""
+        """Return the names of OpenVINO's devices."""
         return device_ids()
 
     def effective_config(self, config: Config | None = None) -> dict[str, Any]:
-        """Return the options; with a hint of THROUGHPUT as many streams as the device offers."""
+        """Return the options; the hint THROUGHPUT sets NUM_STREAMS to the device's maximum."""
         effective = super().effective_config(config)
-        told = {**self.configuration.values, **(config or {})}
-        if effective.get("PERFORMANCE_HINT") == "THROUGHPUT" and "NUM_STREAMS" not in told:
-            offered = read_only(effective["DEVICE_ID"]).get("RANGE_FOR_STREAMS", (1, 1))
-            effective["NUM_STREAMS"] = offered[-1]
+        explicit_options = {**self.configuration.values, **(config or {})}
+        has_hint = effective.get("PERFORMANCE_HINT") == "THROUGHPUT"
+        if has_hint and "NUM_STREAMS" not in explicit_options:
+            device_properties = read_only_properties(effective["DEVICE_ID"])
+            effective["NUM_STREAMS"] = device_properties.get("RANGE_FOR_STREAMS", (1, 1))[-1]
         return effective
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
-        """Ask OpenVINO about every node."""
-        return self._query.judge(model, config["DEVICE_ID"], config["OV_NARROW_INTEGERS"])
+        """Query OpenVINO for every node."""
+        return self._query.query(model, config["DEVICE_ID"], config["OV_NARROW_INTEGERS"])
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Take what OpenVINO took: `prepare_query` holds the refusals."""
+        """Return None: `prepare_query` returns the refusals of all nodes."""
         return None
 
     def compile(self, model: Model, config: Config) -> Program:
-        """Compile the whole model; DeviceError if OpenVINO cannot after all."""
+        """Compile the whole model; DeviceError if OpenVINO fails despite the query."""
         try:
-            return self._program(model, config)
+            return self._compile(model, config)
         except RuntimeError as error:
             raise DeviceError(
                 f"OpenVINO cannot compile model {model.name!r}: {' '.join(str(error).split())}",
@@ -88,7 +91,7 @@ class OpenVinoPlugin(Plugin):
             ) from error
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Import OpenVINO's blob; BlobError if the payload is another device's."""
+        """Import OpenVINO's blob; BlobError if another device exported the payload."""
         payload.check_format(PAYLOAD_FORMAT, model.name)
         interface, blob, nodes = imported_interface(
             payload, [port.name for port in model.inputs], [port.name for port in model.outputs]
@@ -100,51 +103,52 @@ class OpenVinoPlugin(Plugin):
         return OpenVinoProgram(interface, open_compiled, lambda _: nodes, config["PERF_COUNT"])
 
     def version(self) -> str:
-        """Return OpenVINO's version, build included."""
+        """Return OpenVINO's version with its build."""
         return str(openvino.get_version())
 
     def full_name(self, device_id: str) -> str:
-        """Return OpenVINO's name of the device."""
-        named = read_only(device_id)["FULL_DEVICE_NAME"]
-        return f"OpenVINO {openvino.__version__.partition('-')[0]} on {named}"
+        """Return OpenVINO's version and its name of the device."""
+        name = read_only_properties(device_id)["FULL_DEVICE_NAME"]
+        return f"OpenVINO {openvino.__version__.partition('-')[0]} on {name}"
 
     def fingerprint(self, device_id: str) -> str:
-        """Return what its blobs depend on: version, device, drivers, abilities."""
-        told = {
+        """Return the versions, names and capabilities that a blob depends on."""
+        values = {
             name: value
-            for name, value in read_only(device_id).items()
+            for name, value in read_only_properties(device_id).items()
             if name.endswith(("_VERSION", "_ARCHITECTURE", "_CAPABILITIES", "_DEVICE_NAME"))
         }
-        return f"openvino-{self.version()}-{device_id}-{sorted(told.items())}"
+        return f"openvino-{self.version()}-{device_id}-{sorted(values.items())}"
 
     def device_properties(self, device_id: str) -> Mapping[str, Any]:
-        """Return what OpenVINO says of the device."""
-        ours = ("AVAILABLE_DEVICES", "EXECUTION_DEVICES", "FULL_DEVICE_NAME")
-        return {n: v for n, v in read_only(device_id).items() if n not in ours}
+        """Return OpenVINO's read-only properties of the device."""
+        own_names = ("AVAILABLE_DEVICES", "EXECUTION_DEVICES", "FULL_DEVICE_NAME")
+        return {n: v for n, v in read_only_properties(device_id).items() if n not in own_names}
 
-    def _program(self, model: Model, config: Config) -> Program:
+    def _compile(self, model: Model, config: Config) -> Program:
         names = [port.name for port in model.outputs]
-        made = [name for name in dict.fromkeys(names) if name in model.producers]
-        part = model.extract(range(len(model.nodes)), made)
-        source, fed, same = convert(part)
+        computed_outputs = [name for name in dict.fromkeys(names) if name in model.producers]
+        part = model.extract(range(len(model.nodes)), computed_outputs)
+        source, inputs, aliases = convert(part)
         owners = operator_owners(part, source)
         sources = [source]
 
         def open_compiled(profile: bool) -> openvino.CompiledModel:
-            # The first is kept no longer than it is needed; a second kind is rarely asked for.
+            # The converted model is freed after its first use. A second one, with or without
+            # profiling, is rarely needed.
             source = sources.pop() if sources else convert(part)[0]
             return core().compile_model(source, *self._target(config, profile))
 
         narrow = config["OV_NARROW_INTEGERS"]
-        limits = checked_limits(part) if narrow == "CHECKED" else Limits()
+        limits = find_limits(part) if narrow == "CHECKED" else Limits()
         interface = Interface(
             [port.name for port in model.inputs],
             names,
-            fed,
-            [name for name in made if name not in same],
-            same,
+            inputs,
+            [name for name in computed_outputs if name not in aliases],
+            aliases,
             {n: model.constants[n].array for n in names if n in model.constants},
-            Limits(None) if narrow == "YES" else kept_to(part, limits),
+            Limits(None) if narrow == "YES" else without_needless_length(part, limits),
         )
         return OpenVinoProgram(
             interface,
@@ -154,6 +158,6 @@ class OpenVinoPlugin(Plugin):
         )
 
     def _target(self, config: Config, profile: bool) -> tuple[str, dict[str, Any]]:
-        """Return OpenVINO's device and its options."""
+        """Return the device and the options for OpenVINO's compile and import calls."""
         options = compile_options(config, self.properties)
         return config["DEVICE_ID"], {**options, "PERF_COUNT": profile}

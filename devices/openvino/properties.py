@@ -1,4 +1,4 @@
-"""The OV device's own properties; it has those of OpenVINO's devices as well."""
+"""Properties of the OV device, in addition to those of OpenVINO's devices."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hetero.devices.plugin.properties import (
 
 OWN_PROPERTIES: Final[PropertyTable] = COMMON_PROPERTIES.extended(
     OPTIONAL_PROPERTIES["INFERENCE_NUM_THREADS"],
-    Property("DEVICE_ID", str, "CPU", True, "Which of OpenVINO's devices."),
+    Property("DEVICE_ID", str, "CPU", True, "The OpenVINO device."),
     Property(
         "OV_NARROW_INTEGERS",
         str,
         "NO",
         True,
-        "Whether 64-bit integers are computed in 32 bits, as OpenVINO does. NO: where they are "
-        "proven to fit; CHECKED: also where they fit if the model's inputs are small, which every "
-        "request is checked for; YES: everywhere, unchecked.",
+        "Where OpenVINO may compute 64-bit integers in 32 bits. NO: only where they provably fit. "
+        "CHECKED: also where they fit if the model's inputs are small; each request is checked. "
+        "YES: everywhere, without a check.",
         choices=("NO", "CHECKED", "YES"),
         alone="CHECKED",
     ),

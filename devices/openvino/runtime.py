@@ -1,4 +1,4 @@
-"""OpenVINO's core, and its devices' properties as ours."""
+"""OpenVINO's core, and the properties of its devices as plugin properties."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import openvino
 from hetero.devices.openvino.properties import OWN_PROPERTIES
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
 
-#: Properties of its own that we set otherwise than it does, and always: its default precision may
-#: be bfloat16, and threads that are pinned would take cores from the other devices of a node.
+#: Defaults that differ from OpenVINO's and are always passed. Its own default precision may be
+#: bfloat16, and pinned threads would take cores from other devices on the node.
 _DEFAULTS: Final = {"EXECUTION_MODE_HINT": "ACCURACY", "ENABLE_CPU_PINNING": False}
-#: Its defaults that say what it chose; unset, it chooses.
-_CHOSEN: Final = {"INFERENCE_PRECISION_HINT": "dynamic"}
-#: Properties that change how fast a model runs, not what it is compiled to.
+#: Properties that OpenVINO chooses itself if they are unset; reading one returns its choice.
+_AUTOMATIC: Final = {"INFERENCE_PRECISION_HINT": "dynamic"}
+#: Properties that affect a model's speed, but not its compiled form.
 _RUNTIME: Final = frozenset({"ENABLE_CPU_PINNING", "LOG_LEVEL"})
 
 
 @cache
 def core() -> openvino.Core:
-    """Return this process's core: it finds the devices and loads their plugins."""
+    """Return this process's OpenVINO core, which discovers the devices."""
     return openvino.Core()
 
 
@@ -33,23 +33,24 @@ def device_ids() -> tuple[str, ...]:
 
 
 def property_table() -> PropertyTable:
-    """Return our properties, and those of every device of OpenVINO that ours do not hold."""
+    """Return device OV's properties: its own, and those of all of OpenVINO's devices."""
     ids = device_ids()
     first = next(iter(ids), "CPU")
     own = OWN_PROPERTIES.extended(replace(OWN_PROPERTIES["DEVICE_ID"], default=first))
-    found: dict[str, Property] = {}
+    properties: dict[str, Property] = {}
     for device in ids:
-        for name, value, mutable in _supported(device):
-            if name not in own and name not in found and _plain(name, value) is not None:
-                found[name] = _property(name, value, mutable)
-    return own.extended(*found.values())
+        for name, value, mutable in _readable_properties(device):
+            is_new = name not in own and name not in properties
+            if is_new and _plain_value(name, value) is not None:
+                properties[name] = _property(name, value, mutable)
+    return own.extended(*properties.values())
 
 
 def compile_options(config: Config, table: PropertyTable) -> dict[str, Any]:
-    """Return the part of a configuration that OpenVINO is told: what is not its own default."""
+    """Return the options in a configuration that differ from OpenVINO's defaults."""
     names = _mutability(config["DEVICE_ID"])
     options = {
-        # It reads texts alone as sets.
+        # OpenVINO parses a set from a text.
         name: " ".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in config.items()
         if name in names
@@ -61,55 +62,63 @@ def compile_options(config: Config, table: PropertyTable) -> dict[str, Any]:
     return options
 
 
-def read_only(device: str) -> dict[str, Any]:
+def read_only_properties(device: str) -> dict[str, Any]:
     """Return the values of a device's read-only properties."""
-    return {name: _plain(name, value) for name, value, mutable in _supported(device) if not mutable}
+    return {
+        name: _plain_value(name, value)
+        for name, value, mutable in _readable_properties(device)
+        if not mutable
+    }
 
 
 @cache
 def _mutability(device: str) -> dict[str, str]:
-    """Return a device's properties: RO, RW or WO. OpenVINO leaks the names whenever it is asked."""
-    supported: dict[str, str] = core().get_property(device, "SUPPORTED_PROPERTIES")
-    return supported
+    """Return a device's properties and their mutability: RO, RW or WO.
+
+    Cached because each call leaks the names inside OpenVINO.
+    """
+    properties: dict[str, str] = core().get_property(device, "SUPPORTED_PROPERTIES")
+    return properties
 
 
-def _supported(device: str) -> Iterator[tuple[str, Any, bool]]:
-    """Yield a device's properties, each with its value and whether it can be set."""
+def _readable_properties(device: str) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the name, the value and the mutability of a device's readable properties."""
     for name, mutability in _mutability(device).items():
         if name == "SUPPORTED_PROPERTIES" or mutability == "WO":
             continue
         try:
             value = core().get_property(device, name)
-        except (RuntimeError, TypeError):  # some it lists and does not give
+        except (RuntimeError, TypeError):  # OpenVINO lists some that it cannot return
             continue
         yield name, value, mutability == "RW"
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return a value of OpenVINO's as bool, int, float, text or a tuple; None where it is none."""
+def _plain_value(name: str, value: Any) -> Any:
+    """Convert a value of OpenVINO to bool, int, float, str or a tuple; None for other types."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple | set):
         return tuple(part if isinstance(part, int) else str(part) for part in value)
     if isinstance(value, openvino.Type):
         return value.to_string()
-    return next((text for text, member in _members(name, value).items() if member == value), None)
+    members = _enum_members(name, value)
+    return next((text for text, member in members.items() if member == value), None)
 
 
-def _members(name: str, value: Any) -> dict[str, Any]:
-    """Return the values of an enumeration by the names that OpenVINO reads them by."""
+def _enum_members(name: str, value: Any) -> dict[str, Any]:
+    """Return the members of a value's enumeration by the names that OpenVINO parses."""
     members = getattr(type(value), "__members__", {})
     return {f"LOG_{n}" if name == "LOG_LEVEL" else n: member for n, member in members.items()}
 
 
 def _property(name: str, value: Any, mutable: bool) -> Property:
-    plain = _plain(name, value)
+    plain = _plain_value(name, value)
     return Property(
         name,
         type(plain),
-        _DEFAULTS.get(name, _CHOSEN.get(name, plain)),
+        _DEFAULTS.get(name, _AUTOMATIC.get(name, plain)),
         mutable,
-        f"OpenVINO's property of this name: see its documentation; it has {plain!r} by itself.",
-        choices=tuple(_members(name, value)),
+        f"OpenVINO's property of this name, documented there; OpenVINO's default is {plain!r}.",
+        choices=tuple(_enum_members(name, value)),
         shapes_result=mutable and name not in _RUNTIME,
     )

@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 
 from hetero.devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
+from hetero.devices.faults.fault import Fault, NodeView, fault_refusal
+from hetero.devices.faults.openvino import newer_feature, refusal
 from hetero.devices.model.model import Model, Node
-from hetero.devices.openvino.operators import refusal, unread
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.plugin import ORTPlugin
 from hetero.devices.ort.program import OrtProgram
 from hetero.devices.ort.provider import Provider, custom_operator_libraries
 from hetero.devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_with_binding
-from hetero.devices.plugin.faults import Fault, Use, departure
 from hetero.devices.plugin.program import ExecutedNode, RunContext, Value
 from hetero.devices.plugin.properties import Config, Property, PropertyTable
 from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
@@ -42,12 +42,12 @@ _OPENVINO_FAULTS: Final = (
     Fault(
         "AveragePool MaxPool",
         "with ceil_mode it adds windows that begin in the padding",
-        lambda u: u.get("ceil_mode"),
+        lambda v: v.attribute("ceil_mode"),
     ),
     Fault(
         "Max Mean Min Sum",
         "with a single input its result is undefined",
-        lambda u: len(u.node.inputs) == 1,
+        lambda v: len(v.node.inputs) == 1,
     ),
     Fault("CenterCropPad", "its result is empty"),
     Fault("LpNormalization", "its result is NaN if the norm is 0"),
@@ -169,9 +169,9 @@ class ProviderPlugin(ORTPlugin):
     def _fault(self, node: Node, model: Model) -> Refusal | None:
         if self.provider_name != _OPENVINO or node.domain:
             return None
-        if what := unread(node, model.opset_imports.get("", 0)):
-            return Refusal("opset", f"OpenVINO does not read {what}: it is newer")
-        fault = departure("OpenVINO", _OPENVINO_FAULTS, Use(node, model))
+        if feature := newer_feature(node, model.opset_imports.get("", 0)):
+            return Refusal("opset", f"OpenVINO ignores {feature}, which is newer than its frontend")
+        fault = fault_refusal("OpenVINO", _OPENVINO_FAULTS, NodeView(node, model))
         return fault or refusal(node, model, False, model.integer_ranges)
 
 

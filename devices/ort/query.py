@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
+from hetero.devices.faults.fault import NodeView, fault_refusal
+from hetero.devices.faults.onnxruntime import FAULTS, FAULTS_BEFORE_1_25
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
-from hetero.devices.ort.faults import FAULTS
 from hetero.devices.ort.provider import Provider, provider_names
 from hetero.devices.ort.versions import lower_versions, newer_operator
-from hetero.devices.plugin.faults import Use, departure
 from hetero.devices.plugin.questions import (
     NUMPY_TYPES,
     Question,
@@ -37,6 +37,8 @@ FEEDABLE: Final = NUMPY_TYPES | {"string"}
 _LARGEST_CONSTANT: Final = 64
 #: Operators whose support depends on the contents of floating-point constants.
 _FLOAT_DEPENDENT: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
+_VERSION: Final = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+_FAULTS: Final = (*FAULTS, *(FAULTS_BEFORE_1_25 if _VERSION < (1, 25) else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def _refusal(node: Node, model: Model) -> Refusal | None:
         )
     if newer := newer_operator(node.proto, dict(model.opset_imports)):
         return Refusal("opset", f"ONNX Runtime does not have this operator: {newer}")
-    if fault := departure("ONNX Runtime", FAULTS, Use(node, model)):
+    if fault := fault_refusal("ONNX Runtime", _FAULTS, NodeView(node, model)):
         return fault
     outputs = {port.name for port in model.outputs}
     for value in (*node.reads, *node.writes):
@@ -121,10 +123,10 @@ def _is_visible(constant: Constant, node: Node) -> bool:
     return array.size <= _LARGEST_CONSTANT or array.dtype == np.dtype(object)
 
 
-def query_nodes(questions: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Verdict]:
+def query_nodes(rows: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Verdict]:
     """Return a provider's verdict on each node; runs in the worker process."""
     target = Provider(*provider)
-    return [_query_node(OrtQuestion(*question), target) for question in questions]
+    return [_query_node(OrtQuestion(*row), target) for row in rows]
 
 
 #: ONNX Runtime in a separate process, so that its crash becomes a refusal.

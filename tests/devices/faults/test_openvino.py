@@ -1,4 +1,4 @@
-"""What OpenVINO takes and computes otherwise than ONNX goes to another device of the list."""
+"""Faults of OpenVINO: another device of the list runs the affected nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hetero
 
 pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 
-#: Graph, the operator that is not OpenVINO's to run, and sizes of the first input.
+#: Name -> graph, the operator that OpenVINO computes wrong, and the shape of input x.
 MODELS = {
     "scales along an open axis": (
         (
@@ -168,21 +168,21 @@ MODELS = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_it_is_another_devices(case: str) -> None:
+def test_affected_node_runs_on_another_device(case: str) -> None:
     body, operator, shape = MODELS[case]
     opset = 21 if operator == "GroupNormalization" else 17
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g {body}')
-    kind = np.uint8 if "uint8[1, 1, 2, 2] x" in body else np.float32
-    feeds = {"x": (np.random.default_rng(0).standard_normal(shape) * 5).astype(kind)}
+    dtype = np.uint8 if "uint8[1, 1, 2, 2] x" in body else np.float32
+    feeds = {"x": (np.random.default_rng(0).standard_normal(shape) * 5).astype(dtype)}
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    (wanted,) = session.run(None, feeds)
+    (expected,) = session.run(None, feeds)
     with hetero.Core(executor="inprocess") as core:
-        read = core.read_model(model)
-        found = core.query_model(read, "HETERO:OV,ORT,CPU")
-        (node,) = (n for n in read.nodes if n.op_type == operator)
-        assert not found[node.name].startswith("OV")
-        got = core.compile_model(read, "HETERO:OV,ORT,CPU")(feeds)["y"]
-    assert got.shape == wanted.shape
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+        source = core.read_model(model)
+        support = core.query_model(source, "HETERO:OV,ORT,CPU")
+        (node,) = (n for n in source.nodes if n.op_type == operator)
+        assert not support[node.name].startswith("OV")
+        actual = core.compile_model(source, "HETERO:OV,ORT,CPU")(feeds)["y"]
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)

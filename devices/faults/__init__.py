@@ -1,0 +1,1 @@
+"""Known faults of vendor runtimes: nodes that a runtime accepts and computes wrong."""
