@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
 import ray
-from ray._private.authentication.authentication_token_setup import (
-    ensure_token_if_auth_enabled,
-    maybe_enable_token_auth_if_token_available,
-)
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 from ray._private.services import canonicalize_bootstrap_address
 from ray.experimental.internal_kv import (
     _internal_kv_del,
@@ -63,12 +61,16 @@ def silence_error_messages() -> None:
 
 
 def enable_token() -> None:
-    """Use the token of the environment or the home folder, if there is one.
+    """Use the token of the environment or the home folder, if there is one, as `ray start` does.
 
-    `ray.init` ends the process if a cluster requires a token and the mode is not set.
+    `ray.init` of Ray 2.57 ends the process if a cluster requires a token and the mode is not set.
     Raises ray.exceptions.AuthenticationError: a token is required and missing.
     """
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    raylet: Any = importlib.import_module("ray._raylet")
+    loader = raylet.AuthenticationTokenLoader.instance()
+    if "RAY_AUTH_MODE" not in os.environ and loader.has_token(ignore_auth_mode=True):
+        os.environ["RAY_AUTH_MODE"] = "token"
+        reload_credentials()
     ensure_token_if_auth_enabled(create_token_if_missing=False)
 
 
