@@ -41,8 +41,8 @@ from hetero.properties.device_choice import parse_counts
 from hetero.properties.request import CompileRequest
 from hetero.properties.scopes import EVERYWHERE, Scopes
 from hetero.properties.table import cache_folder, listed
-from hetero.query.answers import Answers
-from hetero.query.query import AffinitySource, pins_of, query_priority
+from hetero.query.priority import AffinitySource, pins_of, query_priority
+from hetero.query.query_cache import Answers
 from hetero.query.survey import Survey
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.executor import Executor

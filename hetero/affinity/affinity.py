@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
-from hetero.affinity.requests import weight_positions
+from hetero.affinity.request_dependence import weight_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.support import Support

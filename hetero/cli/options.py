@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from hetero.affinity.file import parse_pins
+from hetero.affinity.pins import parse_pins
 from hetero.cli.files import output_file, refuse_overwriting
 from hetero.cli.job import Job
 from hetero.cli.option_kinds import json_option, pairs, together

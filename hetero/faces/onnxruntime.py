@@ -26,7 +26,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.results import Results
 from hetero.devices.request.tensor import Tensor
-from hetero.query.query import AffinitySource
+from hetero.query.priority import AffinitySource
 from hetero.shared_core import shared_core
 from hetero.version import hetero_version
 

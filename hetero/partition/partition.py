@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hetero.affinity.affinity import follows, some
-from hetero.affinity.requests import weight_positions
+from hetero.affinity.request_dependence import weight_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.attributes import draws
 from hetero.devices.model.model import Model

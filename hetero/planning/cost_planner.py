@@ -28,8 +28,8 @@ from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
-from hetero.query.answers import Answers
 from hetero.query.placement import Refused, place_by_priority, refusals, without
+from hetero.query.query_cache import Answers
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.vocabulary.names import match_name
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor

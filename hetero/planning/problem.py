@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetero.affinity.affinity import NO_PINS, Affinity, follows
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Support

@@ -14,7 +14,7 @@ from hetero.devices.errors import UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.properties.request import CompileRequest
-from hetero.query.query import query_priority, require_supported
+from hetero.query.priority import query_priority, require_supported
 
 #: Device -> node -> why it does not take it in the part that it would get.
 Refused = Mapping[str, Mapping[str, Refusal]]

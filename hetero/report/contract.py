@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from hetero.affinity.affinity import Affinity
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec

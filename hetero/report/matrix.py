@@ -9,7 +9,7 @@ from typing import Any
 
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Support
-from hetero.query.query import reason
+from hetero.query.priority import reason
 
 
 def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.request.answer import RequestTimes, StageRun
 from hetero.observe.stage_times import StageTimes, median_of

@@ -18,7 +18,7 @@ from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.planning.cost.costs import Time
 from hetero.planning.report import Alternative, PlanReport, StagePrediction, WirePrediction
-from hetero.query.query import pins_of, query_priority
+from hetero.query.priority import pins_of, query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor

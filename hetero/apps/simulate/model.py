@@ -17,7 +17,7 @@ from hetero.devices.plugin.properties import Config
 from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.planning.report import PlanReport
-from hetero.query.query import AffinitySource
+from hetero.query.priority import AffinitySource
 
 
 class _Planner(Protocol):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode
 from hetero.planning.cost.timing import Timing

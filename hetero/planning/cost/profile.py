@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.devices.errors import ClusterError, DeviceError, HeteroError
 from hetero.devices.plugin.program import Value
 from hetero.planning.cost.calibration import fit_pace, low, rounds_spoiled

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.devices.errors import HeteroError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Value

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from hetero.affinity.file import load_affinity
+from hetero.affinity.pins import load_affinity
 from hetero.cli import inputs
 from hetero.devices.errors import AffinityError, PlanError
 from hetero.observe.metrics_server import read_text, write_text

@@ -14,7 +14,7 @@ import pytest
 from onnx.parser import parse_model
 
 from hetero.affinity.affinity import Affinity
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.devices.errors import PlanError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetero.affinity.requests import request_positions
+from hetero.affinity.request_dependence import request_positions
 from hetero.devices.model.light import light_model_inputs
 from hetero.devices.model.reader import read_model
 from hetero.planning.cost.calibration import (

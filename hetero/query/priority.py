@@ -15,9 +15,9 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
-from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import metadata_pins
-from hetero.affinity.requests import weight_positions
+from hetero.affinity.pins import load_affinity, parse_pins
+from hetero.affinity.request_dependence import weight_positions
 from hetero.devices.errors import UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
