@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hetero.affinity.affinity import Affinity, assign
+from hetero.affinity.pins import AffinitySource, pins_of
 from hetero.cache.blob import ModelBlob, open_blob
 from hetero.cache.folder import cache_of
 from hetero.cache.importing import (
@@ -41,7 +42,7 @@ from hetero.properties.device_choice import parse_counts
 from hetero.properties.request import CompileRequest
 from hetero.properties.scopes import EVERYWHERE, Scopes
 from hetero.properties.table import cache_folder, listed
-from hetero.query.priority import AffinitySource, pins_of, query_priority
+from hetero.query.priority import query_priority
 from hetero.query.query_cache import Answers
 from hetero.query.survey import Survey
 from hetero.scheduler.device.probe import PluginSpec

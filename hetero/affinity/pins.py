@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hetero.affinity.affinity import NO_PINS, Affinity, resolve_pins
+from hetero.affinity.metadata import metadata_pins
 from hetero.devices.errors import AffinityError, ArgumentTypeError
+from hetero.devices.model.model import Model
 from hetero.scheduler.formats.regular_file import read_regular
 
 #: The largest file that is read.
 _MOST_NBYTES: Final = 2**25
+#: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
+AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
 
 
 def load_affinity(path: str | Path) -> dict[str, str]:
@@ -62,6 +67,20 @@ def parse_pins(texts: Iterable[str]) -> dict[str, str]:
                 "'conv*=ORT', or an existing affinity file."
             )
     return pins
+
+
+def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
+    """Collect pins from what a user gives in any of its forms; they win over the model's metadata.
+
+    Metadata is not read for a single device: a model annotated for several still runs on one.
+    """
+    pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
+    if isinstance(source, str) and "=" in source and not Path(source).exists():
+        source = [source]
+    if isinstance(source, str | Path):
+        return resolve_pins(model, load_affinity(source), devices, source=f"{source}").over(pins)
+    given = source if isinstance(source, Mapping) else parse_pins(source or ())
+    return resolve_pins(model, given, devices).over(pins)
 
 
 def _json_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:

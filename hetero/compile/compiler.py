@@ -21,7 +21,7 @@ from hetero.partition.cut import Cut
 from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.request import CompileRequest
-from hetero.query.placement import Refused, place_by_priority, refusals
+from hetero.query.priority import Refused, place_by_priority, refusals
 from hetero.query.query_cache import Answers
 from hetero.scheduler.executor import Deployment, Executor, Remade
 from hetero.scheduler.formats.stage_source import StageSource

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hetero.affinity.pins import AffinitySource
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.devices.errors import (
@@ -26,7 +27,6 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.results import Results
 from hetero.devices.request.tensor import Tensor
-from hetero.query.priority import AffinitySource
 from hetero.shared_core import shared_core
 from hetero.version import hetero_version
 

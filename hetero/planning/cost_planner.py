@@ -28,7 +28,7 @@ from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
-from hetero.query.placement import Refused, place_by_priority, refusals, without
+from hetero.query.priority import Refused, place_by_priority, refusals, without
 from hetero.query.query_cache import Answers
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.vocabulary.names import match_name

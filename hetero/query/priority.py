@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
-from hetero.affinity.metadata import metadata_pins
-from hetero.affinity.pins import load_affinity, parse_pins
+from hetero.affinity.affinity import NO_PINS, Affinity, assign, follows
 from hetero.affinity.request_dependence import weight_positions
 from hetero.devices.errors import UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
+from hetero.properties.request import CompileRequest
 
+#: Device -> node -> why it does not take it in the part that it would get.
+Refused = Mapping[str, Mapping[str, Refusal]]
 #: Asks a device: device name, model -> what it takes of it.
 Ask = Callable[[str, Model], Support]
-#: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
-AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
 #: Parts of models, by the positions of their nodes; kept as long as the model.
 _PARTS: Final[WeakKeyDictionary[Model, dict[tuple[int, ...], Model]]] = WeakKeyDictionary()
 _PARTS_LOCK: Final = threading.Lock()
@@ -102,18 +101,52 @@ def require_supported(support: Support, model: Model, devices: Sequence[str]) ->
     )
 
 
-def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
-    """Collect pins from what a user gives in any of its forms; they win over the model's metadata.
+def place_by_priority(
+    model: Model, request: CompileRequest, ask: Callable[[str, Model], Support], refused: Refused
+) -> Affinity:
+    """Give each node to the first device of the list that takes it."""
 
-    Metadata is not read for a single device: a model annotated for several still runs on one.
+    def answer(device: str, part: Model) -> Support:
+        return without(ask(device, part), device, refused)
+
+    support = query_priority(model, request.devices, answer, request.pins)
+    placed = assign(model, support, request.pins)
+    require_supported(support, model, request.devices)
+    return placed
+
+
+def without(support: Support, device: str, refused: Refused) -> Support:
+    """Return a device's answer without the nodes that it refuses in a part."""
+    gone = {n: {device: why} for n, why in refused.get(device, {}).items()}
+    if not gone:
+        return support
+    return replace(
+        support,
+        devices={n: d for n, d in support.devices.items() if n not in gone},
+        unsupported={**support.unsupported, **gone},
+        refusals={**support.refusals, **gone},
+    )
+
+
+def refusals(
+    affinities: Iterable[Affinity], error: UnsupportedNodesError, known: Refused
+) -> dict[str, dict[str, Refusal]]:
+    """Return `known` and what a deployment by `affinities` was refused besides.
+
+    Raises UnsupportedNodesError: `error` itself, where it says nothing new.
     """
-    pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
-    if isinstance(source, str) and "=" in source and not Path(source).exists():
-        source = [source]
-    if isinstance(source, str | Path):
-        return resolve_pins(model, load_affinity(source), devices, source=f"{source}").over(pins)
-    given = source if isinstance(source, Mapping) else parse_pins(source or ())
-    return resolve_pins(model, given, devices).over(pins)
+    found = {device: dict(nodes) for device, nodes in known.items()}
+    new = False
+    for name, reasons in error.data.get("unsupported", {}).items():
+        for affinity in affinities:
+            device = affinity.get(name)
+            if device is not None and name not in found.get(device, {}):
+                why = next(iter(reasons.values()), Refusal("policy", "refused in a part"))
+                found.setdefault(device, {})[name] = why
+                new = True
+    if not new:
+        raise error
+    return found
 
 
 def _with_weights(model: Model, positions: Iterable[int], weights: Iterable[int]) -> list[int]:

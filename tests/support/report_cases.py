@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from hetero.affinity.affinity import Affinity, assign
+from hetero.affinity.pins import pins_of
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal, Support
@@ -18,7 +19,7 @@ from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.planning.cost.costs import Time
 from hetero.planning.report import Alternative, PlanReport, StagePrediction, WirePrediction
-from hetero.query.priority import pins_of, query_priority
+from hetero.query.priority import query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor

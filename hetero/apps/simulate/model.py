@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
+from hetero.affinity.pins import AffinitySource
 from hetero.apps.simulate.advise import Simulation, simulate
 from hetero.apps.simulate.arrivals import Batches, read_arrivals, read_batches
 from hetero.apps.simulate.fleet import planned_fleet, read_fleet
@@ -17,7 +18,6 @@ from hetero.devices.plugin.properties import Config
 from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.planning.report import PlanReport
-from hetero.query.priority import AffinitySource
 
 
 class _Planner(Protocol):

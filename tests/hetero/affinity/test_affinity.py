@@ -13,12 +13,11 @@ from onnx import helper
 
 from hetero.affinity.affinity import Affinity, assign, resolve_pins
 from hetero.affinity.metadata import annotate, metadata_pins
-from hetero.affinity.pins import load_affinity, parse_pins
+from hetero.affinity.pins import load_affinity, parse_pins, pins_of
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.query.priority import pins_of
 from tests.support.graphs import build, proto, value
 
 DEVICES = ("ORT", "CPU")

@@ -10,10 +10,11 @@ import onnx
 import pytest
 
 from hetero.affinity.affinity import assign
+from hetero.affinity.pins import pins_of
 from hetero.devices.errors import AffinityError, DeviceError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.query.priority import SHOWN_NODES, pins_of, query_priority, require_supported
+from hetero.query.priority import SHOWN_NODES, query_priority, require_supported
 from hetero.query.query_cache import Answers
 from tests.support.graphs import build
 
