@@ -35,8 +35,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.node_contents import check_inside
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Payload
-from hetero.partition.cut import Cut
-from hetero.partition.partition import Partition, Subgraph
+from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import NOT_KEPT
 from hetero.scheduler.formats.blob_file import BlobFile
@@ -105,7 +104,7 @@ class Header(msgspec.Struct):
 
 def write_model(
     file: BinaryIO,
-    cuts: Sequence[Cut],
+    cuts: Sequence[PlacedPartition],
     request: CompileRequest,
     payloads: Sequence[Payload | None],
     *,
@@ -143,7 +142,7 @@ def _identity(array: np.ndarray) -> tuple[int, bytes]:
     return array.nbytes, b"" if array.dtype == object else xxhash.xxh3_128_digest(raw(array))
 
 
-def header_of(cuts: Sequence[Cut], request: CompileRequest) -> dict[str, Any]:
+def header_of(cuts: Sequence[PlacedPartition], request: CompileRequest) -> dict[str, Any]:
     """Return what the headers of models and of the cache's plans have in common."""
     rows = [_row(cut) for cut in cuts]
     placed = rows[0]
@@ -167,7 +166,7 @@ def header_of(cuts: Sequence[Cut], request: CompileRequest) -> dict[str, Any]:
     }
 
 
-def _row(cut: Cut) -> dict[str, Any]:
+def _row(cut: PlacedPartition) -> dict[str, Any]:
     """Return one way of cutting and placing a model."""
     names = list(cut.affinity.devices)
     reasons = [cut.affinity.reasons.get(name, "") for name in names]
@@ -308,7 +307,7 @@ class ModelBlob:
         if (most := max(placed, default=-1)) >= len(model.nodes):
             raise BlobError(f"{self._where}: positions: node {most} of {len(model.nodes)}.")
 
-    def stage_models(self, cut: Cut) -> list[Model]:
+    def stage_models(self, cut: PlacedPartition) -> list[Model]:
         """Return each stage's model, read when more than its ports is asked for."""
 
         def deferred(subgraph: Subgraph) -> Model:
@@ -321,19 +320,19 @@ class ModelBlob:
         except KeyError as error:
             raise BlobError(f"{self._where}: ports: nothing on value {error}.") from error
 
-    def cuts(self, source: Model) -> tuple[Cut, ...]:
+    def cuts(self, source: Model) -> tuple[PlacedPartition, ...]:
         """Return how `source`, which has to be the model that was compiled, was cut and placed."""
         rows = zip(self.plans, self._placed, self.affinities, strict=True)
         try:
             return tuple(
-                Cut(_partition(source, plan, row.positions), affinity, row.share)
+                PlacedPartition(_partition(source, plan, row.positions), affinity, row.share)
                 for plan, row, affinity in rows
             )
         except (TypeError, ValueError, LookupError) as error:
             raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
 
 
-def _ports(cuts: Sequence[Cut]) -> list[TensorSpec]:
+def _ports(cuts: Sequence[PlacedPartition]) -> list[TensorSpec]:
     """Return the types of the values that stages take and give, each once."""
     found = {
         spec.name: spec

@@ -12,7 +12,7 @@ from hetero.devices.errors import ArgumentTypeError, BlobError, PropertyError, U
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import Payload
 from hetero.devices.plugin.properties import PropertyTable
-from hetero.partition.cut import Cut
+from hetero.partition.partition import PlacedPartition
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT
 from hetero.scheduler.formats.stage_source import StageSource
@@ -101,7 +101,7 @@ def recompiled_pins(blob: ModelBlob, placed: Mapping[str, str]) -> dict[str, str
 
 
 def import_sources(
-    blob: ModelBlob, cuts: Sequence[Cut], request: CompileRequest
+    blob: ModelBlob, cuts: Sequence[PlacedPartition], request: CompileRequest
 ) -> list[StageSource]:
     """Return each stage's source, numbered through the cuts: with its own export, or without."""
     #: (device here, why its export cannot be used) -> stages, numbered through the plans.

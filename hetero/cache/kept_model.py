@@ -21,8 +21,7 @@ from hetero.cache.key import plan_key, stage_key
 from hetero.devices.errors import BlobError, UnsupportedOperationError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload
-from hetero.partition.cut import Cut
-from hetero.partition.partition import Subgraph
+from hetero.partition.partition import PlacedPartition, Subgraph
 from hetero.properties.request import CompileRequest
 from hetero.scheduler.executor import Deployment
 from hetero.scheduler.formats.blob_file import BlobFile
@@ -48,7 +47,7 @@ _STAGE_KEYS: Final = "stage_keys"
 class Kept:
     """A plan that the cache has, and the keys of its subgraphs, numbered through the cuts."""
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[PlacedPartition, ...]
     keys: tuple[str, ...]
 
 
@@ -69,7 +68,7 @@ class KeptModel:
         """Return the plan, if it is there; what cannot be used is dropped with a warning."""
         return self._read(self._key + PLAN_SUFFIX, self._read_plan)
 
-    def cut(self, cuts: Sequence[Cut]) -> Kept:
+    def cut(self, cuts: Sequence[PlacedPartition]) -> Kept:
         """Return cuts that were made now, with the keys of their subgraphs."""
         return Kept(tuple(cuts), tuple(map(self._stage_key, _subgraphs(cuts))))
 
@@ -126,7 +125,7 @@ class KeptModel:
         entry.check_positions(self._model)
         return Kept(tuple(map(self._with_reasons, cuts)), tuple(map(str, keys)))
 
-    def _with_reasons(self, cut: Cut) -> Cut:
+    def _with_reasons(self, cut: PlacedPartition) -> PlacedPartition:
         """Return a cut with the pins' reasons as they are here: they are not part of the key."""
         reasons = {**cut.affinity.reasons, **self._request.pins.reasons}
         return replace(cut, affinity=Affinity(cut.affinity.devices, reasons))
@@ -191,6 +190,6 @@ def _read_stage(key: str, blob: BlobFile) -> tuple[Payload, StoredPayload | None
     return read_payload(blob, 0, contents), stored
 
 
-def _subgraphs(cuts: Sequence[Cut]) -> list[Subgraph]:
+def _subgraphs(cuts: Sequence[PlacedPartition]) -> list[Subgraph]:
     """Return the subgraphs of each cut after those of the one before."""
     return [s for cut in cuts for s in cut.partition.subgraphs]

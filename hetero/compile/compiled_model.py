@@ -22,8 +22,7 @@ from hetero.devices.plugin.properties import Config, unknown_property
 from hetero.devices.plugin.remote import RemoteContext
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.request import Request
-from hetero.partition.cut import Cut
-from hetero.partition.partition import Partition, Subgraph
+from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, listed
@@ -99,7 +98,7 @@ class CompiledModel(BaseCompiledModel):
         return self.target.optional_inputs
 
     @property
-    def cuts(self) -> tuple[Cut, ...]:
+    def cuts(self) -> tuple[PlacedPartition, ...]:
         """How the model is cut and placed: in one way, or in several whose plans share requests.
 
         Where devices are gone for good, as it was placed on those that are left.
@@ -342,7 +341,7 @@ class CompiledModel(BaseCompiledModel):
         self.target.close()
 
 
-def optimal_requests(cuts: Sequence[Cut], configs: Mapping[str, Config]) -> int:
+def optimal_requests(cuts: Sequence[PlacedPartition], configs: Mapping[str, Config]) -> int:
     """Return how many requests reach the throughput that the slowest device allows.
 
     That takes as many as pass through in the time of one, and for stages that come back to a

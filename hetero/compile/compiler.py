@@ -17,8 +17,7 @@ from hetero.compile.stage_replicas import moved, stand_ins, ways, without_stand_
 from hetero.devices.errors import DeviceError, PropertyError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
-from hetero.partition.cut import Cut
-from hetero.partition.partition import partition, stage_sources
+from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.request import CompileRequest
 from hetero.query.priority import Refused, place_by_priority, refusals
@@ -107,7 +106,9 @@ class Compiler:
                 entry.keep(made, deployment)
             return deployment
 
-    def place(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
+    def place(
+        self, model: Model, request: CompileRequest, refused: Refused
+    ) -> list[PlacedPartition]:
         """Cut a model as the policy says, without what devices are known to refuse in a part."""
         count = request.own["NUM_REPLICAS"]
         others = stand_ins(request)
@@ -136,15 +137,20 @@ class Compiler:
             for way in ways(cut, others)
         ]
 
-    def _place_once(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
+    def _place_once(
+        self, model: Model, request: CompileRequest, refused: Refused
+    ) -> list[PlacedPartition]:
         if request.policy == "PRIORITY" or len(request.devices) == 1:
             placed = place_by_priority(model, request, self._answers.of(request), refused)
-            return [Cut(partition(model, placed), placed)]
+            return [PlacedPartition(partition(model, placed), placed)]
         report = self._planner.plan(model, request, refused)
         return [replace(cut, report=report) for cut in report.variants]
 
     def deploy(
-        self, cuts: Sequence[Cut], sources: Sequence[StageSource], request: CompileRequest
+        self,
+        cuts: Sequence[PlacedPartition],
+        sources: Sequence[StageSource],
+        request: CompileRequest,
     ) -> Deployment:
         """Deploy cuts with a source for each stage, numbered through; several share requests."""
         model = cuts[0].partition.source
@@ -201,11 +207,11 @@ def _closed_on_error(deployment: Deployment) -> Iterator[None]:
         raise
 
 
-def _sources(cuts: Sequence[Cut], request: CompileRequest) -> list[StageSource]:
+def _sources(cuts: Sequence[PlacedPartition], request: CompileRequest) -> list[StageSource]:
     return stage_sources([cut.partition for cut in cuts], request.configs)
 
 
-def _deployable(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Remade:
+def _deployable(cuts: Sequence[PlacedPartition], sources: Sequence[StageSource]) -> Remade:
     placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts], cuts)
     numbers = (number for route in placement.routes for number in route.stages)
     source_of = dict(zip(numbers, sources, strict=True))
@@ -213,7 +219,9 @@ def _deployable(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Remade:
     return Remade(placement, [source_of[s.index] for s in placement.stages], constants)
 
 
-def batching_of(cuts: Sequence[Cut], request: CompileRequest, limits: Limits) -> Batching | None:
+def batching_of(
+    cuts: Sequence[PlacedPartition], request: CompileRequest, limits: Limits
+) -> Batching | None:
     """Return how requests are joined, or refuse to; None where they are not to be."""
     size = request.batch_size
     if size < 2:

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Final
 
 from hetero.devices.errors import PropertyError
-from hetero.partition.cut import Cut
+from hetero.partition.partition import PlacedPartition
 from hetero.properties.request import CompileRequest
 from hetero.scheduler.vocabulary.names import match_name, split_name
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
@@ -41,7 +41,7 @@ def without_stand_ins(request: CompileRequest) -> CompileRequest:
     return request.on(tuple(device for device in request.devices if device not in others))
 
 
-def ways(cut: Cut, others: StandIns) -> list[Cut]:
+def ways(cut: PlacedPartition, others: StandIns) -> list[PlacedPartition]:
     """Return a cut on each choice of its devices and their stand-ins, with equal shares."""
     used = [device for device in cut.plan.devices if device in others]
     choices = list(product(*((device, *others[device]) for device in used)))
@@ -54,7 +54,9 @@ def ways(cut: Cut, others: StandIns) -> list[Cut]:
     ]
 
 
-def moved(cut: Cut, gone: Collection[str], left: Sequence[DeviceDescriptor]) -> Cut | None:
+def moved(
+    cut: PlacedPartition, gone: Collection[str], left: Sequence[DeviceDescriptor]
+) -> PlacedPartition | None:
     """Return a cut with others of the same plugin in place of devices that are gone.
 
     Of those the one with the fewest nodes takes a device's subgraphs; None where there is none, or

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from hetero.affinity.affinity import follows, some
+from hetero.affinity.affinity import Affinity, follows, some
 from hetero.affinity.request_dependence import weight_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.attributes import draws
@@ -96,6 +96,45 @@ class Partition:
     def subgraph_of(self) -> Mapping[str, int]:
         """Node name -> index of the subgraph that lists it."""
         return {name: s.index for s in self.subgraphs for name in s.node_names}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPartition:
+    """One way to run a model; several may share its requests."""
+
+    partition: Partition
+    #: Which device each node has, and why.
+    affinity: Affinity
+    #: The part of the requests that goes this way.
+    share: float = 1.0
+    #: The `PlanReport` of the costs that chose it, if costs did.
+    report: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is deployed."""
+        return self.partition.plan
+
+    def on(self, placed: Mapping[str, str], why: str) -> PlacedPartition:
+        """Return the same cut on other devices: device -> the one in its place.
+
+        `why` goes before the old device in the reasons.
+        """
+        if all(old == new for old, new in placed.items()):
+            return self
+        here = {**{d: d for d in self.affinity.values()}, **placed}
+        reasons = {
+            name: f"{self.affinity.reasons.get(name, '')} ({why} {old})".lstrip()
+            for name, old in self.affinity.items()
+            if here[old] != old
+        }
+        affinity = Affinity(
+            {name: here[old] for name, old in self.affinity.items()},
+            {**self.affinity.reasons, **reasons},
+        )
+        subgraphs = tuple(replace(s, device=here[s.device]) for s in self.partition.subgraphs)
+        partition = replace(self.partition, subgraphs=subgraphs)
+        return replace(self, partition=partition, affinity=affinity)
 
 
 def partition(model: Model, affinity: Mapping[str, str]) -> Partition:

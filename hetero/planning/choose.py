@@ -15,8 +15,7 @@ from typing import Final
 
 from hetero.affinity.affinity import Affinity
 from hetero.devices.errors import PlanError
-from hetero.partition.cut import Cut
-from hetero.partition.partition import partition
+from hetero.partition.partition import PlacedPartition, partition
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.predict import predict
 from hetero.planning.problem import Planned, Task, build, node_seconds
@@ -112,7 +111,7 @@ class _Judge:
         self._task = task
         self._planned = planned
         self._known = known
-        self._cuts: dict[Assignment, Cut] = {}
+        self._cuts: dict[Assignment, PlacedPartition] = {}
 
     def __call__(self, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
         cuts = self.cuts(names[0], parts)
@@ -130,18 +129,20 @@ class _Judge:
             levels=max(1 + max(cut.plan.levels, default=-1) for cut in cuts),
         )
 
-    def cuts(self, name: str, parts: Sequence[Part]) -> list[Cut]:
+    def cuts(self, name: str, parts: Sequence[Part]) -> list[PlacedPartition]:
         """Return a plan's parts, cut; `name` is what their reasons say."""
         for assignment in (part.assignment for part in parts):
             if assignment not in self._cuts:
                 affinity = self._known.get(assignment)
                 if affinity is None:
                     affinity = self._planned.affinity(assignment, f"plan: {name}")
-                self._cuts[assignment] = Cut(partition(self._task.model, affinity), affinity)
+                self._cuts[assignment] = PlacedPartition(
+                    partition(self._task.model, affinity), affinity
+                )
         return [replace(self._cuts[part.assignment], share=part.share) for part in parts]
 
     def predicted(
-        self, cuts: Sequence[Cut]
+        self, cuts: Sequence[PlacedPartition]
     ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
         """Return every stage and wire of a plan's cuts, and the slowest one's latency."""
         company = len({s.device for cut in cuts for s in cut.partition.subgraphs}) > 1

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hetero.affinity.affinity import Affinity
 from hetero.devices.model.notebook import html_table
-from hetero.partition.cut import Cut
+from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.costs import Time
 
 #: How often as long as its bound a plan takes, from which on the bound tells little of it.
@@ -121,7 +121,7 @@ class PlanReport:
     devices: tuple[str, ...]
     policy: str
     hint: str
-    variants: tuple[Cut, ...]
+    variants: tuple[PlacedPartition, ...]
     bottleneck_s: float
     latency_s: float
     loads_s: Mapping[str, float]

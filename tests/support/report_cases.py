@@ -15,8 +15,7 @@ from hetero.affinity.pins import pins_of
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.partition.cut import Cut
-from hetero.partition.partition import partition
+from hetero.partition.partition import PlacedPartition, partition
 from hetero.planning.cost.costs import Time
 from hetero.planning.report import Alternative, PlanReport, StagePrediction, WirePrediction
 from hetero.query.priority import query_priority
@@ -85,7 +84,7 @@ def branches_plan(survey: Survey) -> PlanReport:
         devices=survey.names,
         policy="AUTO",
         hint="THROUGHPUT",
-        variants=(Cut(partition(survey.model, placed), placed),),
+        variants=(PlacedPartition(partition(survey.model, placed), placed),),
         bottleneck_s=0.004,
         latency_s=0.009,
         loads_s={"ORT": 0.003, "CPU": 0.001, "NULL": 0.0},

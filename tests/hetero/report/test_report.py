@@ -20,8 +20,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import metadata_pins
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal
-from hetero.partition.cut import Cut
-from hetero.partition.partition import partition
+from hetero.partition.partition import PlacedPartition, partition
 from hetero.report import (
     annotated_model,
     build_report,
@@ -213,7 +212,10 @@ def test_variants_that_share_the_requests_count_as_used() -> None:
     plan = branches_plan(survey)
     alone = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
     (first,) = plan.variants
-    variants = (Cut(partition(survey.model, alone), alone, 0.6), replace(first, share=0.4))
+    variants = (
+        PlacedPartition(partition(survey.model, alone), alone, 0.6),
+        replace(first, share=0.4),
+    )
     mixed = replace(plan, variants=variants)
     document = build_report(survey, mixed)
     validate(document)
