@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hetero.affinity.affinity import Affinity, assign
-from hetero.affinity.pins import AffinitySource, pins_of
+from hetero.affinity.pins import AffinitySource, collect_pins
 from hetero.cache.blob import ModelBlob, open_blob
 from hetero.cache.folder import cache_of
 from hetero.cache.importing import (
@@ -43,7 +43,7 @@ from hetero.properties.request import CompileRequest
 from hetero.properties.scopes import EVERYWHERE, Scopes
 from hetero.properties.table import cache_folder, listed
 from hetero.query.priority import query_priority
-from hetero.query.query_cache import Answers
+from hetero.query.query_cache import QueryCache
 from hetero.query.survey import Survey
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.executor import Executor
@@ -104,9 +104,9 @@ class Core:
         self._scopes = Scopes(self._devices.rows, lambda *names: self.executor.get_property(*names))
         self._extensions = Extensions()
         self._watching: list[Trace | MetricsServer] = []
-        self._answers = Answers(lambda *question: self.executor.query(*question))
-        self._planner = CostPlanner(lambda: self.executor, self._answers)
-        self._compiler = Compiler(lambda: self.executor, self._answers, self._planner)
+        self._queries = QueryCache(lambda *question: self.executor.query(*question))
+        self._planner = CostPlanner(lambda: self.executor, self._queries)
+        self._compiler = Compiler(lambda: self.executor, self._queries, self._planner)
 
     def __repr__(self) -> str:
         return f"<Core {self._devices}>"
@@ -415,7 +415,7 @@ class Core:
         """
         source = self.read_model(model)
         source, query, support = self._query(source, device_name, config or {}, affinity)
-        told = {n: self._answers.timed(n, source, query.configs[n]) for n in query.devices}
+        told = {n: self._queries.timed(n, source, query.configs[n]) for n in query.devices}
         return Survey(
             source,
             device_name,
@@ -627,7 +627,7 @@ class Core:
             _log.warning("model=%s: compiled again for %s", blob.name, device_name)
             again = recompiled_pins(blob, placed)
             return self.compile_model(model, device_name, options, affinity=again)
-        cuts = tuple(cut.on(placed, "compiled for") for cut in blob.cuts(model))
+        cuts = tuple(cut.on_devices(placed, "compiled for") for cut in blob.cuts(model))
         split = self._scopes.split(options, placed.values())
         pins = {name: placed[old] for name, old in blob.head.pins.items() if old in placed}
         used = self._devices.described(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
@@ -649,12 +649,12 @@ class Core:
         split = self._scopes.split(config, devices)
         configs = self._extensions.allow(model, split.without_caches(), self._scopes.tables())
         own = {**split.own, "CACHE_DIR": cache_folder(split, config)}
-        pins = pins_of(model, devices, affinity)
+        pins = collect_pins(model, devices, affinity)
         return CompileRequest(self._devices.described(devices), own, configs, pins)
 
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> tuple[Model, CompileRequest, Support]:
         request = without_stand_ins(self._request(model, device, config, affinity))
-        model, ask = opened(model, request), self._answers.of(request)
+        model, ask = opened(model, request), self._queries.querier(request)
         return model, request, query_priority(model, request.devices, ask, request.pins)

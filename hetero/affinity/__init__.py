@@ -1,1 +1,1 @@
-"""From support to a device for each node."""
+"""Affinities: the device of each node, from pins and from query results."""

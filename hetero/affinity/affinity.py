@@ -1,4 +1,4 @@
-"""Which device each node goes to, and why: pins by hand, the rest as the query assigned it."""
+"""Affinities of nodes: pins set by the user, and devices assigned by the query for the rest."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
-from hetero.affinity.request_dependence import weight_positions
+from hetero.affinity.request_dependence import computed_weight_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.vocabulary.names import match_name
 
 #: Characters that make a pattern a glob.
-_WILD: Final = frozenset("*?[")
-#: Kinds of patterns, the stronger last.
-_KINDS: Final = ("op", "glob", "name")
+_GLOB_CHARACTERS: Final = frozenset("*?[")
+#: Kinds of patterns, in ascending order of precedence.
+_PATTERN_KINDS: Final = ("op", "glob", "name")
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity(Mapping[str, str]):
-    """Node name -> device name, and why; a whole model's, or only what is pinned.
+    """Node name -> device name, with reasons; of a whole model, or of its pinned nodes only.
 
     Attributes
     ----------
     devices : mapping of str to str
-        Each node's device.
+        Node name -> device name.
     reasons : mapping of str to str
-        Why: ``pin: glob conv*``, ``priority``, ``follows conv1``.
+        Node name -> reason, such as ``pin: glob conv*``, ``priority`` or ``follows conv1``.
     """
 
     devices: Mapping[str, str]
@@ -48,120 +48,122 @@ class Affinity(Mapping[str, str]):
     def __hash__(self) -> int:
         return hash(tuple(self.devices.items()))
 
-    def over(self, weaker: Affinity) -> Affinity:
-        """Return both together; where they differ, this one holds."""
-        return Affinity({**weaker.devices, **self.devices}, {**weaker.reasons, **self.reasons})
+    def with_fallback(self, fallback: Affinity) -> Affinity:
+        """Return the union of two affinities; this one takes precedence over `fallback`."""
+        return Affinity({**fallback.devices, **self.devices}, {**fallback.reasons, **self.reasons})
 
 
-#: No pins at all.
+#: The empty affinity.
 NO_PINS: Final = Affinity(MappingProxyType({}), MappingProxyType({}))
 
 
 def resolve_pins(
     model: Model, pins: Mapping[str, str], devices: Sequence[str] | None = None, *, source: str = ""
 ) -> Affinity:
-    """Find the nodes that patterns name.
+    """Match patterns to nodes and return the pinned nodes with their devices.
 
-    A pattern is a node's name, a glob over names (``*``, ``?``, ``[...]``), or ``op:TYPE`` for an
-    operator type (a glob too; with its domain, ``op:com.microsoft.Gelu``, if wanted). ``name:`` or
-    ``glob:`` in front says which is meant. Names win over globs, globs over types, and within a
-    kind the later one wins.
+    A pattern is a node name, a glob over node names (``*``, ``?``, ``[...]``), or ``op:TYPE`` for
+    an operator type. The type may be a glob and may include its domain
+    (``op:com.microsoft.Gelu``). The prefixes ``name:`` and ``glob:`` resolve ambiguous patterns.
+    Names take precedence over globs, globs over types; within a kind the later pattern wins.
 
     `pins`: pattern -> device name.
     `devices`: the devices that a pin may name; any by default.
-    `source`: where the pins come from, for reasons and messages.
-    Returns: the pinned nodes in the model's order. `Constant` nodes that others read are left out:
-        they follow their readers.
-    Raises AffinityError: patterns that match nothing, devices that are not in the list: all of them
-        at once.
+    `source`: the origin of the pins, for reasons and messages.
+    Returns: the pinned nodes in the model's order, without literals, which follow their readers.
+    Raises AffinityError: with every pattern that matches nothing and every unknown device.
     """
-    where = f" in {source}" if source else ""
+    origin = f" in {source}" if source else ""
     problems: list[str] = []
-    found: dict[str, dict[str, tuple[str, str]]] = {kind: {} for kind in _KINDS}
+    matches_by_kind: dict[str, dict[str, tuple[str, str]]] = {kind: {} for kind in _PATTERN_KINDS}
     for pattern, device in pins.items():
         if not isinstance(device, str) or not device:
-            problems.append(f"pin {pattern!r}{where}: {device!r} is not a device name")
+            problems.append(f"pin {pattern!r}{origin}: {device!r} is not a device name")
             continue
         if devices is not None:
-            listed = match_name(device, devices)
-            if listed is None:
-                near = difflib.get_close_matches(device.upper(), devices, 1, 0.7)
+            device_name = match_name(device, devices)
+            if device_name is None:
+                suggestions = difflib.get_close_matches(device.upper(), devices, 1, 0.7)
                 problems.append(
-                    f"pin {pattern!r}{where}: no device {device!r} in the list "
-                    f"({', '.join(devices)})" + (f"; did you mean {near[0]!r}?" if near else "")
+                    f"pin {pattern!r}{origin}: no device {device!r} in the list "
+                    f"({', '.join(devices)})"
+                    + (f"; did you mean {suggestions[0]!r}?" if suggestions else "")
                 )
-            device = listed or device
-        kind, text = _kind(pattern, model)
-        names = _matching(model, kind, text)
-        if not names:
-            problems.append(f"pin {pattern!r}{where}: {_no_match(model, kind, text)}")
-        label = f"pin: {'op:' if kind == 'op' else kind + ' '}{text}" + where
-        found[kind] |= dict.fromkeys(names, (device, label))
-    refuse(model, problems)
-    merged: dict[str, tuple[str, str]] = {}
-    for kind in _KINDS:
-        merged |= found[kind]
-    chosen = [n.name for n in model.nodes if n.name in merged and not follows(model, n)]
+            device = device_name or device
+        kind, text = _split_pattern(pattern, model)
+        matches = _matching_nodes(model, kind, text)
+        if not matches:
+            problems.append(f"pin {pattern!r}{origin}: {_explain_no_match(model, kind, text)}")
+        label = f"pin: {'op:' if kind == 'op' else kind + ' '}{text}" + origin
+        matches_by_kind[kind] |= dict.fromkeys(matches, (device, label))
+    raise_problems(model, problems)
+    pins_by_node: dict[str, tuple[str, str]] = {}
+    for kind in _PATTERN_KINDS:
+        pins_by_node |= matches_by_kind[kind]
+    names = [n.name for n in model.nodes if n.name in pins_by_node and not is_literal(model, n)]
     return Affinity(
-        {name: merged[name][0] for name in chosen}, {name: merged[name][1] for name in chosen}
+        {name: pins_by_node[name][0] for name in names},
+        {name: pins_by_node[name][1] for name in names},
     )
 
 
 def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity:
-    """Return the affinity of every node that has a device: pins as they are, the rest by priority.
+    """Return the affinity of every supported node: pins first, the query's devices for the rest.
 
-    `support`: the query's answer, asked with the same pins (`hetero.query.query_priority`).
+    `support`: the result of `hetero.query.priority.query_priority` with the same pins.
+    Raises AffinityError: with every pinned node that its device does not support.
     """
     problems = []
     for name, device in pins.items():
         if support.get(name) != device:
             refusal = support.refusals.get(name, {}).get(device)
-            why = f"does not take it: {refusal}" if refusal else "was not asked about it"
+            complaint = f"does not support it: {refusal}" if refusal else "was not queried about it"
             node = model.nodes[model.index_of[name]]
             reason = pins.reasons.get(name, "pin")
-            problems.append(f"node {name!r} ({node.op_type}): {device} {why} ({reason})")
-    refuse(model, problems)
-    placed: dict[str, str] = {}
+            problems.append(f"node {name!r} ({node.op_type}): {device} {complaint} ({reason})")
+    raise_problems(model, problems)
+    devices: dict[str, str] = {}
     reasons: dict[str, str] = {}
-    weights = weight_positions(model)
+    weights = computed_weight_positions(model)
     for position, node in enumerate(model.nodes):
         name = node.name
-        if follows(model, node):
+        if is_literal(model, node):
             reader = next((r.name for r in model.readers(node) if r.name in support.devices), None)
             if reader is not None:
-                placed[name] = pins.get(reader) or support[reader]
+                devices[name] = pins.get(reader) or support[reader]
                 reasons[name] = f"follows {reader}"
         elif name in pins:
-            placed[name] = pins[name]
+            devices[name] = pins[name]
             reasons[name] = pins.reasons.get(name, "pin")
         elif name in support.devices:
-            placed[name] = support[name]
-            near = model.readers(node) if position in weights else ()
-            reader = next((r.name for r in near if support.get(r.name) == support[name]), None)
-            heard = support.refusals.get(name, {})
-            refused = "; ".join(f"{device}: {refusal}" for device, refusal in heard.items())
-            reasons[name] = (
-                f"follows {reader}" if reader else "priority" + f", after {refused}" * bool(refused)
-            )
-    return Affinity(placed, reasons)
+            devices[name] = support[name]
+            readers = model.readers(node) if position in weights else ()
+            reader = next((r.name for r in readers if support.get(r.name) == support[name]), None)
+            refusals = support.refusals.get(name, {}).items()
+            explanation = "; ".join(f"{device}: {refusal}" for device, refusal in refusals)
+            if reader:
+                reasons[name] = f"follows {reader}"
+            else:
+                reasons[name] = f"priority, after {explanation}" if explanation else "priority"
+    return Affinity(devices, reasons)
 
 
-def follows(model: Model, node: Node) -> bool:
-    """Whether the node is a literal that others read: it goes wherever they go."""
+def is_literal(model: Model, node: Node) -> bool:
+    """Return whether a node is a literal: a `Constant` node with readers, copied to each reader."""
     return node.is_constant and any(value in model.consumers for value in node.writes)
 
 
-def _kind(pattern: str, model: Model) -> tuple[str, str]:
-    """Return a pattern's kind and its text without the prefix."""
+def _split_pattern(pattern: str, model: Model) -> tuple[str, str]:
+    """Return the kind of a pattern, and its text without the prefix."""
     if pattern in model.index_of:
         return "name", pattern
     prefix, colon, text = pattern.partition(":")
-    if colon and prefix in _KINDS:
+    if colon and prefix in _PATTERN_KINDS:
         return prefix, text
-    return ("glob" if _WILD & set(pattern) else "name"), pattern
+    return ("glob" if _GLOB_CHARACTERS & set(pattern) else "name"), pattern
 
 
-def _matching(model: Model, kind: str, text: str) -> list[str]:
+def _matching_nodes(model: Model, kind: str, text: str) -> list[str]:
     if kind == "name":
         return [text] if text in model.index_of else []
     if kind == "glob":
@@ -174,32 +176,32 @@ def _matching(model: Model, kind: str, text: str) -> list[str]:
     ]
 
 
-def _no_match(model: Model, kind: str, text: str) -> str:
-    known: Iterable[str] = model.node_names
-    what = "no node has that name"
+def _explain_no_match(model: Model, kind: str, text: str) -> str:
+    candidates: Iterable[str] = model.node_names
+    problem = "no node has that name"
     if kind == "op":
-        known = dict.fromkeys(node.op_type for node in model.nodes)
-        what = f"no node is of type {text!r}"
+        candidates = dict.fromkeys(node.op_type for node in model.nodes)
+        problem = f"no node is of type {text!r}"
     elif kind == "glob":
-        return f"no node's name fits it; the model has {some(model.node_names)}"
-    near = difflib.get_close_matches(text, list(known), 3, 0.4)
-    if near:
-        return f"{what}; close: {', '.join(map(repr, near))}"
-    return f"{what}; the model has {some(list(known))}"
+        return f"no node name matches; the model has {abbreviate(model.node_names)}"
+    suggestions = difflib.get_close_matches(text, list(candidates), 3, 0.4)
+    if suggestions:
+        return f"{problem}; close matches: {', '.join(map(repr, suggestions))}"
+    return f"{problem}; the model has {abbreviate(list(candidates))}"
 
 
-def some(names: Sequence[str], most: int = 10) -> str:
-    """Return the first of some names for a message, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
+def abbreviate(names: Sequence[str], limit: int = 10) -> str:
+    """Return the first names of a list for a message, and the number of the others."""
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(repr, names[:limit])) + rest
 
 
-def refuse(model: Model, problems: Sequence[str]) -> None:
-    """Raise one AffinityError with all problems, if there are any."""
+def raise_problems(model: Model, problems: Sequence[str]) -> None:
+    """Raise one AffinityError that lists all problems; return if there are none."""
     if problems:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise AffinityError(
-            f"model {model.name!r}: problems with its affinities ({len(problems)}):{lines}\n"
-            "Name nodes of the model and devices of the list that take them, or leave the pin out.",
+            f"model {model.name!r}: invalid pins ({len(problems)}):{lines}\n"
+            "Pin existing nodes to listed devices that support them, or remove these pins.",
             problems=tuple(problems),
         )

@@ -1,19 +1,19 @@
-"""Affinities inside a model: our own node metadata, ONNX Runtime's, and ONNX's device records.
+"""Affinities stored in a model: hetero's node metadata, ONNX Runtime's, and ONNX's device records.
 
-A node may carry, the stronger first:
+Three forms, in descending order of precedence:
 
 ``metadata_props["hetero.affinity"]``
     A device name.
 ``device_configurations``
-    ONNX's multi-device record. It belongs to one of the model's `configuration` entries, which
-    lists device names. A node whose tensors all lie on one device of it goes there; a node
-    without that but with a ``pipeline_stage`` goes to the device of that position.
+    ONNX's multi-device record. It refers to one of the model's `configuration` entries, a list of
+    device names. If all tensors of the node lie on one device of the list, the node is pinned to
+    that device; otherwise its ``pipeline_stage`` is the index of the device in the list.
 ``metadata_props["layer_ann"]``
-    ONNX Runtime's annotation of a layer. Its labels are free, so that only those that are a
-    device's name count.
+    ONNX Runtime's layer annotation. Its labels are free text; labels that are not device names
+    are ignored.
 
-The last two are others' records: devices that are not in the list are passed over there, while a
-``hetero.affinity`` that cannot be met is an error.
+The last two come from other tools: devices outside the device list are ignored. A
+``hetero.affinity`` outside the list is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 
 import onnx
 
-from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
+from hetero.affinity.affinity import NO_PINS, Affinity, is_literal, resolve_pins
 from hetero.devices.model.model import Model, Node, set_metadata
 from hetero.scheduler.vocabulary.names import match_name
 
@@ -32,46 +32,50 @@ DEVICE_KEY: Final = "hetero.device"
 REASON_KEY: Final = "hetero.reason"
 SUBGRAPH_KEY: Final = "hetero.subgraph"
 LAYER_KEY: Final = "layer_ann"
-#: The name of our entry in ModelProto.configuration.
+#: The name of hetero's entry in ModelProto.configuration.
 CONFIGURATION: Final = "hetero"
-#: The IR version that brought multi-device records; node metadata came one earlier.
+#: The first IR version with multi-device records; node metadata exists since IR version 10.
 DEVICE_RECORDS_IR: Final = 11
 
 
 def metadata_pins(model: Model, devices: Sequence[str]) -> Affinity:
-    """Read the pins that a model's nodes carry; a ``hetero.affinity`` has to be of the list."""
+    """Read the pins stored in a model's nodes.
+
+    Raises AffinityError: a ``hetero.affinity`` is not one of `devices`.
+    """
     configurations = {str(c.name): tuple(map(str, c.device)) for c in model.header.configuration}
-    own: dict[str, str] = {}
-    foreign: dict[str, str] = {}
+    own_pins: dict[str, str] = {}
+    foreign_pins: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for node in model.nodes:
         metadata = node.metadata
         if device := metadata.get(AFFINITY_KEY):
-            own[f"name:{node.name}"] = device
-        elif follows(model, node):
+            own_pins[f"name:{node.name}"] = device
+        elif is_literal(model, node):
             continue
-        elif (device := _recorded(node, configurations, devices)) is not None:
-            foreign[node.name] = device
+        elif (device := _device_of_record(node, configurations, devices)) is not None:
+            foreign_pins[node.name] = device
             reasons[node.name] = "pin: device_configurations"
         elif (device := match_name(metadata.get(LAYER_KEY, ""), devices)) is not None:
-            foreign[node.name] = device
+            foreign_pins[node.name] = device
             reasons[node.name] = f"pin: metadata {LAYER_KEY}"
-    named = resolve_pins(model, own, devices, source=f"metadata {AFFINITY_KEY}") if own else NO_PINS
-    return named.over(Affinity(foreign, reasons))
+    source = f"metadata {AFFINITY_KEY}"
+    resolved_pins = resolve_pins(model, own_pins, devices, source=source) if own_pins else NO_PINS
+    return resolved_pins.with_fallback(Affinity(foreign_pins, reasons))
 
 
-def _recorded(
+def _device_of_record(
     node: Node, configurations: Mapping[str, tuple[str, ...]], devices: Sequence[str]
 ) -> str | None:
-    """Return the device that ONNX's records put the node on, if they name one of `devices`."""
+    """Return the device of a node's ONNX device records, if it is one of `devices`."""
     for record in node.proto.device_configurations:
         names = configurations.get(record.configuration_id, ())
-        places = {index for spec in record.sharding_spec for index in spec.device}
-        if not places and record.HasField("pipeline_stage"):
-            places = {record.pipeline_stage}
-        found = [str(names[index]) for index in places if 0 <= index < len(names)]
-        if len(places) == len(found) == 1:
-            device = match_name(found[0], devices)
+        indices = {index for spec in record.sharding_spec for index in spec.device}
+        if not indices and record.HasField("pipeline_stage"):
+            indices = {record.pipeline_stage}
+        recorded_devices = [str(names[index]) for index in indices if 0 <= index < len(names)]
+        if len(indices) == len(recorded_devices) == 1:
+            device = match_name(recorded_devices[0], devices)
             if device is not None:
                 return device
     return None
@@ -80,10 +84,10 @@ def _recorded(
 def annotate(
     model: Model, affinity: Mapping[str, str], *, stages: Mapping[str, int] | None = None
 ) -> Model:
-    """Return the model with each node's device written into it, in all forms that are read.
+    """Return the model with each node's device stored in it, in all three forms.
 
-    `stages`: node name -> its subgraph's index, which is its pipeline stage; without it stages
-        are the devices' positions.
+    `stages`: node name -> subgraph index, stored as the pipeline stage; by default the stage is
+        the device's index among the devices in use.
     """
     reasons = affinity.reasons if isinstance(affinity, Affinity) else {}
     names = list(dict.fromkeys(affinity[n.name] for n in model.nodes if n.name in affinity))

@@ -1,4 +1,4 @@
-"""Pins as text: JSON and YAML files, and ``PATTERN=DEVICE`` on a command line."""
+"""Pins from users: mappings, JSON and YAML files, and ``PATTERN=DEVICE`` strings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hetero.devices.errors import AffinityError, ArgumentTypeError
 from hetero.devices.model.model import Model
 from hetero.scheduler.formats.regular_file import read_regular
 
-#: The largest file that is read.
-_MOST_NBYTES: Final = 2**25
+#: The size limit of an affinity file.
+_MAX_FILE_NBYTES: Final = 2**25
 #: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
 AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
 
@@ -22,14 +22,16 @@ AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
 def load_affinity(path: str | Path) -> dict[str, str]:
     """Read pins from a file: ``{pattern: device}``, by itself or under the key ``affinity``.
 
-    It is JSON if it ends in ``.json``, YAML otherwise; an AffinityError says the line if known.
+    The file is JSON if its name ends in ``.json``, YAML otherwise.
+
+    Raises AffinityError: with the path, and with the line if the parser reports one.
     """
     path = Path(path)
     try:
-        text = read_regular(path, _MOST_NBYTES).decode()
+        text = read_regular(path, _MAX_FILE_NBYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise AffinityError(
-            f"affinity file {path}: cannot be read: {error}. It is a JSON or YAML file with "
+            f"affinity file {path}: cannot be read: {error}. Expected a JSON or YAML file with "
             "{pattern: device}.",
             path=str(path),
         ) from error
@@ -37,7 +39,7 @@ def load_affinity(path: str | Path) -> dict[str, str]:
     pins: dict[str, str] = {}
     for pattern, device, line in entries:
         if pattern in pins:
-            raise _error(path, line, f"pattern {pattern!r} is given twice; keep one")
+            raise _error(path, line, f"pattern {pattern!r} occurs twice; keep one")
         if not isinstance(device, str) or not device:
             raise _error(path, line, f"pattern {pattern!r}: expected a device name, got {device!r}")
         pins[pattern] = device
@@ -45,54 +47,56 @@ def load_affinity(path: str | Path) -> dict[str, str]:
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, str]:
-    """Read pins as a command line has them: ``PATTERN=DEVICE``, or the name of an affinity file."""
+    """Parse command-line pins: each is ``PATTERN=DEVICE`` or the path of an affinity file."""
     texts = list(texts) if isinstance(texts, Iterable) else [texts]
-    if wrong := [text for text in texts if not isinstance(text, str)]:
+    if invalid := [text for text in texts if not isinstance(text, str)]:
         raise ArgumentTypeError(
-            f"affinity: {wrong[0]!r} is not a text; give {{pattern: device}}, the path of an "
-            "affinity file, or a list of texts PATTERN=DEVICE."
+            "affinity: expected {pattern: device}, the path of an affinity file, or a list of "
+            f"strings PATTERN=DEVICE; got {invalid[0]!r}."
         )
     pins: dict[str, str] = {}
     for text in texts:
         pattern, equals, device = (part.strip() for part in text.rpartition("="))
         if equals and pattern and device:
-            pins.pop(pattern, None)  # the later one wins, so it also comes later
+            pins.pop(pattern, None)  # the later pin wins, so it also moves to the end
             pins[pattern] = device
         elif not equals and Path(text).is_file():
             pins |= load_affinity(text)
         else:
-            missing = "" if "=" in text else f"there is no file {text}; "
+            hint = "" if "=" in text else f"no such file {text}; "
             raise AffinityError(
-                f"affinity {text!r}: {missing}expected PATTERN=DEVICE, such as op:Concat=CPU or "
+                f"affinity {text!r}: {hint}expected PATTERN=DEVICE, such as op:Concat=CPU or "
                 "'conv*=ORT', or an existing affinity file."
             )
     return pins
 
 
-def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
-    """Collect pins from what a user gives in any of its forms; they win over the model's metadata.
+def collect_pins(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
+    """Collect the pins of a user and of the model's metadata; the user's take precedence.
 
-    Metadata is not read for a single device: a model annotated for several still runs on one.
+    A single device ignores metadata, so a model annotated for several devices still runs on one.
     """
-    pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
+    metadata = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
     if isinstance(source, str) and "=" in source and not Path(source).exists():
         source = [source]
     if isinstance(source, str | Path):
-        return resolve_pins(model, load_affinity(source), devices, source=f"{source}").over(pins)
-    given = source if isinstance(source, Mapping) else parse_pins(source or ())
-    return resolve_pins(model, given, devices).over(pins)
+        pins = resolve_pins(model, load_affinity(source), devices, source=str(source))
+    else:
+        patterns = source if isinstance(source, Mapping) else parse_pins(source or ())
+        pins = resolve_pins(model, patterns, devices)
+    return pins.with_fallback(metadata)
 
 
 def _json_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
     class Pairs(list[tuple[str, Any]]):
-        """A JSON object with repeated keys kept."""
+        """A JSON object that keeps repeated keys."""
 
     try:
         content = json.loads(text, object_pairs_hook=Pairs)
     except json.JSONDecodeError as error:
         raise _error(path, error.lineno, f"not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:
-        raise _error(path, None, f"not read: {error}") from error
+        raise _error(path, None, f"cannot be read: {error}") from error
     if isinstance(content, Pairs) and len(content) == 1:
         key, inner = content[0]
         if key == "affinity" and isinstance(inner, Pairs):
@@ -109,7 +113,7 @@ def _json_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
 
 
 def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
-    import yaml  # few give such a file: what is imported here is not needed at every start
+    import yaml  # imported here because few callers use YAML, and the import slows every start
 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -118,7 +122,7 @@ def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
         line = mark.line + 1 if mark else None
         raise _error(path, line, f"not YAML: {getattr(error, 'problem', error)}") from error
     except (ValueError, RecursionError) as error:
-        raise _error(path, None, f"not read: {error}") from error
+        raise _error(path, None, f"cannot be read: {error}") from error
     if isinstance(root, yaml.MappingNode) and len(root.value) == 1:
         key, inner = root.value[0]
         if key.value == "affinity" and isinstance(inner, yaml.MappingNode):
@@ -140,6 +144,6 @@ def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
     return entries
 
 
-def _error(path: Path, line: int | None, what: str) -> AffinityError:
-    at = f"{path}:{line}" if line else str(path)
-    return AffinityError(f"affinity file {at}: {what}.", path=str(path), line=line)
+def _error(path: Path, line: int | None, problem: str) -> AffinityError:
+    place = f"{path}:{line}" if line else str(path)
+    return AffinityError(f"affinity file {place}: {problem}.", path=str(path), line=line)

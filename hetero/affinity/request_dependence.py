@@ -1,14 +1,15 @@
-"""Which nodes every request runs, and which are the same for all of them."""
+"""Positions of the nodes that depend on a request, and of those that constants alone determine."""
 
 from __future__ import annotations
 
 from hetero.devices.model.model import Model
 
 
-def request_positions(model: Model) -> tuple[int, ...]:
-    """Return the positions of the nodes that depend on an input: those that every request runs.
+def request_dependent_positions(model: Model) -> tuple[int, ...]:
+    """Return the positions of the nodes that depend on an input or draw random numbers.
 
-    What the others make is the same for all requests; devices fold it when they compile.
+    Every request runs these nodes. The results of the others are the same for all requests;
+    devices fold them when they compile (constant folding).
     """
     return tuple(
         position
@@ -17,9 +18,9 @@ def request_positions(model: Model) -> tuple[int, ...]:
     )
 
 
-def weight_positions(model: Model) -> frozenset[int]:
-    """Return the positions of the nodes that no request runs, and whose values others read."""
+def computed_weight_positions(model: Model) -> frozenset[int]:
+    """Return the positions of the nodes that compute weights: foldable, and read by other nodes."""
     return frozenset(range(len(model.nodes))).difference(
-        request_positions(model),
+        request_dependent_positions(model),
         (p for p, n in enumerate(model.nodes) if not any(v in model.consumers for v in n.writes)),
     )

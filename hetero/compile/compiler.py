@@ -20,8 +20,8 @@ from hetero.devices.model.variables import variables_of
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.request import CompileRequest
-from hetero.query.priority import Refused, place_by_priority, refusals
-from hetero.query.query_cache import Answers
+from hetero.query.priority import RefusalsByDevice, add_refusals, place_by_priority
+from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Deployment, Executor, Remade
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.vocabulary.limits import Batching, Limits
@@ -35,10 +35,10 @@ class Compiler:
     """Compiles models on the devices of an executor, which is started when it is needed."""
 
     def __init__(
-        self, executor: Callable[[], Executor], answers: Answers, planner: CostPlanner
+        self, executor: Callable[[], Executor], queries: QueryCache, planner: CostPlanner
     ) -> None:
         self._executor = executor
-        self._answers = answers
+        self._queries = queries
         self._planner = planner
 
     def compile(self, model: Model, request: CompileRequest, cache: Cache | None) -> CompiledModel:
@@ -89,7 +89,7 @@ class Compiler:
         self, model: Model, request: CompileRequest, entry: KeptModel | None
     ) -> Deployment:
         """Place, deploy and keep a model; placed again without what a device refuses in a part."""
-        refused: Refused = {}
+        refused: RefusalsByDevice = {}
         while True:
             cuts = self.place(model, request, refused)
             sources = _sources(cuts, request)
@@ -99,7 +99,7 @@ class Compiler:
                 made = entry.cut(cuts)
                 deployment = self.deploy(cuts, entry.sources(made, sources), request)
             except UnsupportedNodesError as error:
-                refused = refusals([cut.affinity for cut in cuts], error, refused)
+                refused = add_refusals([cut.affinity for cut in cuts], error, refused)
                 _log.warning("model=%s: placed again: %s", model.name, error)
                 continue
             with _closed_on_error(deployment):
@@ -107,7 +107,7 @@ class Compiler:
             return deployment
 
     def place(
-        self, model: Model, request: CompileRequest, refused: Refused
+        self, model: Model, request: CompileRequest, refused: RefusalsByDevice
     ) -> list[PlacedPartition]:
         """Cut a model as the policy says, without what devices are known to refuse in a part."""
         count = request.own["NUM_REPLICAS"]
@@ -138,10 +138,10 @@ class Compiler:
         ]
 
     def _place_once(
-        self, model: Model, request: CompileRequest, refused: Refused
+        self, model: Model, request: CompileRequest, refused: RefusalsByDevice
     ) -> list[PlacedPartition]:
         if request.policy == "PRIORITY" or len(request.devices) == 1:
-            placed = place_by_priority(model, request, self._answers.of(request), refused)
+            placed = place_by_priority(model, request, self._queries.querier(request), refused)
             return [PlacedPartition(partition(model, placed), placed)]
         report = self._planner.plan(model, request, refused)
         return [replace(cut, report=report) for cut in report.variants]

@@ -47,7 +47,7 @@ def ways(cut: PlacedPartition, others: StandIns) -> list[PlacedPartition]:
     choices = list(product(*((device, *others[device]) for device in used)))
     return [
         replace(
-            cut.on(dict(zip(used, chosen, strict=True)), "in place of"),
+            cut.on_devices(dict(zip(used, chosen, strict=True)), "in place of"),
             share=cut.share / len(choices),
         )
         for chosen in choices
@@ -71,7 +71,7 @@ def moved(
                 return None
             placed[device] = min(alike, key=nodes.__getitem__)
             nodes[placed[device]] += nodes[device]
-    found = cut.on(placed, "in place of")
+    found = cut.on_devices(placed, "in place of")
     nbytes = Counter[str]()
     for subgraph in found.partition.subgraphs:
         nbytes[subgraph.device] += subgraph.model.weight_nbytes

@@ -1,1 +1,1 @@
-"""From an affinity to subgraphs, and from these to a plan."""
+"""Partitioning: from an affinity to subgraphs, and from these to a plan."""

@@ -1,13 +1,14 @@
-"""Shapes of what a `Loop` carries, where ONNX's inference leaves even the rank open.
+"""Shape inference for the outputs of `Loop` nodes if ONNX's inference leaves the rank open.
 
-ONNX forgets the shapes of carried values, since an iteration may change them. A cut needs them: a
-graph input without a rank is not valid ONNX. So a shape is sought that the values start with and
-every iteration keeps: the initial one, in which each size that an iteration changes is left open.
+ONNX discards the shapes of loop-carried values because an iteration may change them. A partition
+needs them: a graph input without a rank is not valid ONNX. This module computes an invariant
+shape: the initial shape, with each dimension that an iteration changes left open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import onnx
 
@@ -18,68 +19,77 @@ from hetero.devices.model.type_inference import infer_types
 
 Shape = tuple[Dimension, ...] | None
 
+#: Shape inference reads the data of small constants only (sizes, axes); others get a stub.
+_MAX_SHAPE_DATA_NBYTES: Final = 4096
+
 
 def with_loop_shapes(model: Model) -> Model:
-    """Return the model with the shapes of loops' results among its types, where they are found.
+    """Return the model with inferred shapes of its loops' outputs in `value_info`.
 
-    The same model comes back where there is nothing to add. Its ports stay as they are declared.
+    Returns the model itself if there is nothing to add. The declared types of its inputs and
+    outputs do not change.
     """
     loops = [n for n in model.nodes if n.op_type == "Loop" and not n.domain]
-    known: dict[str, TensorSpec] = {}
-    typed = model
-    while found := {s.name: s for n in loops for s in _results(typed, n) if s.name not in known}:
-        known |= found
-        typed = model.replace(
-            value_info=[*model.value_info, *(spec.to_proto() for spec in known.values())]
+    specs: dict[str, TensorSpec] = {}
+    model_with_types = model
+    while new_specs := {
+        s.name: s
+        for n in loops
+        for s in _loop_output_specs(model_with_types, n)
+        if s.name not in specs
+    }:
+        specs |= new_specs
+        model_with_types = model.replace(
+            value_info=[*model.value_info, *(spec.to_proto() for spec in specs.values())]
         )
-    if not known:
+    if not specs:
         return model
-    return model.replace(value_info=typed.value_info, specs=typed.specs)
+    return model.replace(value_info=model_with_types.value_info, specs=model_with_types.specs)
 
 
-def _results(model: Model, node: Node) -> Iterator[TensorSpec]:
-    """Yield types with shapes for those of a loop's outputs that have a type and no rank."""
-    open_ = [v for v in node.writes if (s := model.spec(v)).is_tensor and s.shape is None]
+def _loop_output_specs(model: Model, node: Node) -> Iterator[TensorSpec]:
+    """Yield specs with shapes for the outputs of a loop that have an element type but no rank."""
+    unranked = [v for v in node.writes if (s := model.spec(v)).is_tensor and s.shape is None]
     body = node.attributes.get("body")
-    if not open_ or not isinstance(body, onnx.GraphProto):
+    if not unranked or not isinstance(body, onnx.GraphProto):
         return
-    start = [model.spec(value) if value else TensorSpec("", "") for value in node.inputs[2:]]
-    shapes = _invariant(model, node, body, [spec.shape for spec in start])
+    initial = [model.spec(value) if value else TensorSpec("", "") for value in node.inputs[2:]]
+    shapes = _invariant_shapes(model, node, body, [spec.shape for spec in initial])
     for value, shape in zip(node.outputs, shapes, strict=False):
-        if value in open_ and shape is not None:
+        if value in unranked and shape is not None:
             yield TensorSpec(value, model.spec(value).type, shape)
 
 
-def _invariant(
+def _invariant_shapes(
     model: Model, node: Node, body: onnx.GraphProto, carried: Sequence[Shape]
 ) -> list[Shape]:
-    """Return the shapes of a loop's outputs, from shapes that every iteration keeps."""
+    """Return the shapes of a loop's outputs: those that every iteration preserves."""
     shapes = list(carried)
     while True:
-        types = _infer(model, node, body, shapes)
-        after = [types[port.name].shape if port.name in types else None for port in body.output]
-        wider = [_join(a, b) for a, b in zip(shapes, after[1:], strict=False)]
-        if wider == shapes:
-            stacked = after[1 + len(shapes) :]
-            return [*shapes, *(None if s is None else (None, *s) for s in stacked)]
-        shapes = wider
+        types = _infer_body_types(model, node, body, shapes)
+        results = [types[port.name].shape if port.name in types else None for port in body.output]
+        merged = [_merge_shapes(a, b) for a, b in zip(shapes, results[1:], strict=False)]
+        if merged == shapes:
+            scan_outputs = results[1 + len(shapes) :]
+            return [*shapes, *(None if s is None else (None, *s) for s in scan_outputs)]
+        shapes = merged
 
 
-def _join(a: Shape, b: Shape) -> Shape:
+def _merge_shapes(a: Shape, b: Shape) -> Shape:
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
 
 
-def _infer(
+def _infer_body_types(
     model: Model, node: Node, body: onnx.GraphProto, carried: Sequence[Shape]
 ) -> Mapping[str, TensorSpec]:
-    """Infer the types inside a loop's body, given the shapes that come in."""
+    """Infer the types inside the body of a loop from the shapes of its carried values."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.header)
     proto.graph.CopyFrom(body)
     del proto.graph.input[:]
-    # What an iteration makes is to be inferred, not taken from shapes declared for the first one.
+    # Infer the results of an iteration: declared shapes may hold for the first iteration only.
     del proto.graph.value_info[:]
     for port in proto.graph.output:
         if port.type.HasField("tensor_type"):
@@ -97,8 +107,10 @@ def _infer(
     for name in node.captures:
         if name in model.constants:
             constant = model.constants[name]
-            small = constant.array.nbytes <= 4096
-            proto.graph.initializer.append(constant.to_proto() if small else constant.to_stub())
+            data_matters = constant.array.nbytes <= _MAX_SHAPE_DATA_NBYTES
+            proto.graph.initializer.append(
+                constant.to_proto() if data_matters else constant.to_stub()
+            )
         elif (outer := model.spec(name)).type:
             proto.graph.input.append(outer.to_proto())
     try:

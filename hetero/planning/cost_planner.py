@@ -28,8 +28,13 @@ from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
-from hetero.query.priority import Refused, place_by_priority, refusals, without
-from hetero.query.query_cache import Answers
+from hetero.query.priority import (
+    RefusalsByDevice,
+    add_refusals,
+    place_by_priority,
+    without_refusals,
+)
+from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.vocabulary.names import match_name
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
@@ -40,9 +45,9 @@ _log = logging.getLogger(__name__)
 class CostPlanner:
     """Plans models by what their nodes cost on the devices of an executor, started when needed."""
 
-    def __init__(self, executor: Callable[[], Executor], answers: Answers) -> None:
+    def __init__(self, executor: Callable[[], Executor], queries: QueryCache) -> None:
         self._executor = executor
-        self._answers = answers
+        self._queries = queries
         #: Model and devices -> what was measured of them here.
         self._measured: dict[str, Costs] = {}
 
@@ -80,7 +85,7 @@ class CostPlanner:
         self,
         model: Model,
         request: CompileRequest,
-        refused: Refused,
+        refused: RefusalsByDevice,
         *,
         costs: Costs | None = None,
         progress: Progress | None = None,
@@ -90,7 +95,7 @@ class CostPlanner:
         policy = request.policy
         supports = self._supports(model, request, refused)
         if policy == "PRIORITY":
-            placed = place_by_priority(model, request, self._answers.of(request), refused)
+            placed = place_by_priority(model, request, self._queries.querier(request), refused)
         else:
             # As far as the answers about the whole model tell: this one is only judged.
             placed = place_by_priority(model, request, lambda d, _: supports[d], {})
@@ -136,13 +141,13 @@ class CostPlanner:
         own = request.own
         if not own["MODEL_DISTRIBUTION_POLICY"] and not own["PERFORMANCE_HINT"]:
             request = request.with_own(MODEL_DISTRIBUTION_POLICY="AUTO")
-        refused: Refused = {}
+        refused: RefusalsByDevice = {}
         while True:
             report = self.plan(model, request, refused, costs=costs, progress=progress)
             error = self._refusal(model, request, report)
             if error is None:
                 return report
-            refused = refusals([v.affinity for v in report.variants], error, refused)
+            refused = add_refusals([v.affinity for v in report.variants], error, refused)
 
     def _refusal(
         self, model: Model, request: CompileRequest, report: PlanReport
@@ -152,7 +157,7 @@ class CostPlanner:
         for variant in report.variants:
             for s in variant.partition.subgraphs:
                 about = model if len(s.node_names) == len(model.nodes) else s.model
-                answer = self._answers.support(s.device, about, request.configs[s.device])
+                answer = self._queries.support(s.device, about, request.configs[s.device])
                 found |= {n: answer.unsupported.get(n, {}) for n in s.node_names if n not in answer}
         if not found:
             return None
@@ -201,11 +206,11 @@ class CostPlanner:
         return tuple(described[name] for name in request.devices)
 
     def _supports(
-        self, model: Model, request: CompileRequest, refused: Refused
+        self, model: Model, request: CompileRequest, refused: RefusalsByDevice
     ) -> dict[str, Support]:
         configs = request.configs
         return {
-            n: without(self._answers.support(n, model, configs[n]), n, refused)
+            n: without_refusals(self._queries.support(n, model, configs[n]), n, refused)
             for n in request.devices
         }
 

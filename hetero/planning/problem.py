@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hetero.affinity.affinity import NO_PINS, Affinity, follows
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.affinity import NO_PINS, Affinity, is_literal
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Support
@@ -81,7 +81,9 @@ class Planned:
                 placed.setdefault(name, pins[name])
                 reasons[name] = pins.reasons.get(name, "pin")
             elif name not in placed:
-                able = [d for d in devices if name in self.task.supports[d] or follows(model, node)]
+                able = [
+                    d for d in devices if name in self.task.supports[d] or is_literal(model, node)
+                ]
                 reader = next((r.name for r in model.readers(node) if placed[r.name] in able), None)
                 placed[name] = placed[reader] if reader else (able or devices)[0]
                 reasons[name] = f"follows {reader}" if reader else why
@@ -103,7 +105,7 @@ def build(task: Task, hint: Hint) -> Planned:
     `hint`: whether transfers cost what they keep devices from computing, or how long they take.
     """
     model = with_shapes(task.model, task.costs.shapes)
-    positions = request_positions(model)
+    positions = request_dependent_positions(model)
     place = {p: i for i, p in enumerate(positions)}
     names = [model.nodes[p].name for p in positions]
     costs = [task.costs.devices[d] for d in task.devices]

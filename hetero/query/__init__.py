@@ -1,1 +1,1 @@
-"""From a model to what each device says of its nodes."""
+"""Queries: which devices support which nodes of a model."""

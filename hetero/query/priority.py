@@ -1,9 +1,12 @@
-"""The priority policy: the first device takes all it can, later ones the rest.
+"""Priority policy: each node goes to the first device of the list that supports it.
 
-A device is asked about exactly the nodes that it could get: those that no earlier device took and
-nobody pinned elsewhere, as a model of their own. So it sees the graph that it will later compile.
-Weights that nodes make (dequantised ones, say) go to the first of their readers that can have
-them: elsewhere each request would carry them.
+Each device is queried about a submodel: the nodes that no earlier device supports and that are
+not pinned to another device. This is the graph that the device will compile later. Nodes that
+compute weights (dequantisation, for example) go to the device of their first reader that supports
+them; on another device their results would cross with every request.
+
+A device may refuse a node in a submodel that it supports in the whole model. The model is then
+placed again with these refusals subtracted from the device's support.
 """
 
 from __future__ import annotations
@@ -14,84 +17,86 @@ from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from hetero.affinity.affinity import NO_PINS, Affinity, assign, follows
-from hetero.affinity.request_dependence import weight_positions
+from hetero.affinity.affinity import NO_PINS, Affinity, assign, is_literal
+from hetero.affinity.request_dependence import computed_weight_positions
 from hetero.devices.errors import UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.properties.request import CompileRequest
 
-#: Device -> node -> why it does not take it in the part that it would get.
-Refused = Mapping[str, Mapping[str, Refusal]]
-#: Asks a device: device name, model -> what it takes of it.
-Ask = Callable[[str, Model], Support]
-#: Parts of models, by the positions of their nodes; kept as long as the model.
-_PARTS: Final[WeakKeyDictionary[Model, dict[tuple[int, ...], Model]]] = WeakKeyDictionary()
-_PARTS_LOCK: Final = threading.Lock()
-#: Nodes that an error message shows; all of them are in its `unsupported`.
-SHOWN_NODES: Final = 20
+#: Device -> node -> the refusal of a node by the device in its part of the model.
+RefusalsByDevice = Mapping[str, Mapping[str, Refusal]]
+#: Queries a device: device name, model -> support.
+QueryFunction = Callable[[str, Model], Support]
+#: Submodels of models by the positions of their nodes; dropped with the model.
+_SUBMODELS: Final[WeakKeyDictionary[Model, dict[tuple[int, ...], Model]]] = WeakKeyDictionary()
+_SUBMODELS_LOCK: Final = threading.Lock()
+#: The number of nodes that an error message lists; its `unsupported` has all of them.
+MAX_SHOWN_NODES: Final = 20
 
 
 def query_priority(
-    model: Model, devices: Sequence[str], ask: Ask, pins: Affinity = NO_PINS
+    model: Model, devices: Sequence[str], query: QueryFunction, pins: Affinity = NO_PINS
 ) -> Support:
-    """Ask devices in order of priority who runs which node.
+    """Query devices in order of priority, and assign each node to the first that supports it.
 
-    `pins`: nodes that go to one device only; it is still asked whether it takes them.
-    Returns: `unsupported` has the reason of every device that may have the node: of all of them, or
-        of the one that it is pinned to.
+    `pins`: nodes that may go to one device only; that device is queried about them.
+    Returns: the devices' joint support. `unsupported` has the refusal of every device that may run
+        the node: of all devices, or of the device that the node is pinned to.
     """
-    literals = {p for p, node in enumerate(model.nodes) if follows(model, node)}
-    left = {p for p, n in enumerate(model.nodes) if p not in literals and n.name not in pins}
-    weights = weight_positions(model) & left
-    taken: dict[str, str] = {}
+    literals = {p for p, node in enumerate(model.nodes) if is_literal(model, node)}
+    unassigned = {p for p, n in enumerate(model.nodes) if p not in literals and n.name not in pins}
+    weights = computed_weight_positions(model) & unassigned
+    device_of: dict[str, str] = {}
     refusals: dict[str, dict[str, Refusal]] = {}
-    answers: dict[str, Support] = {}
+    results: dict[str, Support] = {}
     for device in dict.fromkeys(devices):
-        own = left | {model.index_of[n] for n, where in pins.items() if where == device}
-        if not own:
+        pinned = {model.index_of[name] for name, target in pins.items() if target == device}
+        candidates = unassigned | pinned
+        if not candidates:
             continue
-        asked = _with_weights(model, own, weights)
-        answer = answers[device] = ask(device, _part(model, asked, literals))
-        for position in asked:
+        positions = _with_weights(model, candidates, weights)
+        result = results[device] = query(device, _submodel(model, positions, literals))
+        for position in positions:
             name = model.nodes[position].name
-            if name in answer.devices:
-                taken.setdefault(name, device)
-                left.discard(position)
-            elif name not in taken:
-                refusals.setdefault(name, {})[device] = reason(answer, name, device)
+            if name in result.devices:
+                device_of.setdefault(name, device)
+                unassigned.discard(position)
+            elif name not in device_of:
+                refusals.setdefault(name, {})[device] = refusal_of(result, name, device)
     for position in (*sorted(weights, reverse=True), *literals):
         node = model.nodes[position]
-        homes = (taken[r.name] for r in model.readers(node) if r.name in taken)
-        fits = (d for d in homes if position in literals or node.name in answers[d].devices)
-        if (home := next(fits, None)) is not None:
-            taken[node.name] = home
+        for reader in model.readers(node):
+            device = device_of.get(reader.name, "")
+            if device and (position in literals or node.name in results[device].devices):
+                device_of[node.name] = device
+                break
     return Support(
-        {name: taken[name] for name in model.node_names if name in taken},
-        {name: refusals[name] for name in model.node_names if name in refusals.keys() - taken},
+        {name: device_of[name] for name in model.node_names if name in device_of},
+        {name: refusals[name] for name in model.node_names if name in refusals.keys() - device_of},
         {name: refusals[name] for name in model.node_names if name in refusals},
         {
-            name: answers[taken[name]].notes[name]
+            name: results[device_of[name]].notes[name]
             for name in model.node_names
-            if name in taken and name in answers[taken[name]].notes
+            if name in device_of and name in results[device_of[name]].notes
         },
     )
 
 
 def require_supported(support: Support, model: Model, devices: Sequence[str]) -> None:
-    """Raise UnsupportedNodesError unless every node has a device, with each device's reason."""
+    """Raise UnsupportedNodesError, with each device's refusal, if a node has no device."""
     if not support.unsupported:
         return
     lines = []
-    for name, reasons in list(support.unsupported.items())[:SHOWN_NODES]:
+    for name, reasons in list(support.unsupported.items())[:MAX_SHOWN_NODES]:
         node = model.nodes[model.index_of[name]]
         op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         by_reason: dict[Refusal, list[str]] = {}
         for device, refusal in reasons.items():
             by_reason.setdefault(refusal, []).append(device)
-        said = "; ".join(f"{', '.join(who)}: {refusal}" for refusal, who in by_reason.items())
-        lines.append(f"\n  {name!r} ({op}): {said}")
-    if (more := len(support.unsupported) - SHOWN_NODES) > 0:
+        explanation = "; ".join(f"{', '.join(names)}: {r}" for r, names in by_reason.items())
+        lines.append(f"\n  {name!r} ({op}): {explanation}")
+    if (more := len(support.unsupported) - MAX_SHOWN_NODES) > 0:
         lines.append(f"\n  and {more} more; `.unsupported` has all of them")
     raise UnsupportedNodesError(
         f"model {model.name!r}: {len(support.unsupported)} of its {len(model.nodes)} nodes cannot "
@@ -102,93 +107,98 @@ def require_supported(support: Support, model: Model, devices: Sequence[str]) ->
 
 
 def place_by_priority(
-    model: Model, request: CompileRequest, ask: Callable[[str, Model], Support], refused: Refused
+    model: Model, request: CompileRequest, query: QueryFunction, refusals: RefusalsByDevice
 ) -> Affinity:
-    """Give each node to the first device of the list that takes it."""
+    """Assign each node to the first device of the list that supports it.
 
-    def answer(device: str, part: Model) -> Support:
-        return without(ask(device, part), device, refused)
+    Raises AffinityError: a device does not support a node that is pinned to it.
+    Raises UnsupportedNodesError: no device supports a node.
+    """
 
-    support = query_priority(model, request.devices, answer, request.pins)
-    placed = assign(model, support, request.pins)
+    def query_remaining(device: str, submodel: Model) -> Support:
+        return without_refusals(query(device, submodel), device, refusals)
+
+    support = query_priority(model, request.devices, query_remaining, request.pins)
+    affinity = assign(model, support, request.pins)
     require_supported(support, model, request.devices)
-    return placed
+    return affinity
 
 
-def without(support: Support, device: str, refused: Refused) -> Support:
-    """Return a device's answer without the nodes that it refuses in a part."""
-    gone = {n: {device: why} for n, why in refused.get(device, {}).items()}
-    if not gone:
+def without_refusals(support: Support, device: str, refusals: RefusalsByDevice) -> Support:
+    """Return a device's support without the nodes that it refuses in its part of the model."""
+    by_node = {n: {device: refusal} for n, refusal in refusals.get(device, {}).items()}
+    if not by_node:
         return support
     return replace(
         support,
-        devices={n: d for n, d in support.devices.items() if n not in gone},
-        unsupported={**support.unsupported, **gone},
-        refusals={**support.refusals, **gone},
+        devices={n: d for n, d in support.devices.items() if n not in by_node},
+        unsupported={**support.unsupported, **by_node},
+        refusals={**support.refusals, **by_node},
     )
 
 
-def refusals(
-    affinities: Iterable[Affinity], error: UnsupportedNodesError, known: Refused
+def add_refusals(
+    affinities: Iterable[Affinity], error: UnsupportedNodesError, refusals: RefusalsByDevice
 ) -> dict[str, dict[str, Refusal]]:
-    """Return `known` and what a deployment by `affinities` was refused besides.
+    """Return `refusals` plus those of a failed deployment by `affinities`.
 
-    Raises UnsupportedNodesError: `error` itself, where it says nothing new.
+    Raises UnsupportedNodesError: `error` itself, if it has no new refusal, so that callers stop.
     """
-    found = {device: dict(nodes) for device, nodes in known.items()}
-    new = False
+    all_refusals = {device: dict(nodes) for device, nodes in refusals.items()}
+    has_new = False
     for name, reasons in error.data.get("unsupported", {}).items():
         for affinity in affinities:
             device = affinity.get(name)
-            if device is not None and name not in found.get(device, {}):
-                why = next(iter(reasons.values()), Refusal("policy", "refused in a part"))
-                found.setdefault(device, {})[name] = why
-                new = True
-    if not new:
+            if device is not None and name not in all_refusals.get(device, {}):
+                refusal = next(iter(reasons.values()), Refusal("policy", "refused in a part"))
+                all_refusals.setdefault(device, {})[name] = refusal
+                has_new = True
+    if not has_new:
         raise error
-    return found
+    return all_refusals
 
 
 def _with_weights(model: Model, positions: Iterable[int], weights: Iterable[int]) -> list[int]:
-    """Return the positions, and those of the weights that feed them, in order."""
-    inside = set(positions)
+    """Return the positions plus those of the weights that feed them, in ascending order."""
+    members = set(positions)
     for position in sorted(weights, reverse=True):
-        made = model.nodes[position].writes
-        if not inside.isdisjoint(r for v in made for r in model.consumers.get(v, ())):
-            inside.add(position)
-    return sorted(inside)
+        outputs = model.nodes[position].writes
+        if not members.isdisjoint(r for v in outputs for r in model.consumers.get(v, ())):
+            members.add(position)
+    return sorted(members)
 
 
-def _part(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
-    """Return the nodes at `positions`, and the literals that they read, as a model.
+def _submodel(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
+    """Return the nodes at `positions`, with the literals that they read, as a model.
 
-    It is the same object each time, so that a device's answer about it is found again.
+    Equal arguments return the same object, so that the query cache recognises it.
     """
     if len(positions) + len(literals) == len(model.nodes):
         return model
-    with _PARTS_LOCK:
-        parts = _PARTS.setdefault(model, {})
-        if (key := tuple(positions)) not in parts:
-            parts[key] = _extracted(model, positions, literals)
-        return parts[key]
+    with _SUBMODELS_LOCK:
+        submodels = _SUBMODELS.setdefault(model, {})
+        if (key := tuple(positions)) not in submodels:
+            submodels[key] = _extract_submodel(model, positions, literals)
+        return submodels[key]
 
 
-def _extracted(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
-    inside = set(positions)
-    read = {model.producers.get(value, -1) for p in positions for value in model.nodes[p].reads}
-    ends = {port.name for port in model.outputs}
+def _extract_submodel(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
+    members = set(positions)
+    reads = (value for p in positions for value in model.nodes[p].reads)
+    producers = {model.producers.get(value, -1) for value in reads}
+    output_names = {port.name for port in model.outputs}
     outputs = [
         value
         for p in positions
         for value in model.nodes[p].writes
-        if value in ends or not inside.issuperset(model.consumers.get(value, ()))
+        if value in output_names or not members.issuperset(model.consumers.get(value, ()))
     ]
-    return model.extract([*positions, *(read & literals)], outputs)
+    return model.extract([*positions, *(producers & literals)], outputs)
 
 
-def reason(answer: Support, name: str, device: str) -> Refusal:
-    """Return why a device does not take a node."""
-    for refusals in (answer.unsupported.get(name), answer.refusals.get(name)):
+def refusal_of(support: Support, name: str, device: str) -> Refusal:
+    """Return the refusal of a node by a device, or a generic one if it reported none."""
+    for refusals in (support.unsupported.get(name), support.refusals.get(name)):
         if refusals:
             return refusals.get(device) or next(iter(refusals.values()))
-    return Refusal("policy", f"{device} gave no answer and no reason")
+    return Refusal("policy", f"{device} returned neither support nor a refusal")

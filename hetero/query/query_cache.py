@@ -1,6 +1,6 @@
-"""What devices say of models: a device is asked once about a model, and its answer is kept.
+"""Cache of query results: each device is queried once per model and options.
 
-Who asks while another waits for the same answer waits with it.
+Concurrent callers share one query.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Support
 from hetero.properties.request import CompileRequest
 
-#: What a device takes of a model, and the seconds that it took to say so.
-Answer = Future[tuple[Support, float]]
-#: Asks a device about a model under a configuration.
-Ask = Callable[[str, Model, Mapping[str, Any]], Support]
+#: The result of a query that may still run: the device's support, and the query's seconds.
+_PendingResult = Future[tuple[Support, float]]
+#: Queries a device: device name, model, options -> support.
+QueryFunction = Callable[[str, Model, Mapping[str, Any]], Support]
 
 
-class Answers:
-    """Devices' answers, kept as long as the model that they are about."""
+class QueryCache:
+    """Query results by model, device and options; dropped with the model. Thread-safe."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, query: QueryFunction) -> None:
+        self._query = query
         self._lock = threading.Lock()
-        self._kept: weakref.WeakKeyDictionary[Model, dict[tuple[str, str], Answer]]
-        self._kept = weakref.WeakKeyDictionary()
+        self._results: weakref.WeakKeyDictionary[Model, dict[tuple[str, str], _PendingResult]]
+        self._results = weakref.WeakKeyDictionary()
 
     def support(self, device: str, model: Model, config: Mapping[str, Any]) -> Support:
-        """Return what a device takes of a model."""
+        """Return which nodes of a model a device supports."""
         return self.timed(device, model, config)[0]
 
-    def of(self, request: CompileRequest) -> Callable[[str, Model], Support]:
-        """Return what asks devices under the options of a request."""
+    def querier(self, request: CompileRequest) -> Callable[[str, Model], Support]:
+        """Return a function that queries devices with the options of a request."""
         return lambda device, model: self.support(device, model, request.configs[device])
 
     def timed(self, device: str, model: Model, config: Mapping[str, Any]) -> tuple[Support, float]:
-        """Return what a device takes of a model, and the seconds that it took to answer."""
+        """Return which nodes of a model a device supports, and the seconds that the query took."""
         key = (device, repr(sorted(config.items())))
         while True:
             with self._lock:
-                kept = self._kept.setdefault(model, {})
-                waits = key in kept
-                answer = kept.setdefault(key, Future())
-            if waits:
-                with contextlib.suppress(CancelledError):  # who asked was interrupted
-                    return answer.result()
+                results = self._results.setdefault(model, {})
+                is_shared = key in results
+                pending = results.setdefault(key, Future())
+            if is_shared:
+                with contextlib.suppress(CancelledError):  # the querying thread was interrupted
+                    return pending.result()
                 continue
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             try:
-                found = self._ask(device, model, config), time.perf_counter() - began
+                result = self._query(device, model, config), time.perf_counter() - start_s
             except BaseException as error:
                 with self._lock:
-                    del kept[key]
+                    del results[key]
                 if isinstance(error, Exception):
-                    answer.set_exception(error)
+                    pending.set_exception(error)
                 else:
-                    answer.cancel()
+                    pending.cancel()
                 raise
-            answer.set_result(found)
-            return found
+            pending.set_result(result)
+            return result

@@ -1,7 +1,8 @@
-"""What a report is made from: a model, what each device says of all of it, and who gets what."""
+"""Survey of a model: every device's query result, and the affinity that follows from them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Survey:
-    """Every device asked about the whole model, and the affinity that follows.
+    """Query results of every device for the whole model, and the resulting affinity.
 
     Attributes
     ----------
@@ -24,27 +25,27 @@ class Survey:
     request : str
         The device string.
     devices : tuple of DeviceDescriptor
-        The devices that it means, the most preferred first.
-    answers : mapping of str to Support
-        Device name -> its answer about the whole model, regardless of the others.
+        The devices of the string, in order of priority.
+    results : mapping of str to Support
+        Device name -> its support of the whole model, regardless of the other devices.
     support : Support
-        What the devices take between them, as `Core.query_model` says.
+        The devices' joint support, as returned by `Core.query_model`.
     affinity : Affinity
-        Which device each node gets, and why; nodes that no device takes are absent.
+        The device of each node, with the reason; unsupported nodes are absent.
     pins : Affinity
-        What the user asked for by hand.
+        The user's pins.
     query_s : mapping of str to float
-        Seconds that each device took to answer.
+        Device name -> seconds that its query took.
     config : mapping
-        Properties given.
+        The caller's properties.
     shapes : mapping of str to tuple of int
-        The shapes that sizes are told for, of inputs with open dimensions; empty if none is given.
+        Input name -> the caller's shape of an input with open dimensions.
     """
 
     model: Model
     request: str
     devices: tuple[DeviceDescriptor, ...]
-    answers: Mapping[str, Support]
+    results: Mapping[str, Support]
     support: Support
     affinity: Affinity
     pins: Affinity = NO_PINS
@@ -62,18 +63,24 @@ class Survey:
                 name,
                 op_type,
                 self.affinity.get(name, "none"),
-                *(self._said(d, name) for d in self.names),
+                *(self._describe_support(d, name) for d in self.names),
             )
             for name, op_type in nodes
         ]
         caption = f"{self.model.name} on {self.request}"
         return html_table(caption, ("node", "operator", "gets", *self.names), rows)
 
-    def _said(self, device: str, node: str) -> str:
-        refusals = self.answers[device].unsupported.get(node, {})
+    def _describe_support(self, device: str, node: str) -> str:
+        refusals = self.results[device].unsupported.get(node, {})
         return "; ".join(str(refusal) for refusal in refusals.values()) or "yes"
 
     @property
+    def answers(self) -> Mapping[str, Support]:
+        """Deprecated alias of `results`."""
+        warnings.warn("Survey.answers is now Survey.results", DeprecationWarning, stacklevel=2)
+        return self.results
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The devices' names, the most preferred first."""
+        """The devices' names, in order of priority."""
         return tuple(device.name for device in self.devices)

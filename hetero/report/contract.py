@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from hetero.affinity.affinity import Affinity
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -101,7 +101,7 @@ def build_report(
             "hint": None if plan is None else plan.hint,
         },
         "devices": _devices(survey, affinity, plan),
-        "support_matrix": support_matrix(model, survey.answers),
+        "support_matrix": support_matrix(model, survey.results),
         "nodes": _nodes(model, survey, affinity, cut, plan),
         "subgraphs": [] if cut is None else _subgraphs(model, cut, plan),
         "wires": [] if cut is None else _wires(model, cut, plan),
@@ -153,7 +153,7 @@ def _devices(
     return [
         {
             **{name: getattr(d, name) for name in _OF_DEVICES},
-            "supported": len(survey.answers[d.name]),
+            "supported": len(survey.results[d.name]),
             "nodes": counts[d.name],
             "used": bool(counts[d.name]),
             "share": min(shares.get(d.name, 0.0), 1.0),
@@ -167,13 +167,13 @@ def _devices(
 def _nodes(
     model: Model, survey: Survey, affinity: Affinity, cut: Partition | None, plan: PlanReport | None
 ) -> list[dict[str, Any]]:
-    moving = set(request_positions(model))
+    moving = set(request_dependent_positions(model))
     rows = []
     for position, node in enumerate(model.nodes):
         device = affinity.get(node.name)
         outputs = [_port(model.spec(value)) for value in node.writes]
         heard = {
-            name: a.refusals.get(node.name, {}).get(name) for name, a in survey.answers.items()
+            name: a.refusals.get(node.name, {}).get(name) for name, a in survey.results.items()
         }
         times = {} if plan is None else plan.node_times.get(node.name, {})
         row = {
@@ -184,11 +184,11 @@ def _nodes(
             "outputs": outputs,
             "nbytes": _total(outputs),
             "constant": position not in moving,
-            "supported_on": [name for name, a in survey.answers.items() if node.name in a.devices],
+            "supported_on": [name for name, a in survey.results.items() if node.name in a.devices],
             "device": device,
             "subgraph": None if cut is None else cut.subgraph_of.get(node.name),
             "why": affinity.reasons.get(node.name, "") if device else "no device takes it",
-            "note": survey.answers[device].notes.get(node.name) if device else None,
+            "note": survey.results[device].notes.get(node.name) if device else None,
             "refusals": {
                 name: {"code": r.code, "message": r.message} for name, r in heard.items() if r
             },

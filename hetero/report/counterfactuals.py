@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hetero.affinity.affinity import follows
+from hetero.affinity.affinity import is_literal
 from hetero.devices.errors import AffinityError
 from hetero.partition.partition import partition
 from hetero.planning.report import Alternative, PlanReport
@@ -53,12 +53,12 @@ def _row(name: str, kind: str, judged: Alternative | None = None, **fields: Any)
 def _missing(survey: Survey, takers: Mapping[str, str]) -> dict[str, Any]:
     """Count the nodes that have no device among `takers`."""
     model = survey.model
-    missing = sum(n.name not in takers and not follows(model, n) for n in model.nodes)
+    missing = sum(n.name not in takers and not is_literal(model, n) for n in model.nodes)
     return {"possible": not missing, "missing": missing}
 
 
 def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str, Any]:
-    fields = {"devices": [device], **_missing(survey, survey.answers[device].devices)}
+    fields = {"devices": [device], **_missing(survey, survey.results[device].devices)}
     if fields["possible"]:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
     heeded = all(pinned == device for pinned in survey.pins.devices.values())
@@ -73,7 +73,7 @@ def _priority(
     if judged is not None:
         return _row("priority", "priority", judged, devices=list(judged.devices))
     placed: dict[str, str] = {}
-    for name, answer in survey.answers.items():
+    for name, answer in survey.results.items():
         placed = dict.fromkeys(answer.devices, name) | placed
     used = set(placed.values())
     fields = {"devices": [n for n in survey.names if n in used], **_missing(survey, placed)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Support
-from hetero.query.priority import reason
+from hetero.query.priority import refusal_of
 
 
 def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def general(message: str) -> str:
 
 def _cell(names: list[str], device: str, answer: Support) -> dict[str, Any]:
     refused = [name for name in names if name not in answer.devices]
-    reasons = (reason(answer, name, device) for name in refused)
+    reasons = (refusal_of(answer, name, device) for name in refused)
     return {
         "supported": len(names) - len(refused),
         "refusals": causes((refusal.code, refusal.message) for refusal in reasons),

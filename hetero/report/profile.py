@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.request.answer import RequestTimes, StageRun
 from hetero.observe.stage_times import StageTimes, median_of
@@ -105,7 +105,7 @@ def _nodes(
     }
     device_of = {subgraph.index: subgraph.device for subgraph in compiled.subgraphs}
     source = compiled.source
-    moving = {source.nodes[position].name for position in request_positions(source)}
+    moving = {source.nodes[position].name for position in request_dependent_positions(source)}
     rows = []
     for node in compiled.get_runtime_model().nodes:
         stage, name = found[node.name]

@@ -18,7 +18,7 @@ def random_affinity(
     answers = {
         device: {
             node
-            for name, answer in survey.answers.items()
+            for name, answer in survey.results.items()
             if f"{name}.".startswith(f"{device}.")
             for node in answer.devices
         }

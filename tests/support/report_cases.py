@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from hetero.affinity.affinity import Affinity, assign
-from hetero.affinity.pins import pins_of
+from hetero.affinity.pins import collect_pins
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal, Support
@@ -50,7 +50,7 @@ def survey_of(
         return Support(taken, refused, refused)
 
     devices = list(takes)
-    chosen = pins_of(source, devices, pins or {})
+    chosen = collect_pins(source, devices, pins or {})
     support = query_priority(source, devices, ask, chosen)
     return Survey(
         source,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode
 from hetero.planning.cost.timing import Timing
@@ -24,7 +24,7 @@ def spread(model: Model, timing: Timing) -> dict[str, float]:
 
     Every node that requests run is there; with 0 where the device left nothing of it.
     """
-    alive = [model.nodes[p].name for p in request_positions(model)]
+    alive = [model.nodes[p].name for p in request_dependent_positions(model)]
     index = model.index_of
     uses = _uses(timing.executed)
     times = dict.fromkeys(alive, 0.0)
@@ -67,7 +67,7 @@ def _uses(executed: Iterable[ExecutedNode]) -> Counter[str]:
 
 def fused_groups(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:
     """Return the sets of two or more nodes that requests run and that the device runs as one."""
-    alive = {model.nodes[p].name for p in request_positions(model)}
+    alive = {model.nodes[p].name for p in request_dependent_positions(model)}
     uses = _uses(executed)
     groups: dict[tuple[str, ...], None] = {}
     for row in executed:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.errors import ClusterError, DeviceError, HeteroError
 from hetero.devices.plugin.program import Value
 from hetero.planning.cost.calibration import fit_pace, low, rounds_spoiled
@@ -227,7 +227,7 @@ class _Profile:
     def _complete(self, kind: Kind) -> dict[str, Time]:
         """Measured times, and guesses for the other nodes that the device supports."""
         model, supported = self._model, self._subject.supports[kind.name]
-        alive = (model.nodes[p] for p in request_positions(model))
+        alive = (model.nodes[p] for p in request_dependent_positions(model))
         works = {node.name: node_work(model, node) for node in alive if node.name in supported}
         # They were measured with the first of the runs that tell what the whole takes.
         factor = low(kind.alone_s) / kind.alone_s[0] if any(kind.alone_s) else 1.0

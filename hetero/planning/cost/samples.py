@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.errors import HeteroError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Value
@@ -29,7 +29,7 @@ def regions(model: Model, supported: Iterable[str], device: str) -> list[Model]:
     """
     mine = set(supported)
     affinity = {n: device if n in mine else _ELSEWHERE for n in model.node_names}
-    alive = {model.nodes[p].name for p in request_positions(model)}
+    alive = {model.nodes[p].name for p in request_dependent_positions(model)}
     return [
         s.model
         for s in partition(model, affinity).subgraphs

@@ -215,7 +215,7 @@ def test_a_pin_to_a_device_that_does_not_take_the_node(
 ) -> None:
     path = tmp_path / "unknown.onnx"
     path.write_bytes(unknown_ops().SerializeToString())
-    words = ("'first'", "Frobnicate", "CPU does not take it", "no kernel")
+    words = ("'first'", "Frobnicate", "CPU does not support it", "no kernel")
     check_refusal(shell("run", path, "-a", "first=CPU"), errors.AffinityError, *words)
     with pytest.raises(errors.AffinityError, match="does not take"):
         core.compile_model(path, affinity={"first": "CPU"})

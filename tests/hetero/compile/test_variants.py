@@ -184,7 +184,7 @@ def test_queries_and_plans_give_stand_ins_nothing_either(core: hetero.Core, tmp_
     report = core.plan_model(branches(), DEVICES, config)
     assert {d for variant in report.variants for d in variant.affinity.values()} == {"CPU"}
     assert set(core.query_model(branches(), "HETERO:ORT,CPU", stand_ins).values()) == {"CPU"}
-    assert set(core.survey_model(branches(), "HETERO:ORT,CPU", stand_ins).answers) == {"CPU"}
+    assert set(core.survey_model(branches(), "HETERO:ORT,CPU", stand_ins).results) == {"CPU"}
 
 
 @pytest.mark.parametrize(

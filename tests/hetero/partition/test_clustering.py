@@ -1,4 +1,4 @@
-"""Clustering of graphs whose best result is known."""
+"""Clustering of graphs with a known minimum, and the properties of any clustering."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ def chain(count: int) -> list[list[int]]:
     return [[v + 1] if v + 1 < count else [] for v in range(count)]
 
 
-def test_nothing() -> None:
+def test_cluster_empty_graph() -> None:
     assert cluster([], []) == []
     assert path_lower_bound([], []) == 0
 
 
-def test_a_chain_needs_a_cluster_for_each_change_of_kind() -> None:
+def test_cluster_chain_splits_at_changes_of_kind() -> None:
     kind = [0, 0, 1, 1, 2, 0, 0]
     assert cluster(chain(7), kind) == [0, 0, 1, 1, 2, 3, 3]
     assert path_lower_bound(chain(7), kind) == 4
 
 
-def test_separate_nodes_of_a_kind_are_together() -> None:
+def test_cluster_groups_independent_nodes_by_kind() -> None:
     assert sorted(set(cluster([[]] * 6, [0, 1, 0, 1, 0, 1]))) == [0, 1]
 
 
-def test_convex_parts_that_would_wait_for_each_other_are_cut() -> None:
-    # a1 -> b1 and b2 -> a2: {a1, a2} and {b1, b2} are convex, and a cycle.
+def test_cluster_splits_mutually_dependent_parts() -> None:
+    # a1 -> b1 and b2 -> a2: {a1, a2} and {b1, b2} are convex, but depend on each other.
     numbers = cluster([[2], [], [], [1]], [0, 0, 1, 1])
     assert max(numbers) == 2
     assert numbers[0] <= numbers[2]
     assert numbers[3] <= numbers[1]
 
 
-def test_the_right_first_kind_is_found() -> None:
-    # Kind 1 first: {b}, {a, a2}, {b2}. Kind 0 first would need four.
+def test_cluster_picks_the_best_first_kind() -> None:
+    # Kind 1 first gives {b}, {a, a2}, {b2}; kind 0 first gives four clusters.
     numbers = cluster([[1], [2], [], [2]], [1, 0, 1, 0])
     assert max(numbers) == 2
 
 
-def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 nodes have successors, 1 have a kind"):
+def test_cluster_unequal_lengths_raise() -> None:
+    with pytest.raises(ValueError, match="got 1 kinds for 2 nodes"):
         cluster([[1], []], [0])
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_clusters_do_not_depend_on_how_kinds_are_numbered(seed: int) -> None:
+def test_cluster_is_independent_of_kind_numbering(seed: int) -> None:
     dice = random.Random(seed)
     successors: list[list[int]] = [[] for _ in range(30)]
     for _ in range(60):
@@ -60,16 +60,16 @@ def test_clusters_do_not_depend_on_how_kinds_are_numbered(seed: int) -> None:
     assert cluster(successors, kind) == cluster(successors, [2 - k for k in kind])
 
 
-def test_many_kinds() -> None:
+def test_cluster_chain_of_distinct_kinds() -> None:
     kind = list(range(6))
     assert cluster(chain(6), kind) == kind
 
 
-def test_the_benchmark_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_partition_scale_benchmark_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert partition_scale.main(["--scale", "3000", "--width", "8", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert set(figures) == {"nodes", "seconds", "subgraphs", "path_lower_bound"}
-    assert figures["nodes"] == 3000
-    assert figures["path_lower_bound"] <= figures["subgraphs"] < 1.2 * figures["path_lower_bound"]
+    output = json.loads(capsys.readouterr().out)
+    assert set(output) == {"nodes", "seconds", "subgraphs", "path_lower_bound"}
+    assert output["nodes"] == 3000
+    assert output["path_lower_bound"] <= output["subgraphs"] < 1.2 * output["path_lower_bound"]
     assert partition_scale.main(["--scale", "300"]) == 0
     assert "plain labelling" in capsys.readouterr().out

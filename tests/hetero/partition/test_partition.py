@@ -1,4 +1,4 @@
-"""Partitions of small graphs: known cases, and the odd ones."""
+"""Partitions of small graphs: OpenVINO's test cases, and edge cases of ONNX."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.support.partitions import bits, check_merge, check_rules, run_split
 
 @dataclass(frozen=True)
 class Case:
-    """A graph, its affinity in the order of its lines, and what a good cut of it looks like.
+    """A graph, the device of each of its lines, and the expected partition.
 
-    `groups`, `wires` (producer, consumer) and `constants` (per subgraph in running order) are
-    those of OpenVINO's own unit tests for its subgraph collector, or fewer where we need fewer.
+    `subgraphs`, `wires` (producer, consumer) and `constants` (per subgraph in topological order)
+    are those of OpenVINO's unit tests for its subgraph collector, or fewer if hetero needs fewer.
     """
 
     lines: str
     devices: str
-    groups: int
+    subgraphs: int
     wires: tuple[tuple[int, int], ...] = ()
     constants: tuple[int, ...] = ()
     inputs: str = "p"
@@ -70,7 +70,7 @@ CASES = {
         (1, 1, 1, 1, 1),
         shared="c",
     ),
-    "unused input (3 there)": Case(
+    "unused input (3 in OpenVINO)": Case(
         """add1: a = Abs(p)
            add2: z = Neg(a)""",
         "A B",
@@ -104,7 +104,7 @@ CASES = {
         4,
         ((0, 1), (1, 2), (2, 3)),
     ),
-    "two separate paths (2 there)": Case(
+    "two separate paths (2 in OpenVINO)": Case(
         """n1: y = Abs(p)
            n2: z = Neg(q)""",
         "A A",
@@ -142,7 +142,7 @@ CASES = {
         (1, 1, 1),
         shared="s",
     ),
-    "shared constant as the cycle's source (4 there)": Case(
+    "shared constant as the cycle's source (4 in OpenVINO)": Case(
         """A: a = Abs(p)
            B: b = Add(a, s)
            X: x = Neg(s)
@@ -215,26 +215,26 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("kind", ["constants", "literals"])
-def test_known_case(case: Case, kind: str) -> None:
+def test_partition_of_openvino_collector_cases(case: Case, kind: str) -> None:
     model = build(case.lines, inputs=case.inputs, outputs=case.outputs, **{kind: case.shared})
-    affinity = dict.fromkeys(model.node_names, "A")  # whatever literals have, they follow
+    affinity = dict.fromkeys(model.node_names, "A")  # literals follow their readers
     names = [n.name for n in model.nodes if not n.is_constant]
     affinity |= zip(names, case.devices.split(), strict=True)
     part = partition(model, affinity)
-    assert len(part.subgraphs) == case.groups
+    assert len(part.subgraphs) == case.subgraphs
     assert {(w.producer, w.consumer) for w in part.wires} == set(case.wires)
     if case.constants:
-        held = [
+        constant_counts = [
             len(s.model.constants) + sum(n.is_constant for n in s.model.nodes)
             for s in part.subgraphs
         ]
-        assert tuple(held) == case.constants
+        assert tuple(constant_counts) == case.constants
     check_rules(part, model, affinity)
     check_merge(model, part)
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_the_values_themselves() -> None:
+def test_partition_of_three_nodes_in_full() -> None:
     model = build("n1: a = Abs(x)\n n2: y = Neg(a)\n n3: z = Add(a, x)", outputs="y z")
     part = partition(model, {"n1": "CPU", "n2": "ORT", "n3": "ORT"})
     assert part.subgraphs == (
@@ -246,24 +246,24 @@ def test_the_values_themselves() -> None:
     assert part.plan.producers == {"a": 0, "y": 1, "z": 1}
     assert part.subgraph_of == {"n1": 0, "n2": 1, "n3": 1}
     with pytest.raises(FrozenInstanceError):
-        part.subgraphs = ()  # type: ignore[misc]  the assignment is what must fail
+        part.subgraphs = ()  # type: ignore[misc]  the test expects this error
 
 
-def test_outputs_that_nobody_makes() -> None:
+def test_partition_outputs_without_producer() -> None:
     model = build("n1: y = Abs(x)", outputs="y x w k y", constants="w", literals="k")
     affinity = {"n1": "CPU", "make_k": "ORT"}
     part = partition(model, affinity)
     assert part.plan.passthrough == ("x",)
     assert part.plan.constant_outputs == ("w",)
-    makers = [part.plan.producers.get(port.name) for port in part.plan.outputs]
-    devices = [None if i is None else part.subgraphs[i].device for i in makers]
+    producers = [part.plan.producers.get(port.name) for port in part.plan.outputs]
+    devices = [None if i is None else part.subgraphs[i].device for i in producers]
     assert devices == ["CPU", None, None, "ORT", "CPU"]
     check_rules(part, model, affinity)
     check_merge(model, part)
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_weights_that_are_computed_stay_with_their_first_reader_on_the_device() -> None:
+def test_partition_computed_weights_join_their_first_reader() -> None:
     model = build(
         """dq1: d1 = Neg(w)
            dq2: d2 = Abs(d1)
@@ -289,7 +289,7 @@ def test_weights_that_are_computed_stay_with_their_first_reader_on_the_device() 
     check_rules(part, model, affinity)
 
 
-def test_a_literal_that_is_read_and_given_out() -> None:
+def test_partition_literal_that_is_also_an_output() -> None:
     model = build("n1: a = Add(x, k)\n n2: y = Add(a, k)", outputs="y k", literals="k")
     part = partition(model, {"n1": "CPU", "n2": "ORT"})
     assert [s.node_names for s in part.subgraphs] == [("make_k", "n1"), ("n2",)]
@@ -298,7 +298,7 @@ def test_a_literal_that_is_read_and_given_out() -> None:
 
 
 @pytest.mark.parametrize(("outputs", "constants"), [("x", ""), ("w", "w"), ("x w x", "w")])
-def test_models_without_nodes(outputs: str, constants: str) -> None:
+def test_partition_model_without_nodes(outputs: str, constants: str) -> None:
     model = build("", outputs=outputs, constants=constants)
     part = partition(model, {})
     assert part.subgraphs == part.wires == ()
@@ -306,7 +306,7 @@ def test_models_without_nodes(outputs: str, constants: str) -> None:
     check_merge(model, part)
 
 
-def test_a_subgraph_that_nobody_needs_still_has_an_output() -> None:
+def test_partition_unread_subgraph_has_an_output() -> None:
     model = build("n1: y = Abs(x)\n dead: d = Neg(y)\n dead2: e = Tanh(d)", outputs="y")
     part = partition(model, {"n1": "CPU", "dead": "ORT", "dead2": "ORT"})
     assert part.subgraphs[1].outputs == ("e",)
@@ -314,15 +314,15 @@ def test_a_subgraph_that_nobody_needs_still_has_an_output() -> None:
     check_merge(model, part)
 
 
-def parsed(graph: str, *, functions: str = "") -> Model:
-    """Return the model of a graph's text, whose vectors have three elements."""
+def parse_graph(graph: str, *, functions: str = "") -> Model:
+    """Return the model of a graph in ONNX's text format."""
     domains = '"": 21, "acme": 1, "ai.onnx.ml": 3'
     text = f"<ir_version: 10, opset_import: [{domains}]> {graph} {functions}"
     return read_model(onnx.parser.parse_model(text))
 
 
-def test_an_optional_crosses() -> None:
-    model = parsed(
+def test_partition_optional_tensor_crosses() -> None:
+    model = parse_graph(
         """g (float[3] x) => (float[3] y)
         { [wrap] o = Optional(x) [take] y = OptionalGetElement(o) }"""
     )
@@ -332,10 +332,10 @@ def test_an_optional_crosses() -> None:
         onnx.checker.check_model(s.model.to_proto(), full_check=True)
 
 
-def loop_model(grows: bool) -> Model:
-    """Return a loop over a vector that keeps its size, or doubles it."""
-    step = "Concat <axis = 0> (s, s)" if grows else "Add(s, x)"
-    return parsed(
+def loop_model(is_growing: bool) -> Model:
+    """Return a model with a loop over a vector that keeps its size, or doubles it."""
+    step = "Concat <axis = 0> (s, s)" if is_growing else "Add(s, x)"
+    return parse_graph(
         f"""g (float[3] x) => (float[n] y, float[n] z) <int64 trips = {{2}}>
         {{
             [loop] last, sums = Loop(trips, , x) <body = body
@@ -347,45 +347,45 @@ def loop_model(grows: bool) -> Model:
     )
 
 
-@pytest.mark.parametrize(("grows", "shape"), [(False, (3,)), (True, (None,))])
-def test_what_a_loop_carries_crosses_with_a_shape(
-    grows: bool, shape: tuple[int | None, ...]
+@pytest.mark.parametrize(("is_growing", "shape"), [(False, (3,)), (True, (None,))])
+def test_partition_loop_outputs_cross_with_inferred_shapes(
+    is_growing: bool, shape: tuple[int | None, ...]
 ) -> None:
-    model = loop_model(grows)
+    model = loop_model(is_growing)
     part = partition(model, {"loop": "CPU", "abs": "ORT", "neg": "ORT"})
-    given_shapes = [port.shape for port in part.subgraphs[1].model.inputs]
-    assert given_shapes == [shape, (None,)]
+    input_shapes = [port.shape for port in part.subgraphs[1].model.inputs]
+    assert input_shapes == [shape, (None,)]
     for s in part.subgraphs:
         onnx.checker.check_model(s.model.to_proto(), full_check=True)
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_a_crossing_tensor_of_unknown_type_is_named() -> None:
+def test_partition_crossing_tensor_of_unknown_type_raises() -> None:
     nodes = "{ [magic] m = acme.Magic(x) [abs] y = Abs(m) }"
-    whole = parsed(f"g (float[3] x) => (float[3] y) {nodes}")
-    with pytest.raises(AffinityError, match=r"'m'.*'magic' \(Magic\)") as caught:
-        partition(whole, {"magic": "CPU", "abs": "ORT"})
-    assert caught.value.data["tensors"] == ("m",)
-    assert len(partition(whole, {"magic": "CPU", "abs": "CPU"}).subgraphs) == 1
-    typed = parsed(f"g (float[3] x) => (float[3] y) <float[3] m> {nodes}")
+    model = parse_graph(f"g (float[3] x) => (float[3] y) {nodes}")
+    with pytest.raises(AffinityError, match=r"'m'.*'magic' \(Magic\)") as error:
+        partition(model, {"magic": "CPU", "abs": "ORT"})
+    assert error.value.data["tensors"] == ("m",)
+    assert len(partition(model, {"magic": "CPU", "abs": "CPU"}).subgraphs) == 1
+    typed = parse_graph(f"g (float[3] x) => (float[3] y) <float[3] m> {nodes}")
     assert len(partition(typed, {"magic": "CPU", "abs": "ORT"}).subgraphs) == 2
 
 
-def test_every_node_needs_an_affinity_and_nothing_else_has_one() -> None:
+def test_partition_incomplete_or_unknown_affinity_raises() -> None:
     model = build("conv1: a = Abs(x)\n conv2: y = Neg(a)", outputs="y")
     with pytest.raises(AffinityError, match="1 of 2 nodes have no affinity: 'conv2'"):
         partition(model, {"conv1": "CPU"})
-    with pytest.raises(AffinityError, match=r"'conv3'.*Close to 'conv3': 'conv"):
+    with pytest.raises(AffinityError, match=r"'conv3'.*Close matches for 'conv3': 'conv"):
         partition(model, {"conv1": "CPU", "conv2": "CPU", "conv3": "CPU"})
 
 
-def two_parts() -> tuple[Model, Partition]:
+def two_subgraphs() -> tuple[Model, Partition]:
     model = build("n1: a = Add(x, w)\n n2: y = Neg(a)", outputs="y", constants="w")
     return model, partition(model, {"n1": "CPU", "n2": "ORT"})
 
 
-def test_merging_refuses_models_that_are_not_the_subgraphs() -> None:
-    model, part = two_parts()
+def test_merge_foreign_models_raise() -> None:
+    model, part = two_subgraphs()
     first, second = (s.model for s in part.subgraphs)
     with pytest.raises(ModelError, match="1 models for 2 subgraphs"):
         merge(part, [first])
@@ -400,15 +400,15 @@ def test_merging_refuses_models_that_are_not_the_subgraphs() -> None:
     assert merge(part).constants["w"].digest == model.constants["w"].digest
 
 
-def test_weights_are_shared_between_subgraphs_not_copied() -> None:
+def test_subgraphs_share_weight_arrays() -> None:
     model = build("n1: a = Add(x, w)\n n2: y = Add(a, w)", outputs="y", constants="w")
     part = partition(model, {"n1": "CPU", "n2": "ORT"})
     arrays = [s.model.constants["w"].array for s in part.subgraphs]
     assert arrays[0] is arrays[1] is model.constants["w"].array
 
 
-def test_functions_of_the_model_go_with_the_subgraphs() -> None:
-    model = parsed(
+def test_subgraphs_contain_model_functions() -> None:
+    model = parse_graph(
         """g (float[3] x) => (float[3] y)
         { [first] m = acme.Twice(x) [second] y = acme.Twice(m) }""",
         functions='<domain: "acme", opset_import: ["": 21]> Twice (a) => (b) { b = Add(a, a) }',
@@ -420,9 +420,9 @@ def test_functions_of_the_model_go_with_the_subgraphs() -> None:
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_a_sequence_of_maps_crosses() -> None:
+def test_partition_sequence_of_maps_crosses() -> None:
     kind = "seq(map(int64, float))"
-    model = parsed(
+    model = parse_graph(
         f"""g (float[1, 3] x) => ({kind} y) <{kind} z>
         {{ [zip] z = ai.onnx.ml.ZipMap <classlabels_int64s = [1, 2, 3]> (x)
            [same] y = Identity(z) }}"""

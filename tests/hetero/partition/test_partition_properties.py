@@ -1,4 +1,4 @@
-"""Random graphs, random devices: the rules of a partition, whatever the graph."""
+"""Property-based tests of partitions: random graphs on random devices."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ any_graph = settings(suppress_health_check=list(HealthCheck))
 
 @any_graph
 @cases
-def test_rules_hold_and_merging_gives_the_model_back(seed: int, size: int, kinds: int) -> None:
+def test_random_partition_obeys_rules_and_merges_back(seed: int, size: int, kinds: int) -> None:
     model = random_model(seed, size)
     affinity = random_affinity(model, DEVICES[:kinds], seed)
     part = partition(model, affinity)
     check_rules(part, model, affinity)
     check_merge(model, part)
-    again = partition(model, affinity)
-    assert repr((again.subgraphs, again.wires)) == repr((part.subgraphs, part.wires))
+    repeated = partition(model, affinity)
+    assert repr((repeated.subgraphs, repeated.wires)) == repr((part.subgraphs, part.wires))
 
 
 @any_graph
 @cases
-def test_split_computes_what_the_whole_computes(seed: int, size: int, kinds: int) -> None:
+def test_random_partition_computes_the_same_results(seed: int, size: int, kinds: int) -> None:
     model = random_model(seed, size)
     part = partition(model, random_affinity(model, DEVICES[:kinds], seed))
     values = feeds(model, seed % 1000)
@@ -45,36 +45,35 @@ def test_split_computes_what_the_whole_computes(seed: int, size: int, kinds: int
 edges = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=14)
 
 
-def fewest(successors: list[list[int]], kind: list[int]) -> int:
-    """Return the least number of clusters, by trying every order-respecting labelling."""
+def minimum_clusters(successors: list[list[int]], kind: list[int]) -> int:
+    """Return the minimum number of clusters by trying every acyclic labelling."""
     count = len(kind)
-    for least in range(1, count + 1):
-        for labels in itertools.product(range(least), repeat=count):
-            alike = {}
+    for minimum in range(1, count + 1):
+        for labels in itertools.product(range(minimum), repeat=count):
+            kind_of_label = {}
             if all(
-                alike.setdefault(label, kind[v]) == kind[v] for v, label in enumerate(labels)
+                kind_of_label.setdefault(label, kind[v]) == kind[v]
+                for v, label in enumerate(labels)
             ) and all(labels[v] <= labels[w] for v, ws in enumerate(successors) for w in ws):
-                return least
+                return minimum
     return 0
 
 
 @given(count=st.integers(1, 6), pairs=edges, mask=st.integers(0, 63))
-def test_two_kinds_make_the_fewest_clusters(
-    count: int, pairs: list[tuple[int, int]], mask: int
-) -> None:
+def test_cluster_two_kinds_is_minimal(count: int, pairs: list[tuple[int, int]], mask: int) -> None:
     successors: list[list[int]] = [[] for _ in range(count)]
     for a, b in pairs:
         if a < b < count:
             successors[a].append(b)
     kind = [mask >> v & 1 for v in range(count)]
     numbers = cluster(successors, kind)
-    assert max(numbers) + 1 == fewest(successors, kind)
+    assert max(numbers) + 1 == minimum_clusters(successors, kind)
     assert path_lower_bound(successors, kind) <= max(numbers) + 1
 
 
 @any_graph
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 200), kinds=st.integers(1, 6))
-def test_clusters_are_of_one_kind_and_in_running_order(seed: int, count: int, kinds: int) -> None:
+def test_cluster_random_graph_is_valid(seed: int, count: int, kinds: int) -> None:
     rng = np.random.default_rng(seed)
     order = rng.permutation(count)  # numbers need not be in topological order
     successors: list[list[int]] = [[] for _ in range(count)]
@@ -90,6 +89,6 @@ def test_clusters_are_of_one_kind_and_in_running_order(seed: int, count: int, ki
     assert max(numbers) + 1 >= path_lower_bound(successors, kind)
 
 
-def test_a_cycle_is_refused() -> None:
+def test_cluster_cycle_raises() -> None:
     with pytest.raises(ValueError, match="cycle among nodes"):
         cluster([[1], [2], [1]], [0, 0, 0])

@@ -14,7 +14,7 @@ import pytest
 from onnx.parser import parse_model
 
 from hetero.affinity.affinity import Affinity
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.errors import PlanError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
@@ -234,7 +234,7 @@ def test_memory_is_kept_to() -> None:
 
 def test_made_weights_follow_their_readers() -> None:
     model = read_model("light:squeezenet")
-    alive = [model.nodes[p].name for p in request_positions(model)]
+    alive = [model.nodes[p].name for p in request_dependent_positions(model)]
     seconds = {n: ASSUMED_SPEED(node_work(model, model.nodes[model.index_of[n]])) for n in alive}
     every = dict.fromkeys(model.node_names, 0.0)
     given = costs(

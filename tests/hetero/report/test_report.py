@@ -144,14 +144,14 @@ def test_refusals_that_differ_in_names_are_of_one_cause() -> None:
     survey = survey_of(branches(), takes)
     answers = {
         "ORT": replace(
-            survey.answers["ORT"],
+            survey.results["ORT"],
             refusals={
                 name: {"ORT": Refusal("dynamic_shape", f"'{name}' has an open shape")}
-                for name in survey.answers["ORT"].refusals
+                for name in survey.results["ORT"].refusals
             },
         )
     }
-    document = build_report(replace(survey, answers=dict(survey.answers) | answers))
+    document = build_report(replace(survey, results=dict(survey.results) | answers))
     (reason,) = document["fallback"]["reasons"]
     assert reason["count"] == len(document["fallback"]["nodes"]) > 1
     (lint,) = [lint for lint in document["lints"] if lint["code"] == "fallback"]

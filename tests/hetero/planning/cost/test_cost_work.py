@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetero.affinity.request_dependence import request_positions
+from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.model.light import light_model_inputs
 from hetero.devices.model.reader import read_model
 from hetero.planning.cost.calibration import (
@@ -38,7 +38,7 @@ def test_operations_of_published_networks(name: str, gmacs: float) -> None:
     model = read_model(f"light:{name}")
     operations = sum(
         node_work(model, model.nodes[p]).operations
-        for p in request_positions(model)
+        for p in request_dependent_positions(model)
         if model.nodes[p].op_type in ("Conv", "Gemm", "MatMul")
     )
     assert operations / 2e9 == pytest.approx(gmacs, rel=0.08)
@@ -46,14 +46,14 @@ def test_operations_of_published_networks(name: str, gmacs: float) -> None:
 
 def test_made_weights_are_not_run_by_requests() -> None:
     model = read_model("light:squeezenet")
-    alive = {model.nodes[p].op_type for p in request_positions(model)}
+    alive = {model.nodes[p].op_type for p in request_dependent_positions(model)}
     assert "Conv" in alive
     assert "ConstantOfShape" not in alive
 
 
 def test_random_nodes_run_with_every_request() -> None:
     model = build("draw: r = RandomUniform()\nadd: y = Add(x, r)", outputs="y")
-    assert request_positions(model) == (0, 1)
+    assert request_dependent_positions(model) == (0, 1)
 
 
 def test_open_shapes_are_filled() -> None:
