@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: data, drawings, style and script inline."""
+"""The report as a self-contained HTML page, with its data, drawing, style and script inline."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any, Final
 
-from hetero.report.blocks import visible_nodes
-from hetero.report.layout import drawings
+from hetero.report.layout import drawing
 
 _TEMPLATE: Final = "report.html"
 _DATA: Final = "__REPORT_DATA__"
@@ -17,12 +16,8 @@ _TITLE: Final = "__REPORT_TITLE__"
 
 
 def report_html(document: dict[str, Any]) -> str:
-    """Return the page; the document is embedded whole: the page is the report's JSON as well."""
-    data = {
-        "report": document,
-        "drawings": drawings(document),
-        "owners": list(visible_nodes(document)[1].items()),
-    }
+    """Return the page; it embeds the whole document, which other programs can read from it."""
+    data = {"report": document, "drawing": drawing(document)}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     # Inside a script element only "</" and "<!--" could end or change it.
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -16,8 +16,7 @@ import pytest
 
 from hetero.devices.model.reader import read_model
 from hetero.report import build_report, report_html
-from hetero.report.blocks import block_items, visible_nodes
-from hetero.report.layout import drawings
+from hetero.report.layout import drawing
 from tests.support.report_cases import (
     branches_plan,
     branches_survey,
@@ -77,8 +76,7 @@ def test_the_page_holds_the_whole_document(densenet: dict[str, Any]) -> None:
     data = json.loads(page.data)
     assert data["report"] == json.loads(json.dumps(densenet))
     assert len(data["report"]["nodes"]) == 1746
-    drawn = {p for item in data["drawings"][-1]["items"] for p in item["nodes"]}
-    assert drawn | {node for node, _ in data["owners"]} == set(range(1746))
+    assert len(data["drawing"]["boxes"]) == len(densenet["subgraphs"])
     assert len(page.ids) == len(set(page.ids))
 
 
@@ -101,46 +99,15 @@ def test_hostile_names_stay_text() -> None:
     assert json.loads(page.data)["report"]["nodes"][0]["name"] == evil
 
 
-# Blocks.
-
-
-def test_equal_blocks_in_a_row_are_folded() -> None:
-    document = build_report(survey_of(repeated(12), {"CPU": None}))
-    members, _ = visible_nodes(document)
-    items = block_items(members, document["nodes"])
-    assert [(len(item.nodes), item.repeats) for item in items] == [(1, 1), (48, 12), (1, 1)]
-    assert [p for item in items for p in item.nodes] == members
-
-
-def test_densenet_shows_its_four_dense_blocks(densenet: dict[str, Any]) -> None:
-    # DenseNet-121 has dense blocks of 6, 12, 24 and 16 layers (Huang et al., 2017, table 1).
-    (blocks,) = [d for d in drawings(densenet) if d["name"] == "Blocks"]
-    assert [i["repeats"] for i in blocks["items"] if i["repeats"] > 2] == [6, 12, 24, 16]
-    assert len(blocks["items"]) < 20
-
-
-def test_blocks_do_not_reach_over_subgraphs() -> None:
-    takes = {"ORT": None, "CPU": None}
-    document = build_report(survey_of(repeated(12), takes, {"conv_?5": "CPU", "relu5": "CPU"}))
-    for view in drawings(document):
-        for item in view["items"]:
-            assert len({document["nodes"][p]["subgraph"] for p in item["nodes"]}) == 1
-
-
-def test_constants_are_drawn_with_their_first_reader(densenet: dict[str, Any]) -> None:
-    _, owner = visible_nodes(densenet)
-    nodes = densenet["nodes"]
-    assert all(nodes[p]["constant"] and not nodes[o]["constant"] for p, o in owner.items())
-    # All weights of the light model are made by ConstantOfShape, some then get more dimensions.
-    assert {nodes[p]["op_type"] for p in owner} == {"ConstantOfShape", "Unsqueeze"}
-
-
 @pytest.mark.slow
-def test_a_drawing_of_too_many_boxes_is_left_out() -> None:
-    document = build_report(survey_of(chain(*["Abs"] * 6500), {"CPU": None}))
-    assert [view["name"] for view in drawings(document)] == ["Blocks"]
+def test_drawing_of_too_many_subgraphs_is_omitted() -> None:
+    takes = {"ORT": None, "CPU": None}
+    model = chain(*["Abs", "Neg"] * 3100)
+    document = build_report(survey_of(model, takes, {"op:Neg": "CPU"}))
+    assert len(document["subgraphs"]) == 6200
+    assert drawing(document) is None
     page = parse(report_html(document))
-    assert len(json.loads(page.data)["report"]["nodes"]) == 6500
+    assert len(json.loads(page.data)["report"]["nodes"]) == 6200
 
 
 # Layout.
@@ -156,75 +123,54 @@ def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_wires_of_random_placements_go_down_from_their_makers_to_their_readers(seed: int) -> None:
+def test_drawing_of_a_random_placement_is_correct_and_without_overlaps(seed: int) -> None:
     rng = random.Random(seed)
     model = repeated(rng.randint(1, 12))
     names = ("ORT", "CPU", "NULL")
     pins = {node.name: rng.choice(names) for node in model.graph.node}
     document = build_report(survey_of(model, dict.fromkeys(names), pins))
-    for view in drawings(document):
-        boxes = {box["subgraph"]: box for box in view["boxes"]}
-        places = {p: item for item in view["items"] for p in item["nodes"]}
-        makers = {o["name"]: p for p, n in enumerate(document["nodes"]) for o in n["outputs"]}
-        for wire in view["wires"]:
-            start, stop = boxes.get(wire["from"]), boxes.get(wire["to"])
-            if start and stop:
-                assert start["y"] + start["h"] < stop["y"]
-            if start:
-                x, y = map(int, re.findall(r"-?\d+", wire["d"])[:2])
-                ends = [places.get(makers[v], start) for v in wire["tensors"]]
-                assert any(
-                    x in (end["x"], end["x"] + end["w"]) and end["y"] < y < end["y"] + end["h"]
-                    for end in ends
-                )
-        for place in (*boxes.values(), *view["pills"]):
-            assert 0 <= place["x"] <= place["x"] + place["w"] <= view["width"]
-            assert 0 <= place["y"] <= place["y"] + place["h"] <= view["height"]
-        columns = {(box["device"], box["x"]) for box in boxes.values()}
-        assert len(columns) == len({box["device"] for box in boxes.values()})
-        everything = [*boxes.values(), *view["pills"]]
-        assert not any(overlap(a, b) for i, a in enumerate(everything) for b in everything[:i])
-        items = view["items"]
-        assert not any(overlap(a, b) for i, a in enumerate(items) for b in items[:i])
+    view = drawing(document)
+    boxes = {box["subgraph"]: box for box in view["boxes"]}
+    assert set(boxes) == {s["index"] for s in document["subgraphs"]}
+    wires = {(w["from"], w["to"]) for w in view["wires"] if None not in (w["from"], w["to"])}
+    assert wires == {(w["producer"], w["consumer"]) for w in document["wires"]}
+    for wire in view["wires"]:
+        start, stop = boxes.get(wire["from"]), boxes.get(wire["to"])
+        if start and stop:
+            assert start["y"] + start["h"] < stop["y"]
+        if start:
+            x, y = map(int, re.findall(r"-?\d+", wire["d"])[:2])
+            assert x in (start["x"], start["x"] + start["w"])
+            assert start["y"] < y < start["y"] + start["h"]
+    for place in (*boxes.values(), *view["pills"]):
+        assert 0 <= place["x"] <= place["x"] + place["w"] <= view["width"]
+        assert 0 <= place["y"] <= place["y"] + place["h"] <= view["height"]
+    columns = {(box["device"], box["x"]) for box in boxes.values()}
+    assert len(columns) == len({box["device"] for box in boxes.values()})
+    rectangles = [*boxes.values(), *view["pills"]]
+    assert not any(overlap(a, b) for i, a in enumerate(rectangles) for b in rectangles[:i])
 
 
-@pytest.mark.parametrize("pins", [{}, {"*5": "CPU"}, {"op:Relu": "CPU"}])
-def test_items_lie_in_their_subgraphs_and_subgraphs_apart(pins: dict[str, str]) -> None:
-    document = build_report(survey_of(repeated(12), {"ORT": None, "CPU": None}, pins))
-    for view in drawings(document):
-        boxes = {box["subgraph"]: box for box in view["boxes"]}
-        assert set(boxes) == {s["index"] for s in document["subgraphs"]}
-        pairs = list(boxes.values())
-        assert not any(overlap(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
-        for item in view["items"]:
-            box = boxes[document["nodes"][item["nodes"][0]]["subgraph"]]
-            assert box["x"] <= item["x"]
-            assert item["x"] + item["w"] <= box["x"] + box["w"]
-            assert box["y"] <= item["y"]
-            assert item["y"] + item["h"] <= box["y"] + box["h"]
-        drawn = {(w["from"], w["to"]) for w in view["wires"] if None not in (w["from"], w["to"])}
-        assert drawn == {(w["producer"], w["consumer"]) for w in document["wires"]}
-
-
-def test_each_drawing_shows_each_drawn_node_once(densenet: dict[str, Any]) -> None:
-    members, _ = visible_nodes(densenet)
-    for view in drawings(densenet):
-        if view["items"]:
-            assert sorted(p for item in view["items"] for p in item["nodes"]) == members
-
-
-def test_a_subgraph_of_constants_alone_has_a_box_with_them() -> None:
+def test_drawing_shows_constants_that_cross() -> None:
     takes = {"ORT": None, "CPU": None}
     model = read_model("light:squeezenet")
-    survey = survey_of(model, takes, {"op:ConstantOfShape": "CPU"})
-    view = drawings(build_report(survey))[-1]
-    (bare,) = [item for item in view["items"] if item["device"] == "CPU"]
-    assert len(bare["nodes"]) == 39
+    view = drawing(build_report(survey_of(model, takes, {"op:ConstantOfShape": "CPU"})))
+    (constants,) = [box for box in view["boxes"] if box["device"] == "CPU"]
+    assert constants["detail"] == "39 nodes"
     (wire,) = [w for w in view["wires"] if w["from"] is not None and w["to"] is not None]
     assert len(wire["tensors"]) >= 39
 
 
-def test_a_model_without_nodes_is_drawn() -> None:
+def test_model_that_cannot_be_partitioned_is_drawn_as_one_box() -> None:
+    document = build_report(branches_survey()) | {"uncut": "reason", "subgraphs": [], "wires": []}
+    document["nodes"] = [node | {"subgraph": None} for node in document["nodes"]]
+    view = drawing(document)
+    assert [box["title"] for box in view["boxes"]] == ["whole model, not partitioned"]
+    ends = {(w["from"], w["to"]) for w in view["wires"]}
+    assert ends == {(None, -1), (-1, None)}
+
+
+def test_model_without_nodes_is_drawn() -> None:
     model = read_model(
         onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] x) {}'
@@ -232,7 +178,8 @@ def test_a_model_without_nodes_is_drawn() -> None:
     )
     document = build_report(survey_of(model, {"CPU": None}, {}))
     assert "<html" in report_html(document)
-    assert [len(view["boxes"]) for view in drawings(document)] == [0] * len(drawings(document))
+    view = drawing(document)
+    assert (len(view["boxes"]), len(view["wires"])) == (0, 1)
 
 
 # In a browser.
@@ -274,12 +221,12 @@ def test_the_page_runs_without_errors(densenet: dict[str, Any], tmp_path: Path) 
     ):
         page = tmp_path / f"{name}.html"
         page.write_text(report_html(document), encoding="utf-8")
-        dom, console = browse(page, tmp_path / "profile", "#Nodes")
+        dom, console = browse(page, tmp_path / "profile")
         assert console == []
         assert 'data-ready="yes"' in dom
         dom = re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)
-        view = drawings(document)[-1]
-        assert dom.count('class="item"') == len(view["items"])
+        view = drawing(document)
+        assert dom.count('class="box"') == len(view["boxes"])
         assert dom.count('class="wire"') == len(view["wires"])
         assert document["verdict"]["sentence"].replace("&", "&amp;") in dom
 
@@ -292,15 +239,12 @@ CLICKS = """
   const click = (e) => e.dispatchEvent(new MouseEvent("click", { bubbles: true }));
   const side = () => document.getElementById("side").textContent;
   const all = (selector) => [...document.querySelectorAll(selector)];
-  for (const button of all("#levels button")) {
-    click(button);
-    for (const e of all(".item, .wire, .box")) {
-      click(e);
-      if (!side().trim()) said.push("no details");
-    }
+  for (const e of all(".wire, .box")) {
+    click(e);
+    if (!side().trim()) said.push("no details");
   }
-  click(all(".item").at(-1));
-  said.push(`last item: ${all("#side h3")[0].textContent}`);
+  click(all(".box").at(-1));
+  said.push(`last box: ${all("#side h3")[0].textContent}`);
   for (const e of all("th button")) { click(e); click(e); }
   const first = () => all("#nodes tbody tr td:first-child")[0].textContent;
   const type = (id, text, kind = "input") => {
@@ -319,7 +263,7 @@ CLICKS = """
   click(document.getElementById("clear"));
   said.push(`all: ${all("#nodes tbody tr").length}`);
   click(all("#nodes tbody tr").find((r) => r.textContent.includes("tanh")));
-  const marked = [all(".item.on").length, all("tr.on").length];
+  const marked = [all(".box.on").length, all("tr.on").length];
   said.push(`selected: ${all("#side h3")[0].textContent} ${marked.join(" ")}`);
   for (const id of ["in", "out", "fit", "theme"]) click(document.getElementById(id));
   said.push(document.documentElement.dataset.theme);
@@ -340,7 +284,7 @@ def test_everything_on_the_page_can_be_used(tmp_path: Path) -> None:
     title = re.search(r"<title>(.*?)</title>", dom)
     assert title is not None
     assert title[1].split(" | ") == [
-        "last item: add",
+        "last box: Subgraph 2",
         "filtered: 1 tanh",
         "on CPU: 3",
         "refused: 1",
@@ -354,7 +298,7 @@ def test_everything_on_the_page_can_be_used(tmp_path: Path) -> None:
 FIRST_SIGHT = """
 <script>
 {
-  const boxes = [...document.querySelectorAll(".box rect, .item rect")];
+  const boxes = [...document.querySelectorAll(".box rect")];
   const canvas = document.getElementById("canvas").getBoundingClientRect();
   const inside = boxes.map((e) => e.getBoundingClientRect()).filter((r) =>
     r.right > canvas.left && r.left < canvas.right && r.bottom > canvas.top
