@@ -1,1 +1,1 @@
-"""The GPU device: the shared kernels on CuPy's arrays."""
+"""The GPU device: the CPU device's kernels on CuPy arrays."""

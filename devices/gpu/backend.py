@@ -1,4 +1,4 @@
-"""Arrays in a device's own memory: what goes there, what stays on the host, and how kernels run."""
+"""Array backend for devices with their own memory: copies, and the placement of values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hetero.devices.kernels.scatter import scatter_elements_11, scatter_nd_11
 from hetero.devices.model.model import Node
 from hetero.devices.plugin.program import Value
 
-#: Operators that look at no element of their inputs.
-_OF_SHAPES: Final = frozenset({"Shape", "Size"})
-#: Operators that shapes are computed with.
+#: Operators that read only the shapes of their inputs.
+_SHAPE_READERS: Final = frozenset({"Shape", "Size"})
+#: Operators that compute shapes from shapes.
 _SHAPE_ARITHMETIC: Final = frozenset(
     [
         "Abs",
@@ -52,11 +52,11 @@ _SHAPE_ARITHMETIC: Final = frozenset(
         "Where",
     ]
 )
-#: Constants of more elements are data, not sizes or axes.
-_MOST_SIZES: Final = 64
-#: What it computes otherwise than the shared kernels do.
+#: Constants with more elements are data rather than sizes or axes.
+_LARGEST_SHAPE_CONSTANT: Final = 64
+#: Kernels that replace the shared ones.
 GPU_KERNELS: Final = KernelRegistry()
-# CuPy's `multiply` has no `at`, so products of updates at one place are another device's.
+# CuPy's `multiply` has no `at`, so the reduction "mul" is not supported.
 for _op, _kernel in (("ScatterElements", scatter_elements_11), ("ScatterND", scatter_nd_11)):
     op(
         _op,
@@ -68,16 +68,16 @@ for _op, _kernel in (("ScatterElements", scatter_elements_11), ("ScatterND", sca
 
 
 class DeviceBackend(ArrayBackend):
-    """Arrays of a library that computes on devices with memory of their own.
+    """Array backend of a library that computes in device memory.
 
-    A subclass says how arrays are copied, and what devices there are. All but the copies to the
-    host, and what `finish` waits for, may return before the device is done.
+    A subclass copies arrays and lists the devices. Its operations may return before the device has
+    finished, except copies to the host and `finish`.
     """
 
     def __init__(self, name: str, xp: Any) -> None:
         super().__init__(name, xp, GPU_KERNELS)
 
-    # What a library says.
+    # For subclasses.
 
     @abstractmethod
     def to_device(self, array: np.ndarray) -> Any:
@@ -85,46 +85,44 @@ class DeviceBackend(ArrayBackend):
 
     @abstractmethod
     def to_host(self, array: Any) -> np.ndarray:
-        """Return a copy of a device's array on the host, once it is computed."""
+        """Wait for a device array, and return a copy of it on the host."""
 
     @abstractmethod
     def device_ids(self) -> tuple[str, ...]:
-        """Return the ids of the devices here."""
+        """Return the ids of this machine's devices."""
 
     @abstractmethod
     def describe(self, device_id: str) -> str:
-        """Return a device's name for people."""
+        """Return a device's human-readable name."""
 
     @abstractmethod
     def fingerprint(self, device_id: str) -> str:
-        """Return the device's architecture, and the versions of library and driver."""
+        """Return the device's architecture, and the versions of the library and its driver."""
 
     @abstractmethod
     def total_nbytes(self, device_id: str) -> int:
-        """Return how much memory a device has."""
+        """Return the size of a device's memory."""
 
     @abstractmethod
     def used_nbytes(self, device_id: str) -> int:
-        """Return how much of a device's memory this process's arrays take."""
+        """Return the size of this process's arrays in a device's memory."""
 
     @abstractmethod
-    def bound_memory(self, device_id: str, nbytes: int) -> None:
-        """Let this process's arrays take no more than `nbytes` of a device's memory; 0: all."""
+    def limit_memory(self, device_id: str, nbytes: int) -> None:
+        """Limit the size of this process's arrays in a device's memory; 0 removes the limit."""
 
     @abstractmethod
-    def working_on(self, device_id: str) -> AbstractContextManager[None]:
-        """While inside, compute on this device, in an order of this thread's own."""
-
-    # What follows from it.
+    def activate(self, device_id: str) -> AbstractContextManager[None]:
+        """Make a device current for this thread, with a stream of its own, in a `with` block."""
 
     def upload(self, array: Value) -> Value:
-        """Return a value with every array on the device; None stays None."""
+        """Copy all host arrays of a value to the device; None stays None."""
         if isinstance(array, np.ndarray):
             return self.to_device(array)
         return [self.upload(item) for item in array] if isinstance(array, list) else array
 
     def download(self, value: Value) -> Value:
-        """Return a value with every array on the host."""
+        """Copy all device arrays of a value to the host."""
         if value is None or isinstance(value, np.ndarray):
             return value
         if isinstance(value, list):
@@ -132,53 +130,53 @@ class DeviceBackend(ArrayBackend):
         return self.to_host(value) if self.is_on_device(value) else value
 
     def is_on_device(self, value: Value) -> bool:
-        """Whether a value is one array in a device's memory."""
+        """Return whether a value is a device array."""
         return hasattr(value, "dtype") and not isinstance(value, np.ndarray | np.generic)
 
     def function(
         self, kernel: Kernel, keywords: Mapping[str, Any], on_host: bool
     ) -> Callable[..., Any]:
-        """Return the kernel as a function of inputs on either side, put where it wants them.
+        """Return a kernel as a function that copies its inputs to where it reads them.
 
-        What runs on the host leaves its results there: who reads them may be there too.
+        Results of a host kernel stay on the host, where the next kernel may read them.
         """
-        if kernel.op_type in _OF_SHAPES and not kernel.domain:
+        if kernel.op_type in _SHAPE_READERS and not kernel.domain:
             return partial(kernel.function, np, **keywords)
         if on_host or kernel.host == (ALL,):
-            on_host_side = partial(kernel.function, np, **keywords)
+            host_function = partial(kernel.function, np, **keywords)
 
             def run_on_host(*inputs: Value) -> Any:
-                return on_host_side(*map(self.download, inputs))
+                return host_function(*map(self.download, inputs))
 
             return run_on_host
         constants = {n: self.upload(v) for n, v in keywords.items()}
         compute = partial(kernel.function, self.xp, **constants)
 
         def run(*inputs: Value, **bodies: Any) -> Any:
-            placed = [
+            arguments = [
                 self.download(value) if kernel.reads_on_host(position) else self.upload(value)
                 for position, value in enumerate(inputs)
             ]
-            return compute(*placed, **bodies)
+            return compute(*arguments, **bodies)
 
         return run
 
     def host_values(self, nodes: Sequence[Node], constants: Mapping[str, np.ndarray]) -> set[str]:
-        """Return shapes, and what is computed from shapes and constants alone.
+        """Return the names of shapes, and of values computed only from shapes and constants.
 
-        They end as some node's shape, axes or counts, which is read on the host.
+        Nodes read them on the host, as shapes, axes or counts.
         """
-        hosted: set[str] = set()
+        values: set[str] = set()
         for node in nodes:
             if node.domain:
                 continue
-            fixed = [constants[name] for name in node.reads if name in constants]
-            moving = [name for name in node.reads if name not in constants]
-            if node.op_type in _OF_SHAPES or (
+            arrays = [constants[name] for name in node.reads if name in constants]
+            variables = [name for name in node.reads if name not in constants]
+            if node.op_type in _SHAPE_READERS or (
                 node.op_type in _SHAPE_ARITHMETIC
-                and moving
-                and hosted.issuperset(moving)
-                and all(array.size <= _MOST_SIZES for array in fixed)
+                and variables
+                and values.issuperset(variables)
+                and all(array.size <= _LARGEST_SHAPE_CONSTANT for array in arrays)
             ):
-                hosted.update(node.writes)
-        return hosted
+                values.update(node.writes)
+        return values

@@ -1,4 +1,4 @@
-"""CuPy's arrays on CUDA devices."""
+"""Array backend of CuPy, for CUDA devices."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from hetero.devices.gpu.backend import DeviceBackend
 
 
 class CupyBackend(DeviceBackend):
-    """CUDA devices by number, as the driver counts them."""
+    """CUDA devices, with the driver's numbers as ids."""
 
     def __init__(self) -> None:
         super().__init__("cupy", cupy)
-        #: Of each thread, its streams by device: requests that run at once have streams of their
-        #: own, and memory that one gave back is the same stream's again.
-        self._own = threading.local()
+        #: Streams by device, one set per thread: concurrent requests use separate streams, and
+        #: CuPy's pool reuses memory only within the stream that freed it.
+        self._thread = threading.local()
 
     def to_device(self, array: np.ndarray) -> Any:
         """Return a copy of a host array on the current device."""
         return cupy.asarray(array)
 
     def to_host(self, array: Any) -> np.ndarray:
-        """Return a copy of a device's array on the host, once it is computed."""
+        """Wait for a device array, and return a copy of it on the host."""
         host: np.ndarray = cupy.asnumpy(array)
         return host
 
     def device_ids(self) -> tuple[str, ...]:
-        """Return the numbers of the devices; none where the driver is missing or too old."""
+        """Return the devices' numbers; none if the driver is missing or too old."""
         try:
             return tuple(map(str, range(cupy.cuda.runtime.getDeviceCount())))
         except cupy.cuda.runtime.CUDARuntimeError:
             return ()
 
     def describe(self, device_id: str) -> str:
-        """Return the device's name, as the driver says it."""
+        """Return the driver's name of the device."""
         return str(cupy.cuda.runtime.getDeviceProperties(int(device_id))["name"].decode())
 
     def fingerprint(self, device_id: str) -> str:
@@ -51,23 +51,23 @@ class CupyBackend(DeviceBackend):
         )
 
     def total_nbytes(self, device_id: str) -> int:
-        """Return how much memory the device has."""
+        """Return the size of the device's memory."""
         return int(cupy.cuda.Device(int(device_id)).mem_info[1])
 
     def used_nbytes(self, device_id: str) -> int:
-        """Return how much of it this process's arrays take."""
+        """Return the size of this process's arrays in CuPy's memory pool."""
         with cupy.cuda.Device(int(device_id)):
             return int(cupy.get_default_memory_pool().used_bytes())
 
-    def bound_memory(self, device_id: str, nbytes: int) -> None:
-        """Let this process's arrays take no more than `nbytes`; 0: all there is."""
+    def limit_memory(self, device_id: str, nbytes: int) -> None:
+        """Limit the size of CuPy's memory pool on a device; 0 removes the limit."""
         with cupy.cuda.Device(int(device_id)):
             cupy.get_default_memory_pool().set_limit(size=nbytes)
 
     @contextmanager
-    def working_on(self, device_id: str) -> Iterator[None]:
-        """While inside, compute on this device, in this thread's own stream there."""
-        streams = self._own.__dict__.setdefault("streams", {})
+    def activate(self, device_id: str) -> Iterator[None]:
+        """Make a device and this thread's stream there current in a `with` block."""
+        streams = self._thread.__dict__.setdefault("streams", {})
         with cupy.cuda.Device(int(device_id)):
             if device_id not in streams:
                 streams[device_id] = cupy.cuda.Stream(non_blocking=True)
@@ -75,5 +75,5 @@ class CupyBackend(DeviceBackend):
                 yield
 
     def finish(self) -> None:
-        """Return once everything in this thread's stream is done."""
+        """Wait for all work in the current stream."""
         cupy.cuda.get_current_stream().synchronize()

@@ -1,4 +1,4 @@
-"""Which element types a GPU's arrays have."""
+"""Element types of GPU arrays, and the refusal of nodes with others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetero.devices.model.model import Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.support import Refusal
 
-#: Names as in ``tensor(float)``; narrower ones, bfloat16 and strings are the host's alone.
+#: Names as in ``tensor(float)``. CuPy has no narrower types, no bfloat16 and no strings.
 ELEMENT_TYPES: Final = (
     "bool",
     "complex128",
@@ -31,43 +31,43 @@ ELEMENT_TYPES: Final = (
     "uint64",
     "uint8",
 )
-#: Attributes that name an element type to compute in or to give.
-_NAMING: Final = ("dtype", "output_datatype", "output_dtype", "softmax_precision", "to")
+#: Attributes whose value is the element type of a computation or an output.
+_TYPE_ATTRIBUTES: Final = ("dtype", "output_datatype", "output_dtype", "softmax_precision", "to")
 
 
-def untyped(node: Node, model: Model) -> Refusal | None:
-    """Return why a GPU has no arrays for what a node reads, writes or computes in, or None."""
+def type_refusal(node: Node, model: Model) -> Refusal | None:
+    """Return the refusal of a node that reads, writes or computes in a type without GPU arrays."""
     specs = [model.spec(name) for name in (*node.reads, *node.writes)]
-    for what, text in (*((repr(s.name), s.type) for s in specs), *_inside(node.proto)):
-        strange = [n for n in re.findall(r"\((\w+)\)", text) if n not in ELEMENT_TYPES]
-        if strange or "map(" in text:
+    for subject, text in (*((repr(s.name), s.type) for s in specs), *_inner_types(node.proto)):
+        unsupported = [n for n in re.findall(r"\((\w+)\)", text) if n not in ELEMENT_TYPES]
+        if unsupported or "map(" in text:
             return Refusal(
                 "dtype",
-                f"{node.op_type}: {what} is {text}, and a GPU's arrays are of "
+                f"{node.op_type}: {subject} is {text}; GPU arrays have the types "
                 f"{', '.join(ELEMENT_TYPES)}",
             )
     return None
 
 
-def _inside(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-    """Yield what a node's attributes and bodies say of element types: whose, and which."""
+def _inner_types(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    """Yield the types in a node's attributes and bodies: the subject's name, and its type."""
     for attribute in node.attribute:
-        what = f"attribute {attribute.name!r} of {node.op_type}"
-        if attribute.name in _NAMING and attribute.i in TensorProto.DataType.values():
+        subject = f"attribute {attribute.name!r} of {node.op_type}"
+        if attribute.name in _TYPE_ATTRIBUTES and attribute.i in TensorProto.DataType.values():
             if attribute.i != TensorProto.UNDEFINED:
-                yield what, _tensor_of(attribute.i)
+                yield subject, _tensor_type(attribute.i)
         elif attribute.HasField("t"):
-            yield what, _tensor_of(attribute.t.data_type)
+            yield subject, _tensor_type(attribute.t.data_type)
         elif attribute.name.startswith("value_string"):
-            yield what, "tensor(string)"
+            yield subject, "tensor(string)"
     for _, graph in bodies(node):
         for tensor in graph.initializer:
-            yield repr(tensor.name), _tensor_of(tensor.data_type)
+            yield repr(tensor.name), _tensor_type(tensor.data_type)
         for info in (*graph.input, *graph.output, *graph.value_info):
             yield repr(info.name), TensorSpec.from_proto(info).type
         for inner in graph.node:
-            yield from _inside(inner)
+            yield from _inner_types(inner)
 
 
-def _tensor_of(number: int) -> str:
+def _tensor_type(number: int) -> str:
     return f"tensor({TensorProto.DataType.Name(number).lower()})"

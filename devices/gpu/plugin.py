@@ -1,4 +1,4 @@
-"""The GPU plugin: the interpreter on CUDA devices, by CuPy's arrays."""
+"""The GPU device: the interpreter on CuPy arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 
 from hetero.devices.errors import DeviceMemoryError, PluginLoadError
 from hetero.devices.gpu.backend import DeviceBackend
-from hetero.devices.gpu.element_types import untyped
+from hetero.devices.gpu.element_types import type_refusal
 from hetero.devices.gpu.program import GPUContext, GPUProgram
 from hetero.devices.interpreter.implementations import Scope, find_implementation
 from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
@@ -30,7 +30,7 @@ from hetero.devices.transforms import transform
 
 
 class GPUPlugin(InterpreterPlugin):
-    """CUDA devices."""
+    """CUDA devices, with the driver's numbers as ids."""
 
     name: ClassVar[str] = "GPU"
     rank: ClassVar[int] = 10
@@ -51,11 +51,17 @@ class GPUPlugin(InterpreterPlugin):
             int,
             0,
             True,
-            "Bytes of the device's memory that this process may take; 0: all of it.",
+            "Largest size in bytes of this process's arrays on the device; 0: no limit.",
             minimum=0,
         ),
-        Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Bytes of the device's memory."),
-        Property("GPU_MEMORY_USED", int, 0, False, "Bytes of it that this process's arrays take."),
+        Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Size of the device's memory in bytes."),
+        Property(
+            "GPU_MEMORY_USED",
+            int,
+            0,
+            False,
+            "Size in bytes of this process's arrays on the device.",
+        ),
     )
     backend: DeviceBackend
 
@@ -65,20 +71,20 @@ class GPUPlugin(InterpreterPlugin):
 
     @staticmethod
     def open_backend() -> DeviceBackend:
-        """Return the devices' arrays; PluginLoadError if there are none."""
+        """Return the array backend; PluginLoadError if CuPy or a device is missing."""
         try:
             from hetero.devices.gpu.cupy_backend import CupyBackend
         except ImportError as error:
             raise PluginLoadError(
-                f"the GPU device needs CuPy, which cannot be imported ({error}); pip install "
+                f"device GPU needs CuPy, which cannot be imported ({error}); pip install "
                 "'hetero[gpu]'.",
                 device="GPU",
             ) from error
         backend = CupyBackend()
         if not backend.device_ids():
             raise PluginLoadError(
-                "CuPy is installed, but finds no CUDA device: there is none, or its driver is "
-                "missing or older than CuPy's CUDA; nvidia-smi tells which.",
+                "CuPy is installed, but finds no CUDA device: the machine has none, or its driver "
+                "is missing or older than CuPy's CUDA; check with nvidia-smi.",
                 device="GPU",
             )
         return backend
@@ -88,97 +94,99 @@ class GPUPlugin(InterpreterPlugin):
         return self.backend.device_ids()
 
     def transform_model(self, model: Model, config: Config) -> Model:
-        """Return the model with constants folded, patterns fused and dead nodes gone."""
+        """Fold constants, fuse patterns and remove dead nodes."""
         model = allowed_extensions(model, config["EXTENSIONS"])
         return model if config["DISABLE_TRANSFORMATIONS"] else transform(model)
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Refuse what no kernel runs, and element types that the device's arrays lack."""
-        return untyped(node, model) or super().refuse(node, model, config)
+        """Refuse nodes without a kernel, and types without GPU arrays."""
+        return type_refusal(node, model) or super().refuse(node, model, config)
 
     def note(self, node: Node, model: Model, config: Config) -> str | None:
-        """Say which nodes run on the host after all, and which as the body of a function."""
-        found = find_implementation(node, Scope.of_model(model, self.backend))
-        if isinstance(found, Refusal):
+        """Note the nodes that run on the host, and those that run as the body of a function."""
+        implementation = find_implementation(node, Scope.of_model(model, self.backend))
+        if isinstance(implementation, Refusal):
             return None
-        if isinstance(found.definition, Kernel) and found.definition.host == (ALL,):
+        definition = implementation.definition
+        if isinstance(definition, Kernel) and definition.host == (ALL,):
             return "runs on the host: its inputs are copied there"
         return super().note(node, model, config)
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
-        """Refuse the nodes whose constants the device has no room for."""
-        room = self._room(config)
-        held: set[str] = set()
-        refused: dict[str, Refusal | str] = {}
+        """Refuse the nodes whose constants exceed the device's memory."""
+        available_nbytes = self._capacity_nbytes(config)
+        counted_constants: set[str] = set()
+        refusals: dict[str, Refusal | str] = {}
         for node in model.nodes:
-            new = {n for n in node.reads if n in model.constants} - held
+            new = {n for n in node.reads if n in model.constants} - counted_constants
             nbytes = sum(model.constants[name].array.nbytes for name in new)
-            if nbytes > room:
-                refused[node.name] = Refusal(
+            if nbytes > available_nbytes:
+                refusals[node.name] = Refusal(
                     "memory",
-                    f"its constants take {nbytes} bytes, and {room} are left of what "
-                    f"{self.name}.{config['DEVICE_ID']} may hold",
+                    f"its constants take {nbytes} bytes; {available_nbytes} are free on "
+                    f"{self.name}.{config['DEVICE_ID']}",
                 )
             else:
-                room -= nbytes
-                held |= new
-        return refused
+                available_nbytes -= nbytes
+                counted_constants |= new
+        return refusals
 
     def compile(self, model: Model, config: Config) -> Program:
-        """Return the interpreter's program, its constants on the device."""
-        with self._memory(model, config):
+        """Compile to a program whose constants are on the device."""
+        with self._limited_memory(model, config):
             return GPUProgram(model, **self._target(config))
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make a program from an exported one, without transforming again."""
-        with self._memory(model, config):
+        """Load an exported program, whose model is already transformed."""
+        with self._limited_memory(model, config):
             return GPUProgram.load(payload, config["EXTENSIONS"], **self._target(config))
 
     def create_context(self, config: Config | None = None) -> GPUContext:
-        """Return the device's memory."""
+        """Return a context for the device's memory."""
         return GPUContext(**self._target(self.effective_config(config)))
 
     def version(self) -> str:
-        """Return the versions that results depend on."""
+        """Return the versions of kernels, array library and onnx, which results depend on."""
         return f"1 ({self.backend.name}, onnx {onnx.__version__})"
 
     def full_name(self, device_id: str) -> str:
-        """Return the device's name, as its driver says it."""
+        """Return the driver's name of the device."""
         return self.backend.describe(device_id)
 
     def fingerprint(self, device_id: str) -> str:
-        """Return the device's architecture, and the versions of library and driver."""
+        """Return the device's architecture, and the versions of the library and its driver."""
         return self.backend.fingerprint(device_id)
 
     def device_properties(self, device_id: str) -> Mapping[str, Any]:
-        """Return how much memory the device has, and how much is taken."""
+        """Return the size of the device's memory, and of this process's arrays there."""
         return {
             "DEVICE_TOTAL_MEM_SIZE": self.backend.total_nbytes(device_id),
             "GPU_MEMORY_USED": self.backend.used_nbytes(device_id),
         }
 
     def _target(self, config: Config) -> dict[str, Any]:
+        """Return the arguments of programs and contexts that choose a device."""
         device_id = config["DEVICE_ID"]
         device = f"{self.name}.{device_id}"
         return {"backend": self.backend, "device": device, "device_id": device_id}
 
-    def _room(self, config: Config) -> int:
-        """Return how many bytes the arrays of this process may take of the device."""
+    def _capacity_nbytes(self, config: Config) -> int:
+        """Return the largest size of this process's arrays on the device."""
         total = self.backend.total_nbytes(config["DEVICE_ID"])
         return min(total, config["GPU_MEMORY_LIMIT"] or total)
 
     @contextmanager
-    def _memory(self, model: Model, config: Config) -> Iterator[None]:
-        """Bound the device's memory, and say in the project's words that it is exhausted."""
+    def _limited_memory(self, model: Model, config: Config) -> Iterator[None]:
+        """Limit the device's memory, and raise DeviceMemoryError if it is exhausted."""
         device_id = config["DEVICE_ID"]
-        self.backend.bound_memory(device_id, config["GPU_MEMORY_LIMIT"])
+        self.backend.limit_memory(device_id, config["GPU_MEMORY_LIMIT"])
         try:
             yield
         except MemoryError as error:
             raise DeviceMemoryError(
-                f"{self.name}.{device_id} has no room for model {model.name!r}: {error}. It holds "
-                f"{self.backend.used_nbytes(device_id)} of {self._room(config)} bytes: close other "
-                "models there, raise GPU_MEMORY_LIMIT, or put part of it on another device, as in "
-                "HETERO:GPU,CPU.",
+                f"{self.name}.{device_id} is out of memory for model {model.name!r}: {error}. "
+                f"Arrays take {self.backend.used_nbytes(device_id)} of "
+                f"{self._capacity_nbytes(config)} bytes. Close other models there, raise "
+                "GPU_MEMORY_LIMIT, or split the model with HETERO:GPU,CPU.",
                 device=f"{self.name}.{device_id}",
             ) from error

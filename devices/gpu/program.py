@@ -1,4 +1,4 @@
-"""A transformed model on a GPU: the interpreter on arrays of the device's own, and that memory."""
+"""Model compiled for a GPU, and remote tensors in its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
 
 
 class GPUTensor(RemoteTensor):
-    """An array in a device's memory; `array` is for programs of the same device."""
+    """A tensor in a GPU's memory; programs of the same device read its `array`."""
 
     def __init__(self, context: GPUContext, array: Any) -> None:
         self.device = context.device
@@ -27,14 +27,14 @@ class GPUTensor(RemoteTensor):
 
     def to_host(self) -> np.ndarray:
         """Return a copy on the host."""
-        with self._context.working():
+        with self._context.activate():
             host: np.ndarray = self._context.backend.download(self.array)
         return host
 
     def copy_from(self, array: np.ndarray) -> None:
-        """Take over an array's contents; TensorShapeError if its shape is another one."""
+        """Overwrite the contents with an array; TensorShapeError if its shape differs."""
         self.check_shape(array)
-        with self._context.working():
+        with self._context.activate():
             self.array[...] = self._context.backend.upload(array.astype(self.dtype, copy=False))
             self._context.backend.finish()
 
@@ -47,38 +47,38 @@ class GPUContext(RemoteContext):
         self.backend = backend
         self._device_id = device_id
 
-    def working(self) -> Any:
-        """Return what makes the device this thread's, while inside."""
-        return self.backend.working_on(self._device_id)
+    def activate(self) -> Any:
+        """Make the device current for this thread in a `with` block."""
+        return self.backend.activate(self._device_id)
 
     def from_host(self, array: np.ndarray) -> GPUTensor:
         """Copy an array to the device."""
-        with self.working():
+        with self.activate():
             tensor = GPUTensor(self, self.backend.upload(array))
             self.backend.finish()
         return tensor
 
 
 class GPUProgram(InterpretedProgram):
-    """A model whose constants are on a device; `device` is its name, `device_id` its id.
+    """A model whose constants are in a GPU's memory.
 
-    Runs at once, in threads of their own, each have a stream.
+    `device` is the device's full name and `device_id` its id. Each thread runs in its own stream.
     """
 
     def __init__(self, model: Model, backend: DeviceBackend, device: str, device_id: str) -> None:
         self._backend = backend
         self._device_id = device_id
         self._memory = GPUContext(backend, device, device_id)
-        with backend.working_on(device_id):
+        with backend.activate(device_id):
             super().__init__(model, backend)
             backend.finish()
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Compute the outputs; KernelError where a node's inputs break its specification."""
+        """Compute the outputs; KernelError if a node's inputs violate its specification."""
         backend = self._backend
-        with backend.working_on(self._device_id):
-            begun_s = perf_counter()
-            given = [
+        with backend.activate(self._device_id):
+            start_s = perf_counter()
+            values = [
                 value.array
                 if isinstance(value, GPUTensor)
                 else value
@@ -86,24 +86,24 @@ class GPUProgram(InterpretedProgram):
                 else backend.upload(value)
                 for position, value in enumerate(inputs)
             ]
-            context.upload_s += perf_counter() - begun_s
+            context.upload_s += perf_counter() - start_s
             with np.errstate(all="ignore"):
-                outputs = self._block.run(given, context, profile=context.profile)
+                outputs = self._block.run(values, context, profile=context.profile)
             backend.finish()
-            begun_s = perf_counter()
-            fetched = [
+            start_s = perf_counter()
+            results = [
                 GPUTensor(self._memory, value)
                 if position in context.left and backend.is_on_device(value)
                 else backend.download(value)
                 for position, value in enumerate(outputs)
             ]
-            context.download_s += perf_counter() - begun_s
-        return fetched
+            context.download_s += perf_counter() - start_s
+        return results
 
     def takes_remote(self, tensor: RemoteTensor) -> bool:
-        """Whether `tensor` is in this device's memory."""
+        """Return whether a tensor is in this device's memory."""
         return isinstance(tensor, GPUTensor) and tensor.device == self._memory.device
 
     def close(self) -> None:
-        """Give back the constants' memory."""
+        """Free the constants' memory."""
         self._block.release()

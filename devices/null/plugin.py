@@ -1,6 +1,7 @@
-"""The NULL device: computes nothing, with scripted time, memory and faults.
+"""The NULL device: no computation; scripted time, memory, support and faults.
 
-Planner and scheduler are tested and measured on it. Its outputs are zeros of the inferred shapes.
+It serves tests and measurements of the planner and the scheduler. Its outputs are zeros of the
+inferred shapes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, Property
 from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
 from hetero.devices.plugin.support import Refusal
 
-#: What may go wrong: `fail` raises, `die` ends the process, `hang` never answers.
+#: Scripted faults: `fail` raises an error, `die` kills the process, `hang` never returns.
 _FAULTS: Final = ("fail", "die", "hang")
 _PAYLOAD_FORMAT: Final = "null-1"
 
 
 class NullTensor(RemoteTensor):
-    """A tensor on a NULL device that only copies go to and come from."""
+    """A tensor on a NULL device, which programs do not read."""
 
     def __init__(self, device: str, contents: np.ndarray) -> None:
         self.device = device
@@ -43,7 +44,7 @@ class NullTensor(RemoteTensor):
         return self._contents.copy()
 
     def copy_from(self, array: np.ndarray) -> None:
-        """Take over an array's contents; TensorShapeError if its shape is another one."""
+        """Overwrite the contents with an array; TensorShapeError if its shape differs."""
         self.check_shape(array)
         self._contents[...] = array
 
@@ -60,10 +61,10 @@ class NullContext(RemoteContext):
 
 
 class NullProgram(Program):
-    """Waits, then gives zeros.
+    """A program that waits for the scripted time, and returns zeros.
 
-    Of the model only the ports are looked at; `rows` are what it pretends to execute, `seconds` how
-    long each takes, `constants` outputs that are constants.
+    `model` needs only ports. `rows` are the nodes that it pretends to execute, `seconds` their
+    times by name, and `constants` the outputs that are constants.
     """
 
     def __init__(
@@ -81,19 +82,19 @@ class NullProgram(Program):
         self._seconds = dict(seconds)
         self._total_s = sum(self._seconds.values())
         self._shapes: dict[str, list[int]] = config["NULL_OUTPUT_SHAPES"]
-        self._held = bytearray(int(config["NULL_MEMORY_NBYTES"]))
+        self._memory = bytearray(int(config["NULL_MEMORY_NBYTES"]))
         self._runs = itertools.count(1)
-        #: What goes wrong, and in which run.
-        self._kind, _, number = config["NULL_FAULT"].partition("@")
-        self._faulty_run = int(number) if self._kind else None
-        #: Shape and type of each output, where no run changes them.
-        self._fixed = self._fixed_outputs()
+        #: The kind of fault, and the number of the run that it affects.
+        self._fault_kind, _, number = config["NULL_FAULT"].partition("@")
+        self._faulty_run = int(number) if self._fault_kind else None
+        #: Shape and type of each output if they are the same in every run.
+        self._static_outputs = self._find_static_outputs()
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Wait as long as the nodes take together, then give zeros."""
+        """Wait for the sum of the nodes' times, and return zeros."""
         number = next(self._runs)
         if number == self._faulty_run:
-            self._fault(context)
+            self._raise_fault(context)
         if self._config["NULL_BUSY"]:
             end_s = time.perf_counter() + self._total_s
             while time.perf_counter() < end_s:
@@ -104,41 +105,41 @@ class NullProgram(Program):
         if context.profile:
             for name, seconds in self._seconds.items():
                 context.record(name, seconds)
-        if self._fixed is not None:
-            return [np.zeros(shape, dtype) for shape, dtype in self._fixed]
-        given = {p.name: v for p, v in zip(self._model.inputs, inputs, strict=True)}
-        sizes = _sizes(self._model.inputs, inputs)
-        return [self._output(port, given, sizes) for port in self._model.outputs]
+        if self._static_outputs is not None:
+            return [np.zeros(shape, dtype) for shape, dtype in self._static_outputs]
+        values = {p.name: v for p, v in zip(self._model.inputs, inputs, strict=True)}
+        sizes = _symbol_sizes(self._model.inputs, inputs)
+        return [self._output(port, values, sizes) for port in self._model.outputs]
 
     def takes_remote(self, tensor: RemoteTensor) -> bool:
-        """Take the device's own tensors where they are."""
+        """Return whether a tensor is in a NULL device's memory."""
         return isinstance(tensor, NullTensor)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return every node, in order."""
+        """Return a row for each node, in topological order."""
         return self._rows
 
     def export(self) -> Payload:
-        """Return the rows, their times, and outputs that are constants."""
+        """Return the rows, their times, and the constant outputs."""
         rows = [[row.name, row.layer_type, *row.original_names] for row in self._rows]
         header = {"format": _PAYLOAD_FORMAT, "seconds": self._seconds, "rows": rows}
         return Payload(header, self._constants)
 
-    def _fixed_outputs(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
-        elsewhere = {p.name for p in self._model.inputs} | {*self._constants, *self._shapes}
-        fixed = []
+    def _find_static_outputs(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
+        exceptions = {p.name for p in self._model.inputs} | {*self._constants, *self._shapes}
+        outputs = []
         for port in self._model.outputs:
             dtype, sizes = port.dtype, tuple(d for d in port.shape or () if isinstance(d, int))
-            if dtype is None or dtype.hasobject or port.name in elsewhere or sizes != port.shape:
+            if dtype is None or dtype.hasobject or port.name in exceptions or sizes != port.shape:
                 return None
-            fixed.append((sizes, dtype))
-        return fixed
+            outputs.append((sizes, dtype))
+        return outputs
 
     def _output(
-        self, port: TensorSpec, given: Mapping[str, Value], sizes: Mapping[str, int]
+        self, port: TensorSpec, values: Mapping[str, Value], sizes: Mapping[str, int]
     ) -> Value:
-        if port.name in given:
-            value = given[port.name]
+        if port.name in values:
+            value = values[port.name]
             return value.to_host() if isinstance(value, RemoteTensor) else value
         if port.name in self._constants:
             return self._constants[port.name]
@@ -152,16 +153,16 @@ class NullProgram(Program):
             ]
         return np.full(shape, "", object) if port.dtype.kind == "O" else np.zeros(shape, port.dtype)
 
-    def _fault(self, context: RunContext) -> None:
-        if self._kind == "fail":
+    def _raise_fault(self, context: RunContext) -> None:
+        if self._fault_kind == "fail":
             raise InferenceError(
-                f"NULL is set to fail on run {self._faulty_run} of model {self._model.name!r}: "
+                f"run {self._faulty_run} of model {self._model.name!r} failed as scripted by "
                 f"NULL_FAULT={self._config['NULL_FAULT']}.",
                 device=f"NULL.{self._config['DEVICE_ID']}",
             )
-        if self._kind == "die":
+        if self._fault_kind == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        while True:  # a hung device answers nothing, but lets itself be cancelled
+        while True:  # a hung device never returns, but a request on it can be cancelled
             context.sleep(0.05)
 
 
@@ -177,7 +178,7 @@ class NullPlugin(Plugin):
             float,
             0.0,
             True,
-            "Microseconds that a node takes.",
+            "Time of a node in microseconds.",
             minimum=0,
             shapes_result=True,
         ),
@@ -186,19 +187,19 @@ class NullPlugin(Plugin):
             dict,
             {},
             True,
-            "Microseconds by node name, or by op:Type; others take NULL_NODE_TIME_US.",
+            "Times in microseconds by node name or op:Type; the default is NULL_NODE_TIME_US.",
             shapes_result=True,
             minimum=0,
         ),
         Property(
-            "NULL_BUSY", bool, False, True, "Whether it keeps a core busy rather than sleeps."
+            "NULL_BUSY", bool, False, True, "Whether runs keep a core busy instead of sleeping."
         ),
         Property(
             "NULL_SUPPORTED",
             tuple,
             ("*",),
             True,
-            "Nodes that it takes: names, globs or op:Type.",
+            "Supported nodes: names, globs or op:Type.",
             shapes_result=True,
         ),
         Property(
@@ -206,7 +207,7 @@ class NullPlugin(Plugin):
             tuple,
             (),
             True,
-            "Nodes that it refuses even so: names, globs or op:Type.",
+            "Exceptions from NULL_SUPPORTED: names, globs or op:Type.",
             shapes_result=True,
         ),
         Property(
@@ -214,7 +215,7 @@ class NullPlugin(Plugin):
             bool,
             True,
             True,
-            "Whether it takes nodes that read or make values of open sizes.",
+            "Whether nodes with inputs or outputs of open sizes are supported.",
             shapes_result=True,
         ),
         Property(
@@ -222,16 +223,22 @@ class NullPlugin(Plugin):
             int,
             1,
             True,
-            "Length of output dimensions that the model leaves open.",
+            "Size of output dimensions that the model leaves open.",
             minimum=0,
         ),
-        Property("NULL_OUTPUT_SHAPES", dict, {}, True, "Shapes by output name."),
+        Property(
+            "NULL_OUTPUT_SHAPES",
+            dict,
+            {},
+            True,
+            "Shapes by output name, instead of the inferred ones.",
+        ),
         Property(
             "NULL_MEMORY_NBYTES",
             int,
             0,
             True,
-            "Bytes that a compiled model holds.",
+            "Memory in bytes that a compiled model allocates.",
             minimum=0,
         ),
         Property(
@@ -239,40 +246,41 @@ class NullPlugin(Plugin):
             str,
             "",
             True,
-            "KIND@N: the N-th run of a compiled model fails (fail), ends its process (die) or "
-            "never answers (hang).",
+            "KIND@N: the N-th run of a compiled model raises an error (fail), kills its "
+            "process (die) or never returns (hang).",
             pattern=rf"(({'|'.join(_FAULTS)})@[1-9]\d*)?",
         ),
     )
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Refuse what the script says."""
+        """Refuse the nodes that the NULL_* properties exclude."""
         if not _matches(node, config["NULL_SUPPORTED"]):
             patterns = ", ".join(config["NULL_SUPPORTED"]) or "nothing"
-            return Refusal("policy", f"NULL is set to take only {patterns}")
+            return Refusal("policy", f"NULL_SUPPORTED allows only {patterns}")
         if _matches(node, config["NULL_UNSUPPORTED"]):
-            return Refusal("policy", f"NULL is set to refuse {node.name}")
+            return Refusal("policy", f"NULL_UNSUPPORTED excludes {node.name}")
         for value in () if config["NULL_DYNAMIC_SHAPES"] else (*node.reads, *node.writes):
             spec = model.spec(value)
             if not spec.is_static:
                 return Refusal(
-                    "dynamic_shape", f"NULL is set to take fixed shapes only; {value!r} is {spec}"
+                    "dynamic_shape",
+                    f"NULL_DYNAMIC_SHAPES=NO requires static shapes; {value!r} is {spec}",
                 )
         return None
 
     def compile(self, model: Model, config: Config) -> Program:
-        """Note how long each node is to take."""
+        """Compile to a program that waits for the nodes' scripted times."""
         rows = [
             ExecutedNode(node.name, node.op_type, i, "null", node.covers)
             for i, node in enumerate(model.nodes)
         ]
         seconds = {node.name: _seconds(node, config) for node in model.nodes}
         names = [port.name for port in model.outputs if port.name in model.constants]
-        given = {name: model.constants[name].array for name in names}
-        return NullProgram(model, rows, seconds, given, config)
+        constants = {name: model.constants[name].array for name in names}
+        return NullProgram(model, rows, seconds, constants, config)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make the program again; BlobError if the payload is another device's."""
+        """Load an exported program; BlobError if another device exported the payload."""
         payload.check_format(_PAYLOAD_FORMAT, model.name)
         rows = [
             ExecutedNode(name, kind, i, "null", tuple(covers))
@@ -281,7 +289,7 @@ class NullPlugin(Plugin):
         return NullProgram(model, rows, payload.header["seconds"], payload.tensors, config)
 
     def create_context(self, config: Config | None = None) -> NullContext:
-        """Return the device's memory."""
+        """Return a context for the device's memory."""
         return NullContext(f"{self.name}.{self.effective_config(config)['DEVICE_ID']}")
 
     def version(self) -> str:
@@ -289,11 +297,12 @@ class NullPlugin(Plugin):
         return "1"
 
     def full_name(self, device_id: str) -> str:
-        """Return what it is."""
+        """Return a description of the device."""
         return "no compute: scripted time, memory and faults"
 
 
 def _matches(node: Node, patterns: Sequence[str]) -> bool:
+    """Return whether a node's name or operator matches one of the patterns."""
     return any(
         node.op_type == pattern[3:]
         if pattern.startswith("op:")
@@ -303,13 +312,14 @@ def _matches(node: Node, patterns: Sequence[str]) -> bool:
 
 
 def _seconds(node: Node, config: Config) -> float:
+    """Return the scripted time of a node."""
     times = config["NULL_NODE_TIMES_US"]
     by_type = times.get(f"op:{node.op_type}", config["NULL_NODE_TIME_US"])
     return float(times.get(node.name, by_type)) / 1e6
 
 
-def _sizes(ports: Sequence[TensorSpec], inputs: Sequence[Value]) -> dict[str, int]:
-    """Return the lengths that symbols of the inputs' shapes have in a run."""
+def _symbol_sizes(ports: Sequence[TensorSpec], inputs: Sequence[Value]) -> dict[str, int]:
+    """Return the sizes of the symbolic dimensions of the inputs in a run."""
     return {
         symbol: length
         for port, value in zip(ports, inputs, strict=True)

@@ -72,10 +72,10 @@ def infer_missing_types(model: Model, extensions: Sequence[str] = ()) -> Model:
     is known, or if ONNX Runtime cannot load the model.
     """
     used = {*model.consumers, *(port.name for port in model.outputs)}
-    untyped = [v for v in model.producers if v in used and not model.spec(v).type]
-    if not untyped:
+    untyped_values = [v for v in model.producers if v in used and not model.spec(v).type]
+    if not untyped_values:
         return model
-    data, stubs = session_model(model, untyped)
+    data, stubs = session_model(model, untyped_values)
     weights = [(n, a.dtype.name, a.shape) for n in stubs for a in [model.constants[n].array]]
     nbytes = sum(model.constants[name].array.nbytes for name in stubs)
     libraries = custom_operator_libraries(extensions)

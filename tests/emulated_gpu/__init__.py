@@ -1,1 +1,1 @@
-"""A GPU without a GPU: arrays that behave as a device's, and the plugin on them."""
+"""An emulated GPU: arrays with CuPy's restrictions in host memory, and the GPU plugin on them."""

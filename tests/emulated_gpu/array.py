@@ -1,7 +1,7 @@
-"""A device's array, emulated: its elements are out of the host's reach, as CuPy's are.
+"""Emulation of a CuPy array, whose elements numpy cannot read.
 
-It is no ndarray. Numpy refuses it, it refuses ndarrays, and it has only what CuPy's arrays have.
-What makes the host wait for the device is recorded in `WAITS`, copies to and from it in `COPIES`.
+It is no ndarray: numpy rejects it, it rejects ndarrays, and it has only the attributes of CuPy's
+arrays. `WAITS` counts the operations that make the host wait for the device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.emulated_gpu.memory import MEMORY
 
-#: What made the host wait for the device, by name.
+#: Operations that made the host wait for the device, by name.
 WAITS: Final[Counter[str]] = Counter()
 #: Element types of CuPy's kernels.
 DTYPES: Final = frozenset(
@@ -37,7 +37,7 @@ DTYPES: Final = frozenset(
         "complex128",
     )
 )
-#: Attributes and methods of CuPy's arrays that give no array's elements to the host.
+#: Attributes and methods of CuPy's arrays that do not copy elements to the host.
 _ATTRIBUTES: Final = frozenset(
     "shape dtype ndim size nbytes itemsize strides".split()  # noqa: SIM905
 )
@@ -51,7 +51,7 @@ _METHODS: Final = frozenset(
 
 
 class DeviceArray:
-    """An array in device memory; `contents` is for the emulation alone."""
+    """An array in emulated device memory."""
 
     __slots__ = ("__weakref__", "_contents", "device")
     __array_ufunc__ = None
@@ -62,7 +62,7 @@ class DeviceArray:
             raise TypeError(f"CuPy has no arrays of {contents.dtype}")
         self._contents = contents
         self.device = MEMORY.device
-        MEMORY.hold(self, contents)
+        MEMORY.allocate(self, contents)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
@@ -77,9 +77,9 @@ class DeviceArray:
         if name in _ATTRIBUTES:
             return getattr(self._contents, name)
         if name in _METHODS:
-            return _on_device(name, getattr(contents_of(self), name))
+            return _device_method(name, getattr(contents_of(self), name))
         if name in ("T", "real", "imag"):
-            return wrapped(getattr(contents_of(self), name))
+            return wrap(getattr(contents_of(self), name))
         raise AttributeError(f"CuPy's arrays have no {name!r}")
 
     @property
@@ -88,49 +88,49 @@ class DeviceArray:
 
     def get(self) -> np.ndarray:
         """Copy to the host."""
-        return _waited("get", contents_of(self).copy())
+        return _count_wait("get", contents_of(self).copy())
 
     def item(self, *index: int) -> Any:
-        return _waited("item", contents_of(self).item(*index))
+        return _count_wait("item", contents_of(self).item(*index))
 
     def tolist(self) -> Any:
-        return _waited("tolist", contents_of(self).tolist())
+        return _count_wait("tolist", contents_of(self).tolist())
 
     def nonzero(self) -> Any:
-        return _waited("nonzero", wrapped(contents_of(self).nonzero()))
+        return _count_wait("nonzero", wrap(contents_of(self).nonzero()))
 
     def __bool__(self) -> bool:
-        return _waited("bool", bool(contents_of(self)))
+        return _count_wait("bool", bool(contents_of(self)))
 
     def __int__(self) -> int:
-        return _waited("int", int(contents_of(self)))
+        return _count_wait("int", int(contents_of(self)))
 
     def __float__(self) -> float:
-        return _waited("float", float(contents_of(self)))
+        return _count_wait("float", float(contents_of(self)))
 
     def __index__(self) -> int:
-        return _waited("index", operator.index(contents_of(self)))
+        return _count_wait("index", operator.index(contents_of(self)))
 
     def __len__(self) -> int:
         return len(self._contents)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(wrapped, contents_of(self))
+        return map(wrap, contents_of(self))
 
     def __repr__(self) -> str:
         return f"DeviceArray({self._contents!r})"
 
     def __getitem__(self, index: Any) -> Any:
-        _note_masks(index)
-        return wrapped(contents_of(self)[unwrapped(index)])
+        _count_mask_waits(index)
+        return wrap(contents_of(self)[unwrap(index)])
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        _note_masks(index)
-        contents_of(self)[unwrapped(index)] = unwrapped(value)
+        _count_mask_waits(index)
+        contents_of(self)[unwrap(index)] = unwrap(value)
 
 
 class _Flags:
-    """What CuPy tells of an array's layout; whether it may be written to it does not know."""
+    """The flags of a CuPy array, which has no `writeable`."""
 
     def __init__(self, contents: np.ndarray) -> None:
         self.c_contiguous = contents.flags.c_contiguous
@@ -139,52 +139,52 @@ class _Flags:
 
 
 def contents_of(array: DeviceArray) -> np.ndarray:
-    """Return an array's elements, for a kernel that runs on its device."""
+    """Return an array's elements; ValueError unless its device is current."""
     if array.device != MEMORY.device:
         raise ValueError(f"an array of device {array.device} on device {MEMORY.device}")
     return array._contents
 
 
-def unwrapped(value: Any) -> Any:
-    """Return an argument with the elements of device arrays; host arrays are refused."""
+def unwrap(value: Any) -> Any:
+    """Replace device arrays in an argument by their elements; TypeError for host arrays."""
     if isinstance(value, DeviceArray):
         return contents_of(value)
     if isinstance(value, np.ndarray):
         raise TypeError(f"Unsupported type {type(value)}")
     if isinstance(value, tuple | list):
-        return type(value)(map(unwrapped, value))
+        return type(value)(map(unwrap, value))
     if isinstance(value, slice):
         return slice(value.start, value.stop, value.step)
     return value
 
 
-def wrapped(result: Any) -> Any:
-    """Return a result with arrays on the device; CuPy has no scalars of its own."""
+def wrap(result: Any) -> Any:
+    """Replace arrays and scalars in a result by device arrays; CuPy has no scalars."""
     if isinstance(result, np.ndarray | np.generic):
         return DeviceArray(np.asarray(result))
     if isinstance(result, tuple | list):
-        return tuple(map(wrapped, result)) if isinstance(result, tuple) else [*map(wrapped, result)]
+        return tuple(map(wrap, result)) if isinstance(result, tuple) else [*map(wrap, result)]
     return result
 
 
-def _waited(what: str, result: Any) -> Any:
-    WAITS[what] += 1
+def _count_wait(operation: str, result: Any) -> Any:
+    WAITS[operation] += 1
     return result
 
 
-def _note_masks(index: Any) -> None:
-    """A mask's number of elements shapes the result: the host waits for it."""
+def _count_mask_waits(index: Any) -> None:
+    """Count a wait if an index contains a mask, whose sum is a size of the result."""
     for part in index if isinstance(index, tuple) else (index,):
         if isinstance(part, DeviceArray) and part.dtype == bool:
             WAITS["mask"] += 1
 
 
-def _on_device(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _device_method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **keywords: Any) -> Any:
         if name == "repeat" and any(isinstance(a, DeviceArray) for a in args):
             raise ValueError("all elements of `repeats` must be given on the host")
-        given = {key: unwrapped(value) for key, value in keywords.items()}
-        return wrapped(function(*map(unwrapped, args), **given))
+        host_keywords = {key: unwrap(value) for key, value in keywords.items()}
+        return wrap(function(*map(unwrap, args), **host_keywords))
 
     return call
 
@@ -204,14 +204,14 @@ def _operators() -> None:
 
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: DeviceArray, *others: Any) -> Any:
-        return wrapped(getattr(contents_of(self), name)(*map(unwrapped, others)))
+        return wrap(getattr(contents_of(self), name)(*map(unwrap, others)))
 
     return method
 
 
 def _in_place(name: str) -> Callable[..., Any]:
     def method(self: DeviceArray, other: Any) -> DeviceArray:
-        getattr(contents_of(self), name)(unwrapped(other))
+        getattr(contents_of(self), name)(unwrap(other))
         return self
 
     return method

@@ -1,4 +1,4 @@
-"""The backend of emulated GPUs, and running a single kernel on one."""
+"""The array backend of the emulated GPUs, and runs of single kernels on one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COPIES: Final[Counter[str]] = Counter()
 
 
 class EmulatedBackend(DeviceBackend):
-    """Two devices whose arrays the host cannot reach."""
+    """Array backend of two emulated devices."""
 
     def __init__(self) -> None:
         super().__init__("emulated", DEVICE)
@@ -49,43 +49,43 @@ class EmulatedBackend(DeviceBackend):
         return TOTAL_NBYTES
 
     def used_nbytes(self, device_id: str) -> int:
-        return Memory.held[int(device_id)]
+        return Memory.used_nbytes[int(device_id)]
 
-    def bound_memory(self, device_id: str, nbytes: int) -> None:
-        Memory.bounds[int(device_id)] = nbytes or TOTAL_NBYTES
+    def limit_memory(self, device_id: str, nbytes: int) -> None:
+        Memory.limits_nbytes[int(device_id)] = nbytes or TOTAL_NBYTES
 
-    def working_on(self, device_id: str) -> AbstractContextManager[None]:
-        return MEMORY.on(int(device_id))
+    def activate(self, device_id: str) -> AbstractContextManager[None]:
+        return MEMORY.activate(int(device_id))
 
 
 BACKEND: Final = EmulatedBackend()
 
 
-def runs_on_device(
+def is_deterministic_on_device(
     kernel: Kernel, inputs: Sequence[Any], keywords: Mapping[str, Any], results: Sequence[Any]
 ) -> bool:
-    """Whether a GPU takes this, and gives the same: draws without a seed are new each time."""
+    """Return whether a GPU supports these arguments, and results do not depend on a random seed."""
     if "seed" in kernel.attributes and keywords.get("seed") is None:
         return False
-    choices = _on_gpu(kernel).choices
+    choices = _gpu_kernel(kernel).choices
     if any(keywords.get(name, valid[0]) not in valid for name, valid in choices.items()):
         return False
     values = [*inputs, *keywords.values(), *results]
-    return all(map(_fits, values))
+    return all(map(_is_supported, values))
 
 
 def run_on_device(kernel: Kernel, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
-    """Return what a kernel, or the GPU's own of its operator, gives, copied to the host."""
-    result = BACKEND.function(_on_gpu(kernel), keywords, on_host=False)(*inputs)
+    """Run a kernel, or the GPU's replacement of it, and return its results on the host."""
+    result = BACKEND.function(_gpu_kernel(kernel), keywords, on_host=False)(*inputs)
     results = list(result) if isinstance(result, tuple) else [result]
     return [BACKEND.download(value) for value in results]
 
 
-def _on_gpu(kernel: Kernel) -> Kernel:
+def _gpu_kernel(kernel: Kernel) -> Kernel:
     return BACKEND.find_kernel(kernel.domain, kernel.op_type, kernel.since) or kernel
 
 
-def _fits(value: Any) -> bool:
+def _is_supported(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(map(_fits, value))
+        return all(map(_is_supported, value))
     return not callable(value) and (not hasattr(value, "dtype") or value.dtype in DTYPES)

@@ -1,9 +1,9 @@
-"""What of numpy's interface CuPy has: names that kernels use, and what those do not take."""
+"""CuPy's subset of numpy's interface: names, missing keywords, and functions that wait."""
 
 from __future__ import annotations
 
-#: What kernels use of the namespace; each is in CuPy's reference, under the same name.
-CUPY = frozenset(
+#: Names that kernels use; each is in CuPy's reference.
+CUPY_NAMES = frozenset(
     """
     abs absolute add all any arange arccos arccosh arcsin arcsinh arctan arctanh argmax argmin
     argpartition argsort array asarray ascontiguousarray atleast_1d bitwise_and bitwise_or
@@ -22,8 +22,8 @@ CUPY = frozenset(
     """.split()  # noqa: SIM905  (a paragraph of words reads better than a hundred lines)
 )
 
-#: Keyword arguments that numpy's function has and CuPy's has not.
-LACKING = {
+#: Function -> keyword arguments of numpy's that CuPy's does not accept.
+MISSING_KEYWORDS = {
     name: {"initial", "where"} for name in ("max", "min", "sum", "prod", "mean", "any", "all")
 } | {
     "argsort": {"order", "stable"},
@@ -33,10 +33,10 @@ LACKING = {
     "unique": {"sorted"},
 }
 
-#: Functions after which the host waits for the device, as their results' shapes depend on elements.
-WAITING = frozenset({"nonzero", "unique"})
+#: Functions whose results' shapes depend on elements, so that the host waits for the device.
+WAITING_FUNCTIONS = frozenset({"nonzero", "unique"})
 
-#: Ufuncs whose `at` CuPy has.
+#: Ufuncs that have `at` in CuPy.
 IN_PLACE_UFUNCS = frozenset(
     {"add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"}
 )

@@ -1,4 +1,4 @@
-"""The emulated GPUs' memory: which device is current in a thread, what is held, and the bound."""
+"""The memory of the emulated GPUs: the current device per thread, allocations and limits."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-#: Bytes of each device.
+#: Size of each device's memory.
 TOTAL_NBYTES: Final = 1 << 28
 
 
 class OutOfMemoryError(MemoryError):
-    """A device has no room, as CuPy says it."""
+    """CuPy's error for an allocation that fails."""
 
 
 class Memory(threading.local):
-    """The current device, of each thread its own."""
+    """The current device of each thread, and the allocations of all threads."""
 
     device: int = 0
-    #: Bytes held, and their bound, by device: the same for all threads.
-    held: ClassVar[Counter[int]] = Counter()
-    bounds: ClassVar[dict[int, int]] = {}
+    #: Allocated bytes and their limit by device, shared by all threads.
+    used_nbytes: ClassVar[Counter[int]] = Counter()
+    limits_nbytes: ClassVar[dict[int, int]] = {}
 
     @contextmanager
-    def on(self, device: int) -> Iterator[None]:
-        """Make a device current."""
+    def activate(self, device: int) -> Iterator[None]:
+        """Make a device current in a `with` block."""
         before, self.device = self.device, device
         try:
             yield
         finally:
             self.device = before
 
-    def hold(self, array: Any, contents: np.ndarray) -> None:
-        """Count an array's memory until it dies; views hold none of their own."""
+    def allocate(self, array: Any, contents: np.ndarray) -> None:
+        """Count an array's memory until it is collected; views count nothing."""
         if contents.base is not None:
             return
-        held, device, nbytes = Memory.held, self.device, contents.nbytes
-        if held[device] + nbytes > Memory.bounds.get(device, TOTAL_NBYTES):
+        used_nbytes, device, nbytes = Memory.used_nbytes, self.device, contents.nbytes
+        if used_nbytes[device] + nbytes > Memory.limits_nbytes.get(device, TOTAL_NBYTES):
             raise OutOfMemoryError(f"Out of memory allocating {nbytes} bytes")
-        held[device] += nbytes
-        weakref.finalize(array, held.subtract, {device: nbytes})
+        used_nbytes[device] += nbytes
+        weakref.finalize(array, used_nbytes.subtract, {device: nbytes})
 
 
 MEMORY: Final = Memory()

@@ -1,4 +1,4 @@
-"""The emulated device's array namespace: what CuPy has, on arrays that the host cannot reach."""
+"""The emulated array namespace: the functions that CuPy has, on emulated device arrays."""
 
 from __future__ import annotations
 
@@ -6,79 +6,86 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.emulated_gpu.array import WAITS, DeviceArray, unwrapped, wrapped
-from tests.emulated_gpu.cupy_names import CUPY, IN_PLACE_UFUNCS, LACKING, WAITING
+from tests.emulated_gpu.array import WAITS, DeviceArray, unwrap, wrap
+from tests.emulated_gpu.cupy_names import (
+    CUPY_NAMES,
+    IN_PLACE_UFUNCS,
+    MISSING_KEYWORDS,
+    WAITING_FUNCTIONS,
+)
 
-#: Functions that take a host's array or numbers to the device.
+#: Functions that copy host arrays or numbers to the device.
 _UPLOADS: Final = frozenset({"array", "asarray"})
 
 
 class DeviceNamespace:
-    """CuPy's names, of numpy's functions."""
+    """A namespace of numpy's functions, restricted to CuPy's names."""
 
     def __init__(self, module: Any = np, prefix: str = "") -> None:
         self._module = module
         self._prefix = prefix
 
     def __getattr__(self, name: str) -> Any:
-        if not self._prefix and name not in CUPY:
-            raise AttributeError(f"CuPy's namespace has no {name!r}; add it to CUPY if it has")
-        found = getattr(self._module, name)
+        if not self._prefix and name not in CUPY_NAMES:
+            raise AttributeError(
+                f"CuPy's namespace has no {name!r}; add it to CUPY_NAMES if it has"
+            )
+        value = getattr(self._module, name)
         if not self._prefix and name in ("linalg", "fft", "random"):
-            return DeviceNamespace(found, f"{name}.")
+            return DeviceNamespace(value, f"{name}.")
         if name == "RandomState":
-            return lambda *seed: _RandomState(found(*seed))
-        if not callable(found) or isinstance(found, type):
-            return found
-        return _Function(f"{self._prefix}{name}", found)
+            return lambda *seed: _RandomState(value(*seed))
+        if not callable(value) or isinstance(value, type):
+            return value
+        return _Function(f"{self._prefix}{name}", value)
 
 
 class _Function:
-    """A function of the namespace: all that it is given is on the device already."""
+    """A function of the namespace; its arrays must be on the device."""
 
     def __init__(self, name: str, function: Any) -> None:
         self._name = name
         self._function = function
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        if extra := LACKING.get(self._name, set()) & keywords.keys():
+        if extra := MISSING_KEYWORDS.get(self._name, set()) & keywords.keys():
             raise TypeError(f"CuPy's {self._name} takes no {', '.join(sorted(extra))}")
         if self._name in _UPLOADS and isinstance(args[0], np.ndarray | np.generic):
             args = (DeviceArray(np.array(args[0])), *args[1:])
-        if self._name in WAITING:
+        if self._name in WAITING_FUNCTIONS:
             WAITS[self._name] += 1
         if self._name == "repeat" and isinstance(args[1], DeviceArray):
             raise ValueError("all elements of `repeats` must be given on the host")
-        given = {key: unwrapped(value) for key, value in keywords.items()}
-        on_host = [unwrapped(arg) for arg in args]
-        if self._name == "power":  # numpy takes a root for a lone 0.5, whose power of -inf is NaN
-            on_host = [array.copy() for array in np.broadcast_arrays(*on_host)]
-        result = self._function(*on_host, **given)
+        host_keywords = {key: unwrap(value) for key, value in keywords.items()}
+        host_args = [unwrap(arg) for arg in args]
+        if self._name == "power":  # numpy computes a root for a scalar 0.5, and NaN for -inf
+            host_args = [array.copy() for array in np.broadcast_arrays(*host_args)]
+        result = self._function(*host_args, **host_keywords)
         out = keywords.get("out")
-        return out if isinstance(out, DeviceArray) else wrapped(result)
+        return out if isinstance(out, DeviceArray) else wrap(result)
 
     def at(self, array: DeviceArray, index: Any, *values: Any) -> None:
-        """Apply a ufunc where an index says, repeated ones too."""
+        """Apply a ufunc at indices, also at repeated ones."""
         if self._name not in IN_PLACE_UFUNCS:
             raise NotImplementedError(f"`cupy.{self._name}.at` is not supported yet")
-        self._function.at(unwrapped(array), unwrapped(index), *map(unwrapped, values))
+        self._function.at(unwrap(array), unwrap(index), *map(unwrap, values))
 
     def reduce(self, array: DeviceArray, **keywords: Any) -> Any:
-        """Reduce along an axis."""
-        return wrapped(self._function.reduce(unwrapped(array), **keywords))
+        """Reduce an array along an axis with the ufunc."""
+        return wrap(self._function.reduce(unwrap(array), **keywords))
 
 
 class _RandomState:
-    """A generator whose draws are on the device."""
+    """A random generator whose arrays are on the device."""
 
     def __init__(self, state: np.random.RandomState) -> None:
         self._state = state
 
     def uniform(self, low: float, high: float, size: Any) -> Any:
-        return wrapped(np.asarray(self._state.uniform(low, high, size)))
+        return wrap(np.asarray(self._state.uniform(low, high, size)))
 
     def normal(self, mean: float, scale: float, size: Any) -> Any:
-        return wrapped(np.asarray(self._state.normal(mean, scale, size)))
+        return wrap(np.asarray(self._state.normal(mean, scale, size)))
 
 
 #: The array namespace of an emulated GPU.

@@ -1,4 +1,4 @@
-"""The GPU device on emulated arrays; `EGPU`, as the installed plugin's name is taken."""
+"""The GPU plugin on emulated arrays, named `EGPU` because `GPU` is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.emulated_gpu.backend import BACKEND
 
 
 class EmulatedGPUPlugin(GPUPlugin):
-    """Two devices without hardware."""
+    """Two emulated devices."""
 
     name: ClassVar[str] = "EGPU"
 

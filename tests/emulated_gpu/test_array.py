@@ -1,4 +1,4 @@
-"""The emulated device array can fail: it refuses what a GPU's arrays refuse."""
+"""The emulated array rejects the operations that CuPy's arrays reject."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetero.devices.kernels import Kernel
 from hetero.devices.kernels.registry import ALL
 from tests.emulated_gpu.array import _METHODS, WAITS
 from tests.emulated_gpu.backend import BACKEND, run_on_device
-from tests.emulated_gpu.cupy_names import CUPY, IN_PLACE_UFUNCS, LACKING
+from tests.emulated_gpu.cupy_names import CUPY_NAMES, IN_PLACE_UFUNCS, MISSING_KEYWORDS
 from tests.emulated_gpu.memory import MEMORY
 from tests.emulated_gpu.namespace import DEVICE
 
@@ -39,33 +39,33 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
         lambda x: DEVICE.repeat(x, DEVICE.arange(2)),
     ],
 )
-def test_a_device_array_refuses_what_cupys_refuse(use: Any) -> None:
+def test_array_rejects_unsupported_operations(use: Any) -> None:
     with pytest.raises((TypeError, AttributeError, NotImplementedError, ValueError)):
         use(BACKEND.to_device(X))
 
 
-def test_a_kernel_that_reads_the_host_is_caught() -> None:
-    def careless(xp: Any, x: Any) -> Any:
+def test_kernel_that_reads_elements_on_the_host_raises() -> None:
+    def numpy_kernel(xp: Any, x: Any) -> Any:
         return np.maximum(x, 0)
 
-    def undeclared(xp: Any, x: Any, axis: Any) -> Any:
+    def undeclared_host_kernel(xp: Any, x: Any, axis: Any) -> Any:
         return xp.sum(x, axis=np.asarray(axis).item())
 
-    def declared(xp: Any, x: Any, axis: Any) -> Any:
+    def host_kernel(xp: Any, x: Any, axis: Any) -> Any:
         return xp.sum(x, axis=axis.item())
 
     with pytest.raises(TypeError):
-        run_on_device(Kernel("own", "Careless", 1, careless), [X], {})
+        run_on_device(Kernel("own", "Careless", 1, numpy_kernel), [X], {})
     axis = np.array(1)
     with pytest.raises(TypeError, match="Implicit conversion"):
-        run_on_device(Kernel("own", "Undeclared", 1, undeclared), [X, axis], {})
-    (y,) = run_on_device(Kernel("own", "Declared", 1, declared, host=(1,)), [X, axis], {})
+        run_on_device(Kernel("own", "Undeclared", 1, undeclared_host_kernel), [X, axis], {})
+    (y,) = run_on_device(Kernel("own", "Declared", 1, host_kernel, host=(1,)), [X, axis], {})
     assert y.tolist() == [3, 12]
-    (y,) = run_on_device(Kernel("own", "OnHost", 1, careless, host=(ALL,)), [X], {})
+    (y,) = run_on_device(Kernel("own", "OnHost", 1, numpy_kernel, host=(ALL,)), [X], {})
     assert np.array_equal(y, X)
 
 
-def test_what_makes_the_host_wait_is_counted() -> None:
+def test_waits_are_counted() -> None:
     x = BACKEND.to_device(X)
     WAITS.clear()
     y = DEVICE.exp(x) * 2 + x[0]
@@ -78,7 +78,7 @@ def test_what_makes_the_host_wait_is_counted() -> None:
     assert dict(WAITS) == {"bool": 1, "nonzero": 1, "mask": 1, "tolist": 1}
 
 
-def test_memory_is_counted_while_an_array_lives() -> None:
+def test_memory_is_counted_until_collection() -> None:
     before = BACKEND.used_nbytes("0")
     x = BACKEND.to_device(np.zeros(1000, np.float32))
     view = x.reshape(10, 100)
@@ -87,16 +87,18 @@ def test_memory_is_counted_while_an_array_lives() -> None:
     assert BACKEND.used_nbytes("0") == before
 
 
-def test_an_array_of_another_device_is_refused() -> None:
+def test_array_of_another_device_raises() -> None:
     x = BACKEND.to_device(X)
-    with MEMORY.on(1), pytest.raises(ValueError, match="an array of device 0 on device 1"):
+    with MEMORY.activate(1), pytest.raises(ValueError, match="an array of device 0 on device 1"):
         x + x
 
 
-def test_the_emulation_has_no_more_than_cupy() -> None:
-    cupy = pytest.importorskip("cupy", reason="what the emulation is compared with: hetero[gpu]")
-    assert {name for name in CUPY if not hasattr(cupy, name)} == set()
+def test_emulated_names_exist_in_cupy() -> None:
+    cupy = pytest.importorskip("cupy", reason="needs hetero[gpu]")
+    assert {name for name in CUPY_NAMES if not hasattr(cupy, name)} == set()
     assert {name for name in _METHODS if not hasattr(cupy.ndarray, name)} == set()
-    assert {name for name in LACKING | dict.fromkeys(IN_PLACE_UFUNCS) if name not in CUPY} == set()
-    for name, keywords in LACKING.items():
+    assert {
+        name for name in MISSING_KEYWORDS | dict.fromkeys(IN_PLACE_UFUNCS) if name not in CUPY_NAMES
+    } == set()
+    for name, keywords in MISSING_KEYWORDS.items():
         assert keywords.isdisjoint(inspect.signature(getattr(cupy, name)).parameters), name

@@ -9,7 +9,7 @@ import pytest
 
 from hetero.devices import kernels
 from hetero.devices.kernels import elementwise
-from tests.emulated_gpu.cupy_names import CUPY, LACKING
+from tests.emulated_gpu.cupy_names import CUPY_NAMES, MISSING_KEYWORDS
 
 FILES = sorted(Path(str(kernels.__file__)).parent.glob("*.py"))
 
@@ -34,12 +34,12 @@ def test_kernels_import_no_array_library(path: Path) -> None:
 def test_kernels_use_what_cupy_has(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and is_namespace(node.value):
-            assert node.attr in CUPY, (
+            assert node.attr in CUPY_NAMES, (
                 f"line {node.lineno}: if CuPy has {node.attr}, add it to the names above"
             )
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             given = {keyword.arg for keyword in node.keywords}
-            extra = given & LACKING.get(node.func.attr, set())
+            extra = given & MISSING_KEYWORDS.get(node.func.attr, set())
             assert not extra, f"line {node.lineno}: {node.func.attr}({extra})"
 
 
@@ -49,4 +49,4 @@ def test_tables_name_what_cupy_has() -> None:
         *elementwise._BINARY,
         *elementwise._CONNECTIVES,
     )
-    assert {name for _, _, name in tables} <= CUPY
+    assert {name for _, _, name in tables} <= CUPY_NAMES

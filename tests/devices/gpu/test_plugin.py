@@ -1,4 +1,4 @@
-"""The GPU device on emulated arrays: what is copied, what waits, what is refused."""
+"""Device GPU on emulated arrays: copies, waits, refusals, memory limits and remote tensors."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.support.random_affinity import random_affinity
 from tests.support.small_models import make_model, run_onnxruntime
 from tests.support.stateful_models import running_sum
 
-FOLDER = Path(__file__).parents[1] / "backend_suite"
+FOLDER = Path(__file__).parents[2] / "backend_suite"
 SPEC = "tests.emulated_gpu.plugin:EmulatedGPUPlugin"
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @pytest.fixture
 def plugin() -> Iterator[EmulatedGPUPlugin]:
-    gc.collect()  # what others left is not counted
+    gc.collect()  # arrays of other tests would count
     plugin = EmulatedGPUPlugin()
     yield plugin
-    plugin.open_backend().bound_memory("0", 0)
+    plugin.open_backend().limit_memory("0", 0)
 
 
 def parsed(text: str) -> onnx.ModelProto:
@@ -50,15 +50,15 @@ RESHAPING = parsed("""
         shape = Shape (x)
         rows = Gather (shape, zero)
         row = Unsqueeze (rows, first)
-        wanted = Concat <axis = 0> (row, minus)
+        sizes = Concat <axis = 0> (row, minus)
         scaled = Mul (x, weight)
-        reshaped = Reshape (scaled, wanted)
+        reshaped = Reshape (scaled, sizes)
         y = ReduceSum <keepdims = 0> (reshaped, axes)
     }
 """)
 
 
-def test_a_run_copies_inputs_in_and_outputs_out_and_waits_for_nothing_else(
+def test_run_copies_only_inputs_and_outputs(
     plugin: EmulatedGPUPlugin,
 ) -> None:
     inputs = {"x": X, "axes": np.array([1])}
@@ -72,7 +72,7 @@ def test_a_run_copies_inputs_in_and_outputs_out_and_waits_for_nothing_else(
         np.testing.assert_allclose(result["y"], (X * [1, 2, 3, 4]).sum(1))
 
 
-def test_constants_and_tensor_attributes_are_copied_once_at_compilation(
+def test_constants_are_copied_once_at_compilation(
     plugin: EmulatedGPUPlugin,
 ) -> None:
     model = parsed("""
@@ -95,7 +95,7 @@ def test_constants_and_tensor_attributes_are_copied_once_at_compilation(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("agraph (bfloat16[2] x) => (bfloat16[2] y) { y = Relu (x) }", "tensor(bfloat16)"),
         ("agraph (string[2] x) => (string[2] y) { y = Identity (x) }", "tensor(string)"),
@@ -114,17 +114,17 @@ def test_constants_and_tensor_attributes_are_copied_once_at_compilation(
         ),
     ],
 )
-def test_element_types_that_a_gpu_lacks_are_refused(
-    plugin: EmulatedGPUPlugin, text: str, words: str
+def test_unsupported_element_types_are_refused(
+    plugin: EmulatedGPUPlugin, text: str, message: str
 ) -> None:
     support = plugin.query_model(read_model(parsed(text)), {"DISABLE_TRANSFORMATIONS": True})
     (refusals,) = support.unsupported.values()
     (refusal,) = refusals.values()
     assert refusal.code == "dtype"
-    assert words in refusal.message
+    assert message in refusal.message
 
 
-def test_products_of_updates_at_one_place_are_another_devices(plugin: EmulatedGPUPlugin) -> None:
+def test_scatter_with_mul_is_refused(plugin: EmulatedGPUPlugin) -> None:
     def support(reduction: str) -> Any:
         node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
         inputs = {"x": X, "i": np.zeros((2, 1), np.int64), "u": X[:2]}
@@ -136,9 +136,7 @@ def test_products_of_updates_at_one_place_are_another_devices(plugin: EmulatedGP
 
 
 @pytest.mark.parametrize("device_id", ["0", "1"])
-def test_a_program_runs_on_the_device_that_it_was_compiled_for(
-    plugin: EmulatedGPUPlugin, device_id: str
-) -> None:
+def test_program_runs_on_its_device(plugin: EmulatedGPUPlugin, device_id: str) -> None:
     before = plugin.get_property("GPU_MEMORY_USED", device_id)
     compiled = plugin.compile_model(read_model(RESHAPING), {"DEVICE_ID": device_id})
     assert plugin.get_property("GPU_MEMORY_USED", device_id) - before == 16, "its weights"
@@ -148,25 +146,25 @@ def test_a_program_runs_on_the_device_that_it_was_compiled_for(
     assert plugin.get_property("GPU_MEMORY_USED", device_id) == before
 
 
-def test_a_remote_tensor_is_read_where_it_is(plugin: EmulatedGPUPlugin) -> None:
+def test_run_reads_remote_tensor_of_its_device_in_place(plugin: EmulatedGPUPlugin) -> None:
     compiled = plugin.compile_model(read_model(RESHAPING), {"DEVICE_ID": "1"})
     tensor = plugin.create_context({"DEVICE_ID": "1"}).from_host(X)
-    elsewhere = plugin.create_context({"DEVICE_ID": "0"}).from_host(X)
-    for given, copies in ((tensor, {"download": 1}), (elsewhere, {"upload": 1, "download": 2})):
+    other_tensor = plugin.create_context({"DEVICE_ID": "0"}).from_host(X)
+    for value, copies in ((tensor, {"download": 1}), (other_tensor, {"upload": 1, "download": 2})):
         COPIES.clear()
-        result = compiled({"x": given, "axes": np.array([1])})
+        result = compiled({"x": value, "axes": np.array([1])})
         np.testing.assert_allclose(result["y"], (X * [1, 2, 3, 4]).sum(1))
         assert dict(COPIES) == copies
 
 
 def wide(rows: int) -> onnx.ModelProto:
-    """Return a model that holds 4 KiB, and needs `rows` times as much for a while."""
+    """Return a model with 4 KiB of weights and `rows` times as much of intermediate values."""
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"]), helper.make_node("Abs", ["y"], ["z"])]
     inputs = {"x": np.ones((rows, 1), np.float32)}
     return make_model(nodes, inputs, ["z"], {"w": np.ones(1024, np.float32)})
 
 
-def test_a_run_without_room_says_so_and_the_next_one_works(plugin: EmulatedGPUPlugin) -> None:
+def test_run_after_memory_error_works(plugin: EmulatedGPUPlugin) -> None:
     limit = plugin.get_property("GPU_MEMORY_USED") + (64 << 10)
     compiled = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": limit})
     with pytest.raises(DeviceMemoryError, match=r"EGPU\.0 .*Out of memory"):
@@ -175,16 +173,16 @@ def test_a_run_without_room_says_so_and_the_next_one_works(plugin: EmulatedGPUPl
     assert z.shape == (1, 1024)
 
 
-def test_constants_without_room_are_refused_or_raise(plugin: EmulatedGPUPlugin) -> None:
+def test_constants_beyond_memory_limit_are_refused(plugin: EmulatedGPUPlugin) -> None:
     model = read_model(wide(1))
     (refusal,) = plugin.query_model(model, {"GPU_MEMORY_LIMIT": 4095}).unsupported["y"].values()
     assert refusal.code == "memory"
     assert "4096 bytes" in refusal.message
-    held = plugin.create_context().from_host(np.ones(5000, np.uint8))
+    tensor = plugin.create_context().from_host(np.ones(5000, np.uint8))
     limit = plugin.get_property("GPU_MEMORY_USED") + 1000
     with pytest.raises(DeviceMemoryError, match="raise GPU_MEMORY_LIMIT"):
         plugin.compile_model(model, {"GPU_MEMORY_LIMIT": limit})
-    assert held.to_host().sum() == 5000
+    assert tensor.to_host().sum() == 5000
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +191,7 @@ def core() -> Iterator[hetero.Core]:
         yield core
 
 
-def test_what_has_no_room_runs_elsewhere_with_the_reason(core: hetero.Core) -> None:
+def test_node_beyond_memory_runs_on_another_device(core: hetero.Core) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Abs", ["y"], ["z"])]
     inputs = {"x": np.ones((1, 1024), np.float32)}
     model = make_model(nodes, inputs, ["z"], {"w": np.full((1024, 1), -1, np.float32)})
@@ -207,7 +205,7 @@ def test_what_has_no_room_runs_elsewhere_with_the_reason(core: hetero.Core) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_network_cut_at_random_gives_the_same(core: hetero.Core, seed: int) -> None:
+def test_random_split_gives_equal_results(core: hetero.Core, seed: int) -> None:
     proto = onnx.compose.add_prefix(RESHAPING, f"p{seed}_")
     inputs = {f"p{seed}_x": X, f"p{seed}_axes": np.array([1])}
     model = core.read_model(proto)
@@ -217,51 +215,51 @@ def test_a_network_cut_at_random_gives_the_same(core: hetero.Core, seed: int) ->
         np.testing.assert_allclose(compiled(inputs)[0], *run_onnxruntime(proto, inputs))
 
 
-def test_an_output_stays_on_the_device_for_its_next_stage_there(core: hetero.Core) -> None:
-    """Only what another device reads goes through the host."""
+def test_value_stays_on_device_between_its_stages(core: hetero.Core) -> None:
+    """Only values that another device reads are copied to the host."""
     model = parsed("""
         around (float[3, 4] x) => (float[3, 4] y) {
             a = Exp (x)
             small = ReduceMax <keepdims = 1> (a)
-            there = Sqrt (small)
-            y = Add (a, there)
+            root = Sqrt (small)
+            y = Add (a, root)
         }
     """)
-    pins = {"there": "CPU"}
+    pins = {"root": "CPU"}
     with core.compile_model(model, "HETERO:EGPU,CPU", affinity=pins) as compiled:
         assert [s.device for s in compiled.subgraphs] == ["EGPU.0", "CPU", "EGPU.0"]
         COPIES.clear()
         np.testing.assert_allclose(compiled(X)[0], *run_onnxruntime(model, {"x": X}), rtol=1e-5)
-    assert dict(COPIES) == {"upload": 2, "download": 2}, "x and `there` in, `small` and y out"
+    assert dict(COPIES) == {"upload": 2, "download": 2}, "x and `root` in, `small` and y out"
 
 
-def test_a_tensor_that_is_kept_is_copied_to_the_device_once(core: hetero.Core) -> None:
+def test_remote_tensor_is_copied_to_the_device_once(core: hetero.Core) -> None:
     tensor = core.create_context("EGPU.1").from_host(X)
     inputs = {"x": tensor, "axes": np.array([1])}
     with (
-        core.compile_model(RESHAPING, "EGPU.1") as here,
-        core.compile_model(RESHAPING, "CPU") as elsewhere,
+        core.compile_model(RESHAPING, "EGPU.1") as gpu_model,
+        core.compile_model(RESHAPING, "CPU") as cpu_model,
     ):
         COPIES.clear()
-        results = [here(inputs)[0] for _ in range(3)]
+        results = [gpu_model(inputs)[0] for _ in range(3)]
         assert dict(COPIES) == {"download": 3}
-        results.append(elsewhere(inputs)[0])
+        results.append(cpu_model(inputs)[0])
     for result in results:
         np.testing.assert_allclose(result, (X * [1, 2, 3, 4]).sum(1))
     np.testing.assert_array_equal(tensor.to_host(), X)
 
 
-def test_a_tensor_that_the_device_has_no_room_for_is_not_kept(core: hetero.Core) -> None:
+def test_remote_tensor_beyond_memory_raises(core: hetero.Core) -> None:
     backend = EmulatedGPUPlugin.open_backend()
-    backend.bound_memory("1", backend.used_nbytes("1") + 1000)
+    backend.limit_memory("1", backend.used_nbytes("1") + 1000)
     try:
         with pytest.raises(DeviceMemoryError, match=r"EGPU\.1 has no room.* 5000 bytes"):
             core.create_context("EGPU.1").from_host(np.ones(5000, np.uint8))
     finally:
-        backend.bound_memory("1", 0)
+        backend.limit_memory("1", 0)
 
 
-def test_a_state_stays_on_the_device_between_runs(core: hetero.Core) -> None:
+def test_state_stays_on_device_between_runs(core: hetero.Core) -> None:
     with core.compile_model(running_sum(), "EGPU", states={"before": "after"}) as compiled:
         request = compiled.create_infer_request()
         x = np.ones(3, np.float32)
@@ -273,7 +271,7 @@ def test_a_state_stays_on_the_device_between_runs(core: hetero.Core) -> None:
         np.testing.assert_array_equal(state.state.data, x * 4)
 
 
-def test_without_cupy_there_is_a_row_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "hetero.devices.gpu.cupy_backend", raising=False)
     (entry,) = load_plugins(["hetero.devices.gpu.plugin:GPUPlugin"], entry_points=False).values()
@@ -281,33 +279,33 @@ def test_without_cupy_there_is_a_row_with_what_to_install(monkeypatch: pytest.Mo
     assert "pip install 'hetero[gpu]'" in str(entry.error)
 
 
-def test_cupy_without_a_device_is_a_row_with_the_reason() -> None:
-    cupy = pytest.importorskip("cupy", reason="the wheel, without a device: hetero[gpu]")
+def test_device_without_gpu_is_listed_with_its_error() -> None:
+    cupy = pytest.importorskip("cupy", reason="needs hetero[gpu]")
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError:
         count = 0
     if count:
-        pytest.skip("there is a device")
+        pytest.skip("this machine has a GPU")
     (entry,) = load_plugins(["hetero.devices.gpu.plugin:GPUPlugin"], entry_points=False).values()
     assert "finds no CUDA device" in str(entry.error)
 
 
-#: Cases of onnx 1.23's 2,033 that CuPy's arrays, emulated, run right.
-PASSING = 1700
+#: Lower bound of the cases that pass, of the 2,033 of onnx 1.23.
+MINIMUM_PASSES = 1700
 
 
 @pytest.mark.slow
-def test_every_case_of_onnx() -> None:
-    """What the GPU takes it runs right, but for what the CPU misses too."""
+def test_onnx_backend_suite_cases_pass() -> None:
+    """Supported cases pass, except those that fail on the CPU device too."""
     misses = read_misses(FOLDER / "misses_cpu.txt")
     plugin = EmulatedGPUPlugin()
-    found = {case.name: outcome(plugin, case, {}) for case in backend_cases()}
-    missed = {n: said for n, said in found.items() if said not in ("refused", "passed")}
-    assert {n: said for n, said in missed.items() if n not in misses} == {}
+    outcomes = {case.name: outcome(plugin, case, {}) for case in backend_cases()}
+    errors = {n: result for n, result in outcomes.items() if result not in ("refused", "passed")}
+    assert {n: error for n, error in errors.items() if n not in misses} == {}
     assert not {
         n
-        for n, said in found.items()
-        if said == "passed" and n in misses and not may_pass(misses[n])
+        for n, result in outcomes.items()
+        if result == "passed" and n in misses and not may_pass(misses[n])
     }
-    assert list(found.values()).count("passed") >= PASSING
+    assert list(outcomes.values()).count("passed") >= MINIMUM_PASSES
