@@ -24,7 +24,7 @@ import hetero
 from benchmarks.networks import bert
 from benchmarks.processes import Child, in_fresh
 from benchmarks.tables import print_rows
-from hetero.devices.model.light import light_model_path
+from hetero.devices.model.light_models import light_model_path
 from hetero.devices.model.reader import read_model
 from hetero.scheduler.formats.blob_file import BlobFile
 

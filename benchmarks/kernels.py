@@ -36,7 +36,7 @@ from benchmarks.sessions import bare_session
 from benchmarks.small_networks import SMALL_NETWORKS
 from benchmarks.tables import names, print_rows
 from hetero.devices.cpu.plugin import CPUPlugin
-from hetero.devices.model.light import light_model_names, light_model_path
+from hetero.devices.model.light_models import light_model_names, light_model_path
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.request.compiled_model import CompiledModel

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from hetero.devices.model.light import light_model_inputs, light_model_path
+from hetero.devices.model.light_models import light_model_inputs, light_model_path
 from hetero.devices.model.reader import read_model
 
 #: Models so small that a request is nothing but what surrounds it.

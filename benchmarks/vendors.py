@@ -29,7 +29,7 @@ from benchmarks.null_models import call
 from benchmarks.sessions import bare_session
 from benchmarks.tables import names, print_rows
 from benchmarks.timing import Submit, Timing, at_once, by_turns
-from hetero.devices.model.light import light_model_inputs, light_model_path
+from hetero.devices.model.light_models import light_model_inputs, light_model_path
 from hetero.devices.model.reader import read_model
 from hetero.observe.sample_inputs import sample_inputs
 

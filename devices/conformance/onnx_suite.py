@@ -16,7 +16,11 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
-from hetero.devices.model.light import light_model_inputs, light_model_outputs, light_model_path
+from hetero.devices.model.light_models import (
+    light_model_inputs,
+    light_model_outputs,
+    light_model_path,
+)
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.plugin import Plugin

@@ -18,7 +18,7 @@ from hetero.devices.interpreter.implementations import Implementation, Scope, fi
 from hetero.devices.kernels import Kernel
 from hetero.devices.model.attributes import attribute_value
 from hetero.devices.model.functions import function_key, instantiate
-from hetero.devices.model.literals import literal_value
+from hetero.devices.model.constant_nodes import constant_node_value
 from hetero.devices.model.model import Node
 from hetero.devices.model.tensor_proto import dense_array, tensor_array
 from hetero.devices.plugin.program import RunContext, Value
@@ -170,7 +170,7 @@ def build_block(
     """
     # A body's initializer that is also an input is only its default.
     fixed = {name: array for name, array in constants.items() if name not in inputs}
-    fixed |= {node.outputs[0]: literal_value(node) for node in nodes if node.is_constant}
+    fixed |= {node.outputs[0]: constant_node_value(node) for node in nodes if node.is_constant}
     nodes = [node for node in nodes if not node.is_constant]
     implementations = [_implementation(node, scope) for node in nodes]
     host_values = scope.backend.host_values(nodes, fixed)

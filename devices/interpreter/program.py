@@ -15,8 +15,8 @@ from hetero.devices.interpreter.block import Block, build_block, read_only
 from hetero.devices.interpreter.implementations import Scope
 from hetero.devices.model.extension import allowed_extensions
 from hetero.devices.model.model import Model
-from hetero.devices.model.node_contents import check_inside
-from hetero.devices.model.skeleton import joined_model
+from hetero.devices.model.node_validation import check_self_contained
+from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: Version of what `export` writes.
@@ -79,9 +79,9 @@ class InterpretedProgram(Program):
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(header["graph"])
-            check_inside(proto, payload.tensors, "the payload")
+            check_self_contained(proto, payload.tensors, "the payload")
             arrays = {name: read_only(array) for name, array in payload.tensors.items()}
-            model = joined_model(proto, arrays, header["covers"])
+            model = attach_weights(proto, arrays, header["covers"])
             return cls(allowed_extensions(model, extensions), **options)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise BlobError(f"damaged payload: {error}. Compile the model again.") from error

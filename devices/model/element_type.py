@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from hetero.devices.errors import ArgumentError
-from hetero.devices.model.getters import getter
+from hetero.devices.model.property_getter import getter
 
 #: ONNX element type -> numpy dtype; strings are object arrays.
 DTYPES: Final[dict[int, np.dtype]] = {

@@ -24,9 +24,9 @@ from onnx import numpy_helper
 from hetero.devices.errors import ModelError
 from hetero.devices.model.attributes import attribute_value, captured_names, draws
 from hetero.devices.model.element_type import EXTENDED_DTYPES
-from hetero.devices.model.getters import getter
 from hetero.devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
 from hetero.devices.model.ports import HasPorts
+from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.type_inference import forget_hints, infer_types, make_inferable

@@ -11,7 +11,7 @@ from typing import Any, Final, SupportsIndex, overload
 import numpy as np
 
 from hetero.devices.errors import ArgumentError, ArgumentTypeError
-from hetero.devices.model.getters import getter
+from hetero.devices.model.property_getter import getter
 
 #: What a dimension may be given as.
 DimensionLike = Any

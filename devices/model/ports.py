@@ -19,11 +19,11 @@ from hetero.devices.errors import (
     TensorShapeError,
     UnsupportedOperationError,
 )
-from hetero.devices.model.dropped import warn_if_dropped
-from hetero.devices.model.getters import getter
-from hetero.devices.model.notebook import html_table
+from hetero.devices.model.html_table import html_table
 from hetero.devices.model.partial_shape import PartialShape, Shape
+from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.unused_result import warn_if_unused
 
 
 def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
@@ -222,7 +222,7 @@ class HasPorts(Ports):
         for name in names:
             if name not in made:
                 raise TensorNameError(f"no node of model {self.name!r} makes {name!r}.", name=name)
-        warn_if_dropped("model = model.add_outputs(...)")
+        warn_if_unused("model = model.add_outputs(...)")
         known = {port.name for port in self.outputs}
         added = [self.spec(name) for name in dict.fromkeys(names) if name not in known]
         larger: Self = self.replace(outputs=[*self.outputs, *added])
@@ -282,7 +282,7 @@ class HasPorts(Ports):
         made: Self = new.replace(
             outputs=[replace(port, shape=new.spec(port.name).shape) for port in self.outputs]
         )
-        warn_if_dropped("model = model.reshape(...)")
+        warn_if_unused("model = model.reshape(...)")
         return made
 
 

@@ -18,9 +18,9 @@ from hetero.devices.errors import (
     ModelTypeError,
     UnsupportedOpsetError,
 )
-from hetero.devices.model.light import PREFIX, light_model_path
+from hetero.devices.model.light_models import PREFIX, light_model_path
 from hetero.devices.model.model import Constant, Model, Node
-from hetero.devices.model.node_contents import complete_attribute, complete_nodes
+from hetero.devices.model.node_validation import validate_attribute, validate_nodes
 from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_array
 from hetero.devices.model.tensor_spec import TensorSpec, check_text
 from hetero.devices.model.type_inference import without_shape
@@ -118,9 +118,9 @@ def _from_proto(proto: onnx.ModelProto, where: str, file: Path | None) -> Model:
         raise ModelError(f"{where}: not an ONNX model: it has no graph and imports no operators.")
     header = _header(proto, where)
     for function in header.functions:
-        complete_nodes(function.node, where, file)
+        validate_nodes(function.node, where, file)
         for attribute in function.attribute_proto:
-            complete_attribute(attribute, where, file)
+            validate_attribute(attribute, where, file)
         check_function(function, where)
     graph = proto.graph
     check_text((graph.name,), where)
@@ -139,7 +139,7 @@ def _from_proto(proto: onnx.ModelProto, where: str, file: Path | None) -> Model:
     if not outputs and graph.node:
         raise ModelError(f"{where}: the graph has no outputs; declare what the model computes.")
     protos = [deepcopy(node) for node in graph.node]
-    complete_nodes(protos, where, file)
+    validate_nodes(protos, where, file)
     given = {i.name for i in inputs} | set(constants)
     nodes = _sort(_named(protos), given, [port.name for port in outputs], where)
     return Model(

@@ -19,8 +19,8 @@ from hetero.devices.model.element_type import (
     Type,
     element_type_name,
 )
-from hetero.devices.model.getters import getter
 from hetero.devices.model.partial_shape import PartialShape, Shape
+from hetero.devices.model.property_getter import getter
 
 _ELEMENT_TYPES: Final = {f"tensor({t.value})": t for t in Type if t is not Type.dynamic}
 #: Letter of a layout -> ONNX's own word for such a dimension; others are written as they are.

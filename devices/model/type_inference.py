@@ -30,12 +30,12 @@ _TIME_S: Final = 5
 _TIME_S_PER_BYTE: Final = 2e-5
 
 _WORKER: Final = WorkerProcess(
-    "inference_answers:infer",
+    "type_inference_worker:infer",
     [str(Path(__file__).parent), str(Path(onnx_cpp2py_export.__file__).parent)],
     isolated=True,
 )
 #: The same for models with operators that onnx has no rules for, which takes all of onnx.
-_WITH_RULES: Final = WorkerProcess("inference_rules:infer", [str(Path(__file__).parent)])
+_WITH_RULES: Final = WorkerProcess("type_inference_rules:infer", [str(Path(__file__).parent)])
 _RULED: Final = (b"com.microsoft", b"ai.onnx.ml", b"SimplifiedLayerNormalization")
 
 #: What is made like the first input, which ONNX's inference does not say of them.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hetero.devices.errors import BlobError, PluginLoadError
-from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Payload, Program
@@ -95,7 +95,7 @@ class ORTPlugin(Plugin):
 
     def transform_model(self, model: Model, config: Config) -> Model:
         """Lift literals, and infer the types that ONNX's own inference does not."""
-        return infer_missing_types(lift_literals(model), config["EXTENSIONS"])
+        return infer_missing_types(lift_constant_nodes(model), config["EXTENSIONS"])
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
         """Query ONNX Runtime for every node."""

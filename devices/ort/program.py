@@ -20,9 +20,9 @@ import onnxruntime
 
 from hetero.devices.errors import DeviceError
 from hetero.devices.model.model import Model
-from hetero.devices.model.node_contents import check_inside
+from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.reader import read_model
-from hetero.devices.model.skeleton import joined_model
+from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
 from hetero.devices.ort.provider import Provider
@@ -102,7 +102,7 @@ class OrtProgram(Program):
         if self._payload is None:
             return self._model
         skeleton = onnx.ModelProto.FromString(self._payload.header["model"])
-        return joined_model(skeleton, self._payload.tensors)
+        return attach_weights(skeleton, self._payload.tensors)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancellation terminates it between nodes."""
@@ -200,7 +200,7 @@ class OrtProgram(Program):
             weights = {name: self._source.constants[name].array for name in stubs}
         else:
             data, stubs = self._payload.header["model"], self._payload.header["stubs"]
-            check_inside(onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}")
+            check_self_contained(onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}")
             weights = {name: self._payload.tensors[name] for name in stubs}
         try:
             return open_session(data, weights, options, self._provider)

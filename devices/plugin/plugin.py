@@ -19,7 +19,7 @@ from hetero.devices.errors import (
     UnsupportedNodesError,
     UnsupportedOperationError,
 )
-from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.model import Model, Node
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -86,7 +86,7 @@ class Plugin(ABC):
         `query_model` and `compile_model` both call it, so that they cannot disagree. Unless a
         plugin does otherwise, literals become constants and all else stays.
         """
-        return lift_literals(model)
+        return lift_constant_nodes(model)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make a program from what `Program.export` gave; `model` has ports and no weights."""

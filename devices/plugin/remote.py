@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from hetero.devices.errors import TensorShapeError, UnsupportedOperationError
-from hetero.devices.model.getters import getter
 from hetero.devices.model.partial_shape import Shape
+from hetero.devices.model.property_getter import getter
 
 
 class _OnDevice(ABC):

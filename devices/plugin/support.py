@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from hetero.devices.model.notebook import html_table
+from hetero.devices.model.html_table import html_table
 
 RefusalCode = Literal[
     "dtype", "opset", "attribute", "no_kernel", "dynamic_shape", "memory", "policy"

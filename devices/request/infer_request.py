@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hetero.devices.errors import ArgumentError, ArgumentTypeError, TensorTypeError
-from hetero.devices.model.getters import getter
+from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.request.answer import RequestTimes
 from hetero.devices.request.joined_rows import RowLayout

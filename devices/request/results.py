@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from hetero.devices.model.notebook import html_table
+from hetero.devices.model.html_table import html_table
 from hetero.devices.model.ports import find_port
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value

@@ -11,8 +11,8 @@ import numpy as np
 
 from hetero.devices.errors import ArgumentTypeError, TensorShapeError, TensorTypeError
 from hetero.devices.model.element_type import Type, element_type_name
-from hetero.devices.model.getters import getter
 from hetero.devices.model.partial_shape import Shape
+from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote import RemoteTensor

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.model import Model
 from hetero.devices.transforms.constant_folding import fold_constants
 from hetero.devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
@@ -28,7 +28,7 @@ class Pass(NamedTuple):
 #: Dead nodes go first and last: first, so that patterns do not count them as readers.
 FIRST: Final = (
     Pass(inline_functions, oldest_opset=0),
-    Pass(lift_literals, oldest_opset=0),
+    Pass(lift_constant_nodes, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 THEN: Final = (

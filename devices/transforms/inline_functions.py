@@ -11,9 +11,9 @@ from typing import Final
 import onnx
 
 from hetero.devices.interpreter.implementations import Scope, find_implementation
-from hetero.devices.model.free_names import FreeNames
 from hetero.devices.model.functions import function_key, function_opsets, instantiate
 from hetero.devices.model.model import Model, Node
+from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.plugin.support import Refusal
 
 #: More nodes than this, added by replacing calls, are not worth it.
@@ -25,8 +25,8 @@ def inline_functions(model: Model) -> Model:
     scope = Scope.of_model(model)
     if not scope.functions:
         return model
-    names = FreeNames(model.node_names)
-    values = FreeNames.of_values(model)
+    names = UniqueNames(model.node_names)
+    values = UniqueNames.of_values(model)
     inlined = False
     nodes: list[Node] = []
     waiting = list(reversed(model.nodes))
@@ -53,7 +53,7 @@ def _can_inline(node: Node, function: onnx.FunctionProto, scope: Scope) -> bool:
 
 
 def _expanded(
-    call: Node, function: onnx.FunctionProto, names: FreeNames, values: FreeNames
+    call: Node, function: onnx.FunctionProto, names: UniqueNames, values: UniqueNames
 ) -> list[Node]:
     """Return the function's nodes; what they are named and make is added to what is taken."""
     outside = dict.fromkeys(function.input, "") | {"": ""}

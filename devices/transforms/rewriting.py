@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from hetero.devices.interpreter.implementations import FUSED
-from hetero.devices.model.free_names import FreeNames
 from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.unique_names import UniqueNames
 
 
 class Rewrite:
@@ -30,8 +30,8 @@ class Rewrite:
         self._renamed: dict[str, str] = {}
 
     @cached_property
-    def _names(self) -> FreeNames:
-        return FreeNames.of_values(self.model)
+    def _names(self) -> UniqueNames:
+        return UniqueNames.of_values(self.model)
 
     @cached_property
     def _fixed(self) -> frozenset[str]:

@@ -15,8 +15,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from hetero.devices.model.attributes import bodies
-from hetero.devices.model.free_names import FreeNames
 from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.transforms.rewriting import with_inputs
 
 #: Element type -> its number.
@@ -41,7 +41,7 @@ def compute_in_single(model: Model) -> Model:
         single.setflags(write=False)
         singles[name] = Constant(name, single)
     outputs = {port.name: model.spec(port.name).element_type for port in model.outputs}
-    names = FreeNames.of_values(model)
+    names = UniqueNames.of_values(model)
     made = (n for n, kind in outputs.items() if kind in _HALVES and n in model.producers)
     inner = {name: names.make(f"{name}/single") for name in (*inputs, *made)}
     nodes = list(_converted(model, inputs, inner, names))
@@ -70,7 +70,7 @@ def _is_open(model: Model) -> bool:
 
 
 def _converted(
-    model: Model, inputs: list[str], inner: dict[str, str], names: FreeNames
+    model: Model, inputs: list[str], inner: dict[str, str], names: UniqueNames
 ) -> Iterator[Node]:
     """Yield the nodes on other names, with casts after the inputs and after what makes halves."""
     waiting = set(inputs)

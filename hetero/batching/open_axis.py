@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from hetero.devices.errors import ModelError
-from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.model import Constant, Model, Node
 
 
@@ -26,7 +26,7 @@ def with_open_batch(model: Model) -> Model:
 
 def _with_open_reshapes(model: Model) -> Model:
     """Return the model with each `Reshape` to one row giving as many as come in: one, so far."""
-    known = lift_literals(model).constants
+    known = lift_constant_nodes(model).constants
     constants, nodes = dict(model.constants), list(model.nodes)
     for i, node in enumerate(nodes):
         reshapes = node.op_type == "Reshape" and len(node.inputs) > 1  # an attribute before opset 5

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from hetero.devices.errors import PropertyError
-from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.model import Model, Node
 
 #: The size of axis 0 while types are inferred.
@@ -64,7 +64,7 @@ class _Rows:
     """What becomes of rows, node by node."""
 
     def __init__(self, model: Model) -> None:
-        self._model: Final = lift_literals(model).replace(
+        self._model: Final = lift_constant_nodes(model).replace(
             inputs=[replace(p, shape=(_BATCH, *(p.shape or ())[1:])) for p in model.inputs],
             outputs=[replace(port, shape=None) for port in model.outputs],
             value_info=(),

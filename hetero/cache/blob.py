@@ -30,9 +30,9 @@ from hetero.devices.errors import (
     ModelNotFoundError,
     UnsupportedOperationError,
 )
-from hetero.devices.model.deferred import DeferredModel
+from hetero.devices.model.lazy_model import LazyModel
 from hetero.devices.model.model import Model
-from hetero.devices.model.node_contents import check_inside
+from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Payload
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
@@ -282,7 +282,7 @@ class ModelBlob:
         """Return the model that was compiled, read when more than its outside is asked for."""
         plan = self.plans[0]
         metadata = self.head.metadata
-        return DeferredModel(
+        return LazyModel(
             plan.name, plan.inputs, plan.outputs, self._whole, self.optional_inputs, metadata
         )
 
@@ -292,7 +292,7 @@ class ModelBlob:
             parts = self.blob.contents(self.contents["source"])
             skeleton = onnx.ModelProto()
             skeleton.ParseFromString(parts["skeleton"])
-            check_inside(skeleton, (), f"{self._where}: source")
+            check_self_contained(skeleton, (), f"{self._where}: source")
             model = join_model(ModelParts(**parts))
         except (TypeError, AttributeError, LookupError, DecodeError, ModelError) as error:
             raise BlobError(f"{self._where}: source: damaged: {error}.") from error
@@ -313,7 +313,7 @@ class ModelBlob:
         def deferred(subgraph: Subgraph) -> Model:
             inputs = [self._ports[value] for value in subgraph.inputs]
             outputs = [self._ports[value] for value in subgraph.outputs]
-            return DeferredModel(self.name, inputs, outputs, lambda: subgraph.model)
+            return LazyModel(self.name, inputs, outputs, lambda: subgraph.model)
 
         try:
             return [deferred(subgraph) for subgraph in cut.partition.subgraphs]

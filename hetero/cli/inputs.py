@@ -14,7 +14,7 @@ import onnx
 from hetero.cli.option_kinds import Decorator, pairs, together
 from hetero.cli.pictures import is_picture, read_picture
 from hetero.devices.errors import ExternalDataError
-from hetero.devices.model.light import PREFIX, light_model_inputs
+from hetero.devices.model.light_models import PREFIX, light_model_inputs
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_proto import tensor_array
 from hetero.observe.sample_inputs import sample_inputs

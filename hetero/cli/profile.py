@@ -18,7 +18,7 @@ from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import steps, tell
 from hetero.devices.errors import DeviceError, PlanError
-from hetero.devices.model.light import PREFIX
+from hetero.devices.model.light_models import PREFIX
 from hetero.devices.model.model import Model
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
 from hetero.planning.cost.costs import Costs

@@ -24,7 +24,7 @@ from hetero.cli.preprocessing import preprocess_options
 from hetero.cli.profiling import expected, profile_options, profile_parts, profiled, write_page
 from hetero.cli.terminal import progress, remark, tell
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.model.light import PREFIX, TIED, light_model_outputs
+from hetero.devices.model.light_models import PREFIX, TIED, light_model_outputs
 from hetero.devices.model.model import Model
 from hetero.report.profile import TimedRequest, build_profile
 from hetero.report.text import Columns, Rows, table

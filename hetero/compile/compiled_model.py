@@ -13,7 +13,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.deployed_model import DeployedModel
 from hetero.devices.errors import ArgumentTypeError, PropertyError
-from hetero.devices.model.notebook import html_table
+from hetero.devices.model.html_table import html_table
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.configuration import Configuration

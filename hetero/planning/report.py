@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from hetero.affinity.affinity import Affinity
-from hetero.devices.model.notebook import html_table
+from hetero.devices.model.html_table import html_table
 from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.costs import Time
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.affinity.affinity import NO_PINS, Affinity
+from hetero.devices.model.html_table import html_table
 from hetero.devices.model.model import Model
-from hetero.devices.model.notebook import html_table
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hetero.devices import read_model
 from hetero.devices.errors import ExternalDataError, ModelError, ModelNotFoundError
-from hetero.devices.model.deferred import DeferredModel
+from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.element_type import DTYPES
-from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.lazy_model import LazyModel
 from hetero.devices.model.model import Constant
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
@@ -168,7 +168,7 @@ def test_values_of_an_undefined_element_type_are_refused(place):
 )
 def test_a_constant_node_without_one_whole_value_is_refused(model, word):
     with pytest.raises(ModelError, match=word):
-        lift_literals(read_model(model))
+        lift_constant_nodes(read_model(model))
 
 
 @pytest.mark.parametrize("name", ["g", "x", "t1", "Relu"])
@@ -237,7 +237,7 @@ def test_models_can_be_pickled_and_copied(tmp_path, deferred):
     model = read_model(weight_file(tmp_path, tensor))
     given = model
     if deferred:
-        given = DeferredModel(model.name, model.inputs, model.outputs, lambda: model)
+        given = LazyModel(model.name, model.inputs, model.outputs, lambda: model)
     assert copy.deepcopy(given) is given
     again = pickle.loads(pickle.dumps(given))
     assert again.content_hash == model.content_hash
@@ -254,7 +254,7 @@ def test_a_deferred_model_is_read_once_by_threads_that_ask_at_the_same_time():
         assert go_on.wait(300)
         return model
 
-    deferred = DeferredModel(model.name, model.inputs, model.outputs, load)
+    deferred = LazyModel(model.name, model.inputs, model.outputs, load)
     found = []
     first = threading.Thread(target=lambda: found.append(deferred.constants))
     second = threading.Thread(target=lambda: found.append(deferred.nodes))
@@ -275,7 +275,7 @@ def test_a_deferred_model_that_fails_to_load_says_so_each_time():
     def load():
         raise ExternalDataError("gone")
 
-    deferred = DeferredModel(model.name, model.inputs, model.outputs, load)
+    deferred = LazyModel(model.name, model.inputs, model.outputs, load)
     for _ in range(2):
         with pytest.raises(ExternalDataError, match="gone"):
             _ = deferred.constants

@@ -104,4 +104,4 @@ def test_nothing_else_calls_onnxs_inference():
         for path in (ROOT / package).rglob("*.py")
         if "infer_shapes" in path.read_text()
     }
-    assert calling == {"devices/model/inference_answers.py"}
+    assert calling == {"devices/model/type_inference_worker.py"}

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 import hetero
-from hetero.devices.model.light import light_model_inputs, light_model_outputs
+from hetero.devices.model.light_models import light_model_inputs, light_model_outputs
 from tests.support.networks import DOUBLE, X
 
 pytestmark = pytest.mark.ray

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.devices.model.light import light_model_inputs, light_model_names, light_model_outputs
+from hetero.devices.model.light_models import (
+    light_model_inputs,
+    light_model_names,
+    light_model_outputs,
+)
 from tests.support.random_affinity import random_affinity
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

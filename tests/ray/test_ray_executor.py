@@ -28,7 +28,7 @@ from hetero.devices.errors import (
     RequestCancelledError,
     UnsupportedNodesError,
 )
-from hetero.devices.model.deferred import DeferredModel
+from hetero.devices.model.lazy_model import LazyModel
 from hetero.devices.model.model import Model
 from hetero.devices.request.request import Request
 from hetero.scheduler import Limits, StageSource, create_executor
@@ -150,7 +150,7 @@ def test_an_import_reads_nothing_of_the_model_but_its_ports(executor: RayExecuto
         raise AssertionError("the model was read")
 
     model = source.model
-    ports = DeferredModel(model.name, model.inputs, model.outputs, read)
+    ports = LazyModel(model.name, model.inputs, model.outputs, read)
     imported = executor.deploy(plan, [StageSource(ports, payload)])
     assert imported.imported == {0}
     assert imported.executed_nodes(0) == rows

@@ -11,7 +11,11 @@ import pytest
 
 import hetero
 from benchmarks.small_networks import SMALL_NETWORKS
-from hetero.devices.model.light import light_model_inputs, light_model_names, light_model_outputs
+from hetero.devices.model.light_models import (
+    light_model_inputs,
+    light_model_names,
+    light_model_outputs,
+)
 from hetero.devices.model.model import Model
 from hetero.observe.sample_inputs import sample_inputs
 from tests.backend_suite.misses import THREE_VENDORS

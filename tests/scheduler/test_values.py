@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.devices.errors import BlobError
-from hetero.devices.model.light import light_model_inputs, light_model_names
+from hetero.devices.model.light_models import light_model_inputs, light_model_names
 from hetero.devices.model.reader import read_model
 from hetero.devices.request.request import Request
 from hetero.scheduler.channels import envelope

@@ -21,9 +21,9 @@ from hetero.apps.generate.ports import (
     step_shapes,
 )
 from hetero.apps.generate.sampling import DOMAIN, OPSET, Sampling, sample_function
-from hetero.devices.model.free_names import FreeNames
+from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.model import Constant, Model, Node
-from hetero.devices.model.opset import raised_opset
+from hetero.devices.model.opset_conversion import upgrade_opset
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import STATES, variables_of, with_states
@@ -91,7 +91,7 @@ def read_decoder(
     folder = published_folder(model) if isinstance(model, str | Path) else None
     decoder = find_ports(read, ports or {}, folder, eos)
     if read.opset_imports.get("", 0) < OPSET:
-        read = raised_opset(read, OPSET)
+        read = upgrade_opset(read, OPSET)
     parted = unmerged(read, decoder.is_next, decoder.sources)
     if parted is read:
         read = _with_encoder_kept(_newest_alone(read, decoder), decoder)
@@ -112,13 +112,13 @@ def _with_sample_inputs(model: Model, decoder: Decoder) -> Model:
 
 def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> tuple[Model, Decoder]:
     """Add the sampling node, recorded in the metadata; return the model and its ports."""
-    free = FreeNames.of_values(model)
+    free = UniqueNames.of_values(model)
     sampling, seen, token = map(free.make, ("sampling", "seen", "token"))
     proto = helper.make_node(
         "Sample",
         [decoder.logits, sampling, seen],
         [token],
-        FreeNames(model.node_names).make("sample"),
+        UniqueNames(model.node_names).make("sample"),
         domain=DOMAIN,
     )
     port = next(port for port in model.inputs if port.name == decoder.ids)
@@ -193,7 +193,7 @@ def _with_encoder_kept(model: Model, decoder: Decoder) -> Model:
     pairs = [v for v in variables_of(model) if decoder.is_next and "encoder" in v.name]
     if not pairs:
         return model
-    values, names = FreeNames.of_values(model), FreeNames(model.node_names)
+    values, names = UniqueNames.of_values(model), UniqueNames(model.node_names)
     kept: dict[str, str] = {}
     nodes = list(model.nodes)
     for read, made in pairs:
@@ -231,11 +231,11 @@ def _newest_alone(model: Model, decoder: Decoder) -> Model:
         value = given[0]
     if last is None:
         return model
-    free = FreeNames.of_values(model)
+    free = UniqueNames.of_values(model)
     names = [free.make(f"newest/{name}") for name in ("start", "end", "axis", "states")]
     ends = dict(zip(names, (-1, np.iinfo(np.int64).max, 1), strict=False))
     proto = helper.make_node(
-        "Slice", [last.inputs[0], *ends], names[3:], FreeNames(model.node_names).make("newest")
+        "Slice", [last.inputs[0], *ends], names[3:], UniqueNames(model.node_names).make("newest")
     )
     reader = onnx.NodeProto()
     reader.CopyFrom(last.proto)

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from hetero.devices.model.free_names import FreeNames
 from hetero.devices.model.model import Model, Node
+from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.variables import variables_of
 
 
@@ -30,7 +30,7 @@ def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
         return model
     if [port.name for port in later.output] != [*choice.outputs]:
         return model
-    free = FreeNames.of_values(model)
+    free = UniqueNames.of_values(model)
     for node in later.node:
         for name in node.output:
             free.make(name)
@@ -54,7 +54,7 @@ def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
             nodes.append(onnx.NodeProto())
             nodes[-1].CopyFrom(node)
             nodes[-1].input[:] = [made.get(name, name) for name in node.input]
-    names = FreeNames(())
+    names = UniqueNames(())
     for node in nodes:
         node.name = names.make(node.name or node.output[0])
     return model.replace(nodes=[*map(Node.from_proto, nodes)])

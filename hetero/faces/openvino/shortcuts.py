@@ -6,10 +6,10 @@ from pathlib import Path
 
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, UnsupportedOperationError
-from hetero.devices.model.dropped import warn_if_dropped
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.unused_result import warn_if_unused
 from hetero.devices.plugin.properties import Config
 from hetero.shared_core import shared_core
 from hetero.version import hetero_version
@@ -70,7 +70,7 @@ def set_batch(model: Model, batch_size: int = -1) -> Model:
             shape[_batch_axis(port)] = batch_size
             shapes[port.name] = shape
     changed = model.reshape(shapes)
-    warn_if_dropped("model = set_batch(model, ...)")
+    warn_if_unused("model = set_batch(model, ...)")
     return changed
 
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from hetero.devices.errors import ModelError
-from hetero.devices.model.literals import literal_value
+from hetero.devices.model.constant_nodes import constant_node_value
 from hetero.devices.model.model import Node
 from tests.support.kernel_oracle import (
     NARROW,
@@ -26,7 +26,7 @@ X = np.arange(6, dtype=np.float64).reshape(2, 3)
 
 def literal(attributes, opset):
     (node,) = one_node_model("Constant", [], attributes, opset).graph.node
-    return literal_value(Node.from_proto(node))
+    return constant_node_value(Node.from_proto(node))
 
 
 def check_constant(attributes, opset):
@@ -71,7 +71,7 @@ def test_constant_refuses():
     for attributes in ({"value_int": 1, "value_float": 1.0}, {}):
         node = Node.from_proto(helper.make_node("Constant", [], ["y"], **attributes))
         with pytest.raises(ModelError, match="exactly one value"):
-            literal_value(node)
+            constant_node_value(node)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (0, 2)])

@@ -18,7 +18,7 @@ from hetero.devices.errors import (
     PropertyError,
     UnknownDeviceError,
 )
-from hetero.devices.model.light import light_model_inputs
+from hetero.devices.model.light_models import light_model_inputs
 from hetero.devices.plugin.program import Payload, RunContext
 from tests.support.networks import model as parsed
 from tests.support.small_models import flattening

@@ -17,7 +17,7 @@ from hetero.devices.errors import (
     InferenceError,
     RequestCancelledError,
 )
-from hetero.devices.model.light import light_model_inputs, light_model_outputs
+from hetero.devices.model.light_models import light_model_inputs, light_model_outputs
 from hetero.devices.plugin.program import Payload
 
 pytest.importorskip("onnxruntime")

@@ -14,7 +14,7 @@ from onnx import helper
 
 from benchmarks.networks import bert
 from hetero.devices.cpu.plugin import CPUPlugin
-from hetero.devices.model.light import light_model_names
+from hetero.devices.model.light_models import light_model_names
 from hetero.devices.model.reader import read_model
 from hetero.devices.transforms import transform
 from tests.support.small_models import make_model, run_cpu, run_reference

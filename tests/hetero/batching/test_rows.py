@@ -9,7 +9,7 @@ import pytest
 
 from hetero.batching.open_axis import with_open_batch
 from hetero.batching.rows import why_not_joined
-from hetero.devices.model.light import light_model_path
+from hetero.devices.model.light_models import light_model_path
 from hetero.devices.model.reader import read_model
 
 RNG = np.random.default_rng(7)

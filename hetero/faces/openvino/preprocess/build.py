@@ -13,7 +13,7 @@ import onnx
 from hetero.devices.errors import ArgumentError
 from hetero.devices.model.attributes import bodies
 from hetero.devices.model.model import Model, Node
-from hetero.devices.model.opset import raised_opset
+from hetero.devices.model.opset_conversion import upgrade_opset
 from hetero.devices.model.partial_shape import PartialShape
 from hetero.devices.model.tensor_spec import Dimension, TensorSpec
 from hetero.faces.openvino.preprocess.colors import ColorFormat, plane_shapes
@@ -76,7 +76,7 @@ def build(model: Model, inputs: Mapping[str, Port], outputs: Mapping[str, Port])
                 )
             names[name] = raw
     if emit.needs > emit.opset:
-        return build(raised_opset(model, emit.needs), inputs, outputs)
+        return build(upgrade_opset(model, emit.needs), inputs, outputs)
     nodes = [_renamed(node, names) for node in model.nodes]
     return model.replace(
         nodes=[*before, *nodes, *emit.nodes[len(before) :]],

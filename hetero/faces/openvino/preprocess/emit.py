@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 
 from hetero.devices.model.element_type import DTYPES, TYPE_NUMBERS
-from hetero.devices.model.free_names import FreeNames
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import Dimension
+from hetero.devices.model.unique_names import UniqueNames
 from hetero.faces.openvino.preprocess.colors import ColorFormat
 
 
@@ -62,7 +62,7 @@ class Emitter:
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
         ports = (port.name for port in (*model.inputs, *model.optional_inputs))
-        self._free = FreeNames([*ports, *model.node_names, *model.producers, *model.constants])
+        self._free = UniqueNames([*ports, *model.node_names, *model.producers, *model.constants])
         self.prefix = ""
 
     def name(self, text: str) -> str:

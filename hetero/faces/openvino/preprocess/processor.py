@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, NoReturn, Self, TypeVar
 
 from hetero.devices.errors import ArgumentError, UnsupportedOperationError
-from hetero.devices.model.dropped import warn_if_dropped
 from hetero.devices.model.element_type import Type
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import Dimension, TensorSpec
+from hetero.devices.model.unused_result import warn_if_unused
 from hetero.devices.request.tensor import Tensor
 from hetero.faces.openvino.preprocess.build import Port, build
 from hetero.faces.openvino.preprocess.colors import PLANES, ColorFormat
@@ -92,7 +92,7 @@ class PrePostProcessor:
             A model whose opset would have to be raised and cannot be.
         """
         built = build(self._model, self._inputs, self._outputs)
-        warn_if_dropped("model = processor.build()")
+        warn_if_unused("model = processor.build()")
         return built
 
 

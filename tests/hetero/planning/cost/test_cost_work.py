@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetero.affinity.request_dependence import request_dependent_positions
-from hetero.devices.model.light import light_model_inputs
+from hetero.devices.model.light_models import light_model_inputs
 from hetero.devices.model.reader import read_model
 from hetero.planning.cost.calibration import (
     ASSUMED_CALL_S,

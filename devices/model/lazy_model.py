@@ -10,7 +10,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 
 
-class DeferredModel(Model):
+class LazyModel(Model):
     """A model whose ports are known, and whose rest is read when it is first asked for.
 
     `load` returns the whole model; it is called once at most. Its metadata is part of the rest

@@ -11,7 +11,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 
 from hetero.devices.errors import ModelError
 from hetero.devices.model.attributes import graphs_of
-from hetero.devices.model.literals import literal_attribute
+from hetero.devices.model.constant_nodes import constant_node_attribute
 from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES, check_tensor, tensor_array
 from hetero.devices.model.tensor_spec import TensorSpec, check_text
 
@@ -21,7 +21,7 @@ _PLAIN: Final = frozenset(
 ) | {AttributeProto.STRING, AttributeProto.STRINGS}
 
 
-def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, file: Path | None) -> None:
+def validate_nodes(nodes: Iterable[onnx.NodeProto], where: str, file: Path | None) -> None:
     """Check the names and tensors of nodes, and put into the tensors what lies in files.
 
     The nodes are changed in place; `where`, `file` and errors are those of `tensor_array`. Names
@@ -32,39 +32,39 @@ def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, file: Path | Non
         check_text((*node.input, *node.output), where)
         check_text((text for e in node.metadata_props for text in (e.key, e.value)), where)
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            literal_attribute(node)
+            constant_node_attribute(node)
         for attribute in node.attribute:
             check_text((attribute.name, attribute.ref_attr_name), where)
             if attribute.type not in _PLAIN:
-                complete_attribute(attribute, f"{where}: node {node.name!r}", file)
+                validate_attribute(attribute, f"{where}: node {node.name!r}", file)
 
 
-def check_inside(model: onnx.ModelProto, given: Collection[str], where: str) -> None:
+def check_self_contained(model: onnx.ModelProto, given: Collection[str], where: str) -> None:
     """Check that a model that comes from a blob reads no file, or raise ModelError.
 
     `given`: weights of the main graph that are declared to be outside, and are given beside it.
     """
     graph = model.graph
-    complete_nodes(graph.node, where, None)
+    validate_nodes(graph.node, where, None)
     for function in model.functions:
-        complete_nodes(function.node, where, None)
+        validate_nodes(function.node, where, None)
         for attribute in function.attribute_proto:
-            complete_attribute(attribute, where, None)
+            validate_attribute(attribute, where, None)
     sparse = [part for s in graph.sparse_initializer for part in (s.values, s.indices)]
     for tensor in (*(t for t in graph.initializer if t.name not in given), *sparse):
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor_array(tensor, where)
 
 
-def complete_attribute(attribute: AttributeProto, where: str, file: Path | None) -> None:
-    """Do for an attribute what `complete_nodes` does for nodes."""
+def validate_attribute(attribute: AttributeProto, where: str, file: Path | None) -> None:
+    """Do for an attribute what `validate_nodes` does for nodes."""
     tensors, sparse = [*attribute.tensors], [*attribute.sparse_tensors]
     if attribute.HasField("t"):
         tensors.append(attribute.t)
     if attribute.HasField("sparse_tensor"):
         sparse.append(attribute.sparse_tensor)
     for graph in graphs_of(attribute):
-        complete_nodes(graph.node, where, file)
+        validate_nodes(graph.node, where, file)
         tensors += graph.initializer
         sparse += graph.sparse_initializer
         for port in (*graph.input, *graph.output, *graph.value_info):

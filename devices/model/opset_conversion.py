@@ -9,7 +9,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 
 
-def raised_opset(model: Model, version: int) -> Model:
+def upgrade_opset(model: Model, version: int) -> Model:
     """Return the model at a newer version of the standard operators, by onnx's converter.
 
     ModelError if it cannot convert the model.

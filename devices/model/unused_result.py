@@ -7,7 +7,7 @@ import sys
 import warnings
 
 
-def warn_if_dropped(call: str) -> None:
+def warn_if_unused(call: str) -> None:
     """Warn if whoever called the calling function drops what it returns.
 
     The bytecode tells: the value is popped next. Models never change in place, where OpenVINO's do.

@@ -20,7 +20,7 @@ from onnx.defs import OpSchema, deregister_schema, register_schema
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 sys.modules["onnx_cpp2py_export"] = onnx_cpp2py_export  # by its name in a process that lacks onnx
-from inference_answers import infer as infer_standard  # type: ignore # noqa: E402 - beside this
+from type_inference_worker import infer as infer_standard  # type: ignore # noqa: E402 - beside this
 
 #: A dimension's size or symbol; None where it is open.
 Size = int | str | None
@@ -354,7 +354,7 @@ def _register() -> None:
 
 
 def infer(request: bytes) -> bytes:
-    """Answer as `inference_answers.infer`, by the rules too."""
+    """Answer as `type_inference_worker.infer`, by the rules too."""
     answer: bytes = infer_standard(request)
     return answer
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from hetero.devices.model.model import Model
 
 
-class FreeNames:
+class UniqueNames:
     """Makes names that are not among those taken; each is taken from then on."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
 
     @classmethod
-    def of_values(cls, model: Model) -> FreeNames:
+    def of_values(cls, model: Model) -> UniqueNames:
         """Return the maker of names for new values of a model."""
         ports = (port.name for port in (*model.inputs, *model.optional_inputs))
         return cls([*ports, *model.constants, *model.producers])

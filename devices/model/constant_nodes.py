@@ -21,9 +21,11 @@ _TYPES = {
 }
 
 
-def lift_literals(model: Model) -> Model:
+def lift_constant_nodes(model: Model) -> Model:
     """Return the model with its `Constant` nodes as constants."""
-    lifted = {n.outputs[0]: literal_value(n) for n in model.nodes if n.is_constant and n.writes}
+    lifted = {
+        n.outputs[0]: constant_node_value(n) for n in model.nodes if n.is_constant and n.writes
+    }
     if not lifted:
         return model
     found = {name: Constant(name, array) for name, array in lifted.items()}
@@ -34,9 +36,9 @@ def lift_literals(model: Model) -> Model:
     )
 
 
-def literal_value(node: Node) -> np.ndarray:
+def constant_node_value(node: Node) -> np.ndarray:
     """Return the value of a `Constant`, read-only; ModelError if it is damaged or not just one."""
-    attribute, where = literal_attribute(node.proto), f"node {node.name!r} (Constant)"
+    attribute, where = constant_node_attribute(node.proto), f"node {node.name!r} (Constant)"
     if attribute.name == "sparse_value":
         return dense_array(attribute.sparse_tensor, where)
     try:
@@ -49,7 +51,7 @@ def literal_value(node: Node) -> np.ndarray:
     return array
 
 
-def literal_attribute(node: onnx.NodeProto) -> onnx.AttributeProto:
+def constant_node_attribute(node: onnx.NodeProto) -> onnx.AttributeProto:
     """Return the one attribute of a `Constant`, its value; ModelError for any other number."""
     names = [attribute.name for attribute in node.attribute]
     if len(names) != 1 or names[0] not in (*_TYPES, "value", "sparse_value"):

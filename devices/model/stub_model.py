@@ -13,7 +13,7 @@ from hetero.devices.model.tensor_proto import tensor_array
 from hetero.devices.model.tensor_spec import TensorSpec
 
 
-def joined_model(
+def attach_weights(
     skeleton: onnx.ModelProto,
     arrays: Mapping[str, np.ndarray],
     covers: Mapping[str, Sequence[str]] | None = None,

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from hetero.devices import read_model
-from hetero.devices.model.literals import lift_literals
+from hetero.devices.model.constant_nodes import lift_constant_nodes
 
 
 def literal_model(**attribute):
@@ -33,7 +33,7 @@ def literal_model(**attribute):
 )
 def test_forms(attribute, want):
     model = literal_model(**attribute)
-    lifted = lift_literals(model)
+    lifted = lift_constant_nodes(model)
     assert lifted.node_names == ("y",)
     got = lifted.constants["k"].array
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
@@ -48,11 +48,11 @@ def test_a_sparse_one_becomes_dense():
         helper.make_tensor("i", onnx.TensorProto.INT64, [1], [2]),
         [4],
     )
-    lifted = lift_literals(literal_model(sparse_value=sparse))
+    lifted = lift_constant_nodes(literal_model(sparse_value=sparse))
     np.testing.assert_array_equal(lifted.constants["k"].array, np.float32([0, 0, 5, 0]))
 
 
 def test_without_literals_nothing_is_copied():
     model = literal_model(value_float=1.0)
-    lifted = lift_literals(model)
-    assert lift_literals(lifted) is lifted
+    lifted = lift_constant_nodes(model)
+    assert lift_constant_nodes(lifted) is lifted
