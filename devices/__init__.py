@@ -20,12 +20,12 @@ from hetero.devices.plugin.properties import (
     PropertyTable,
 )
 from hetero.devices.plugin.registry import PluginEntry, find_plugin, load_plugins
-from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.compiled_model import CompiledModel
 from hetero.devices.request.infer_request import InferRequest
-from hetero.devices.request.machine import State
+from hetero.devices.request.state_machine import State
 from hetero.devices.request.request import Request
 from hetero.devices.request.results import ProfilingInfo, Results
 from hetero.devices.request.target import RequestTarget, Submission

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from hetero.devices.model.partial_shape import Shape as Shape
     from hetero.devices.model.partial_shape import Symbol as Symbol
     from hetero.devices.model.tensor_spec import TensorSpec as TensorSpec
-    from hetero.devices.plugin.remote import RemoteContext as RemoteContext
-    from hetero.devices.plugin.remote import RemoteTensor as RemoteTensor
+    from hetero.devices.plugin.remote_memory import RemoteContext as RemoteContext
+    from hetero.devices.plugin.remote_memory import RemoteTensor as RemoteTensor
     from hetero.devices.plugin.support import Refusal as Refusal
     from hetero.devices.plugin.support import Support as Support
     from hetero.devices.request.infer_request import InferRequest as InferRequest
     from hetero.devices.request.results import ProfilingInfo as ProfilingInfo
     from hetero.devices.request.results import Results as Results
-    from hetero.devices.request.states import VariableState as VariableState
+    from hetero.devices.request.variable_states import VariableState as VariableState
     from hetero.devices.request.tensor import Tensor as Tensor
     from hetero.errors import *  # noqa: F403 - each error is also a top-level name
     from hetero.faces.onnxruntime import ExecutionMode as ExecutionMode
@@ -97,7 +97,7 @@ _EXPORTS: Final = {
     ),
     "hetero.devices.model.tensor_spec": ("TensorSpec",),
     "hetero.faces.openvino": ("ConstOutput",),
-    "hetero.devices.plugin.remote": (
+    "hetero.devices.plugin.remote_memory": (
         "RemoteContext",
         "RemoteTensor",
     ),
@@ -110,7 +110,7 @@ _EXPORTS: Final = {
         "ProfilingInfo",
         "Results",
     ),
-    "hetero.devices.request.states": ("VariableState",),
+    "hetero.devices.request.variable_states": ("VariableState",),
     "hetero.devices.request.tensor": ("Tensor",),
     "hetero.apps.generate.decoder": ("read_decoder",),
     "hetero.apps.generate.generation": (

@@ -28,7 +28,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.variables import with_states
 from hetero.devices.plugin.properties import Config
-from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.extensions import Extensions
 from hetero.observe.metrics_server import MetricsServer

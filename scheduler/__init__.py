@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.response import Answer, StageRun
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.executor import Deployment, Executor, Submission
 from hetero.scheduler.formats.stage_source import StageSource

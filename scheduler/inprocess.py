@@ -15,7 +15,7 @@ from hetero.devices.errors import ArgumentError, ClusterError, HeteroError, Prop
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode, Payload
 from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
-from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import Switchboard

@@ -15,7 +15,7 @@ from hetero.devices.conformance.subject import Subject
 from hetero.devices.errors import TensorShapeError, UnsupportedOperationError
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.variables import with_states
-from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.request.infer_request import InferRequest
 
 #: y is twice the sum of each x so far.

@@ -13,7 +13,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from hetero.devices.plugin.properties import Config
-from hetero.devices.request.answer import Answer, NodeTimes, StageRun
+from hetero.devices.request.response import Answer, NodeTimes, StageRun
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.compiled_model import CompiledModel
 from hetero.devices.request.request import Request

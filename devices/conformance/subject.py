@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.properties import Config, Property
-from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 

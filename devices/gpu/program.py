@@ -12,7 +12,7 @@ from hetero.devices.gpu.backend import DeviceBackend
 from hetero.devices.interpreter.program import InterpretedProgram
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import RunContext, Value
-from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 
 
 class GPUTensor(RemoteTensor):

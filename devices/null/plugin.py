@@ -22,7 +22,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
-from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.plugin.support import Refusal
 
 #: Scripted faults: `fail` raises an error, `die` kills the process, `hang` never returns.

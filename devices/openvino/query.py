@@ -16,7 +16,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.openvino.errors import ERRORS
 from hetero.devices.openvino.input_limits import Limits, find_limits
 from hetero.devices.openvino.runtime import core
-from hetero.devices.plugin.questions import (
+from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
     Question,
     Questions,

@@ -19,7 +19,7 @@ from hetero.devices.ort.provider import Provider, custom_operator_libraries
 from hetero.devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_with_binding
 from hetero.devices.plugin.program import ExecutedNode, RunContext, Value
 from hetero.devices.plugin.properties import Config, Property, PropertyTable
-from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.plugin.support import Refusal
 
 _OPENVINO: Final = "OpenVINOExecutionProvider"

@@ -18,7 +18,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.provider import Provider, provider_names
 from hetero.devices.ort.versions import lower_versions, newer_operator
-from hetero.devices.plugin.questions import (
+from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
     Question,
     Questions,

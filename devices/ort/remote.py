@@ -10,7 +10,7 @@ import onnxruntime
 
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 
 #: Providers whose device has its own memory -> ONNX Runtime's name of that memory.
 MEMORIES: Final = {

@@ -26,8 +26,8 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
-from hetero.devices.plugin.remote import RemoteContext
-from hetero.devices.plugin.schema import violations
+from hetero.devices.plugin.remote_memory import RemoteContext
+from hetero.devices.plugin.schema_validation import violations
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.devices.request.compiled_model import CompiledModel
 

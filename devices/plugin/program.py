@@ -17,8 +17,8 @@ from hetero.devices.errors import (
     RequestCancelledError,
     UnsupportedOperationError,
 )
-from hetero.devices.plugin.remote import Kept, RemoteTensor
-from hetero.devices.plugin.signal import Signal
+from hetero.devices.plugin.remote_memory import Kept, RemoteTensor
+from hetero.devices.plugin.one_shot_event import Signal
 
 #: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
 Value = Any

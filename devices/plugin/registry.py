@@ -20,7 +20,7 @@ from typing import Final
 
 from hetero.devices.errors import PluginLoadError, UnknownDeviceError, is_interrupt
 from hetero.devices.plugin.plugin import Plugin
-from hetero.devices.plugin.source import PluginSource
+from hetero.devices.plugin.plugin_source import PluginSource
 
 _log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
-from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.results import Results
-from hetero.devices.request.stage_outputs import checked_outputs
-from hetero.devices.request.tensors import RequestTensors
+from hetero.devices.request.output_validation import checked_outputs
+from hetero.devices.request.request_tensors import RequestTensors
 
 #: Seconds between two looks at whether a run that waits for its turn was cancelled.
 _CHECK_S: Final = 0.05

@@ -11,12 +11,12 @@ import numpy as np
 from hetero.devices.errors import ArgumentError, ArgumentTypeError, TensorTypeError
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.devices.request.answer import RequestTimes
-from hetero.devices.request.joined_rows import RowLayout
-from hetero.devices.request.machine import RequestMachine, State
+from hetero.devices.request.response import RequestTimes
+from hetero.devices.request.batch_rows import RowLayout
+from hetero.devices.request.state_machine import RequestMachine, State
 from hetero.devices.request.results import ProfilingInfo, Results
 from hetero.devices.request.run import profile_rows
-from hetero.devices.request.states import VariableState
+from hetero.devices.request.variable_states import VariableState
 from hetero.devices.request.story import told
 from hetero.devices.request.target import RequestTarget
 from hetero.devices.request.tensor import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from hetero.devices.plugin.signal import Signal
+from hetero.devices.plugin.one_shot_event import Signal
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from hetero.devices.model.html_table import html_table
 from hetero.devices.model.ports import find_port
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor
 
 #: Elements of a value that a notebook shows.
 _BEGINNING: Final = 6

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.signal import Signal
-from hetero.devices.request.answer import RequestTimes, StageRun
+from hetero.devices.plugin.one_shot_event import Signal
+from hetero.devices.request.response import RequestTimes, StageRun
 from hetero.devices.request.results import ProfilingInfo, ProfilingStatus, Results
 from hetero.devices.request.story import StoryLine
 from hetero.devices.request.target import RequestTarget, Submission

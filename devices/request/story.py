@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 from typing import NamedTuple
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 
 
 class StoryLine(NamedTuple):

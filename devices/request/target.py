@@ -9,7 +9,7 @@ from typing import Protocol
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import ExecutedNode, Value
-from hetero.devices.request.answer import Answer, NodeTimes
+from hetero.devices.request.response import Answer, NodeTimes
 from hetero.devices.request.promise import Promised
 from hetero.devices.request.request import Request
 from hetero.devices.request.story import StoryLine

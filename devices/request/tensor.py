@@ -15,7 +15,7 @@ from hetero.devices.model.partial_shape import Shape
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor
 
 #: What a tensor holds as an array.
 _ARRAYS: Final = (np.ndarray, np.generic, int, float, complex, str)

@@ -13,7 +13,7 @@ from hetero.devices.errors import TensorShapeError, TensorTypeError
 from hetero.devices.model.element_type import EXTENDED_DTYPES
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.tensor import Tensor, array_of, as_text
 
 #: Kind of element -> the kinds it may become.

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.request.answer import Answer
+from hetero.devices.request.response import Answer
 from hetero.devices.request.promise import Promised
 from hetero.observe.in_flight import keep_in_flight
 from hetero.observe.stage_times import StageTimes, median_of

@@ -22,7 +22,7 @@ from hetero.cli.planning import plans_by_cost, take_planning
 from hetero.cli.terminal import remark
 from hetero.core import Core
 from hetero.core_devices import ExecutorKind
-from hetero.devices.plugin.source import PluginSource
+from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.planning.cost.cost_file import read_costs
 
 #: Options with which requests are looked at while they run; and those that a `Job` has.

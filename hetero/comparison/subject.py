@@ -8,7 +8,7 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.properties import Config, PropertyTable
-from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.properties.table import HETERO_PROPERTIES
 from hetero.scheduler.vocabulary.names import HETERO, parse_device

@@ -19,7 +19,7 @@ from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import ExecutedNode, Value
 from hetero.devices.plugin.properties import Config, unknown_property
-from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.request import Request
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from hetero.devices.plugin.signal import LOOK_S
-from hetero.devices.request.answer import Answer
+from hetero.devices.plugin.one_shot_event import LOOK_S
+from hetero.devices.request.response import Answer
 from hetero.devices.request.promise import Promised
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 
 
 class StageTimes:

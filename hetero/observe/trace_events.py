@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.vocabulary.events import DeviceReturned
 

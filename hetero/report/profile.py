@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.request.answer import RequestTimes, StageRun
+from hetero.devices.request.response import RequestTimes, StageRun
 from hetero.observe.stage_times import StageTimes, median_of
 from hetero.planning.report import PlanReport
 

@@ -17,7 +17,7 @@ from hetero.devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.scheduler.client.failures import copied
 from hetero.scheduler.client.rows import split_rows
 from hetero.scheduler.vocabulary.events import AttemptFailed, CancelAsked, PartArrived

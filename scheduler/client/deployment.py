@@ -15,8 +15,8 @@ import numpy as np
 
 from hetero.devices.errors import PlanError, TensorLostError, TensorNameError
 from hetero.devices.plugin.program import ExecutedNode, Payload, Value
-from hetero.devices.plugin.remote import Kept, RemoteContext
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.plugin.remote_memory import Kept, RemoteContext
+from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.request import AGAIN, PLAIN, Request
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.client.deployments import Deployments

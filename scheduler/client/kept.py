@@ -19,9 +19,9 @@ from hetero.devices.errors import (
 )
 from hetero.devices.model.element_type import Type
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import Bundle, Kept, RemoteTensor
-from hetero.devices.request.answer import StageRun
-from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.plugin.remote_memory import Bundle, Kept, RemoteTensor
+from hetero.devices.request.response import StageRun
+from hetero.devices.request.batch_rows import RowLayout
 
 #: Tensors that are to be made of rows of others, by name, and how rows lie.
 Joining = Mapping[str, tuple[Sequence[tuple[RemoteTensor, Sequence[int]]], RowLayout]]

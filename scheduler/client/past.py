@@ -16,9 +16,9 @@ import numpy as np
 
 from hetero.devices.errors import TensorLostError
 from hetero.devices.plugin.program import Value, nbytes_of
-from hetero.devices.plugin.remote import Kept
-from hetero.devices.request.answer import StageRun
-from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.plugin.remote_memory import Kept
+from hetero.devices.request.response import StageRun
+from hetero.devices.request.batch_rows import RowLayout
 from hetero.scheduler.client.kept import DeviceBundle, Past
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.plan import Plan

@@ -25,9 +25,9 @@ from hetero.devices.errors import (
 from hetero.devices.model.element_type import Type, element_type_name
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import Kept, RemoteContext, RemoteTensor
-from hetero.devices.plugin.signal import LOOK_S
-from hetero.devices.request.joined_rows import join_rows
+from hetero.devices.plugin.remote_memory import Kept, RemoteContext, RemoteTensor
+from hetero.devices.plugin.one_shot_event import LOOK_S
+from hetero.devices.request.batch_rows import join_rows
 from hetero.devices.request.promise import Promise
 from hetero.devices.request.request import Request
 from hetero.devices.request.tensor import Tensor, empty_tensor

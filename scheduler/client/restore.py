@@ -16,9 +16,9 @@ from hetero.devices.errors import (
     TensorLostError,
 )
 from hetero.devices.plugin.program import Value, nbytes_of
-from hetero.devices.plugin.remote import Kept
-from hetero.devices.plugin.signal import LOOK_S
-from hetero.devices.request.answer import StageRun
+from hetero.devices.plugin.remote_memory import Kept
+from hetero.devices.plugin.one_shot_event import LOOK_S
+from hetero.devices.request.response import StageRun
 from hetero.devices.request.promise import Promise
 from hetero.devices.request.request import AGAIN, Request
 from hetero.scheduler.channels.channel import Channel

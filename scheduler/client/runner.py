@@ -13,8 +13,8 @@ from typing import Protocol
 
 from hetero.devices.errors import HeteroError
 from hetero.devices.plugin.program import Value, nbytes_of
-from hetero.devices.plugin.signal import LOOK_S
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.plugin.one_shot_event import LOOK_S
+from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.promise import Promise
 from hetero.devices.request.request import Request
 from hetero.devices.request.run import LONGEST_S

@@ -28,9 +28,9 @@ from hetero.devices.errors import (
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
-from hetero.devices.plugin.remote import is_remote
+from hetero.devices.plugin.remote_memory import is_remote
 from hetero.devices.plugin.support import Support
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.devices.request.compiled_model import CompiledModel
 from hetero.devices.request.request import Request
 from hetero.scheduler.formats.stage_source import StageSource

@@ -13,9 +13,9 @@ import numpy as np
 from hetero.devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
 from hetero.devices.model.element_type import element_type_name
 from hetero.devices.plugin.program import Value, nbytes_of
-from hetero.devices.plugin.remote import RemoteTensor
-from hetero.devices.request.answer import KeptOutputs
-from hetero.devices.request.joined_rows import join_rows
+from hetero.devices.plugin.remote_memory import RemoteTensor
+from hetero.devices.request.response import KeptOutputs
+from hetero.devices.request.batch_rows import join_rows
 from hetero.devices.request.request import Request
 from hetero.scheduler.vocabulary.messages import (
     Failure,

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hetero.devices.errors import HeteroError, InferenceError
 from hetero.devices.plugin.program import RunContext, Value
-from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.request import AGAIN
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import read_only

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from hetero.devices.errors import DeviceError, DeviceLostError, OverloadedError
 from hetero.devices.plugin.program import nbytes_of
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.devices.request.request import Request
 from hetero.scheduler.device.order import FairQueue, Key, Line
 from hetero.scheduler.vocabulary import events

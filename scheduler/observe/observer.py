@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.record import RequestRecord

@@ -19,7 +19,7 @@ import ray
 
 from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
 from hetero.devices.model.model import Model
-from hetero.devices.plugin.remote import RemoteContext
+from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.channels.channel import SharedChannel
 from hetero.scheduler.channels.direct import DirectChannel

@@ -19,7 +19,7 @@ import ray
 
 from hetero.devices.errors import PluginLoadError
 from hetero.devices.plugin.registry import load_plugins
-from hetero.devices.plugin.source import PluginSource
+from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.scheduler.device.probe import PluginSpec, probe_node
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 

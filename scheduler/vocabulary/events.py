@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hetero.devices.errors import ClusterError
 from hetero.devices.plugin.program import RunContext
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.scheduler.vocabulary.messages import Failure, Task
 from hetero.scheduler.vocabulary.placement import Route
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answer import StageRun
-from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.response import StageRun
+from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.request import Request
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.devices.request.story import StoryLine as StoryLine
 from hetero.devices.request.story import told
 from hetero.scheduler.vocabulary import events

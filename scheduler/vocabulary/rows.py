@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
-from hetero.devices.plugin.source import PluginSource
+from hetero.devices.plugin.plugin_source import PluginSource
 
 #: The node of devices in this process.
 THIS_PROCESS: Final = "local"

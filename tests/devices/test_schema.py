@@ -13,7 +13,7 @@ from onnx import parser
 import hetero
 from hetero.devices import load_plugins, read_model
 from hetero.devices.errors import ModelError, UnsupportedNodesError
-from hetero.devices.plugin.schema import violations
+from hetero.devices.plugin.schema_validation import violations
 from tests.support.single_nodes import schemas, single_node_models
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1, "ai.onnx.ml" : 3, "foreign" : 1]> '

@@ -9,7 +9,7 @@ from onnx import parser
 import hetero
 from hetero.devices import Plugin, Program, read_model
 from hetero.devices.errors import InferenceError
-from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor
 
 MODEL = read_model(
     parser.parse_model(

@@ -15,7 +15,7 @@ import pytest
 import hetero
 from hetero.devices.model import worker_process
 from hetero.devices.model.worker_process import Ended, WorkerProcess
-from hetero.devices.plugin.questions import Questions
+from hetero.devices.plugin.node_queries import Questions
 from tests.support import crashing_vendor
 
 ROOT = Path(__file__).parents[2]

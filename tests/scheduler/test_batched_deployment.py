@@ -20,7 +20,7 @@ from hetero.devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.request import PLAIN, Request
 from hetero.scheduler import InProcessExecutor, Limits
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hetero.devices.errors import DeadlineError, RequestCancelledError, TensorLostError
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.request import PLAIN, Request
 from hetero.scheduler import Limits
 from hetero.scheduler.client import runner as runner_module

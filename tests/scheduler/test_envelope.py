@@ -20,8 +20,8 @@ from hetero.devices.errors import (
     InferenceError,
     TensorShapeError,
 )
-from hetero.devices.request.answer import StageRun
-from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.response import StageRun
+from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.request import AGAIN, Request
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames

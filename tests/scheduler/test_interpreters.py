@@ -10,7 +10,7 @@ import pytest
 
 import hetero
 from hetero.devices.errors import PluginLoadError
-from hetero.devices.plugin.source import PluginSource
+from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.scheduler.ray import interpreters
 
 OURS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetero.devices.errors import DeviceError, DeviceMemoryError, TensorError
-from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.request import AGAIN, Request
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.kept import KeptTensors

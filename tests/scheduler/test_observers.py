@@ -10,7 +10,7 @@ import pytest
 
 from hetero.devices.errors import HeteroError
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.devices.request.request import Request
 from hetero.scheduler.channels.channel import Receiver
 from hetero.scheduler.channels.memory import Switchboard

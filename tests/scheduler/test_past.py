@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetero.devices.errors import TensorLostError
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.scheduler.client.kept import DeviceBundle
 from hetero.scheduler.client.past import PastRun, steps
 from hetero.scheduler.vocabulary.placement import alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.scheduler.vocabulary import events as ev
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.plan import Plan, Stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest
 from hetero.scheduler.vocabulary import events

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.devices.plugin.remote import Kept
+from hetero.devices.plugin.remote_memory import Kept
 from hetero.devices.request.request import Request
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.universe.network import Link, Network

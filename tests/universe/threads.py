@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import hetero.apps.generate.together
-import hetero.devices.request.machine
+import hetero.devices.request.state_machine
 import hetero.scheduler.client.bytes_in_flight
 import hetero.scheduler.client.deployment
 import hetero.scheduler.client.kept
@@ -25,7 +25,7 @@ from hetero.scheduler.universe.world import Fiber, World
 
 _MODULES = (
     hetero.apps.generate.together,
-    hetero.devices.request.machine,
+    hetero.devices.request.state_machine,
     hetero.scheduler.client.bytes_in_flight,
     hetero.scheduler.client.deployment,
     hetero.scheduler.client.outbox,

@@ -30,7 +30,7 @@ from hetero.devices.errors import (
     TensorNameError,
     TensorShapeError,
 )
-from hetero.devices.request.states import VariableState
+from hetero.devices.request.variable_states import VariableState
 
 T = TypeVar("T")
 #: All that a stream gave, once it has ended.

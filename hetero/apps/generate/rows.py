@@ -10,7 +10,7 @@ from hetero.apps.generate.ports import Decoder
 from hetero.apps.generate.texts import Text
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
-from hetero.devices.request.joined_rows import RowLayout
+from hetero.devices.request.batch_rows import RowLayout
 
 #: Of one token it is rounded otherwise than of several, so texts would depend on each other.
 _BY_COUNT: Final = frozenset({"MatMulNBits"})

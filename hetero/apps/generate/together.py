@@ -30,9 +30,9 @@ from hetero.devices.errors import (
     RequestCancelledError,
     TensorLostError,
 )
-from hetero.devices.plugin.signal import Signal
+from hetero.devices.plugin.one_shot_event import Signal
 from hetero.devices.request.results import Results
-from hetero.devices.request.states import VariableState
+from hetero.devices.request.variable_states import VariableState
 
 _log = logging.getLogger(__name__)
 

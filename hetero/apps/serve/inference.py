@@ -12,7 +12,7 @@ from hetero.apps.serve.inference_request import InferCall, Output, placed
 from hetero.apps.serve.served_model import ServedModel
 from hetero.apps.serve.shared_memory import Regions
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answer import Answer
+from hetero.devices.request.response import Answer
 from hetero.devices.request.request import Request
 from hetero.scheduler.executor import Submission
 

@@ -26,7 +26,7 @@ from hetero.apps.serve.routes import Names, Route, Routes, openapi
 from hetero.apps.serve.service import CALLS, Service
 from hetero.apps.serve.tensors import Raw
 from hetero.devices.errors import HeteroError
-from hetero.devices.request.answer import Answer
+from hetero.devices.request.response import Answer
 
 _log = logging.getLogger(__name__)
 

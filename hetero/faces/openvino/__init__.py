@@ -9,10 +9,10 @@ from hetero.devices.model.extension import Extension
 from hetero.devices.model.model import Model
 from hetero.devices.model.partial_shape import Dimension, PartialShape, Shape, Symbol
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.devices.plugin.remote import RemoteContext, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.results import ProfilingInfo
-from hetero.devices.request.states import VariableState
+from hetero.devices.request.variable_states import VariableState
 from hetero.devices.request.tensor import Tensor
 from hetero.faces.openvino import preprocess
 from hetero.faces.openvino.preprocess import Layout

@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode, Value
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.request import Request
 from hetero.observe.in_flight import keep_in_flight
 from hetero.partition.partition import partition, stage_sources

@@ -15,7 +15,7 @@ from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.errors import ModelError
 from hetero.devices.kernels import KERNELS, Kernel, KernelRegistry
 from hetero.devices.kernels.registry import op
-from hetero.devices.plugin.schema import violations
+from hetero.devices.plugin.schema_validation import violations
 from hetero.errors import UnsupportedNodesError
 from tests.support.single_nodes import single_node_models
 

@@ -23,7 +23,7 @@ from hetero.devices.errors import (
     PropertyError,
     RequestCancelledError,
 )
-from hetero.devices.request.answer import Answer
+from hetero.devices.request.response import Answer
 from hetero.devices.request.promise import Promised
 from tests.support import exposition
 from tests.support.gated_plugin import GatedPlugin

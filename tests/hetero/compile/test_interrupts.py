@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.devices.request.machine import RequestMachine
+from hetero.devices.request.state_machine import RequestMachine
 from tests.scheduler.parties import wait_for
 from tests.support.endless_plugin import EndlessPlugin
 from tests.support.models import branches

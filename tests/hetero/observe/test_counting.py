@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.observe.metrics_server import read_text, write_text
 from hetero.scheduler.observe.metrics import BOUNDS_S, Metrics
 from hetero.scheduler.observe.observer import ObservedRequest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetero.devices.request.answer import Answer
+from hetero.devices.request.response import Answer
 from hetero.observe.in_flight import keep_in_flight
 
 ANSWER = Answer({}, ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.observe.stage_times import StageTimes, median_of
 
 #: Stage 0 feeds 1 and 2, which feed 3.

@@ -17,7 +17,7 @@ import pytest
 
 import hetero
 from hetero.devices.errors import ArgumentError
-from hetero.devices.request.answer import StageRun
+from hetero.devices.request.response import StageRun
 from hetero.observe.trace import Trace
 from hetero.observe.trace_events import trace_events
 from hetero.scheduler.vocabulary.record import RequestState

@@ -18,7 +18,7 @@ from hetero.devices.errors import DeviceLostError, TensorTypeError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.program import ExecutedNode
-from hetero.devices.request.answer import Answer, StageRun
+from hetero.devices.request.response import Answer, StageRun
 from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.kinds import Subject
 from hetero.planning.cost.nodes import fused_groups, spread

@@ -11,7 +11,7 @@ from hetero.devices.errors import InferenceError
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import is_remote
+from hetero.devices.plugin.remote_memory import is_remote
 
 
 def checked_outputs(

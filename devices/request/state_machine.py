@@ -29,14 +29,14 @@ from hetero.devices.errors import (
     TensorTypeError,
 )
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answer import Answer
+from hetero.devices.request.response import Answer
 from hetero.devices.request.promise import Promised
 from hetero.devices.request.request import Request
 from hetero.devices.request.results import Results
 from hetero.devices.request.run import Run, node_times_s
-from hetero.devices.request.states import RequestStates
+from hetero.devices.request.variable_states import RequestStates
 from hetero.devices.request.target import RequestTarget, Submission
-from hetero.devices.request.tensors import RequestTensors
+from hetero.devices.request.request_tensors import RequestTensors
 
 #: Seconds that a run may take to stop once its time is up, before it is given up.
 _STOP_S: Final = 1.0

@@ -12,8 +12,8 @@ from hetero.devices.errors import TensorShapeError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import Kept, RemoteTensor
-from hetero.devices.request.joined_rows import RowLayout, join_rows
+from hetero.devices.plugin.remote_memory import Kept, RemoteTensor
+from hetero.devices.request.batch_rows import RowLayout, join_rows
 from hetero.devices.request.tensor import Tensor, empty_tensor
 from hetero.devices.request.tensor_conversion import convert
 

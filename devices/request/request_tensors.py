@@ -19,7 +19,7 @@ from hetero.devices.errors import (
 from hetero.devices.model.ports import find_port
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import Kept, RemoteTensor
+from hetero.devices.plugin.remote_memory import Kept, RemoteTensor
 from hetero.devices.request.tensor import Tensor, empty_tensor
 from hetero.devices.request.tensor_conversion import check_tensor, convert
 
