@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from hetero.devices.request.infer_request import InferRequest as InferRequest
     from hetero.devices.request.results import ProfilingInfo as ProfilingInfo
     from hetero.devices.request.results import Results as Results
-    from hetero.devices.request.variable_states import VariableState as VariableState
     from hetero.devices.request.tensor import Tensor as Tensor
+    from hetero.devices.request.variable_states import VariableState as VariableState
     from hetero.errors import *  # noqa: F403 - each error is also a top-level name
     from hetero.faces.onnxruntime import ExecutionMode as ExecutionMode
     from hetero.faces.onnxruntime import GraphOptimizationLevel as GraphOptimizationLevel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetero.devices.request.response import Answer, StageRun
+from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.executor import Deployment, Executor, Submission
 from hetero.scheduler.formats.stage_source import StageSource
@@ -23,7 +23,6 @@ from hetero.scheduler.vocabulary.record import StoryLine
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 __all__ = [
-    "Answer",
     "Deployment",
     "DeviceDescriptor",
     "DeviceRequest",
@@ -32,9 +31,10 @@ __all__ = [
     "Limits",
     "Plan",
     "PluginSpec",
+    "Response",
     "Stage",
-    "StageRun",
     "StageSource",
+    "StageTiming",
     "StoryLine",
     "Submission",
     "Wire",

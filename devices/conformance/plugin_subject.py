@@ -13,10 +13,10 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from hetero.devices.plugin.properties import Config
-from hetero.devices.request.response import Answer, NodeTimes, StageRun
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.compiled_model import CompiledModel
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import NodeTimes, Response, StageTiming
 from hetero.devices.request.story import StoryLine
 from hetero.devices.request.target import RequestTarget
 
@@ -47,7 +47,7 @@ class PluginSubject:
 class _Submission:
     """A run that waits for a thread, or runs."""
 
-    future: Future[Answer]
+    future: Future[Response]
     context: RunContext
     request_id: int
     waited_s: float = 0.0
@@ -61,7 +61,7 @@ class _Submission:
         self.context.cancel()
         self.future.cancel()
 
-    def to_come(self) -> dict[str, Value]:
+    def pending_outputs(self) -> dict[str, Value]:
         """Return nothing: no outputs stay on the device."""
         return {}
 
@@ -97,11 +97,11 @@ class _DeviceModel(BaseCompiledModel):
         future = self._runs.submit(self._answer, inputs, context)
         return _Submission(future, context, next(self._request_ids))
 
-    def _answer(self, inputs: Sequence[Value], context: RunContext) -> Answer:
+    def _answer(self, inputs: Sequence[Value], context: RunContext) -> Response:
         context.check_cancelled()
         started_s = time.monotonic()
         outputs = self._compiled.run(inputs, context)
-        run = StageRun(
+        run = StageTiming(
             0,
             self._compiled.device,
             0.0,
@@ -112,7 +112,7 @@ class _DeviceModel(BaseCompiledModel):
             context.download_s,
             context.node_times_s,
         )
-        return Answer(dict(zip(self._compiled.output_names, outputs, strict=True)), (run,))
+        return Response(dict(zip(self._compiled.output_names, outputs, strict=True)), (run,))
 
     def executed_name(self, stage: int, node: str) -> str:
         """Return a node's name in the runtime model: its own."""

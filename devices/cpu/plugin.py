@@ -24,11 +24,11 @@ from hetero.devices.plugin.properties import (
     Property,
     PropertyTable,
 )
-from hetero.devices.transforms import FIRST, PASSES, THEN, Pass, transform
-from hetero.devices.transforms.single_precision import compute_in_single
+from hetero.devices.transforms import CLEANUP_PASSES, OPTIMIZATION_PASSES, PASSES, Pass, transform
+from hetero.devices.transforms.single_precision import promote_to_single_precision
 
 #: Passes that change how results are rounded, among those of every device.
-_FAST_PASSES: Final = (*FIRST, Pass(compute_in_single), *THEN)
+_FAST_PASSES: Final = (*CLEANUP_PASSES, Pass(promote_to_single_precision), *OPTIMIZATION_PASSES)
 
 
 class CPUProgram(InterpretedProgram):

@@ -36,7 +36,7 @@ class NodeView(NamedTuple):
 
     def input_producer(self, position: int) -> Node | None:
         """Return the node that computes an input; None for constants and inputs of the model."""
-        return self.model.maker(self.input_name(position))
+        return self.model.producer(self.input_name(position))
 
     def is_runtime_value(self, value: str) -> bool:
         """Return whether a value exists and is not a constant."""

@@ -97,7 +97,7 @@ def _slopes_may_fit_channels(view: NodeView) -> bool:
 
 def _has_constant_inputs(view: NodeView) -> bool:
     """Return whether all inputs depend on constants only."""
-    return view.model.moving.isdisjoint(view.node.reads)
+    return view.model.request_dependent.isdisjoint(view.node.reads)
 
 
 def _reduced_axes_of_three(view: NodeView) -> list[int]:
@@ -129,14 +129,14 @@ def _is_fused_with_constant_tensors(view: NodeView) -> bool:
         return False
 
     def producers(node: Node) -> list[Node]:
-        return [producer for value in node.reads if (producer := model.maker(value))]
+        return [producer for value in node.reads if (producer := model.producer(value))]
 
     directions = (model.readers, producers) if _is_quantised_model(model) else (model.readers,)
     for neighbours in directions:
         pending = neighbours(view.node)
         while pending:
             node = pending.pop()
-            constants = [v for v in node.reads if v not in model.moving]
+            constants = [v for v in node.reads if v not in model.request_dependent]
             if len(constants) != len(node.reads) - 1:
                 continue
             if any(model.spec(v).shape not in ((), (1,)) for v in constants):
@@ -179,7 +179,7 @@ def _is_pointwise_with_strides_and_pads(view: NodeView) -> bool:
 def _reads_table_dequantised_along_other_axis(view: NodeView) -> bool:
     """Return whether a constant table has scales along another axis than the first."""
     node = view.input_producer(0)
-    if node is None or view.input_name(0) in view.model.moving:
+    if node is None or view.input_name(0) in view.model.request_dependent:
         return False
     return (
         node.op_type == "DequantizeLinear"

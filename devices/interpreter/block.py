@@ -17,8 +17,8 @@ from hetero.devices.interpreter.delegate import delegate
 from hetero.devices.interpreter.implementations import Implementation, Scope, find_implementation
 from hetero.devices.kernels import Kernel
 from hetero.devices.model.attributes import attribute_value
-from hetero.devices.model.functions import function_key, instantiate
 from hetero.devices.model.constant_nodes import constant_node_value
+from hetero.devices.model.functions import function_key, instantiate
 from hetero.devices.model.model import Node
 from hetero.devices.model.tensor_proto import dense_array, tensor_array
 from hetero.devices.plugin.program import RunContext, Value

@@ -21,6 +21,7 @@ import onnx
 import xxhash
 from onnx import numpy_helper
 
+from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import ModelError
 from hetero.devices.model.attributes import attribute_value, captured_names, draws
 from hetero.devices.model.element_type import EXTENDED_DTYPES
@@ -251,10 +252,12 @@ class Model(HasPorts):
         """Value name -> position of the node that makes it."""
         return {value: i for i, node in enumerate(self.nodes) for value in node.writes}
 
-    def maker(self, value: str) -> Node | None:
+    def producer(self, value: str) -> Node | None:
         """Return the node that makes a value; None for an input or a constant."""
         position = self.producers.get(value)
         return None if position is None else self.nodes[position]
+
+    maker = deprecated_alias("maker", "producer")
 
     def readers(self, node: Node) -> list[Node]:
         """Return the nodes that read what a node makes, once for each value."""
@@ -270,7 +273,7 @@ class Model(HasPorts):
         return {value: tuple(readers) for value, readers in found.items()}
 
     @cached_property
-    def moving(self) -> frozenset[str]:
+    def request_dependent(self) -> frozenset[str]:
         """Values that differ between requests: those that depend on an input, or are drawn."""
         found = {port.name for port in self.inputs}
         for node in self.nodes:

@@ -18,10 +18,10 @@ from hetero.devices.openvino.input_limits import Limits, find_limits
 from hetero.devices.openvino.runtime import core
 from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
-    Question,
-    Questions,
+    NodeQuery,
+    QueryProcess,
     Verdict,
-    Verdicts,
+    VerdictCache,
     single_node_model,
 )
 from hetero.devices.plugin.support import Refusal
@@ -35,7 +35,7 @@ _PASSIVE_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 
 
 @dataclass(frozen=True, slots=True)
-class OpenVinoQuestion(Question):
+class OpenVinoQuestion(NodeQuery):
     """A model of one node, with its hidden weights and its expected outputs."""
 
     #: Inputs of the model that replace constants whose contents OpenVINO does not see.
@@ -165,10 +165,10 @@ def _contradiction(port: openvino.Output, spec: TensorSpec) -> str | None:
 
 
 #: OpenVINO in a separate process, so that its crash becomes a refusal.
-WORKER: Final = Questions("OpenVINO", query_nodes)
+WORKER: Final = QueryProcess("OpenVINO", query_nodes)
 
 
-class OpenVinoQuery(Verdicts[str]):
+class OpenVinoQuery(VerdictCache[str]):
     """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:

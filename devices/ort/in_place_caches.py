@@ -17,7 +17,7 @@ import onnxruntime
 
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote import RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor
 
 #: A buffer's capacity is a multiple of this many positions.
 _BLOCK: Final = 256

@@ -200,7 +200,9 @@ class OrtProgram(Program):
             weights = {name: self._source.constants[name].array for name in stubs}
         else:
             data, stubs = self._payload.header["model"], self._payload.header["stubs"]
-            check_self_contained(onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}")
+            check_self_contained(
+                onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}"
+            )
             weights = {name: self._payload.tensors[name] for name in stubs}
         try:
             return open_session(data, weights, options, self._provider)

@@ -20,10 +20,10 @@ from hetero.devices.ort.provider import Provider, provider_names
 from hetero.devices.ort.versions import lower_versions, newer_operator
 from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
-    Question,
-    Questions,
+    NodeQuery,
+    QueryProcess,
     Verdict,
-    Verdicts,
+    VerdictCache,
     single_node_model,
 )
 from hetero.devices.plugin.support import Refusal, RefusalCode
@@ -42,7 +42,7 @@ _FAULTS: Final = (*FAULTS, *(FAULTS_BEFORE_1_25 if _VERSION < (1, 25) else ()))
 
 
 @dataclass(frozen=True, slots=True)
-class OrtQuestion(Question):
+class OrtQuestion(NodeQuery):
     """A model of one node, with the node's domain and types."""
 
     #: The operator's domain.
@@ -52,7 +52,7 @@ class OrtQuestion(Question):
     output_types: list[str]
 
 
-class OrtQuery(Verdicts[Provider]):
+class OrtQuery(VerdictCache[Provider]):
     """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def query_nodes(rows: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[
 
 
 #: ONNX Runtime in a separate process, so that its crash becomes a refusal.
-WORKER: Final = Questions("ONNX Runtime", query_nodes)
+WORKER: Final = QueryProcess("ONNX Runtime", query_nodes)
 
 
 def _verdicts(questions: Sequence[OrtQuestion], provider: Provider) -> list[Verdict]:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class NodeQuery:
     """A node to ask about; a runtime's own adds fields that msgpack knows."""
 
     #: Its operator.
@@ -53,7 +53,7 @@ class Question:
     nbytes: int
 
 
-class Questions:
+class QueryProcess:
     """A runtime that is asked in a process of its own; `vendor` is its name, for people.
 
     `verdicts` is called there about nodes: it takes the fields of questions and a target, and
@@ -80,7 +80,7 @@ class Questions:
         )
         return answer if isinstance(answer, Ended) else msgpack.unpackb(answer)
 
-    def verdicts(self, questions: Sequence[Question], target: Any) -> list[Verdict]:
+    def verdicts(self, questions: Sequence[NodeQuery], target: Any) -> list[Verdict]:
         """Return what the runtime says of each node; one that ends its process is refused."""
         if not questions:
             return []
@@ -100,7 +100,7 @@ class Questions:
                 found += answer
         return found
 
-    def _of(self, questions: Sequence[Question], target: Any) -> list[Verdict] | Ended:
+    def _of(self, questions: Sequence[NodeQuery], target: Any) -> list[Verdict] | Ended:
         nbytes = sum(question.nbytes for question in questions)
         answer = self.ask(self._verdicts, questions, target, count=len(questions), nbytes=nbytes)
         if isinstance(answer, Ended):
@@ -108,7 +108,7 @@ class Questions:
         return [Refusal(*verdict) if isinstance(verdict, list) else verdict for verdict in answer]
 
 
-class Verdicts(Generic[T]):
+class VerdictCache(Generic[T]):
     """What a runtime said of nodes, each distinct kind of node asked about once.
 
     `is_shown`: whether a constant's contents matter to the answer for a node that reads it.
@@ -118,7 +118,7 @@ class Verdicts(Generic[T]):
     def __init__(
         self,
         is_shown: Callable[[Constant, Node], bool],
-        question: Callable[[Node, Model, T], Question],
+        question: Callable[[Node, Model, T], NodeQuery],
         answers: Callable[[Sequence[Any], T], list[Verdict]],
     ) -> None:
         self._is_shown = is_shown
@@ -131,7 +131,7 @@ class Verdicts(Generic[T]):
         """Return refusals, and notes on nodes that are not run as they stand, by node name."""
         places: dict[str, tuple[bytes, T]] = {}
         same: dict[tuple[bytes, T], tuple[bytes, T]] = {}
-        new: dict[tuple[bytes, T], Question] = {}
+        new: dict[tuple[bytes, T], NodeQuery] = {}
         header = model.header.SerializeToString(deterministic=True)
         with self._lock:
             if len(self._known) >= _KEPT:

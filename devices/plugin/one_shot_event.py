@@ -7,10 +7,10 @@ from typing import Final
 
 #: Seconds after which a wait without end is begun again: Python does not notice a Ctrl-C that comes
 #: in the moment between its last look and the wait.
-LOOK_S: Final = 0.5
+WAIT_SLICE_S: Final = 0.5
 
 
-class Signal:
+class OneShotEvent:
     """Not set until `set` is called; again changes nothing."""
 
     __slots__ = ("_gate", "_is_set")
@@ -34,7 +34,7 @@ class Signal:
         """Wait at most so long, None: as long as it takes; return whether it is set."""
         if timeout_s is None:
             while not self._is_set:
-                self.wait(LOOK_S)
+                self.wait(WAIT_SLICE_S)
         elif not self._is_set and self._gate.acquire(timeout=timeout_s):
             self._gate.release()
         return self._is_set

@@ -27,7 +27,7 @@ from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
 from hetero.devices.plugin.remote_memory import RemoteContext
-from hetero.devices.plugin.schema_validation import violations
+from hetero.devices.plugin.schema_validation import schema_violations
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.devices.request.compiled_model import CompiledModel
 
@@ -290,7 +290,7 @@ class Plugin(ABC):
     def _judge(self, model: Model, config: Config) -> tuple[Support, Model]:
         """Ask about each transformed node; return the answers by original names, and the model."""
         device = f"{self.name}.{config['DEVICE_ID']}"
-        refusals = violations(model)
+        refusals = schema_violations(model)
         transformed = self.transform_model(_without(model, refusals), config)
         prepared = self.prepare_query(transformed, config)
         notes: dict[str, str] = {}

@@ -17,8 +17,8 @@ from hetero.devices.errors import (
     RequestCancelledError,
     UnsupportedOperationError,
 )
-from hetero.devices.plugin.remote_memory import Kept, RemoteTensor
-from hetero.devices.plugin.one_shot_event import Signal
+from hetero.devices.plugin.one_shot_event import OneShotEvent
+from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor
 
 #: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
 Value = Any
@@ -28,7 +28,7 @@ def nbytes_of(value: Any) -> int:
     """Return about how many bytes a value's contents take; strings count their characters."""
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
-    if type(value) is Kept:  # its bundle counts it
+    if type(value) is ResidentTensor:  # its bundle counts it
         return 0
     nbytes: int | None = getattr(value, "nbytes", None)  # of arrays and remote tensors
     if nbytes is not None:
@@ -68,7 +68,7 @@ class RunContext:
     left: frozenset[int] = frozenset()
     _is_cancelled: bool = False
     #: What `sleep` waits on; made by the first, as most runs never sleep.
-    _woken: Signal | None = None
+    _woken: OneShotEvent | None = None
     _deadline: float | None = None
     _hook: Callable[[], object] | None = None
 
@@ -114,7 +114,7 @@ class RunContext:
         left = seconds
         if self._deadline is not None:
             left = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
-        self._woken = self._woken or Signal()
+        self._woken = self._woken or OneShotEvent()
         if not self._is_cancelled:
             self._woken.wait(left)
         self.check_cancelled()

@@ -97,7 +97,7 @@ class RemoteTensor(_OnDevice):
 is_remote: Final[Callable[[Any], bool]] = cache(lambda kind: issubclass(kind, RemoteTensor))
 
 
-class Bundle(ABC):
+class TensorBundle(ABC):
     """Tensors that one run left together in a device's memory, until nobody holds the bundle.
 
     Attributes
@@ -113,10 +113,10 @@ class Bundle(ABC):
         """Return one of them as its user sees it."""
 
 
-B = TypeVar("B", bound=Bundle)
+B = TypeVar("B", bound=TensorBundle)
 
 
-class Kept(NamedTuple, Generic[B]):
+class ResidentTensor(NamedTuple, Generic[B]):
     """One tensor of a bundle: an output, or an input, that stays where it is.
 
     There is one for each state and run, so it is no more than two references.

@@ -26,7 +26,7 @@ _Opsets = Mapping[str, int]
 _Types = Mapping[str, str]
 
 
-def violations(model: Model) -> dict[str, Refusal]:
+def schema_violations(model: Model) -> dict[str, Refusal]:
     """Return the nodes of the main graph that break their operators' definitions, and how.
 
     Bodies are looked into, and the model's own functions with the types that each call gives

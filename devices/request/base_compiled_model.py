@@ -14,11 +14,11 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable, visible_ports
 from hetero.devices.plugin.program import ExecutedNode
 from hetero.devices.request.infer_request import InferRequest
-from hetero.devices.request.state_machine import State
 from hetero.devices.request.results import Results
 from hetero.devices.request.runtime_model import runtime_model
-from hetero.devices.request.variable_states import VariableState
+from hetero.devices.request.state_machine import State
 from hetero.devices.request.target import RequestTarget
+from hetero.devices.request.variable_states import VariableState
 
 
 class BaseCompiledModel(Ports, ABC):

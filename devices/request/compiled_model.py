@@ -22,9 +22,9 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
-from hetero.devices.request.results import Results
-from hetero.devices.request.output_validation import checked_outputs
+from hetero.devices.request.output_validation import check_outputs
 from hetero.devices.request.request_tensors import RequestTensors
+from hetero.devices.request.results import Results
 
 #: Seconds between two looks at whether a run that waits for its turn was cancelled.
 _CHECK_S: Final = 0.05
@@ -117,7 +117,7 @@ class CompiledModel:
             ) from error
         end_s = time.perf_counter()
         context.infer_s = end_s - start_s - context.upload_s - context.download_s
-        received = checked_outputs(outputs, inputs, self._made, self.source, self.device)
+        received = check_outputs(outputs, inputs, self._made, self.source, self.device)
         context.download_s += time.perf_counter() - end_s
         if context.profile and not context.node_times_s:
             # A backend that does not tell: the model is one row.

@@ -11,15 +11,15 @@ import numpy as np
 from hetero.devices.errors import ArgumentError, ArgumentTypeError, TensorTypeError
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.devices.request.response import RequestTimes
 from hetero.devices.request.batch_rows import RowLayout
-from hetero.devices.request.state_machine import RequestMachine, State
+from hetero.devices.request.response import RequestTimes
 from hetero.devices.request.results import ProfilingInfo, Results
 from hetero.devices.request.run import profile_rows
-from hetero.devices.request.variable_states import VariableState
-from hetero.devices.request.story import told
+from hetero.devices.request.state_machine import RequestStateMachine, State
+from hetero.devices.request.story import format_story
 from hetero.devices.request.target import RequestTarget
 from hetero.devices.request.tensor import Tensor
+from hetero.devices.request.variable_states import VariableState
 
 
 class InferRequest:
@@ -36,7 +36,7 @@ class InferRequest:
     def __init__(self, target: RequestTarget, compiled_model: Any = None) -> None:
         self._target = target
         self._compiled_model = compiled_model
-        self._machine = RequestMachine(target)
+        self._machine = RequestStateMachine(target)
         self._tensors = self._machine.tensors
 
     def __repr__(self) -> str:
@@ -303,7 +303,7 @@ class InferRequest:
         what: how it was admitted, started, replayed, answered or failed, and how each stage went.
         """
         run = self._machine.run
-        return () if run is None else told(run.story(), run.stage_runs)
+        return () if run is None else format_story(run.story(), run.stage_timings)
 
     # States.
 

@@ -14,7 +14,7 @@ from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import is_remote
 
 
-def checked_outputs(
+def check_outputs(
     outputs: Sequence[Value],
     inputs: Sequence[Value],
     made: Sequence[TensorSpec],
@@ -44,7 +44,7 @@ def checked_outputs(
 
 
 def _unexpected(value: Value, port: TensorSpec, model: Model, device: str) -> InferenceError:
-    node = model.maker(port.name)
+    node = model.producer(port.name)
     what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
     by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
     return InferenceError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from hetero.devices.plugin.one_shot_event import Signal
+from hetero.devices.plugin.one_shot_event import OneShotEvent
 
 _log = logging.getLogger(__name__)
 
@@ -83,11 +83,11 @@ class Promise(Generic[T]):
                 _log.exception("a callback of a promise failed")
 
     def _wait(self, timeout: float | None) -> None:
-        ended = Signal()
+        ended = OneShotEvent()
         self.add_done_callback(lambda _: ended.set())
         if not ended.wait(timeout):
             raise TimeoutError(f"there is no answer after {timeout} s")
 
 
 #: What is waited for.
-Promised = Promise[T] | Future[T]
+FutureLike = Promise[T] | Future[T]

@@ -64,6 +64,6 @@ class Request(NamedTuple):
 
 
 #: What a caller that asks for nothing sends.
-PLAIN = Request()
+DEFAULT_REQUEST = Request()
 #: The route of a stage that runs again, alone: it gives its client what is kept, others nothing.
-AGAIN = -1
+REPLAY = -1

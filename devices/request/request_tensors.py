@@ -19,7 +19,7 @@ from hetero.devices.errors import (
 from hetero.devices.model.ports import find_port
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote_memory import Kept, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor
 from hetero.devices.request.tensor import Tensor, empty_tensor
 from hetero.devices.request.tensor_conversion import check_tensor, convert
 
@@ -191,7 +191,7 @@ class RequestTensors:
         taken = {}
         for port in self._outputs:
             value = outputs[port.name]
-            if type(value) is Kept:
+            if type(value) is ResidentTensor:
                 value = value.tensor
             is_array = isinstance(value, np.ndarray)
             if port.is_tensor and not port.accepts(value.shape if is_array else np.shape(value)):

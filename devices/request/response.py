@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.plugin.program import Value
 
 #: Element type and shape of outputs that a device keeps, and their positions among a stage's.
-KeptOutputs = tuple[str, tuple[int, ...], tuple[int, ...]]
+ResidentOutputs = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
-class StageRun(NamedTuple):
+class StageTiming(NamedTuple):
     """How one stage of one request went: a subgraph on its device, or a whole model on one.
 
     Attributes
@@ -47,7 +48,7 @@ class StageRun(NamedTuple):
     download_s: float = 0.0
     node_times_s: Mapping[str, float] = {}
     output_nbytes: int = 0
-    kept: tuple[KeptOutputs, ...] = ()
+    kept: tuple[ResidentOutputs, ...] = ()
 
     @property
     def run_s(self) -> float:
@@ -56,19 +57,21 @@ class StageRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """The answer to a request.
 
     Attributes
     ----------
     outputs : mapping of str to value
         By output name; arrays may be read-only.
-    stage_runs : tuple of StageRun
+    stage_timings : tuple of StageTiming
         In stage order.
     """
 
     outputs: Mapping[str, Value]
-    stage_runs: tuple[StageRun, ...]
+    stage_timings: tuple[StageTiming, ...]
+
+    stage_runs = deprecated_alias("stage_runs", "stage_timings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class RequestTimes:
         Seconds from then to its answer, or its failure.
     postprocess_s : float
         Seconds that its outputs were taken over into its tensors; 0 until someone asks for them.
-    stages : tuple of StageRun
+    stages : tuple of StageTiming
         How each stage went, in stage order; empty for a run that failed.
     """
 
@@ -93,7 +96,7 @@ class RequestTimes:
     admission_s: float
     in_flight_s: float
     postprocess_s: float
-    stages: tuple[StageRun, ...]
+    stages: tuple[StageTiming, ...]
 
 
 class NodeTimes:

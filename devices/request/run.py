@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Final
 
+from hetero.devices.plugin.one_shot_event import OneShotEvent
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.one_shot_event import Signal
-from hetero.devices.request.response import RequestTimes, StageRun
+from hetero.devices.request.response import RequestTimes, StageTiming
 from hetero.devices.request.results import ProfilingInfo, ProfilingStatus, Results
 from hetero.devices.request.story import StoryLine
 from hetero.devices.request.target import RequestTarget, Submission
@@ -30,7 +30,7 @@ class Run:
         self.submission: Submission | None = None
         #: The outputs by name, until someone takes them over.
         self.outputs: Mapping[str, Value] | None = None
-        self.stage_runs: tuple[StageRun, ...] = ()
+        self.stage_timings: tuple[StageTiming, ...] = ()
         self.error: BaseException | None = None
         self.callback_error: BaseException | None = None
         self.results: Results | None = None
@@ -38,7 +38,7 @@ class Run:
         #: Whether it was not answered when its time was up.
         self.given_up = False
         self.taken = threading.Lock()
-        self.ended = Signal()
+        self.ended = OneShotEvent()
         #: What waits for it as futures.
         self.futures: list[Future[Results]] = []
         self.request_id: int | None = None
@@ -56,10 +56,10 @@ class Run:
         """Where its time went, once it has ended."""
         in_flight_s = max(0.0, self.latency_s - self.preprocess_s - self.admission_s)
         times_s = (self.preprocess_s, self.admission_s, in_flight_s, self.postprocess_s)
-        return RequestTimes(*times_s, self.stage_runs)
+        return RequestTimes(*times_s, self.stage_timings)
 
 
-def node_times_s(runs: Sequence[StageRun], target: RequestTarget) -> dict[str, float]:
+def node_times_s(runs: Sequence[StageTiming], target: RequestTarget) -> dict[str, float]:
     """Return seconds by executed node."""
     return {
         target.executed_name(run.stage, node): seconds
@@ -73,7 +73,7 @@ def profile_rows(run: Run | None, target: RequestTarget) -> list[ProfilingInfo]:
 
     Without a run they are not run, and 0.
     """
-    stages = run.stage_runs if run else ()
+    stages = run.stage_timings if run else ()
     nodes_s = node_times_s(stages, target)
     counters = {
         "1. input preprocessing": run.preprocess_s if run else 0.0,

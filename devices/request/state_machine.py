@@ -29,14 +29,14 @@ from hetero.devices.errors import (
     TensorTypeError,
 )
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.response import Answer
-from hetero.devices.request.promise import Promised
+from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.request import Request
+from hetero.devices.request.request_tensors import RequestTensors
+from hetero.devices.request.response import Response
 from hetero.devices.request.results import Results
 from hetero.devices.request.run import Run, node_times_s
-from hetero.devices.request.variable_states import RequestStates
 from hetero.devices.request.target import RequestTarget, Submission
-from hetero.devices.request.request_tensors import RequestTensors
+from hetero.devices.request.variable_states import RequestStates
 
 #: Seconds that a run may take to stop once its time is up, before it is given up.
 _STOP_S: Final = 1.0
@@ -60,7 +60,7 @@ class _Next(NamedTuple):
     states: Mapping[str, Value]
 
 
-class RequestMachine:
+class RequestStateMachine:
     """Has a target run its model, once at a time, and keeps the last run."""
 
     def __init__(self, target: RequestTarget) -> None:
@@ -232,7 +232,7 @@ class RequestMachine:
                 return False
             request = self._request(waits=False)
         try:
-            made = running.to_come()
+            made = running.pending_outputs()
             states = {v.input.name: made[v.output.name] for v in self.states.variables}
             fed = {name: made[output] for name, output in self.feedback.items()}
         except (KeyError, HeteroError):  # not all of it stays on devices, or it has just ended
@@ -279,7 +279,9 @@ class RequestMachine:
         if submission is not None:
             submission.cancel()
 
-    def _answered(self, run: Run, answered: Promised[Answer], callback: Callback | None) -> None:
+    def _answered(
+        self, run: Run, answered: FutureLike[Response], callback: Callback | None
+    ) -> None:
         """Take what the target gave; runs in the target's thread, so it only hands on."""
         try:
             # Raised here, it would lead to whoever called, and hold the inputs on their stacks.
@@ -311,16 +313,16 @@ class RequestMachine:
             self.state = State.IDLE
         self._end(run)
 
-    def _take_over(self, run: Run, answer: Answer) -> None:
+    def _take_over(self, run: Run, answer: Response) -> None:
         run.outputs = answer.outputs
         if self.states.variables:
             with self._lock:
                 run.answered = True
                 if not run.given_up:
                     self.states.commit(answer.outputs)
-        run.stage_runs = answer.stage_runs
+        run.stage_timings = answer.stage_timings
         if self._target.profiles:
-            self._target.node_times.add(node_times_s(answer.stage_runs, self._target))
+            self._target.node_times.add(node_times_s(answer.stage_timings, self._target))
 
     def _call_back(self, run: Run, callback: Callback) -> None:
         run.callback_thread = threading.get_ident()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 from typing import NamedTuple
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 
 
 class StoryLine(NamedTuple):
@@ -27,7 +27,7 @@ class StoryLine(NamedTuple):
     what: str
 
 
-def told(lines: Sequence[StoryLine], runs: Iterable[StageRun] = ()) -> tuple[str, ...]:
+def format_story(lines: Sequence[StoryLine], runs: Iterable[StageTiming] = ()) -> tuple[str, ...]:
     """Return a story as text, in milliseconds since its first line.
 
     `runs`: the stages of the last attempt; each is listed where it started.
@@ -43,7 +43,7 @@ def told(lines: Sequence[StoryLine], runs: Iterable[StageRun] = ()) -> tuple[str
     )
 
 
-def _stage(run: StageRun) -> str:
+def _stage(run: StageTiming) -> str:
     return (
         f"stage {run.stage} on {run.device} started after {run.queued_s * 1e3:.3f} ms in its "
         f"queue, ran {run.run_s * 1e3:.3f} ms, gave {run.output_nbytes} bytes"

@@ -9,9 +9,9 @@ from typing import Protocol
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import ExecutedNode, Value
-from hetero.devices.request.response import Answer, NodeTimes
-from hetero.devices.request.promise import Promised
+from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import NodeTimes, Response
 from hetero.devices.request.story import StoryLine
 
 
@@ -23,7 +23,7 @@ class Submission(Protocol):
         """Its number there."""
 
     @property
-    def future(self) -> Promised[Answer]:
+    def future(self) -> FutureLike[Response]:
         """What the run will answer."""
 
     @property
@@ -36,7 +36,7 @@ class Submission(Protocol):
     def cancel(self) -> object:
         """Ask the run to stop."""
 
-    def to_come(self) -> Mapping[str, Value]:
+    def pending_outputs(self) -> Mapping[str, Value]:
         """Return what stands for outputs that devices will keep, by name, while it runs.
 
         None where nothing stands for them.

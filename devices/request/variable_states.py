@@ -12,7 +12,7 @@ from hetero.devices.errors import TensorShapeError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote_memory import Kept, RemoteTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor
 from hetero.devices.request.batch_rows import RowLayout, join_rows
 from hetero.devices.request.tensor import Tensor, empty_tensor
 from hetero.devices.request.tensor_conversion import convert
@@ -60,7 +60,9 @@ class RequestStates:
     def hold(self, values: Mapping[str, Value]) -> bool:
         """Whether values that are kept are those that the next run reads."""
         own = self._values
-        return all(type(own.get(name)) is Kept and own[name] == v for name, v in values.items())
+        return all(
+            type(own.get(name)) is ResidentTensor and own[name] == v for name, v in values.items()
+        )
 
     def join(
         self, parts: Sequence[tuple[RequestStates, Sequence[int]]], layouts: Mapping[str, RowLayout]
@@ -106,7 +108,10 @@ class RequestStates:
         self._chosen.clear()
         self._values, kinds = values, self._kinds
         self._got = {
-            (kinds[name], value.bundle.specs[value.name][1] if type(value) is Kept else value.shape)
+            (
+                kinds[name],
+                value.bundle.specs[value.name][1] if type(value) is ResidentTensor else value.shape,
+            )
             for name, value in values.items()
         }
 
@@ -141,7 +146,7 @@ def _go_with(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
 
 def _tensor(value: Value) -> Any:
     """Return a value as its user sees it."""
-    return value.tensor if type(value) is Kept else value
+    return value.tensor if type(value) is ResidentTensor else value
 
 
 def _on_host(tensor: Any) -> np.ndarray:

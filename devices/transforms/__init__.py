@@ -11,9 +11,9 @@ from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.model import Model
 from hetero.devices.transforms.constant_folding import fold_constants
 from hetero.devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
+from hetero.devices.transforms.fake_quantize import fuse_fake_quantize
 from hetero.devices.transforms.identities import eliminate_identities, remove_dead_nodes
 from hetero.devices.transforms.inline_functions import inline_functions
-from hetero.devices.transforms.fake_quantize import fuse_fake_quantize
 
 
 class Pass(NamedTuple):
@@ -26,12 +26,12 @@ class Pass(NamedTuple):
 
 
 #: Dead nodes go first and last: first, so that patterns do not count them as readers.
-FIRST: Final = (
+CLEANUP_PASSES: Final = (
     Pass(inline_functions, oldest_opset=0),
     Pass(lift_constant_nodes, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
-THEN: Final = (
+OPTIMIZATION_PASSES: Final = (
     Pass(eliminate_identities),
     Pass(fold_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
@@ -40,7 +40,7 @@ THEN: Final = (
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 
-PASSES: Final = (*FIRST, *THEN)
+PASSES: Final = (*CLEANUP_PASSES, *OPTIMIZATION_PASSES)
 
 
 def transform(model: Model, passes: Sequence[Pass] = PASSES) -> Model:

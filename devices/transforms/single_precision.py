@@ -29,7 +29,7 @@ _EXACT: Final = {"BitCast", "DequantizeLinear", "QuantizeLinear"}
 _TYPES: Final = ("dtype", "output_dtype", "to")
 
 
-def compute_in_single(model: Model) -> Model:
+def promote_to_single_precision(model: Model) -> Model:
     """Return the model with float32 for float16 and bfloat16 inside."""
     halves = {name: c for name, c in model.constants.items() if c.spec.element_type in _HALVES}
     inputs = [port.name for port in model.inputs if port.element_type in _HALVES]

@@ -23,8 +23,8 @@ from hetero.core import Core
 from hetero.devices.errors import ModelError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
-from hetero.devices.plugin.registry import GROUP
 from hetero.devices.plugin.plugin_source import PluginSource
+from hetero.devices.plugin.registry import GROUP
 from hetero.observe.sample_inputs import sample_shapes
 from hetero.planning.cost.work import value_nbytes, with_shapes
 from hetero.query.survey import Survey

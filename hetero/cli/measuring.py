@@ -10,8 +10,8 @@ import numpy as np
 from rich.console import RenderableType
 
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.request.response import Answer
-from hetero.devices.request.promise import Promised
+from hetero.devices.request.promise import FutureLike
+from hetero.devices.request.response import Response
 from hetero.observe.in_flight import keep_in_flight
 from hetero.observe.stage_times import StageTimes, median_of
 from hetero.report.profile import wire_links
@@ -42,7 +42,7 @@ def measure(
     times = StageTimes(wire_links(compiled))
     start_s = time.monotonic()
 
-    def submit() -> Promised[Answer]:
+    def submit() -> FutureLike[Response]:
         began_s = time.monotonic()
         made = compiled.submit(values)
 
@@ -58,9 +58,9 @@ def measure(
         late = sent > 0 and time.monotonic() - start_s >= seconds
         return sent < (requests or 2**63) and not late
 
-    def answered(began_s: float, ended_s: float, answer: Answer) -> None:
+    def answered(began_s: float, ended_s: float, answer: Response) -> None:
         latencies_s.append(ended_s - began_s)
-        times.add(began_s, ended_s, answer.stage_runs)
+        times.add(began_s, ended_s, answer.stage_timings)
 
     interrupted = False
     try:

@@ -16,8 +16,8 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable, visible_ports
 from hetero.devices.plugin.program import ExecutedNode, Value
 from hetero.devices.plugin.remote_memory import RemoteContext
-from hetero.devices.request.response import NodeTimes
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import NodeTimes
 from hetero.scheduler.executor import Deployment, Submission
 
 

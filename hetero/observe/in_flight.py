@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from hetero.devices.plugin.one_shot_event import LOOK_S
-from hetero.devices.request.response import Answer
-from hetero.devices.request.promise import Promised
+from hetero.devices.plugin.one_shot_event import WAIT_SLICE_S
+from hetero.devices.request.promise import FutureLike
+from hetero.devices.request.response import Response
 
 
 def keep_in_flight(
-    submit: Callable[[], Promised[Answer]],
+    submit: Callable[[], FutureLike[Response]],
     jobs: int,
     more: Callable[[int], bool],
-    answered: Callable[[float, float, Answer], None],
+    answered: Callable[[float, float, Response], None],
 ) -> None:
     """Send requests, `jobs` at a time, as long as more are wanted; wait for all of them.
 
@@ -28,10 +28,10 @@ def keep_in_flight(
     errors: list[BaseException] = []
 
     def wait_for_one() -> None:
-        while not free.acquire(timeout=LOOK_S):
+        while not free.acquire(timeout=WAIT_SLICE_S):
             pass
 
-    def finished(began_s: float, answer: Promised[Answer]) -> None:
+    def finished(began_s: float, answer: FutureLike[Response]) -> None:
         ended_s = time.monotonic()
         try:
             answered(began_s, ended_s, answer.result())

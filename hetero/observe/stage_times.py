@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 
 
 class StageTimes:
@@ -24,7 +24,7 @@ class StageTimes:
             self._makers[consumer].append(producer)
         self._lock = threading.Lock()
         #: Stage, device -> its runs by start and end: a batch's is told with each of its requests.
-        self.runs: Final[dict[tuple[int, str], dict[tuple[float, float], StageRun]]] = {}
+        self.runs: Final[dict[tuple[int, str], dict[tuple[float, float], StageTiming]]] = {}
         #: Stage, device -> from when its last input was made until it ran.
         self.waits_s: Final[defaultdict[tuple[int, str], list[float]]] = defaultdict(list)
         #: Stage -> the same without the time in its device's queue.
@@ -32,7 +32,7 @@ class StageTimes:
         #: Pair of stages -> from the end of the one to the start of the other.
         self.gaps_s: Final[defaultdict[tuple[int, int], list[float]]] = defaultdict(list)
 
-    def add(self, sent_s: float, ended_s: float, runs: Iterable[StageRun]) -> None:
+    def add(self, sent_s: float, ended_s: float, runs: Iterable[StageTiming]) -> None:
         """Take in a request that was sent to its first stages and answered at these times.
 
         Another machine's clock may have another zero: nothing but the length of a run is taken from
@@ -59,7 +59,7 @@ class StageTimes:
                     self.waits_s[stage, run.device].append(waited_s)
                     self.on_way_s[stage].append(max(0.0, waited_s - run.queued_s))
 
-    def runs_of(self, stage: int) -> list[StageRun]:
+    def runs_of(self, stage: int) -> list[StageTiming]:
         """Return a stage's runs, on whatever device."""
         return [run for (n, _), runs in self.runs.items() if n == stage for run in runs.values()]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.vocabulary.events import DeviceReturned
 
@@ -62,7 +62,7 @@ class _Events:
         self._requests = [_on_the_clock(request) for request in requests]
         #: By its runs' identities: requests that were joined have the same ones.
         self._joined: defaultdict[int, list[int]] = defaultdict(list)
-        runs: dict[int, StageRun] = {}
+        runs: dict[int, StageTiming] = {}
         for request in self._requests:
             for run in request.runs:
                 self._joined[id(run)].append(request.record.id)
@@ -89,7 +89,7 @@ class _Events:
             ns = max(0, self._ns(event.now_s))
             yield _timed("i", f"{event.device} {what}", "device", (_CLIENT, 1), ns, s="g")
 
-    def _is_first(self, request: ObservedRequest, run: StageRun) -> bool:
+    def _is_first(self, request: ObservedRequest, run: StageTiming) -> bool:
         """Whether a request is the first one of those that a run was of."""
         return self._joined[id(run)][0] == request.record.id
 
@@ -133,7 +133,7 @@ class _Events:
             args = {"attempt": line.attempt}
             yield _timed("i", line.what, "request", at, self._ns(line.time_s), s="t", args=args)
 
-    def _of_stage(self, request: ObservedRequest, run: StageRun) -> Iterator[Event]:
+    def _of_stage(self, request: ObservedRequest, run: StageTiming) -> Iterator[Event]:
         """Yield a stage's run and its wait."""
         record, at = request.record, self._tracks.of[id(run)]
         name = f"{request.route.plan.name}, stage {run.stage}"
@@ -159,7 +159,7 @@ class _Events:
             yield _timed("e", f"{name} waits", "queue", at, began_ns, **wait)
 
     def _flows(
-        self, request: ObservedRequest, runs: Mapping[int, StageRun], at: Place
+        self, request: ObservedRequest, runs: Mapping[int, StageTiming], at: Place
     ) -> Iterator[Event]:
         """Yield the flows of a request: to its first stages, and along its wires.
 
@@ -172,7 +172,7 @@ class _Events:
             tensors.setdefault(pair, []).append(wire.tensor)
         fed = {consumer for _, consumer in tensors}
 
-        def flow(cat: str, at: Place, ns: int, to: StageRun, **args: Any) -> Iterator[Event]:
+        def flow(cat: str, at: Place, ns: int, to: StageTiming, **args: Any) -> Iterator[Event]:
             number, arrives_ns = next(self._flow_numbers), self._ns(to.started_s)
             yield _timed("s", cat, cat, at, ns, id=number, args=args)
             yield _timed("f", cat, cat, self._tracks.of[id(to)], arrives_ns, id=number, bp="e")
@@ -202,8 +202,8 @@ class _Events:
 class _Tracks:
     """Which process and thread each stage's run is shown on."""
 
-    def __init__(self, runs: Iterable[StageRun], nodes: Mapping[str, str]) -> None:
-        by_device: defaultdict[str, list[StageRun]] = defaultdict(list)
+    def __init__(self, runs: Iterable[StageTiming], nodes: Mapping[str, str]) -> None:
+        by_device: defaultdict[str, list[StageTiming]] = defaultdict(list)
         for run in runs:
             by_device[run.device].append(run)
         #: A run's identity -> (process, thread).

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.request.response import RequestTimes, StageRun
+from hetero.devices.request.response import RequestTimes, StageTiming
 from hetero.observe.stage_times import StageTimes, median_of
 from hetero.planning.report import PlanReport
 
@@ -65,7 +65,7 @@ def build_profile(
 def _stages(
     compiled: CompiledModel,
     times: StageTimes,
-    runs: Mapping[int, Sequence[StageRun]],
+    runs: Mapping[int, Sequence[StageTiming]],
     nodes: Sequence[Mapping[str, Any]],
     plan: PlanReport | None,
 ) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def _stages(
 
 
 def _nodes(
-    compiled: CompiledModel, runs: Mapping[int, Sequence[StageRun]], plan: PlanReport | None
+    compiled: CompiledModel, runs: Mapping[int, Sequence[StageTiming]], plan: PlanReport | None
 ) -> list[dict[str, Any]]:
     """Return a row for each executed node, in execution order."""
     target = compiled.target

@@ -16,7 +16,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from hetero.devices.errors import BlobError
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.request import PLAIN
+from hetero.devices.request.request import DEFAULT_REQUEST
 from hetero.scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
 from hetero.scheduler.formats.unpack import refuse
 from hetero.scheduler.formats.value_tree import check_nesting, extended, tree_of
@@ -167,7 +167,7 @@ _READ: Final[list[tuple[Any, Callable[[memoryview], Any]]]] = [(it, _reader(it))
 
 def _named_only(task: Task) -> tuple[tuple[Any, ...], int]:
     """Return what an answer tells of its task: its client has the rest."""
-    return (*PLAIN[:4], *task.request[4:8]), task.stage
+    return (*DEFAULT_REQUEST[:4], *task.request[4:8]), task.stage
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from hetero.devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.client.failures import copied
 from hetero.scheduler.client.rows import split_rows
 from hetero.scheduler.vocabulary.events import AttemptFailed, CancelAsked, PartArrived
@@ -50,7 +50,7 @@ class _Batch:
     requests: list[RequestRecord]
     num_wanted: int
     outputs: dict[str, Any] = field(default_factory=dict)
-    runs: dict[int, StageRun] = field(default_factory=dict)
+    runs: dict[int, StageTiming] = field(default_factory=dict)
 
 
 class Batcher:

@@ -15,9 +15,9 @@ import numpy as np
 
 from hetero.devices.errors import PlanError, TensorLostError, TensorNameError
 from hetero.devices.plugin.program import ExecutedNode, Payload, Value
-from hetero.devices.plugin.remote_memory import Kept, RemoteContext
-from hetero.devices.request.response import Answer, StageRun
-from hetero.devices.request.request import AGAIN, PLAIN, Request
+from hetero.devices.plugin.remote_memory import RemoteContext, ResidentTensor
+from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
+from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.kept import DeviceBundle, as_answered, kept_specs, lost_tensor
@@ -150,7 +150,7 @@ class Deployment(ABC):
         """Whether there is one without devices that are gone for good."""
         return True
 
-    def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
+    def submit(self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST) -> Submission:
         """Admit a request; block while as many are in flight as may be, if `request.waits`.
 
         `inputs`: one for each input of the plan, already checked and converted. The caller must not
@@ -192,7 +192,7 @@ class Deployment(ABC):
         for request, inputs in self._runner.running():
             if device not in self.placement.routes[request.route].plan.devices:
                 for name, value in inputs.items():
-                    if type(value) is Kept and value.bundle.device == device:
+                    if type(value) is ResidentTensor and value.bundle.device == device:
                         self._restore(request, inputs, lost_tensor(name, value.bundle))
                         break
 
@@ -334,12 +334,12 @@ class Deployment(ABC):
         now_s = self._runner.now_s()
         if self._clock_offset_s:  # as its device would tell it
             now_s += self._clock_offset_s(self._addresses[stage.device]) or 0.0
-        run = StageRun(stage.index, stage.device, 0.0, now_s, now_s)
+        run = StageTiming(stage.index, stage.device, 0.0, now_s, now_s)
         names = self.plan.output_names
         outputs = {name: made[name].array for name in stage.outputs if name in names}
         self._part_arrived(request, outputs, (run,))
 
-    def to_come(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
+    def pending_outputs(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return what stands for the outputs of an attempt that devices will keep."""
         found: dict[str, Value] = {}
         nbytes = past_nbytes(inputs) if request.restore_s else None
@@ -349,7 +349,7 @@ class Deployment(ABC):
             if names := kept.intersection(stage.outputs):
                 task, address = Task(request, number), self._addresses[stage.device]
                 memory = self._deployments.memory
-                found |= memory.to_come(stage.device, address, task, names, nbytes)
+                found |= memory.pending_outputs(stage.device, address, task, names, nbytes)
         return found
 
     def drop(self, request: Request) -> None:
@@ -364,7 +364,7 @@ class Deployment(ABC):
         error.with_traceback(None)  # it leads to the inputs
         is_lost = self._deployments.memory.is_lost
         bundles: dict[DeviceBundle, None] = {
-            value.bundle: None for value in inputs.values() if type(value) is Kept
+            value.bundle: None for value in inputs.values() if type(value) is ResidentTensor
         }
         lost = [bundle for bundle in bundles if is_lost(bundle.address)]
         if not request.restore_s or not lost or any(bundle.past is None for bundle in lost):
@@ -392,7 +392,7 @@ class Deployment(ABC):
         if not isinstance(message, Outputs | Failure):
             return
         outputs: Mapping[str, Value] = {}
-        runs: Sequence[StageRun] = ()
+        runs: Sequence[StageTiming] = ()
         error = message.error if isinstance(message, Failure) else None
         if isinstance(message, Outputs):
             try:
@@ -400,7 +400,7 @@ class Deployment(ABC):
             except Exception as fault:  # the request hears of it, whoever receives goes on
                 error = fault
         request = message.task.request
-        if request.route == AGAIN:
+        if request.route == REPLAY:
             self._restorer.received(request, outputs, error)
         elif error is None:
             self._part_arrived(request, outputs, runs)
@@ -420,13 +420,13 @@ class Deployment(ABC):
         return outputs
 
     def _part_arrived(
-        self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageRun]
+        self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageTiming]
     ) -> None:
         self._runner.handle(
             events.PartArrived(self._runner.now_s(), request.id, request.attempt, outputs, runs)
         )
 
-    def _by_our_clock(self, run: StageRun) -> StageRun:
+    def _by_our_clock(self, run: StageTiming) -> StageTiming:
         assert self._clock_offset_s
         offset_s = self._clock_offset_s(self._addresses[run.device])
         if not offset_s:
@@ -439,8 +439,8 @@ class Deployment(ABC):
         request: Request,
         inputs: Mapping[str, Value],
         made: Mapping[str, Value],
-        runs: tuple[StageRun, ...],
-    ) -> Answer:
+        runs: tuple[StageTiming, ...],
+    ) -> Response:
         """Return the whole answer of what stages made of it; `runs` are in stage order."""
         if request.restore_s:
             route = self.placement.routes[request.route]
@@ -455,13 +455,13 @@ class Deployment(ABC):
                 outputs[name] = as_answered(name, made[name])
             elif name in self._constants:
                 outputs[name] = self._constants[name]
-            elif type(inputs[name]) is Kept:
+            elif type(inputs[name]) is ResidentTensor:
                 outputs[name] = inputs[name]
             else:  # a copy: the caller may write to its input once the answer is there
                 outputs[name] = copied(inputs[name])
-        return Answer(outputs, runs)
+        return Response(outputs, runs)
 
-    def _ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
+    def _ended(self, record: RequestRecord, runs: Sequence[StageTiming]) -> None:
         for observer in tuple(self._deployments.observers):
             route = self.placement.routes[record.route]
             request = ObservedRequest(self.key, route, record, tuple(runs))

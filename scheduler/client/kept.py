@@ -19,9 +19,9 @@ from hetero.devices.errors import (
 )
 from hetero.devices.model.element_type import Type
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote_memory import Bundle, Kept, RemoteTensor
-from hetero.devices.request.response import StageRun
+from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor, TensorBundle
 from hetero.devices.request.batch_rows import RowLayout
+from hetero.devices.request.response import StageTiming
 
 #: Tensors that are to be made of rows of others, by name, and how rows lie.
 Joining = Mapping[str, tuple[Sequence[tuple[RemoteTensor, Sequence[int]]], RowLayout]]
@@ -34,10 +34,10 @@ class Memory(Protocol):
     def let_go(self, address: str, key: str) -> None:
         """Take in that nobody holds a bundle; finalizers call this anywhere, locks held or not."""
 
-    def put(self, device: str, address: str, array: np.ndarray) -> Kept[DeviceBundle]:
+    def put(self, device: str, address: str, array: np.ndarray) -> ResidentTensor[DeviceBundle]:
         """Have a device keep a copy of an array."""
 
-    def fetch(self, kept: Kept[DeviceBundle]) -> np.ndarray:
+    def fetch(self, kept: ResidentTensor[DeviceBundle]) -> np.ndarray:
         """Return a copy of a tensor."""
 
     def join(self, made: Joining) -> dict[str, Value]:
@@ -63,7 +63,7 @@ class Past:
         self.nbytes: int = nbytes + sum(past.nbytes for past in set(before))
 
 
-class DeviceBundle(Bundle):
+class DeviceBundle(TensorBundle):
     """Tensors in a device's process; freed there once nothing here holds this any more."""
 
     def __init__(
@@ -98,7 +98,7 @@ class DeviceBundle(Bundle):
 
     def tensor(self, name: str) -> DeviceTensor:
         """Return one of them as its user sees it."""
-        return DeviceTensor(Kept(self, name))
+        return DeviceTensor(ResidentTensor(self, name))
 
 
 class DeviceTensor(RemoteTensor):
@@ -109,14 +109,14 @@ class DeviceTensor(RemoteTensor):
 
     by_reference = True
 
-    def __init__(self, kept: Kept[DeviceBundle]) -> None:
+    def __init__(self, kept: ResidentTensor[DeviceBundle]) -> None:
         kind, self.shape = kept.bundle.specs[kept.name]
         self.dtype = dtype_of(kind)
         self.memory: Final = kept.bundle.memory
-        self._kept: Kept[DeviceBundle] | None = kept
+        self._kept: ResidentTensor[DeviceBundle] | None = kept
 
     @property
-    def kept(self) -> Kept[DeviceBundle]:
+    def kept(self) -> ResidentTensor[DeviceBundle]:
         """What stands for it, TensorError once it is closed."""
         if self._kept is None:
             raise TensorError(
@@ -200,7 +200,7 @@ def dtype_of(kind: str) -> np.dtype:
     return Type(kind).to_dtype()
 
 
-def kept_specs(outputs: Sequence[str], run: StageRun) -> dict[str, tuple[str, tuple[int, ...]]]:
+def kept_specs(outputs: Sequence[str], run: StageTiming) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return element type and shape, by name, of what the device keeps of a stage's run.
 
     Raises BlobError: the stage has no such outputs.
@@ -213,7 +213,7 @@ def kept_specs(outputs: Sequence[str], run: StageRun) -> dict[str, tuple[str, tu
 
 def as_answered(name: str, value: Value) -> Value:
     """Return an output of stages as its caller has it: as the copy that came, if one did."""
-    return value.bundle.copies.get(name, value) if type(value) is Kept else value
+    return value.bundle.copies.get(name, value) if type(value) is ResidentTensor else value
 
 
 def lost_tensor(port: str, bundle: DeviceBundle) -> TensorLostError:

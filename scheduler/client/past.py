@@ -16,9 +16,9 @@ import numpy as np
 
 from hetero.devices.errors import TensorLostError
 from hetero.devices.plugin.program import Value, nbytes_of
-from hetero.devices.plugin.remote_memory import Kept
-from hetero.devices.request.response import StageRun
+from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.batch_rows import RowLayout
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.client.kept import DeviceBundle, Past
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.plan import Plan
@@ -50,10 +50,10 @@ class PastRun(Past):
     def __init__(
         self,
         inputs: Mapping[str, Value | Origin],
-        sent: dict[str, Kept[DeviceBundle]],
+        sent: dict[str, ResidentTensor[DeviceBundle]],
         sent_nbytes: int,
         route: Route,
-        runs: Sequence[StageRun],
+        runs: Sequence[StageTiming],
         restore: Callable[[Sequence[DeviceBundle]], None],
     ) -> None:
         before = [value.past for value in inputs.values() if isinstance(value, Origin)]
@@ -86,7 +86,10 @@ class PastJoin(Past):
 
     @classmethod
     def of(
-        cls, parts: Mapping[str, tuple[list[tuple[Kept[DeviceBundle], Sequence[int]]], RowLayout]]
+        cls,
+        parts: Mapping[
+            str, tuple[list[tuple[ResidentTensor[DeviceBundle], Sequence[int]]], RowLayout]
+        ],
     ) -> PastJoin | None:
         """Return the join of states, None if one of them cannot be made again."""
         known = {
@@ -129,17 +132,17 @@ def copied(value: Value) -> Value:
 def past_nbytes(inputs: Mapping[str, Value]) -> int | None:
     """Return how much is kept for the states among inputs; None if one cannot be made again."""
     pasts: set[Past] = set()
-    nbytes_to_come = 0
+    pending_nbytes = 0
     for value in inputs.values():
-        if type(value) is Kept:
+        if type(value) is ResidentTensor:
             bundle: DeviceBundle = value.bundle
             if bundle.past is not None:
                 pasts.add(bundle.past)
             elif bundle.past_nbytes is not None:
-                nbytes_to_come = max(nbytes_to_come, bundle.past_nbytes)
+                pending_nbytes = max(pending_nbytes, bundle.past_nbytes)
             else:
                 return None
-    return nbytes_to_come + sum(past.nbytes for past in pasts)
+    return pending_nbytes + sum(past.nbytes for past in pasts)
 
 
 def steps(

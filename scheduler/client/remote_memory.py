@@ -24,9 +24,9 @@ from hetero.devices.errors import (
 )
 from hetero.devices.model.element_type import Type, element_type_name
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.one_shot_event import WAIT_SLICE_S
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote_memory import Kept, RemoteContext, RemoteTensor
-from hetero.devices.plugin.one_shot_event import LOOK_S
+from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor, ResidentTensor
 from hetero.devices.request.batch_rows import join_rows
 from hetero.devices.request.promise import Promise
 from hetero.devices.request.request import Request
@@ -56,8 +56,8 @@ _TIMEOUT_S: Final = 60.0
 _TIMEOUT_S_PER_BYTE: Final = 1e-7
 #: The name of a tensor that is a bundle by itself.
 _TENSOR: Final = "tensor"
-#: Makes a `Kept` without a call of Python's: there is one for each state and run.
-_new_kept: Final = partial(tuple.__new__, Kept)
+#: Makes a `ResidentTensor` without a call of Python's: there is one for each state and run.
+_new_kept: Final = partial(tuple.__new__, ResidentTensor)
 #: How often what is lost is made again for one answer.
 _TRIES: Final = 3
 #: Seconds after which devices free what nobody holds, where nothing is asked of them before.
@@ -125,13 +125,13 @@ class RemoteMemory:
             bundle.copies = {n: copied(value) for n, value in answered.items() if n in specs}
         return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
 
-    def to_come(
+    def pending_outputs(
         self, device: str, address: str, task: Task, names: Iterable[str], past_nbytes: int | None
     ) -> dict[str, Value]:
         """Return what stands for outputs that a task's device will keep, of so large a past."""
         bundle = self._made_by(device, address, task)
         bundle.past_nbytes = past_nbytes
-        return {name: Kept(bundle, name) for name in names}
+        return {name: ResidentTensor(bundle, name) for name in names}
 
     def _made_by(self, device: str, address: str, task: Task) -> DeviceBundle:
         """Return the one object that stands for what a task has its device keep."""
@@ -148,7 +148,7 @@ class RemoteMemory:
         """Return what stands for what a task sent to others, which its device keeps."""
         return DeviceBundle(self, device, address, sent_key(*task), {})
 
-    def put(self, device: str, address: str, array: np.ndarray) -> Kept[DeviceBundle]:
+    def put(self, device: str, address: str, array: np.ndarray) -> ResidentTensor[DeviceBundle]:
         """Have a device keep a copy of an array.
 
         Raises DeviceMemoryError: it has no room; DeviceLostError: it is gone.
@@ -159,9 +159,9 @@ class RemoteMemory:
         message = partial(Keep, client=channel.address, key=key, tensors={_TENSOR: copy})
         self._ask(device, address, copy.nbytes, message)
         specs = {_TENSOR: (element_type_name(copy.dtype), copy.shape)}
-        return Kept(DeviceBundle(self, device, address, key, specs), _TENSOR)
+        return ResidentTensor(DeviceBundle(self, device, address, key, specs), _TENSOR)
 
-    def fetch(self, kept: Kept[DeviceBundle]) -> np.ndarray:
+    def fetch(self, kept: ResidentTensor[DeviceBundle]) -> np.ndarray:
         """Return a copy of a tensor.
 
         Raises DeviceLostError: its device is gone; TensorError: the device has not got it.
@@ -207,7 +207,7 @@ class RemoteMemory:
             kind, shape = first.specs[olds[0][0].name]
             shape = layout.shape(shape, sum(len(rows) for _, rows in olds))
             bundle.specs = {**bundle.specs, name: (kind, shape)}
-            found[name] = Kept(bundle, name)
+            found[name] = ResidentTensor(bundle, name)
         for bundle, told in asked.values():
             nbytes = sum(bundle.tensor(name).nbytes for name in told)
             message = partial(Join, client=own, key=bundle.key, made=told)
@@ -226,7 +226,7 @@ class RemoteMemory:
         found = dict(inputs)
         bundles: dict[DeviceBundle, str] = {}
         for name, value in inputs.items():
-            if type(value) is not Kept:
+            if type(value) is not ResidentTensor:
                 if type(value) is np.ndarray or not isinstance(value, RemoteTensor):
                     continue
                 found[name] = value = self._kept(name, value)
@@ -235,7 +235,7 @@ class RemoteMemory:
             self._check(name, bundle, may_be_lost=bundle.past is not None)
         return found, frozenset([bundle.device for bundle in bundles])
 
-    def _kept(self, port: str, tensor: RemoteTensor) -> Kept[DeviceBundle]:
+    def _kept(self, port: str, tensor: RemoteTensor) -> ResidentTensor[DeviceBundle]:
         """Return what stands for a tensor.
 
         Raises TensorTypeError: it is in a plugin's own memory; TensorError: it is closed.
@@ -292,7 +292,7 @@ class RemoteMemory:
         wanted: dict[DeviceBundle, dict[str, str]] = {}
         others = {}
         for name, value in values.items():
-            if type(value) is not Kept:
+            if type(value) is not ResidentTensor:
                 others[name] = value
             elif (named := wanted.get(value.bundle)) is not None:
                 named[name] = value.name
@@ -356,7 +356,7 @@ class RemoteMemory:
                         f"for {timeout_s:.0f} s, though it is heard. Try again.",
                         timeout_s=timeout_s,
                     )
-                answered.wait(LOOK_S)
+                answered.wait(WAIT_SLICE_S)
             error = future.exception()
             if error is None:
                 return future.result()

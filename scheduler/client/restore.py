@@ -15,12 +15,12 @@ from hetero.devices.errors import (
     TensorError,
     TensorLostError,
 )
+from hetero.devices.plugin.one_shot_event import WAIT_SLICE_S
 from hetero.devices.plugin.program import Value, nbytes_of
-from hetero.devices.plugin.remote_memory import Kept
-from hetero.devices.plugin.one_shot_event import LOOK_S
-from hetero.devices.request.response import StageRun
+from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.promise import Promise
-from hetero.devices.request.request import AGAIN, Request
+from hetero.devices.request.request import REPLAY, Request
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels.channel import Channel
 from hetero.scheduler.client.kept import DeviceBundle, lost_tensor
 from hetero.scheduler.client.past import Origin, PastJoin, PastRun, Step, copied, steps
@@ -90,21 +90,21 @@ class Restorer:
         addresses: Mapping[str, str],
         inputs: Mapping[str, Value],
         made: Mapping[str, Value],
-        runs: Sequence[StageRun],
+        runs: Sequence[StageTiming],
     ) -> None:
         """Have the states that an attempt made know what they were made by."""
-        sent: dict[str, Kept[DeviceBundle]] = {}
+        sent: dict[str, ResidentTensor[DeviceBundle]] = {}
         bundles: dict[int, DeviceBundle] = {}
         for number, name in route.plan.crossing:
             if number not in bundles:
                 device = route.plan.stages[number].device
                 task = Task(request, route.stages[number])
                 bundles[number] = self._memory.sent(device, addresses[device], task)
-            sent[name] = Kept(bundles[number], name)
-        own = {value.bundle for value in made.values() if type(value) is Kept}
+            sent[name] = ResidentTensor(bundles[number], name)
+        own = {value.bundle for value in made.values() if type(value) is ResidentTensor}
         given: dict[str, Value | Origin] = {}
         for name, value in inputs.items():
-            if type(value) is not Kept:
+            if type(value) is not ResidentTensor:
                 given[name] = copied(value)
             elif value.name in value.bundle.copies:
                 given[name] = value.bundle.copies[value.name]
@@ -288,7 +288,7 @@ class Restorer:
             except TensorError as error:  # it had to give way there
                 past.sent.pop(error.data.get("port", ""), None)
                 raise
-            again = {name: Kept(sent, name) for name in stage.outputs if name in wires}
+            again = {name: ResidentTensor(sent, name) for name in stage.outputs if name in wires}
             past.sent.update((name, kept) for name, kept in again.items() if name in crossing)
             values |= again
             values |= made
@@ -309,12 +309,12 @@ class Restorer:
             deployment=self._key,
             id=next(self._ids),
             attempt=1,
-            route=AGAIN,
+            route=REPLAY,
             restore_s=1.0,
             keep=keep,
         )
         task = Task(request, number)
-        bundles = [value.bundle for value in inputs.values() if type(value) is Kept]
+        bundles = [value.bundle for value in inputs.values() if type(value) is ResidentTensor]
         holders = {bundle.device: bundle.address for bundle in bundles}
         promise: Promise[Mapping[str, Value]] = Promise()
         answered = self._clock.event()
@@ -331,7 +331,7 @@ class Restorer:
                     raise RequestCancelledError("nobody waits for these states any more.")
                 if any(map(self._memory.is_lost, {address, *holders.values()})):
                     raise _lost(stage.device)
-                answered.wait(LOOK_S)
+                answered.wait(WAIT_SLICE_S)
             error = promise.exception()
             if error is None:
                 return promise.result(), self._memory.sent(stage.device, address, task)
@@ -349,7 +349,7 @@ class Restorer:
 
 def _size(value: Value) -> int:
     """Return the bytes of an output, wherever it is."""
-    return value.tensor.nbytes if type(value) is Kept else nbytes_of(value)
+    return value.tensor.nbytes if type(value) is ResidentTensor else nbytes_of(value)
 
 
 def _moved(old: DeviceBundle, made: Mapping[Origin, Value]) -> DeviceBundle:
@@ -360,7 +360,7 @@ def _moved(old: DeviceBundle, made: Mapping[Origin, Value]) -> DeviceBundle:
     assert old.past is not None
     values = [made[Origin(old.past, name)] for name in old.specs]
     bundles: set[DeviceBundle | None] = {
-        value.bundle if type(value) is Kept else None for value in values
+        value.bundle if type(value) is ResidentTensor else None for value in values
     }
     found = bundles.pop() if len(bundles) == 1 else None
     if found is None:

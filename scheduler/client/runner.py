@@ -12,11 +12,11 @@ from functools import partial
 from typing import Protocol
 
 from hetero.devices.errors import HeteroError
+from hetero.devices.plugin.one_shot_event import WAIT_SLICE_S
 from hetero.devices.plugin.program import Value, nbytes_of
-from hetero.devices.plugin.one_shot_event import LOOK_S
-from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.promise import Promise
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import Response, StageTiming
 from hetero.devices.request.run import LONGEST_S
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
 from hetero.scheduler.client.machine import ClientMachine
@@ -43,7 +43,7 @@ class Attempts(Protocol):
     def drop(self, request: Request) -> None:
         """Stop an attempt where it runs, forget it where it waits."""
 
-    def to_come(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
+    def pending_outputs(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return what stands for the outputs of an attempt that devices will keep."""
 
     def answer(
@@ -51,8 +51,8 @@ class Attempts(Protocol):
         request: Request,
         inputs: Mapping[str, Value],
         made: Mapping[str, Value],
-        runs: tuple[StageRun, ...],
-    ) -> Answer:
+        runs: tuple[StageTiming, ...],
+    ) -> Response:
         """Return the whole answer of what an attempt's stages made of it."""
 
 
@@ -63,8 +63,8 @@ class Submission:
     """
 
     __slots__ = (
+        "_pending_outputs",
         "_runner",
-        "_to_come",
         "attempt",
         "first",
         "future",
@@ -84,7 +84,7 @@ class Submission:
         #: It outlives what was brought, of which nothing is here once it has ended.
         self.inputs = inputs
         self.request = request
-        self.future: Promise[Answer] = Promise()
+        self.future: Promise[Response] = Promise()
         self.waited_s = 0.0
         #: Whether it was admitted; its first attempt, where its caller starts it.
         self.is_granted = False
@@ -94,7 +94,7 @@ class Submission:
         #: Set once the request is admitted or ended, where its caller waits for that.
         self.gate: threading.Event | None = None
         #: What stands for outputs to come; nobody may have them freed before it ends.
-        self._to_come: dict[str, Value] = {}
+        self._pending_outputs: dict[str, Value] = {}
 
     def grant(self) -> None:
         """Have the caller go on, as its request was admitted."""
@@ -104,7 +104,7 @@ class Submission:
 
     def end(self) -> None:
         """Let go of what was brought."""
-        self.inputs, self._to_come = {}, {}
+        self.inputs, self._pending_outputs = {}, {}
 
     def cancel(self) -> bool:
         """Cancel it; True if its future now ends with RequestCancelledError."""
@@ -115,7 +115,7 @@ class Submission:
         """What returns its life so far; it holds nothing else of it."""
         return partial(self._runner.story, self.request_id)
 
-    def to_come(self) -> dict[str, Value]:
+    def pending_outputs(self) -> dict[str, Value]:
         """Return what stands for the outputs that devices will keep, by name.
 
         Nothing, unless its first attempt runs.
@@ -123,9 +123,9 @@ class Submission:
         attempt = self.attempt
         if attempt is None or attempt.attempt > 1:
             return {}
-        made = self._to_come = self._runner.attempts.to_come(attempt, self.inputs)
+        made = self._pending_outputs = self._runner.attempts.pending_outputs(attempt, self.inputs)
         if self.attempt is not attempt:  # it has ended meanwhile: what nobody held may be freed
-            made = self._to_come = {}
+            made = self._pending_outputs = {}
         return made
 
 
@@ -150,7 +150,7 @@ class RequestRunner:
         ids: Iterator[int],
         in_flight: BytesInFlight,
         clock: Clock,
-        ended: Callable[[RequestRecord, Sequence[StageRun]], None] = lambda record, runs: None,
+        ended: Callable[[RequestRecord, Sequence[StageTiming]], None] = lambda record, runs: None,
     ) -> None:
         self._machine = ClientMachine(limits, routes, name=name, in_flight=in_flight)
         self.attempts = attempts
@@ -227,7 +227,7 @@ class RequestRunner:
             call.gate = gate
         # Who ends or grants it looks for the gate after that.
         while not call.is_granted and not call.future.done():
-            if not gate.wait(min(LOOK_S, max(0.0, deadline_s - self.now_s()) + 0.001)):
+            if not gate.wait(min(WAIT_SLICE_S, max(0.0, deadline_s - self.now_s()) + 0.001)):
                 self.handle(events.TimePassed(self.now_s()))
 
     def cancel(self, request_id: int) -> bool:
@@ -367,7 +367,7 @@ class RequestRunner:
         except Exception as error:  # a fault of ours, or no memory: the caller must hear of it
             self._fail(call, record, error)
             return
-        self._ended(record, answer.stage_runs)
+        self._ended(record, answer.stage_timings)
         call.end()
         call.future.set_result(answer)
 

@@ -30,9 +30,9 @@ from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
 from hetero.devices.plugin.remote_memory import is_remote
 from hetero.devices.plugin.support import Support
-from hetero.devices.request.response import StageRun
 from hetero.devices.request.compiled_model import CompiledModel
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.thread_shares import THREADS
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
@@ -122,7 +122,7 @@ class DeviceHost:
         *,
         ready_s: float | None = None,
         left: frozenset[str] = frozenset(),
-    ) -> tuple[dict[str, Value], StageRun]:
+    ) -> tuple[dict[str, Value], StageTiming]:
         """Run a stage once; return its outputs by name, and how it went.
 
         `inputs`: in port order, without those that were given with the stage.
@@ -157,7 +157,7 @@ class DeviceHost:
             if self._num_unloading:
                 with self._idle:
                     self._idle.notify_all()
-        return dict(zip(compiled.output_names, outputs, strict=True)), StageRun(
+        return dict(zip(compiled.output_names, outputs, strict=True)), StageTiming(
             stage,
             self.descriptor.name,
             0.0 if ready_s is None else started_s - ready_s,

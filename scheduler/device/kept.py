@@ -14,9 +14,9 @@ from hetero.devices.errors import DeviceError, DeviceMemoryError, HeteroError, T
 from hetero.devices.model.element_type import element_type_name
 from hetero.devices.plugin.program import Value, nbytes_of
 from hetero.devices.plugin.remote_memory import RemoteTensor
-from hetero.devices.request.response import KeptOutputs
 from hetero.devices.request.batch_rows import join_rows
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import ResidentOutputs
 from hetero.scheduler.vocabulary.messages import (
     Failure,
     Give,
@@ -93,7 +93,7 @@ class KeptTensors:
 
     def keep_outputs(
         self, client: str, task: Task, outputs: Mapping[str, Value]
-    ) -> tuple[KeptOutputs, ...]:
+    ) -> tuple[ResidentOutputs, ...]:
         """Keep outputs that a request says; return which, those of one shape together.
 
         Raises DeviceMemoryError: there is no room.

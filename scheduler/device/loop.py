@@ -18,7 +18,7 @@ from typing import Any, Final
 from hetero.devices.errors import HeteroError, InferenceError
 from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
-from hetero.devices.request.request import AGAIN
+from hetero.devices.request.request import REPLAY
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.device.host import DeviceHost
@@ -268,7 +268,7 @@ class DeviceLoop:
         sends = opened.sends.get(request.route, ())
         if request.restore_s:  # first: once it is sent, its client may soon say that it is freed
             self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
-        answered, told = outputs if request.route != AGAIN else {}, runs
+        answered, told = outputs if request.route != REPLAY else {}, runs
         if len(opened.outputs) < len(answered):
             answered = {name: outputs[name] for name in opened.outputs}
         if request.keep and (kept := self._kept.keep_outputs(opened.client, task, outputs)):
@@ -297,12 +297,12 @@ class DeviceLoop:
     def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return what a run sends to other devices; of one again, what any route takes of it."""
         opened, route = run.stage.opened, run.task.request.route
-        every = opened.sends.values() if route == AGAIN else (opened.sends.get(route, ()),)
+        every = opened.sends.values() if route == REPLAY else (opened.sends.get(route, ()),)
         return {
             name: outputs[name]
             for sends in every
             for address, _, names in sends
-            if route == AGAIN or address != self.address
+            if route == REPLAY or address != self.address
             for name in names
         }
 

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from hetero.devices.errors import DeviceError, DeviceLostError, OverloadedError
 from hetero.devices.plugin.program import nbytes_of
-from hetero.devices.request.response import StageRun
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.device.order import FairQueue, Key, Line
 from hetero.scheduler.vocabulary import events
 from hetero.scheduler.vocabulary.events import DeviceInstruction, Run
@@ -160,7 +160,7 @@ class DeviceMachine:
         return deployment is None or (request.id, request.attempt) in deployment.dropped
 
     def arrived(
-        self, task: Task, tensors: Mapping[str, Any], runs: tuple[StageRun, ...], now_s: float
+        self, task: Task, tensors: Mapping[str, Any], runs: tuple[StageTiming, ...], now_s: float
     ) -> list[DeviceInstruction]:
         """Take in inputs of a task, and how the stages before went; return what is to be done.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.record import RequestRecord
@@ -24,7 +24,7 @@ class ObservedRequest(NamedTuple):
     deployment: str
     route: Route
     record: RequestRecord
-    runs: tuple[StageRun, ...]
+    runs: tuple[StageTiming, ...]
 
 
 class Observer(Protocol):

@@ -18,8 +18,8 @@ from typing import Any, Final
 import ray
 
 from hetero.devices.errors import PluginLoadError
-from hetero.devices.plugin.registry import load_plugins
 from hetero.devices.plugin.plugin_source import PluginSource
+from hetero.devices.plugin.registry import load_plugins
 from hetero.scheduler.device.probe import PluginSpec, probe_node
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 

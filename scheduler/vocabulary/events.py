@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hetero.devices.errors import ClusterError
 from hetero.devices.plugin.program import RunContext
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.vocabulary.messages import Failure, Task
 from hetero.scheduler.vocabulary.placement import Route
 
@@ -55,7 +55,7 @@ class PartArrived:
     request_id: int
     attempt: int
     outputs: Mapping[str, Any]
-    runs: Sequence[StageRun] = ()
+    runs: Sequence[StageTiming] = ()
     nbytes: int | None = None
 
 
@@ -218,7 +218,7 @@ class Deliver:
 
     request_id: int
     outputs: Mapping[str, Any]
-    runs: tuple[StageRun, ...] = ()
+    runs: tuple[StageTiming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Run:
 
     task: Task
     tensors: Mapping[str, Any]
-    runs: tuple[StageRun, ...] = ()
+    runs: tuple[StageTiming, ...] = ()
     ready_s: float = 0.0
     stage: Any = field(default=None, compare=False, repr=False)
     state: Any = field(default=None, compare=False)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.response import StageRun
 from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
 
 
 class Task(NamedTuple):
@@ -27,7 +27,7 @@ class Values(NamedTuple):
 
     task: Task
     tensors: Mapping[str, Value]
-    runs: tuple[StageRun, ...] = ()
+    runs: tuple[StageTiming, ...] = ()
 
 
 class Outputs(NamedTuple):
@@ -39,7 +39,7 @@ class Outputs(NamedTuple):
 
     task: Task
     tensors: Mapping[str, Value]
-    runs: tuple[StageRun, ...] = ()
+    runs: tuple[StageTiming, ...] = ()
 
 
 class Failure(NamedTuple):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.devices.request.story import StoryLine as StoryLine
-from hetero.devices.request.story import told
+from hetero.devices.request.story import format_story
 from hetero.scheduler.vocabulary import events
 
 
@@ -65,7 +65,7 @@ class RequestRecord:
     silent_on: str = ""
     #: What has come of the attempt: outputs by name, runs by stage.
     outputs: dict[str, Any] = field(default_factory=dict)
-    runs: dict[int, StageRun] = field(default_factory=dict)
+    runs: dict[int, StageTiming] = field(default_factory=dict)
     #: Where requests are joined: the attempt that it is in with others; whether its rows have
     #: failed with theirs, and are tried alone; whether it is the first to tell of its runs.
     batch: Any = None
@@ -85,4 +85,4 @@ class RequestRecord:
 
     def lines(self) -> tuple[str, ...]:
         """Return its story as text."""
-        return told(self.story)
+        return format_story(self.story)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from hetero.devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 from hetero.devices.plugin.plugin_source import PluginSource
+from hetero.devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 
 #: The node of devices in this process.
 THIS_PROCESS: Final = "local"

@@ -13,7 +13,7 @@ from onnx import parser
 import hetero
 from hetero.devices import load_plugins, read_model
 from hetero.devices.errors import ModelError, UnsupportedNodesError
-from hetero.devices.plugin.schema_validation import violations
+from hetero.devices.plugin.schema_validation import schema_violations
 from tests.support.single_nodes import schemas, single_node_models
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1, "ai.onnx.ml" : 3, "foreign" : 1]> '
@@ -124,7 +124,7 @@ BROKEN = {
 def test_every_device_refuses_what_breaks_a_definition_in_the_same_words(what, plugin):
     text, code = BROKEN[what]
     model = model_of(text)
-    ((name, said),) = violations(model).items()
+    ((name, said),) = schema_violations(model).items()
     assert said.code == code
     device = PLUGINS[plugin].plugin
     (refusal,) = device.query_model(model).unsupported[name].values()
@@ -165,7 +165,7 @@ def test_types_are_refused_where_onnx_runtime_finds_them_wrong_and_nowhere_else(
             except Exception as error:  # what is wrong with the model, or not implemented
                 said = str(error)
             try:
-                ours = str(*violations(read_model(proto)).values())
+                ours = str(*schema_violations(read_model(proto)).values())
             except ModelError as error:  # inference found it before
                 ours = str(error)
             judged += 1
@@ -217,7 +217,7 @@ def test_what_a_definition_allows_and_no_arithmetic_gives_a_meaning(node, elemen
 
 def test_unknown_types_and_operators_of_others_fit_everywhere():
     model = model_of("g (float[2] x) => (y) {h = foreign.Odd<k = 1>(x, x, x) y = Sqrt(h)}")
-    assert violations(model) == {}
+    assert schema_violations(model) == {}
 
 
 def test_a_sum_of_a_root_of_integers_is_refused_before_it_runs():
@@ -285,6 +285,6 @@ def test_deprecated_operator_whose_later_version_is_not_is_taken(plugin):
 def test_removed_operator_is_refused(op_type, inputs):
     names = ", ".join(port.split()[-1] for port in inputs.split(", "))
     model = model_of(f"g ({inputs}) => (y) {{y = {op_type}({names})}}")
-    (refusal,) = violations(model).values()
+    (refusal,) = schema_violations(model).values()
     assert refusal.code == "opset"
     assert "was removed in operator set" in refusal.message

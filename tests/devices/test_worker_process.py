@@ -15,7 +15,7 @@ import pytest
 import hetero
 from hetero.devices.model import worker_process
 from hetero.devices.model.worker_process import Ended, WorkerProcess
-from hetero.devices.plugin.node_queries import Questions
+from hetero.devices.plugin.node_queries import QueryProcess
 from tests.support import crashing_vendor
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_a_node_that_a_vendor_crashes_on_is_refused_with_the_crash(device, monke
     else:
         pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
         from hetero.devices.openvino import query as module
-    asked = Questions("The vendor", crashing_vendor.verdicts)
+    asked = QueryProcess("The vendor", crashing_vendor.verdicts)
     monkeypatch.setattr(module, "WORKER", asked)
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y)'

@@ -65,7 +65,7 @@ def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
     for submission in [*waiting, compiled.submit({"x": X})]:
         answer = submission.future.result(300)
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        assert {run.device for run in answer.stage_runs} == {"CPU.0"}
+        assert {run.device for run in answer.stage_timings} == {"CPU.0"}
     assert {s.device for s in compiled.subgraphs} == {"CPU.0"}
     assert compiled.get_property("EXECUTION_DEVICES") == ["CPU.0"]
     assert set(compiled.affinity.values()) == {"CPU.0"}
@@ -114,7 +114,7 @@ def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
         os.kill(pid, signal.SIGKILL)
         answer = compiled.submit({"x": X}).future.result(300)
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        assert {run.device for run in answer.stage_runs} == {left}
+        assert {run.device for run in answer.stage_timings} == {left}
         assert "joining" in devices.survey._probes
 
 
@@ -248,7 +248,7 @@ def test_requests_go_elsewhere_while_a_device_takes_long_to_start(
     def devices() -> set[str]:
         answer = compiled.submit({"x": X}).future.result(300)
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        return {run.device for run in answer.stage_runs}
+        return {run.device for run in answer.stage_timings}
 
     monkeypatch.setattr(executor._keeper, "_start", start_late)
     monkeypatch.setattr("hetero.scheduler.client.liveness._AWAY_S", 0.0)

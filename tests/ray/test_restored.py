@@ -15,7 +15,7 @@ import pytest
 
 import hetero
 from hetero.apps.generate.steps import Steps
-from hetero.devices.request.request import AGAIN
+from hetero.devices.request.request import REPLAY
 from hetero.examples.small_decoder import small_decoder
 from hetero.scheduler.client.remote_memory import RemoteMemory
 from hetero.scheduler.client.restore import Restorer, Way
@@ -218,7 +218,7 @@ def test_a_state_is_read_though_another_caller_received_meanwhile(
         give = RemoteMemory.give
 
         def give_late(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
-            if task.request.route == AGAIN:
+            if task.request.route == REPLAY:
                 for _ in range(2):  # the second knows that it is quick, and receives
                     other({"x": np.zeros((2, 3), np.float32)})
             return give(memory, channel, task, *rest)
@@ -240,7 +240,7 @@ def test_a_request_hears_of_what_goes_wrong_once_its_states_are_there_again(
         give = RemoteMemory.give
 
         def failing(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
-            if noted.again and task.request.route != AGAIN:
+            if noted.again and task.request.route != REPLAY:
                 raise MemoryError("no room")
             return give(memory, channel, task, *rest)
 

@@ -213,7 +213,7 @@ def test_profiled_runs_tell_times_of_every_subgraph(core: hetero.Core) -> None:
     with core.compile_model(branches(), SPLIT, config, affinity={"tanh": "CPU.1"}) as compiled:
         request = compiled.create_infer_request()
         request.infer(X)
-        runs = compiled.submit({"x": X}).future.result(60).stage_runs
+        runs = compiled.submit({"x": X}).future.result(60).stage_timings
         nodes = compiled.get_runtime_model().nodes
         subgraphs = len(compiled.subgraphs)
     timed = [n.name for n in nodes if n.metadata["execTimeMcs"] != "not_executed"]

@@ -21,8 +21,10 @@ def test_chain(executor: Executor) -> None:
     submission = deployment.submit({"x": X}, Request(profile=True))
     answer = submission.future.result(300)
     np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
-    assert [(r.stage, r.device) for r in answer.stage_runs] == [(i, f"TOY.{i}") for i in range(3)]
-    assert [set(run.node_times_s) for run in answer.stage_runs] == [{"add0"}, {"add1"}, {"add2"}]
+    assert [(r.stage, r.device) for r in answer.stage_timings] == [
+        (i, f"TOY.{i}") for i in range(3)
+    ]
+    assert [set(run.node_times_s) for run in answer.stage_timings] == [{"add0"}, {"add1"}, {"add2"}]
     assert [line.what for line in deployment.story(submission.request_id)][-1] == "answered"
     assert deployment.executed_nodes(1)[0].original_names == ("add1",)
     np.testing.assert_array_equal(deployment.export(2).tensors["one"], [1])
@@ -35,7 +37,7 @@ def test_branches_of_one_request_overlap(executor: Executor, tmp_path: Path) -> 
     plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left=left, right=right)
     answer = executor.deploy(*plan).submit({"x": X}).future.result(300)
     np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
-    _, one, other, join = answer.stage_runs
+    _, one, other, join = answer.stage_timings
     assert join.started_s >= max(one.ended_s, other.ended_s)
 
 
@@ -105,7 +107,7 @@ def test_what_depends_on_no_input_is_loaded_with_its_readers(executor: Executor)
         answer = deployment.submit({"x": X[:1]}, Request(profile=profile)).future.result(300)
         np.testing.assert_array_equal(answer.outputs["y"], X[0] - 2 * np.arange(50_000.0))
         np.testing.assert_array_equal(answer.outputs["c"], -np.arange(50_000.0))
-        runs = answer.stage_runs
+        runs = answer.stage_timings
         assert [(run.stage, run.device) for run in runs] == [(i, f"TOY.{i}") for i in range(3)]
         # Who was not asked sent nothing either.
         assert sum(run.started_s == run.ended_s for run in runs) == known

@@ -20,8 +20,8 @@ from hetero.devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from hetero.devices.request.response import Answer, StageRun
-from hetero.devices.request.request import PLAIN, Request
+from hetero.devices.request.request import DEFAULT_REQUEST, Request
+from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler import InProcessExecutor, Limits
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
 from hetero.scheduler.client.runner import RequestRunner
@@ -79,9 +79,9 @@ class Below:
         self.cancelled += numbers
 
     def answer(
-        self, request: Request, inputs: Inputs, made: Inputs, runs: tuple[StageRun, ...]
-    ) -> Answer:
-        return Answer(made, runs)
+        self, request: Request, inputs: Inputs, made: Inputs, runs: tuple[StageTiming, ...]
+    ) -> Response:
+        return Response(made, runs)
 
     def rows(self) -> list[list[float]]:
         return [inputs["x"].ravel().tolist() for inputs, _ in self.requests]
@@ -92,7 +92,7 @@ class Below:
 
     def answer_to(self, number: int, make: Callable[[Any], Any] = np.negative) -> None:
         inputs, request = self.requests[number]
-        made, runs = {"y": make(inputs["x"])}, (StageRun(0, "TOY"),)
+        made, runs = {"y": make(inputs["x"])}, (StageTiming(0, "TOY"),)
         self.run.handle(
             events.PartArrived(self.run.now_s(), request.id, request.attempt, made, runs)
         )
@@ -123,12 +123,12 @@ def rows_of(submission: Submission) -> list[float]:
 
 
 def submit(batched: RequestRunner, *rows: float) -> list[Submission]:
-    return [batched.submit(x(row), PLAIN) for row in rows]
+    return [batched.submit(x(row), DEFAULT_REQUEST) for row in rows]
 
 
 def test_each_caller_gets_its_rows(below: Below, batched: RequestRunner) -> None:
     (first,) = submit(batched, 1)
-    others = [batched.submit(x(2, 3), PLAIN), batched.submit(x(4), PLAIN)]
+    others = [batched.submit(x(2, 3), DEFAULT_REQUEST), batched.submit(x(4), DEFAULT_REQUEST)]
     assert below.rows() == [[1]]
     below.answer_to(0)
     assert below.rows() == [[1], [2, 3, 4]]
@@ -136,13 +136,13 @@ def test_each_caller_gets_its_rows(below: Below, batched: RequestRunner) -> None
     assert [rows_of(s) for s in (first, *others)] == [[-1], [-2, -3], [-4]]
     answer = others[0].future.result()
     assert not answer.outputs["y"].flags.writeable
-    assert answer.stage_runs == (StageRun(0, "TOY"),)
+    assert answer.stage_timings == (StageTiming(0, "TOY"),)
 
 
 def test_rows_of_other_shapes_are_not_joined(below: Below, batched: RequestRunner) -> None:
     submit(batched, 1)
     for width in (2, 3, 2):
-        batched.submit({"x": np.full((1, width), width, np.float32)}, PLAIN)
+        batched.submit({"x": np.full((1, width), width, np.float32)}, DEFAULT_REQUEST)
     below.answer_to(0)
     below.answer_to(1)
     assert below.rows() == [[1], [2, 2, 2, 2], [3, 3, 3]]
@@ -157,7 +157,7 @@ def test_what_cannot_be_joined_is_run_as_it_is(
     below: Below, batched: RequestRunner, inputs: dict[str, Any]
 ) -> None:
     submit(batched, 1)
-    batched.submit(inputs, PLAIN)
+    batched.submit(inputs, DEFAULT_REQUEST)
     assert below.requests[1][0] is inputs
 
 
@@ -287,7 +287,7 @@ def test_a_full_batcher_pushes_back(below: Below) -> None:
     batched = below.runner(Batching(2, PATIENCE_S, most=1), Limits(requests=1, waiting=0))
     submit(batched, 1, 2)
     with pytest.raises(OverloadedError, match="2 of 2 requests"):
-        batched.submit(x(3), PLAIN)
+        batched.submit(x(3), DEFAULT_REQUEST)
     batched.close()
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hetero.devices.errors import DeadlineError, RequestCancelledError, TensorLostError
-from hetero.devices.request.response import Answer, StageRun
-from hetero.devices.request.request import PLAIN, Request
+from hetero.devices.request.request import DEFAULT_REQUEST, Request
+from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler import Limits
 from hetero.scheduler.client import runner as runner_module
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
@@ -38,8 +38,8 @@ class _Nowhere:
     def drop(self, request: Request) -> None:
         pass
 
-    def answer(self, request: Request, inputs: Any, made: Any, runs: Any) -> Answer:
-        return Answer(made, runs)
+    def answer(self, request: Request, inputs: Any, made: Any, runs: Any) -> Response:
+        return Response(made, runs)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
     runner.attempts = _Failing()
     array = np.zeros(1)
     held = weakref.ref(array)
-    future = runner.submit({"x": array}, PLAIN).future
+    future = runner.submit({"x": array}, DEFAULT_REQUEST).future
     del array
     assert isinstance(future.exception(_WAIT_S), TensorLostError)
     assert held() is None
@@ -89,9 +89,9 @@ class _Answered(_Nowhere):
     def __init__(self, runner: RequestRunner, is_soon: bool) -> None:
         self._runner, self._is_soon = runner, is_soon
 
-    def to_come(self, request: Request, inputs: Any) -> dict[str, Any]:
+    def pending_outputs(self, request: Request, inputs: Any) -> dict[str, Any]:
         if self._is_soon:
-            answered = PartArrived(self._runner.now_s(), request.id, 1, {}, [StageRun(0, "A")])
+            answered = PartArrived(self._runner.now_s(), request.id, 1, {}, [StageTiming(0, "A")])
             self._runner.handle(answered)
         return {"y": "what stands for it"}
 
@@ -101,15 +101,15 @@ def test_what_an_answered_request_was_to_make_is_not_to_come(clock: Clock, is_so
     """Its device has let go of it, if nobody held it by then: who waits for it would for ever."""
     runner = _runner(clock)
     runner.attempts = _Answered(runner, is_soon)
-    submission = runner.submit({}, PLAIN)
-    assert submission.to_come() == ({} if is_soon else {"y": "what stands for it"})
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    assert submission.pending_outputs() == ({} if is_soon else {"y": "what stands for it"})
     assert submission.future.done() is is_soon
 
 
 def _run(runner: RequestRunner, clock: Clock) -> None:
     """Run a request, and have the clock's thread come by while none is left."""
-    submission = runner.submit({}, PLAIN)
-    runner.handle(PartArrived(runner.now_s(), submission.request_id, 1, {}, [StageRun(0, "A")]))
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    runner.handle(PartArrived(runner.now_s(), submission.request_id, 1, {}, [StageTiming(0, "A")]))
     submission.future.result(_WAIT_S)
     for _ in range(2):  # the second is taken once the first has been seen to
         came_by = threading.Event()
@@ -159,14 +159,14 @@ def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner_module, "LOOK_S", _WAIT_S)  # nobody looks by himself
+    monkeypatch.setattr(runner_module, "WAIT_SLICE_S", _WAIT_S)  # nobody looks by himself
     shared = BytesInFlight()
     limits = Limits(nbytes=100)
     waiting, other = (_runner(clock, limits, shared) for _ in range(2))
     inputs = {"x": np.zeros(60, np.uint8)}
-    waiting.submit({}, PLAIN)  # one request of a deployment may always be in flight
-    held = other.submit(inputs, PLAIN)
-    submits = threading.Thread(target=waiting.submit, args=(inputs, PLAIN))
+    waiting.submit({}, DEFAULT_REQUEST)  # one request of a deployment may always be in flight
+    held = other.submit(inputs, DEFAULT_REQUEST)
+    submits = threading.Thread(target=waiting.submit, args=(inputs, DEFAULT_REQUEST))
     submits.start()
     while not waiting.counts()[0]:
         time.sleep(0.001)
@@ -186,7 +186,7 @@ def test_an_attempt_that_is_dropped_as_it_starts_is_awaited_no_more(clock: Clock
         real(request, inputs)
 
     runner.attempts.start = start  # type: ignore[method-assign]
-    submission = runner.submit({}, PLAIN)
+    submission = runner.submit({}, DEFAULT_REQUEST)
     with pytest.raises(RequestCancelledError):
         submission.future.result(_WAIT_S)
     assert runner._in_flight.num_running == 0
@@ -213,12 +213,12 @@ def test_an_interrupt_of_who_ends_requests_of_others_leaves_nobody_waiting(clock
 def test_an_answer_that_cannot_be_made_fails_its_request(clock: Clock) -> None:
     runner = _runner(clock)
 
-    def answer(*of: Any) -> Answer:
+    def answer(*of: Any) -> Response:
         raise MemoryError("no room for the answer")
 
     runner.attempts.answer = answer  # type: ignore[method-assign]
-    submission = runner.submit({}, PLAIN)
-    runner.handle(PartArrived(clock.now_s(), submission.request_id, 1, {}, (StageRun(0, "A"),)))
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    runner.handle(PartArrived(clock.now_s(), submission.request_id, 1, {}, (StageTiming(0, "A"),)))
     with pytest.raises(MemoryError, match="no room"):
         submission.future.result(_WAIT_S)
     runner.close()

@@ -20,9 +20,9 @@ from hetero.devices.errors import (
     InferenceError,
     TensorShapeError,
 )
-from hetero.devices.request.response import StageRun
 from hetero.devices.request.batch_rows import RowLayout
-from hetero.devices.request.request import AGAIN, Request
+from hetero.devices.request.request import REPLAY, Request
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
 from hetero.scheduler.channels.memory import Switchboard
@@ -44,7 +44,7 @@ from tests.support.loopback import LoopbackChannel
 REQUEST = Request(1.5, True, False, deployment="key/model:0", id=2**40, attempt=3)
 TASK = Task(REQUEST, 7)
 TIMES_S = (1e-5, 10.5, 11.5, 0.1, 0.8, 0.1)
-RUN = StageRun(
+RUN = StageTiming(
     7,
     "ORT.0@host",
     *TIMES_S,
@@ -82,7 +82,7 @@ def test_values_of_every_kind(kind: type) -> None:
         "optional": None,
         "large": np.arange(INLINE_NBYTES, dtype=np.int32),
     }
-    message = kind(TASK, tensors, (RUN, StageRun(0, "NULL.1")))
+    message = kind(TASK, tensors, (RUN, StageTiming(0, "NULL.1")))
     check_tensors(arrived(message), message)
 
 
@@ -97,10 +97,10 @@ def test_tensors_of_every_element_type_small_and_large(dtype: np.dtype, size: in
 
 def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
     request = Request(np.float64(2), id=np.int64(5), deployment="d")  # type: ignore[arg-type]
-    run = StageRun(np.int32(1), "d", queued_s=np.float32(0.5))  # type: ignore[arg-type]
+    run = StageTiming(np.int32(1), "d", queued_s=np.float32(0.5))  # type: ignore[arg-type]
     got = arrived(Values(Task(request, 0), {}, (run,)))
     assert got.task.request == request
-    assert got.runs == (StageRun(1, "d", queued_s=0.5),)
+    assert got.runs == (StageTiming(1, "d", queued_s=0.5),)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
         Dropped(REQUEST),
         Give(TASK, "client", "device", {"key/1": {"x": "y", "z": "y"}, "key/2": {}}, ("key/3",)),
         Outputs(as_answered(TASK), {}, (RUN,)),
-        Values(Task(REQUEST._replace(route=AGAIN, keep=("y",)), 1), {}, (RUN,)),
+        Values(Task(REQUEST._replace(route=REPLAY, keep=("y",)), 1), {}, (RUN,)),
         Join(TASK, "client", "key/4", {"y": (RowLayout(0, 2, 7, True), (("key/1", "y", (0, 2)),))}),
         Join(
             TASK, "client", "k", {"z": (RowLayout(1), (("key/1", "y", (0,)), ("key/2", "z", ())))}

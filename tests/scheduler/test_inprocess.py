@@ -242,7 +242,7 @@ def test_streams_of_one_model_are_not_those_of_another(executor: InProcessExecut
     wide = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 4})])
     narrow = executor.deploy(plan, [source])
     futures = [narrow.submit({"x": X}).future for _ in range(8)]
-    runs = sorted((f.result(300).stage_runs[0] for f in futures), key=lambda run: run.started_s)
+    runs = sorted((f.result(300).stage_timings[0] for f in futures), key=lambda run: run.started_s)
     assert all(a.ended_s <= b.started_s for a, b in itertools.pairwise(runs))
     assert executor._loops["TOY.0"].num_streams == 4
     threads = executor._workers.count

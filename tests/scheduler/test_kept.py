@@ -10,7 +10,7 @@ import pytest
 
 from hetero.devices.errors import DeviceError, DeviceMemoryError, TensorError
 from hetero.devices.request.batch_rows import RowLayout
-from hetero.devices.request.request import AGAIN, Request
+from hetero.devices.request.request import REPLAY, Request
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.kept import KeptTensors
 from hetero.scheduler.device.loop import DeviceLoop
@@ -273,7 +273,7 @@ def test_a_stage_that_runs_again_tells_its_client_alone_what_it_keeps(loop: Any)
     made, told, started, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (name,), client="client", number=1))
-    request = Request(deployment="d", id=1, attempt=1, route=AGAIN, restore_s=1.0, keep=(name,))
+    request = Request(deployment="d", id=1, attempt=1, route=REPLAY, restore_s=1.0, keep=(name,))
     made.receive(Values(Task(request, 0), {"x": X}))
     made.run(started.pop())
     ((to, outputs),) = told.sent

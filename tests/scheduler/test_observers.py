@@ -10,8 +10,8 @@ import pytest
 
 from hetero.devices.errors import HeteroError
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.response import StageRun
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels.channel import Receiver
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.client.deployment import Deployment
@@ -33,7 +33,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.requests: list[ObservedRequest] = []
-        self.ran_stages: list[tuple[StageRun, ...]] = []
+        self.ran_stages: list[tuple[StageTiming, ...]] = []
 
     def ended(self, request: ObservedRequest) -> None:
         self.requests.append(request)
@@ -93,7 +93,7 @@ def deployed(
 
 
 def answer(values: Values) -> Outputs:
-    runs = (StageRun(0, "NEAR", 0.0, 1.0, 2.0), StageRun(1, "FAR", 0.5, 1003.0, 1004.0))
+    runs = (StageTiming(0, "NEAR", 0.0, 1.0, 2.0), StageTiming(1, "FAR", 0.5, 1003.0, 1004.0))
     (name,) = (o for o in chain("NEAR", "FAR")[0].output_names)
     tensors: Mapping[str, Value] = {name: values.tensors["x"]}
     return Outputs(values.task, tensors, runs)
@@ -103,7 +103,7 @@ def test_times_of_a_device_with_another_clock_are_told_by_ours() -> None:
     notes = Notes()
     offsets = {"near": 0.0, "far": 1000.0}
     deployment = deployed(notes, answer, Limits(), clock_offset_s=offsets.__getitem__)
-    runs = deployment.submit(X).future.result(60).stage_runs
+    runs = deployment.submit(X).future.result(60).stage_timings
     deployment.close()
     assert [(r.started_s, r.ended_s, r.queued_s) for r in runs] == [(1, 2, 0), (3, 4, 0.5)]
     assert [request.runs for request in notes.requests] == [runs]

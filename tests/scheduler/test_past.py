@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetero.devices.errors import TensorLostError
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.client.kept import DeviceBundle
 from hetero.scheduler.client.past import PastRun, steps
 from hetero.scheduler.vocabulary.placement import alone
@@ -39,7 +39,7 @@ def test_a_run_takes_as_long_again_by_another_plan(made_by: str, again_by: str) 
     model = build(LINES, ["present"], inputs=["x", "past"])
     plans = {name: cut(model, *(("A", part) for part in parts))[0] for name, parts in CUTS.items()}
     took = enumerate(CUTS[made_by].values())
-    runs = [StageRun(number, "A", 0.0, 0.0, seconds) for number, seconds in took]
+    runs = [StageTiming(number, "A", 0.0, 0.0, seconds) for number, seconds in took]
     memory: Any = Forgetful()
     lost = DeviceBundle(memory, "A", "a", "k", {"present": ("tensor(float)", (1,))})
     given = dict.fromkeys(("x", "past"), np.zeros(1, np.float32))

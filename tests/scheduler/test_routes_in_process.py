@@ -33,7 +33,7 @@ def ways(deployment: Deployment, count: int) -> Counter[tuple[tuple[int, str], .
     for _ in range(count):
         answer = deployment.submit({"x": X}).future.result(300)
         np.testing.assert_array_equal(answer.outputs["t1"], X + 2)
-        found[tuple((run.stage, run.device) for run in answer.stage_runs)] += 1
+        found[tuple((run.stage, run.device) for run in answer.stage_timings)] += 1
     return found
 
 
@@ -106,7 +106,7 @@ def test_what_does_not_fit_into_a_device_is_run_on_another_route(
     (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")
     deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
     made = deployment.submit({"x": X})
-    assert [run.device for run in made.future.result(300).stage_runs] == ["TOY.1"]
+    assert [run.device for run in made.future.result(300).stage_timings] == ["TOY.1"]
     told = [line.what for line in deployment.story(made.request_id)]
     assert any("MemoryError: by design" in line for line in told)
     deployment.close()

@@ -203,7 +203,7 @@ def test_a_request_that_its_caller_runs_is_told_of_as_any_other(
     told = []
     for request in (Request(), INLINE):
         made = deployment.submit({"x": X}, request)
-        (run,) = made.future.result(PATIENCE_S).stage_runs
+        (run,) = made.future.result(PATIENCE_S).stage_timings
         told.append(
             ([line.what for line in made.story()], run.stage, run.device, run.output_nbytes)
         )

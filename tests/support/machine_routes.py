@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.vocabulary import events as ev
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.plan import Plan, Stage
@@ -24,4 +24,4 @@ def answered(
 
 
 #: How the stages of any route here went.
-RUNS = tuple(StageRun(i, "A") for i in range(5))
+RUNS = tuple(StageTiming(i, "A") for i in range(5))

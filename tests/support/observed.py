@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest
 from hetero.scheduler.vocabulary import events
@@ -28,7 +28,7 @@ def ended(
     *,
     model: str = "m",
     attempts: int = 1,
-    runs: tuple[StageRun, ...] = (),
+    runs: tuple[StageTiming, ...] = (),
 ) -> ObservedRequest:
     """Return a request that was submitted at 10 s and admitted a second later, or never."""
     record = RequestRecord(events.Submitted(10.0, 1, 24, 99.0), 1, 99.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.devices.plugin.remote_memory import Kept
+from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.request import Request
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.universe.network import Link, Network
@@ -275,7 +275,7 @@ class History:
             model.delivered.append(call.request_id)
             for name in model.deployment.plan.output_names:
                 value = end.get(name)
-                if isinstance(value, Kept):
+                if isinstance(value, ResidentTensor):
                     record: Any = model.records.get(call.request_id)
                     bundle: Any = value.bundle
                     key = bundle.key

@@ -21,11 +21,11 @@ from hetero.apps.generate.ports import (
     step_shapes,
 )
 from hetero.apps.generate.sampling import DOMAIN, OPSET, Sampling, sample_function
-from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.opset_conversion import upgrade_opset
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.variables import STATES, variables_of, with_states
 from hetero.observe.sample_inputs import sample_metadata
 

@@ -181,12 +181,12 @@ def find_ports(
 
 def _changes_at(model: Model, named: Mapping[str, str]) -> int | None:
     """Return the length of a mask beyond which branches are others."""
-    tests = [model.maker(node.inputs[0]) for node in model.nodes if node.op_type == "If"]
+    tests = [model.producer(node.inputs[0]) for node in model.nodes if node.op_type == "If"]
     for test in tests:
         if test is None or test.op_type != "Greater":
             continue
         value, (least, most) = test.inputs[0], model.integer_ranges.get(test.inputs[1], (0, 1))
-        while (node := model.maker(value)) is not None and node.op_type in _OF_LENGTH:
+        while (node := model.producer(value)) is not None and node.op_type in _OF_LENGTH:
             value = node.inputs[0]
         if value == named.get("mask") and least == most:
             return least
@@ -201,7 +201,7 @@ def _pads(model: Model, named: Mapping[str, str]) -> bool:
         return True
     counted = [node.inputs[0] for node in model.nodes if node.op_type == "CumSum"]
     while counted and named["mask"] not in counted:
-        makers = [node for value in counted if (node := model.maker(value)) is not None]
+        makers = [node for value in counted if (node := model.producer(value)) is not None]
         counted = [node.inputs[0] for node in makers if node.op_type in ("Cast", "Identity")]
     return bool(counted)
 

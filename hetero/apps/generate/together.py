@@ -30,7 +30,7 @@ from hetero.devices.errors import (
     RequestCancelledError,
     TensorLostError,
 )
-from hetero.devices.plugin.one_shot_event import Signal
+from hetero.devices.plugin.one_shot_event import OneShotEvent
 from hetero.devices.request.results import Results
 from hetero.devices.request.variable_states import VariableState
 
@@ -67,7 +67,7 @@ class Together:
     def step(self, texts: Sequence[Text]) -> list[int | None] | None:
         """Return the next token of each text, None of one that has ended; None once all have."""
         while not isinstance(turn := self._turn(texts), list):
-            if isinstance(turn, Signal):
+            if isinstance(turn, OneShotEvent):
                 turn.wait()
                 continue
             try:
@@ -96,7 +96,7 @@ class Together:
     def states(self, texts: Sequence[Text]) -> tuple[VariableState, ...]:
         """Return the states of texts, which are rows of one run then, if they can be."""
         while True:
-            woken = Signal()
+            woken = OneShotEvent()
             with self._lock:
                 live = [text for text in texts if text.is_begun]
                 busy = [text for text in live if text.group.is_busy]
@@ -144,7 +144,7 @@ class Together:
 
     def _turn(
         self, texts: Sequence[Text], wake: Callable[[], object] | None = None
-    ) -> list[int | None] | Group | Signal:
+    ) -> list[int | None] | Group | OneShotEvent:
         """Return the texts' tokens; or a group that the caller has to have step, which is busy.
 
         Else it has to wait for the signal, or until `wake` is called, and ask again.
@@ -170,7 +170,7 @@ class Together:
                     return group
                 if group not in self._waiting:
                     self._waiting.append(group)
-            woken = Signal()
+            woken = OneShotEvent()
             for text in lacking:
                 text.waiters.append(wake or woken.set)
             return woken

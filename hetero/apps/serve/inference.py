@@ -12,8 +12,8 @@ from hetero.apps.serve.inference_request import InferCall, Output, placed
 from hetero.apps.serve.served_model import ServedModel
 from hetero.apps.serve.shared_memory import Regions
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.response import Answer
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import Response
 from hetero.scheduler.executor import Submission
 
 #: Seconds that a request may seem to take longer because others ran, too.
@@ -77,7 +77,7 @@ class Inference:
         self._runs = True
         self.submission = self.model.submit(self.values, request)
 
-    async def answered(self) -> Answer:
+    async def answered(self) -> Response:
         """Return the answer once it is there; whoever cancels this cancels the request."""
         made, loop, ended = self.submission.future, asyncio.get_running_loop(), asyncio.Event()
 
@@ -93,7 +93,7 @@ class Inference:
             raise
         return made.result()
 
-    def outputs(self, answer: Answer, regions: Regions) -> list[Output]:
+    def outputs(self, answer: Response, regions: Regions) -> list[Output]:
         """Return the outputs that the call wants, which are written next."""
         self._writes_s, self._answer = time.perf_counter(), answer
         return [*placed(self.call, self.model.output_names, answer.outputs, regions)]
@@ -111,7 +111,7 @@ class Inference:
                 counts.num_failed += 1
                 counts.seconds["fail"] += took_s
                 return
-            infer_s = sum(run.ended_s - run.started_s for run in self._answer.stage_runs)
+            infer_s = sum(run.ended_s - run.started_s for run in self._answer.stage_timings)
             write_s, seconds = ended_s - self._writes_s, counts.seconds
             counts.num_succeeded += 1
             counts.num_inferences += rows

@@ -26,7 +26,7 @@ from hetero.apps.serve.routes import Names, Route, Routes, openapi
 from hetero.apps.serve.service import CALLS, Service
 from hetero.apps.serve.tensors import Raw
 from hetero.devices.errors import HeteroError
-from hetero.devices.request.response import Answer
+from hetero.devices.request.response import Response
 
 _log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class ServingApp:
         inference.asks(call, left_s, trace, waits=None, inline=quick)
 
     def _written(
-        self, inference: Inference, answer: Answer
+        self, inference: Inference, answer: Response
     ) -> tuple[Sequence[Raw], bytes, Headers]:
         """Return an answer's body in parts, its type and further headers."""
         model, outputs = inference.model, inference.outputs(answer, self._service.regions)

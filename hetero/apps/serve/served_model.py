@@ -18,8 +18,8 @@ from hetero.devices.errors import TensorNameError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.request import Request
-from hetero.devices.request.variable_states import RequestStates
 from hetero.devices.request.tensor_conversion import convert
+from hetero.devices.request.variable_states import RequestStates
 from hetero.scheduler.executor import Submission
 
 #: The protocol's word for ONNX models.

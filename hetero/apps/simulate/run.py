@@ -15,7 +15,7 @@ import numpy as np
 from hetero.apps.simulate.arrivals import Arrivals, Batches
 from hetero.apps.simulate.fleet import Fleet, FleetDevice
 from hetero.devices.errors import HeteroError
-from hetero.devices.request.request import PLAIN
+from hetero.devices.request.request import DEFAULT_REQUEST
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.report import PlanReport, StagePrediction
 from hetero.scheduler.observe.observer import Observer
@@ -266,7 +266,7 @@ class _Serving:
 
     def _call(self, deployment: Any, begun_s: float) -> None:
         try:
-            made = deployment.submit(self._inputs, PLAIN)
+            made = deployment.submit(self._inputs, DEFAULT_REQUEST)
         except HeteroError:
             self._ends(begun_s, True)
             return

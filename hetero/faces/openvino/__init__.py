@@ -12,8 +12,8 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.results import ProfilingInfo
-from hetero.devices.request.variable_states import VariableState
 from hetero.devices.request.tensor import Tensor
+from hetero.devices.request.variable_states import VariableState
 from hetero.faces.openvino import preprocess
 from hetero.faces.openvino.preprocess import Layout
 from hetero.faces.openvino.shortcuts import (

@@ -14,8 +14,8 @@ import numpy as np
 
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode, Value
-from hetero.devices.request.response import Answer, StageRun
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import Response, StageTiming
 from hetero.observe.in_flight import keep_in_flight
 from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost.calibration import LOW, low, settled, spoiled
@@ -68,7 +68,7 @@ def deployed(
         deployment.close()
 
 
-def run(deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = False) -> Answer:
+def run(deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = False) -> Response:
     """Run one request to its end."""
     return deployment.submit(inputs, Request(profile=profile)).future.result()
 
@@ -107,7 +107,7 @@ def time_model(
         for turn in range(PROFILED_RUNS):
             if turn and time.monotonic() >= until_s:
                 break
-            for stage in run(d, inputs, profile=True).stage_runs:
+            for stage in run(d, inputs, profile=True).stage_timings:
                 for name, seconds in stage.node_times_s.items():
                     found.setdefault(name, []).append(seconds)
         rows = d.executed_nodes(0) if d.plan.stages else ()
@@ -139,8 +139,8 @@ def look(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) ->
             return True
         return time.monotonic() < until_s and not settled([run_s for run_s, *_ in found])
 
-    def add(began_s: float, ended_s: float, answer: Answer) -> None:
-        stages = answer.stage_runs
+    def add(began_s: float, ended_s: float, answer: Response) -> None:
+        stages = answer.stage_timings
         run_s = sum(stage.run_s for stage in stages)
         there_s, back_s = stages[0].started_s - began_s, ended_s - stages[-1].ended_s
         between_s = sum(b.started_s - a.ended_s for a, b in itertools.pairwise(stages))
@@ -187,7 +187,7 @@ class _Feed:
         self._deployment = deployment
         self._inputs = inputs
         self._jobs = jobs
-        self._ended: list[tuple[float, Sequence[StageRun]]] = []
+        self._ended: list[tuple[float, Sequence[StageTiming]]] = []
         #: Seconds between two answers, and of each stage's run, on average over a window each.
         self._windows: list[Saturation] = []
         self.settled = False
@@ -201,8 +201,8 @@ class _Feed:
             self._add,
         )
 
-    def _add(self, began_s: float, ended_s: float, answer: Answer) -> None:
-        self._ended.append((ended_s, answer.stage_runs))
+    def _add(self, began_s: float, ended_s: float, answer: Response) -> None:
+        self._ended.append((ended_s, answer.stage_timings))
         # What comes first finds a cold machine.
         if len(self._ended) % WINDOW == 1 and len(self._ended) > 2 * WINDOW:
             self._windows.append(self._window(self._ended[-WINDOW - 1 :]))
@@ -213,7 +213,7 @@ class _Feed:
         windows = sorted(self._windows) or [self._window(self._ended)]
         return windows[len(windows) * LOW // 100]
 
-    def _window(self, ended: Sequence[tuple[float, Sequence[StageRun]]]) -> Saturation:
+    def _window(self, ended: Sequence[tuple[float, Sequence[StageTiming]]]) -> Saturation:
         period_s = (ended[-1][0] - ended[0][0]) / max(1, len(ended) - 1)
         stages = range(len(self._deployment.plan.stages))
         runs_s = (float(np.mean([runs[s].run_s for _, runs in ended[1:]])) for s in stages)

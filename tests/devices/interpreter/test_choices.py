@@ -15,7 +15,7 @@ from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.errors import ModelError
 from hetero.devices.kernels import KERNELS, Kernel, KernelRegistry
 from hetero.devices.kernels.registry import op
-from hetero.devices.plugin.schema_validation import violations
+from hetero.devices.plugin.schema_validation import schema_violations
 from hetero.errors import UnsupportedNodesError
 from tests.support.single_nodes import single_node_models
 
@@ -69,7 +69,7 @@ def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
             if attribute.name in kernel.choices:
                 name = attribute.name
                 attribute.CopyFrom(helper.make_attribute(name, kernel.choices[name][0]))
-        if not violations(read_model(proto)):
+        if not schema_violations(read_model(proto)):
             return proto
     return None
 

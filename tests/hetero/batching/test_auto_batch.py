@@ -23,8 +23,8 @@ from hetero.devices.errors import (
     PropertyError,
     RequestCancelledError,
 )
-from hetero.devices.request.response import Answer
-from hetero.devices.request.promise import Promised
+from hetero.devices.request.promise import FutureLike
+from hetero.devices.request.response import Response
 from tests.support import exposition
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches
@@ -215,7 +215,7 @@ def test_answers_come_in_order_where_that_is_asked_for(
     )
     came: list[float] = []
 
-    def note(future: Promised[Answer]) -> None:
+    def note(future: FutureLike[Response]) -> None:
         came.append(-float(np.asarray(future.result().outputs["y"])[0, 0]))
 
     with core.compile_model(model, "GATED", {**BATCH, "PRESERVE_ORDER": True}) as compiled:

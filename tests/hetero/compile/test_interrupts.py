@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.devices.request.state_machine import RequestMachine
+from hetero.devices.request.state_machine import RequestStateMachine
 from tests.scheduler.parties import wait_for
 from tests.support.endless_plugin import EndlessPlugin
 from tests.support.models import branches
@@ -18,14 +18,14 @@ from tests.support.models import branches
 def test_a_model_can_be_called_again_after_a_call_that_was_interrupted(
     monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    start = RequestMachine.start
+    start = RequestStateMachine.start
 
-    def interrupted(machine: RequestMachine, *arguments: Any, **options: Any) -> None:
+    def interrupted(machine: RequestStateMachine, *arguments: Any, **options: Any) -> None:
         if when == "start":
             start(machine, *arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RequestMachine, when, interrupted)
+    monkeypatch.setattr(RequestStateMachine, when, interrupted)
     with hetero.Core(executor="inprocess", plugins=[EndlessPlugin]) as core:
         compiled = core.compile_model(branches(), "ENDLESS")
         for _ in range(3):

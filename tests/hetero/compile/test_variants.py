@@ -31,7 +31,7 @@ def check(model: Any) -> None:
     for _ in range(4):
         answer = model.submit({"x": X}).future.result()
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        ran |= {(run.stage, run.device) for run in answer.stage_runs}
+        ran |= {(run.stage, run.device) for run in answer.stage_timings}
     assert ran == {(s.index, s.device) for s in model.subgraphs}
     assert len(ran) == 2
 
@@ -173,8 +173,8 @@ def taken(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[str, ...]
     for _ in range(count):
         answer = compiled.submit({"x": X}).future.result(60)
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        assert {(run.stage, run.device) for run in answer.stage_runs} <= listed
-        found[tuple(sorted(run.device for run in answer.stage_runs))] += 1
+        assert {(run.stage, run.device) for run in answer.stage_timings} <= listed
+        found[tuple(sorted(run.device for run in answer.stage_timings))] += 1
     return found
 
 
@@ -323,5 +323,5 @@ def check_each(model: Any) -> None:
     for _ in range(4):
         answer = model.submit({"x": X}).future.result()
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        ran |= {run.device for run in answer.stage_runs}
+        ran |= {run.device for run in answer.stage_timings}
     assert len(ran) == 4

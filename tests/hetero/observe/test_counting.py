@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.observe.metrics_server import read_text, write_text
 from hetero.scheduler.observe.metrics import BOUNDS_S, Metrics
 from hetero.scheduler.observe.observer import ObservedRequest
@@ -57,7 +57,10 @@ def test_a_latency_is_counted_in_each_bucket_that_holds_it(latency_s: float) -> 
 
 
 def test_stages_are_counted_by_device() -> None:
-    runs = (StageRun(0, "A", 0.5, 11.0, 12.0, output_nbytes=8), StageRun(1, "B", 0.0, 12.0, 12.25))
+    runs = (
+        StageTiming(0, "A", 0.5, 11.0, 12.0, output_nbytes=8),
+        StageTiming(1, "B", 0.0, 12.0, 12.25),
+    )
     request = ended(RequestState.ANSWERED, 3.0, runs=runs)
     found = exposition.read(write_text(counted(request, request).families()))
     first = {"model": model_name(), "stage": "0", "device": "A"}

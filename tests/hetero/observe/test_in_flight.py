@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from hetero.devices.request.response import Answer
+from hetero.devices.request.response import Response
 from hetero.observe.in_flight import keep_in_flight
 
-ANSWER = Answer({}, ())
+ANSWER = Response({}, ())
 
 
 def test_so_many_at_a_time_and_all_are_answered() -> None:
-    waiting: list[Future[Answer]] = []
+    waiting: list[Future[Response]] = []
     most, told = [0], []
 
-    def submit() -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def submit() -> Future[Response]:
+        future: Future[Response] = Future()
         waiting.append(future)
         most[0] = max(most[0], len(waiting))
         if len(waiting) == 3:  # the pipeline is full: the oldest is done
@@ -31,7 +31,7 @@ def test_so_many_at_a_time_and_all_are_answered() -> None:
                 pool.submit(future.set_result, ANSWER)
         return sent < 10
 
-    def answered(began_s: float, ended_s: float, answer: Answer) -> None:
+    def answered(began_s: float, ended_s: float, answer: Response) -> None:
         told.append((began_s <= ended_s, answer))
 
     with ThreadPoolExecutor(1) as pool:
@@ -44,8 +44,8 @@ def test_so_many_at_a_time_and_all_are_answered() -> None:
 def test_the_first_failure_ends_it(jobs: int) -> None:
     sent: list[int] = []
 
-    def submit() -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def submit() -> Future[Response]:
+        future: Future[Response] = Future()
         sent.append(len(sent))
         if len(sent) == 5:
             future.set_exception(ZeroDivisionError("the fifth"))
@@ -62,8 +62,8 @@ def test_a_fault_of_the_listener_is_raised_and_no_wait_for_ever() -> None:
     def answered(*told: Any) -> None:
         raise LookupError("by hand")
 
-    def submit() -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def submit() -> Future[Response]:
+        future: Future[Response] = Future()
         future.set_result(ANSWER)
         return future
 

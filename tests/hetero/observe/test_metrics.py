@@ -49,7 +49,7 @@ def test_what_is_served_agrees_with_what_answers_tell(core: hetero.Core) -> None
     assert found["hetero_requests_total"].value(model="branches", state="answered") == 4
     assert found["hetero_request_input_bytes_total"].value(model="branches") == 4 * X.nbytes
     for subgraph in compiled.subgraphs:
-        runs = [answer.stage_runs[subgraph.index] for answer in answers]
+        runs = [answer.stage_timings[subgraph.index] for answer in answers]
         where = {"model": "branches", "stage": str(subgraph.index), "device": subgraph.device}
         assert found["hetero_stage_runs_total"].value(**where) == 4
         busy_s = found["hetero_stage_busy_seconds_total"].value(**where)

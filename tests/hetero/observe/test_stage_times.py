@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.observe.stage_times import StageTimes, median_of
 
 #: Stage 0 feeds 1 and 2, which feed 3.
 LINKS = [(0, 1), (0, 2), (1, 3), (2, 3)]
 
 
-def run(stage: int, start_s: float, end_s: float, queued_s: float = 0.0) -> StageRun:
-    return StageRun(stage, "D", queued_s=queued_s, started_s=start_s, ended_s=end_s)
+def run(stage: int, start_s: float, end_s: float, queued_s: float = 0.0) -> StageTiming:
+    return StageTiming(stage, "D", queued_s=queued_s, started_s=start_s, ended_s=end_s)
 
 
 RUNS = (run(0, 11, 12), run(1, 13, 15, 0.25), run(2, 12.5, 14), run(3, 16, 17))

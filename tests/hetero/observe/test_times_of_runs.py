@@ -74,7 +74,7 @@ def test_the_counters_of_a_cut_model_add_up_over_its_stages(core: hetero.Core) -
         request = compiled.create_infer_request()
         request.infer(X)
         rows = [row for row in request.profiling_info if row.node_name[0].isdigit()]
-        runs = compiled.submit({"x": X}).future.result().stage_runs
+        runs = compiled.submit({"x": X}).future.result().stage_timings
     assert {row.status for row in rows} == {"EXECUTED"}
     assert 0 < sum(row.real_time.total_seconds() for row in rows[:4]) <= request.latency / 1000
     for run in runs:

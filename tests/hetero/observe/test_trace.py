@@ -17,7 +17,7 @@ import pytest
 
 import hetero
 from hetero.devices.errors import ArgumentError
-from hetero.devices.request.response import StageRun
+from hetero.devices.request.response import StageTiming
 from hetero.observe.trace import Trace
 from hetero.observe.trace_events import trace_events
 from hetero.scheduler.vocabulary.record import RequestState
@@ -43,7 +43,7 @@ FIELDS = {
 }
 Event = dict[str, Any]
 #: Events of requests, and their stage runs by number.
-Traced = tuple[list[Event], dict[int, tuple[StageRun, ...]]]
+Traced = tuple[list[Event], dict[int, tuple[StageTiming, ...]]]
 
 
 def events_of(path: Path) -> list[Event]:
@@ -83,7 +83,7 @@ def traced(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Trace
         core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled,
     ):
         submitted = [compiled.submit({"x": X}) for _ in range(5)]
-        runs = {s.request_id: s.future.result(60).stage_runs for s in submitted}
+        runs = {s.request_id: s.future.result(60).stage_timings for s in submitted}
     return events_of(path), runs
 
 
@@ -255,7 +255,7 @@ def test_commands_write_traces(shell: Shell, model: Path, tmp_path: Path, comman
 
 
 def test_stages_of_a_node_whose_clock_is_not_known_yet_are_left_out() -> None:
-    runs = (StageRun(0, "A", 0.5, 11.0, 12.0), StageRun(1, "B", 0.5, 90011.0, 90012.0))
+    runs = (StageTiming(0, "A", 0.5, 11.0, 12.0), StageTiming(1, "B", 0.5, 90011.0, 90012.0))
     request = ended(RequestState.ANSWERED, 3.0, runs=runs)
     events = list(trace_events([request], {"A": "here", "B": "there"}, now_s=20.0))
     assert [e["args"]["stage"] for e in of(events, "X", "stage")] == [0]
@@ -270,7 +270,7 @@ def test_plans_that_share_requests_are_traced_each_by_its_stages(
     path = tmp_path / "trace.json"
     with core.trace(path), core.compile_model(branches(), DEVICES, config) as compiled:
         submitted = [compiled.submit({"x": X}) for _ in range(6)]
-        runs = {s.request_id: s.future.result(60).stage_runs for s in submitted}
+        runs = {s.request_id: s.future.result(60).stage_timings for s in submitted}
         devices = {s.index: s.device for s in compiled.subgraphs}
     stages = of(events_of(path), "X", "stage")
     assert {(e["args"]["request"], e["args"]["stage"]) for e in stages} == {
@@ -286,7 +286,7 @@ def test_the_wires_of_a_stage_on_several_devices_are_those_of_the_request_s_rout
             RequestState.ANSWERED,
             10.0,
             runs=tuple(
-                StageRun(stage, placement.stages[stage].device, 0.0, 11.0 + i, 12.0 + i)
+                StageTiming(stage, placement.stages[stage].device, 0.0, 11.0 + i, 12.0 + i)
                 for i, stage in enumerate(route.stages)
             ),
         )._replace(route=route)

@@ -117,7 +117,7 @@ def test_variants_share_requests_and_give_the_same_answers(
         for _ in range(4):
             answer = compiled.submit(values).future.result()
             np.testing.assert_array_equal(answer.outputs["y"], expected)
-            ran |= {(run.stage, run.device) for run in answer.stage_runs}
+            ran |= {(run.stage, run.device) for run in answer.stage_timings}
         assert {device for _, device in ran} == {"CPU", "ORT"}
         assert {(s.index, s.device) for s in compiled.subgraphs} == ran
         np.testing.assert_array_equal(compiled(values)[0], expected)

@@ -18,7 +18,7 @@ from hetero.devices.errors import DeviceLostError, TensorTypeError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.program import ExecutedNode
-from hetero.devices.request.response import Answer, StageRun
+from hetero.devices.request.response import Response, StageTiming
 from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.kinds import Subject
 from hetero.planning.cost.nodes import fused_groups, spread
@@ -235,12 +235,12 @@ def test_a_look_tells_ways_apart_where_clocks_compare(
         def submit(self, *_: Any) -> Any:
             a, b = (self.now_s + zero for zero in zeros)
             runs = (
-                StageRun(0, "A", started_s=a + 1, ended_s=a + 2),
-                StageRun(1, "B", started_s=b + 4, ended_s=b + 7),
+                StageTiming(0, "A", started_s=a + 1, ended_s=a + 2),
+                StageTiming(1, "B", started_s=b + 4, ended_s=b + 7),
             )
             self.now_s += 10
-            future: Future[Answer] = Future()
-            future.set_result(Answer({}, runs))
+            future: Future[Response] = Future()
+            future.set_result(Response({}, runs))
             return SimpleNamespace(future=future)
 
     scripted = Scripted(look_s=0.0)
