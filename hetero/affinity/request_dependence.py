@@ -14,7 +14,7 @@ def request_dependent_positions(model: Model) -> tuple[int, ...]:
     return tuple(
         position
         for position, node in enumerate(model.nodes)
-        if not model.moving.isdisjoint(node.writes)
+        if not model.request_dependent.isdisjoint(node.writes)
     )
 
 
