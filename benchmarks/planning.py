@@ -18,8 +18,8 @@ from typing import Any
 
 import hetero
 from benchmarks.tables import print_rows
+from hetero.cli.bench import measure
 from hetero.cli.inputs import model_inputs
-from hetero.cli.measuring import measure
 from hetero.planning.cost.cost_file import write_costs
 
 #: What is compared: name -> properties.

@@ -21,8 +21,8 @@ import numpy as np
 import hetero
 from benchmarks import small_networks
 from benchmarks.tables import names, print_rows
+from hetero.cli.bench import measure, prediction
 from hetero.cli.inputs import model_inputs
-from hetero.cli.measuring import measure, prediction
 from hetero.devices.model.model import Model
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.costs import Costs

@@ -31,7 +31,7 @@ from benchmarks.tables import names, print_rows
 from benchmarks.timing import Submit, Timing, at_once, by_turns
 from hetero.devices.model.light_models import light_model_inputs, light_model_path
 from hetero.devices.model.reader import read_model
-from hetero.observe.sample_inputs import sample_inputs
+from hetero.measure.sample_inputs import sample_inputs
 
 Inputs = Mapping[str, Any]
 #: Makes a bare way of a model, its inputs and a number of threads.

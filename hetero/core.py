@@ -31,8 +31,8 @@ from hetero.devices.plugin.properties import Config
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.extensions import Extensions
+from hetero.measure.sample_inputs import sample_shapes
 from hetero.observe.metrics_server import MetricsServer
-from hetero.observe.sample_inputs import sample_shapes
 from hetero.observe.trace import Trace
 from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress

@@ -210,10 +210,11 @@ HETERO: dict[str, set[str]] = {
     "affinity": set(),
     "batching": set(),
     "observe": set(),
+    "measure": set(),
     "partition": {"affinity"},
     "properties": {"affinity", "version"},
     "query": {"affinity", "properties"},
-    "planning": {"affinity", "observe", "partition", "properties", "query"},
+    "planning": {"affinity", "measure", "partition", "properties", "query"},
     "cache": {"affinity", "partition", "properties", "version"},
     "compile": {
         "affinity",
@@ -225,7 +226,16 @@ HETERO: dict[str, set[str]] = {
         "query",
     },
     "comparison": {"affinity", "compile", "core", "properties"},
-    "report": {"affinity", "compile", "observe", "partition", "planning", "query"},
+    "report": {
+        "affinity",
+        "compile",
+        "formatting",
+        "measure",
+        "partition",
+        "planning",
+        "query",
+        "terminal_tables",
+    },
     "examples": set(),
 }
 #: Folders that stand on the core: nothing below imports them.
@@ -234,7 +244,7 @@ TOP = {"hetero/apps", "hetero/cli", "hetero/faces"}
 ON_CALL = {
     "hetero/compile/compiled_model.py": "hetero.apps.generate.generation",
     "hetero/core.py": "hetero.apps.simulate.model",
-    "hetero/cli/preprocessing.py": "hetero.faces.openvino.preprocess",
+    "hetero/cli/preprocessing_options.py": "hetero.faces.openvino.preprocess",
 }
 #: Modules that give a face its public name.
 FACE_NAMES = ("backend.py", "onnxruntime.py", "openvino.py", "preprocess.py")
@@ -247,7 +257,7 @@ RESERVED = {
     "cupy": ["devices/gpu/*.py"],
     "scipy": ["hetero/planning/*/*.py"],
     "click": ["hetero/cli/*.py", "hetero/apps/*/command.py"],
-    "PIL": ["hetero/cli/pictures.py"],
+    "PIL": ["hetero/cli/inputs.py"],
     "tokenizers": ["hetero/apps/generate/text.py"],
     "prometheus_client": [
         *(

@@ -17,17 +17,18 @@ from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices, probe
 from hetero.cli.doctor import doctor
-from hetero.cli.examples import add_examples
+from hetero.cli.help_examples import add_examples
 from hetero.cli.inspect import inspect_command
+from hetero.cli.plan import plan
 from hetero.cli.pool import pool
 from hetero.cli.profile import profile_command
-from hetero.cli.report import plan, query
+from hetero.cli.query import query
 from hetero.cli.run import run
 from hetero.cli.signals import INTERRUPTED, with_signal
 from hetero.cli.terminal import print_json
 from hetero.cli.top import top
 from hetero.devices.errors import HeteroError
-from hetero.report.text import visible
+from hetero.formatting import visible
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,13 +11,13 @@ import click
 
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
-from hetero.cli.option_kinds import Finite, json_option, together
+from hetero.cli.option_types import Finite, json_option, together
 from hetero.cli.terminal import tell
 from hetero.devices.errors import BlobError
+from hetero.formatting import nbytes_text, seconds_text
 from hetero.properties.table import COSTS_SUFFIX
-from hetero.report.text import Columns, table
-from hetero.report.units import nbytes_text, seconds_text
 from hetero.scheduler.formats.blob_file import BlobFile
+from hetero.terminal_tables import Columns, table
 
 #: Multiples in sizes such as 500MB.
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from hetero.cli.option_kinds import json_option
+from hetero.cli.option_types import json_option
 from hetero.cli.terminal import progress, tell
-from hetero.comparison.subject import CoreSubject
+from hetero.comparison.core_subject import CoreSubject
 from hetero.core import Core
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.registry import find_plugin, load_plugins
 from hetero.devices.testing import CheckResult, device_results, operator_results
-from hetero.report.text import Columns, table
-from hetero.report.units import counted
+from hetero.formatting import counted
 from hetero.scheduler.vocabulary.names import parse_device
+from hetero.terminal_tables import Columns, table
 
 
 @click.command("check-device")

@@ -8,15 +8,15 @@ import click
 from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
-from hetero.cli.job import Job
-from hetero.cli.option_kinds import Finite
+from hetero.cli.model_command import Job
+from hetero.cli.option_types import Finite
 from hetero.cli.options import affinity_option, config_option, core_options, with_core
-from hetero.cli.preprocessing import preprocess_options
+from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.terminal import progress, tell
 from hetero.comparison.compare import Comparison
 from hetero.comparison.compare import compare as compare_devices
 from hetero.comparison.difference import ATOL, RTOL, Difference
-from hetero.report.text import Columns, Rows, table
+from hetero.terminal_tables import Columns, Rows, table
 
 
 def _parse_devices(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from hetero.cli.files import check_folder, output_file, write_models
 from hetero.cli.inputs import shape_option
-from hetero.cli.job import Job, subgraph_parts, subgraph_rows
+from hetero.cli.model_command import Job, subgraph_parts, subgraph_rows
 from hetero.cli.options import model_options, with_core
-from hetero.cli.planning import planned_at, planning_options
-from hetero.cli.preprocessing import preprocess_options
+from hetero.cli.output_files import check_folder, output_file, write_models
+from hetero.cli.planning_options import planned_at, planning_options
+from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.terminal import tell
 
 

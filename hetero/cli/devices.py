@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from hetero.cli.job import Job
+from hetero.cli.model_command import Job
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import progress, tell
-from hetero.report.text import table
 from hetero.scheduler.device.probe import probe_node
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
+from hetero.terminal_tables import table
 
 
 class KnownDevice(NamedTuple):

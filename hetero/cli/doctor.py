@@ -19,13 +19,13 @@ from packaging.requirements import Requirement
 from rich.console import RenderableType
 
 from hetero.cli.devices import KNOWN
-from hetero.cli.option_kinds import json_option
+from hetero.cli.option_types import json_option
 from hetero.cli.terminal import progress, tell
 from hetero.core import Core
 from hetero.devices.errors import HeteroError
-from hetero.report.text import Columns, table
-from hetero.report.units import nbytes_text
+from hetero.formatting import nbytes_text
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.terminal_tables import Columns, table
 from hetero.version import hetero_version
 
 #: Each connection between processes is a file; a node's devices and clients have some dozens each.

@@ -1,4 +1,4 @@
-"""Inputs for ``run``, ``bench``, ``compare`` and ``profile``: from files, or made to fit."""
+"""Inputs of commands that run a model: arrays and images from files, or generated ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import click
 import numpy as np
 import onnx
 
-from hetero.cli.option_kinds import Decorator, pairs, together
-from hetero.cli.pictures import is_picture, read_picture
+from hetero.cli.option_types import Decorator, pairs, together
 from hetero.devices.errors import ExternalDataError
 from hetero.devices.model.light_models import PREFIX, light_model_inputs
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_proto import tensor_array
-from hetero.observe.sample_inputs import sample_inputs
+from hetero.measure.sample_inputs import sample_inputs
 
 #: Suffixes of the files that `--input` reads; a file with another one is read as .npy.
 KINDS: Final = (".npy", ".npz", ".pb")
+#: Suffixes of files that are read as pictures.
+IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 #: What an archive may unpack to: so many bytes, and beyond that so many times its own size.
 _UNPACKED_NBYTES: Final = 2**30
 _UNPACKED: Final = 20
@@ -178,3 +179,24 @@ def _read(text: str, model: Model) -> dict[str, Any]:
             "of tensors: damaged, of another kind, or with Python objects, which are not read. "
             "Write one with numpy.save, numpy.savez or onnx.save_tensor."
         ) from error
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file is one by its name."""
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """Return a picture as it is to be seen: bytes (height, width, 3), red first."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise click.UsageError(
+            f"--input {path}: pictures are read by Pillow, which is not installed: "
+            "pip install 'hetero[pictures]'. Or give a .npy file."
+        ) from error
+    try:
+        with Image.open(path) as file:
+            return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise click.UsageError(f"--input {path}: not a picture for Pillow: {error}") from error

@@ -11,17 +11,17 @@ import click
 from rich.console import RenderableType
 
 from hetero.cache.description import describe
-from hetero.cli.job import is_blob
-from hetero.cli.option_kinds import json_option
+from hetero.cli.model_command import is_blob
+from hetero.cli.option_types import json_option
 from hetero.cli.terminal import show, tell, wants_json
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.report.contract import describe_model
-from hetero.report.table import model_line, port_lines
-from hetero.report.text import Columns, table
-from hetero.report.units import counted, nbytes_text
+from hetero.formatting import counted, nbytes_text
+from hetero.report.document import describe_model
+from hetero.report.terminal_report import model_line, port_lines
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.weightless import is_weightless, outline
+from hetero.terminal_tables import Columns, table
 
 #: Blobs up to this size are read and verified unasked.
 _READ_NBYTES: Final = 2**28

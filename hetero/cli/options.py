@@ -15,10 +15,10 @@ from typing import Any, Final
 import click
 
 from hetero.affinity.pins import parse_pins
-from hetero.cli.files import output_file, refuse_overwriting
-from hetero.cli.job import Job
-from hetero.cli.option_kinds import json_option, pairs, together
-from hetero.cli.planning import plans_by_cost, take_planning
+from hetero.cli.model_command import Job
+from hetero.cli.option_types import json_option, pairs, together
+from hetero.cli.output_files import output_file, refuse_overwriting
+from hetero.cli.planning_options import plans_by_cost, take_planning
 from hetero.cli.terminal import remark
 from hetero.core import Core
 from hetero.core_devices import ExecutorKind

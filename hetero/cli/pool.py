@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from hetero.cli.option_kinds import json_option, together
+from hetero.cli.option_types import json_option, together
 from hetero.cli.options import core_options
 from hetero.cli.terminal import progress, tell
-from hetero.report.text import Columns, table
-from hetero.report.units import nbytes_text
+from hetero.formatting import nbytes_text
+from hetero.terminal_tables import Columns, table
 
 if TYPE_CHECKING:
     from hetero.scheduler.ray.pool_service import PoolStatus

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from hetero.cli.files import check_file, output_file, refuse_weights
 from hetero.cli.inputs import input_options
-from hetero.cli.job import Job
-from hetero.cli.option_kinds import Finite
+from hetero.cli.model_command import Job
+from hetero.cli.option_types import Finite
 from hetero.cli.options import model_options, with_core
-from hetero.cli.preprocessing import preprocess_options
+from hetero.cli.output_files import check_file, output_file, refuse_weights
+from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import steps, tell
 from hetero.devices.errors import DeviceError, PlanError
@@ -22,7 +22,7 @@ from hetero.devices.model.light_models import PREFIX
 from hetero.devices.model.model import Model
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
 from hetero.planning.cost.costs import Costs
-from hetero.report.text import Rows
+from hetero.terminal_tables import Rows
 
 
 @click.command("profile")

@@ -15,21 +15,21 @@ import click
 import numpy as np
 from rich.console import RenderableType
 
-from hetero.cli.files import output_file
 from hetero.cli.inputs import input_options
-from hetero.cli.job import Job, blob_options, subgraph_parts, subgraph_rows
+from hetero.cli.model_command import Job, blob_options, subgraph_parts, subgraph_rows
 from hetero.cli.options import model_options, watch_options, with_core
-from hetero.cli.planning import planning_options, plans_by_cost
-from hetero.cli.preprocessing import preprocess_options
-from hetero.cli.profiling import expected, profile_options, profile_parts, profiled, write_page
+from hetero.cli.output_files import output_file
+from hetero.cli.planning_options import planning_options, plans_by_cost
+from hetero.cli.preprocessing_options import preprocess_options
+from hetero.cli.run_profile import expected, profile_options, profile_parts, profiled, write_page
 from hetero.cli.terminal import progress, remark, tell
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.light_models import PREFIX, TIED, light_model_outputs
 from hetero.devices.model.model import Model
-from hetero.report.profile import TimedRequest, build_profile
-from hetero.report.text import Columns, Rows, table
-from hetero.report.units import counted
+from hetero.formatting import counted
+from hetero.report.run_profile import TimedRequest, build_profile
 from hetero.scheduler.formats.publish import publish
+from hetero.terminal_tables import Columns, Rows, table
 
 #: ONNX's own tolerances for the light models (`onnx.backend.test.loader`).
 RTOL, ATOL = 1e-3, 1e-5

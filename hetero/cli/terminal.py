@@ -14,8 +14,9 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hetero.cli.option_kinds import WANTS_JSON
-from hetero.report.text import styled, visible
+from hetero.cli.option_types import WANTS_JSON
+from hetero.formatting import visible
+from hetero.terminal_tables import styled
 
 #: Version of the JSON documents; it changes when a reader could be misled.
 VERSION: Final = 2

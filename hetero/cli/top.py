@@ -10,11 +10,11 @@ import click
 from rich.console import Group
 from rich.live import Live
 
-from hetero.cli.figures import PERCENTILES, Look, figures
-from hetero.cli.option_kinds import Finite, json_option
+from hetero.cli.metrics_snapshot import PERCENTILES, Look, figures
+from hetero.cli.option_types import Finite, json_option
 from hetero.cli.terminal import console, remark, tell, wants_json
-from hetero.report.text import Columns, Rows, styled, table
-from hetero.report.units import nbytes_text, seconds_text
+from hetero.formatting import nbytes_text, seconds_text
+from hetero.terminal_tables import Columns, Rows, styled, table
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse

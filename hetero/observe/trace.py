@@ -1,20 +1,29 @@
-"""Tracing: the last requests of a Core, kept as they end and written when the block ends."""
+"""Trace of a Core's requests in Google's Trace Event Format, for Perfetto and Chrome.
+
+The viewer shows one process for the client, with a lane for each request in flight, and one process
+for each node, with a lane for each stream of its devices. A wait in a device's queue is an
+asynchronous event. The inputs of a request and the wires between its stages are flows. All times
+are by the client's clock; runs that a node reported before its clock offset was known are omitted.
+"""
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from hetero.devices.errors import ArgumentError
-from hetero.observe.trace_events import trace_events
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
+from hetero.scheduler.vocabulary.events import DeviceReturned
 
 
 class Trace:
@@ -96,3 +105,240 @@ class Trace:
             file.write(b",\n" if number else b"\n")
             file.write(json.dumps(event).encode())
         file.write(b"\n]}\n")
+
+
+Event = dict[str, Any]
+#: A process and a thread of the viewer.
+Place = tuple[int, int]
+
+#: By how much a node's clock, once its difference is known, may still be wrong.
+_CLOCK_ERROR_S: Final = 0.1
+
+_CLIENT: Final = 1
+#: Nanoseconds by which a flow leaves before its slice ends: at the end it would leave no slice.
+_INSIDE_NS: Final = 1
+
+
+def trace_events(
+    requests: Sequence[ObservedRequest],
+    nodes: Mapping[str, str],
+    devices: Iterable[DeviceEvent] = (),
+    *,
+    now_s: float,
+) -> Iterator[Event]:
+    """Yield the events of requests and devices, those that have not ended until `now_s`."""
+    if requests:
+        yield from _Events(requests, nodes, now_s).all(devices)
+
+
+def _on_the_clock(request: ObservedRequest) -> ObservedRequest:
+    """Return a request without the runs whose times are by another clock."""
+    first_s = request.record.submitted.now_s - _CLOCK_ERROR_S
+    last_s = (request.record.ended_s or 0.0) + _CLOCK_ERROR_S
+    runs = (r for r in request.runs if first_s <= r.started_s and r.ended_s <= last_s)
+    return request._replace(runs=tuple(runs))
+
+
+class _Events:
+    """The events of requests, which are shown from the first one until `now_s`."""
+
+    def __init__(
+        self, requests: Sequence[ObservedRequest], nodes: Mapping[str, str], now_s: float
+    ) -> None:
+        self._origin_s = min(request.record.submitted.now_s for request in requests)
+        self._now_s = now_s
+        self._requests = [_on_the_clock(request) for request in requests]
+        #: By its runs' identities: requests that were joined have the same ones.
+        self._joined: defaultdict[int, list[int]] = defaultdict(list)
+        runs: dict[int, StageTiming] = {}
+        for request in self._requests:
+            for run in request.runs:
+                self._joined[id(run)].append(request.record.id)
+                runs[id(run)] = run
+        self._tracks = _Tracks(runs.values(), nodes)
+        self._flow_numbers = count(1)
+
+    def all(self, devices: Iterable[DeviceEvent]) -> Iterator[Event]:
+        lanes = _lanes((r.record.submitted.now_s, self._end_s(r)) for r in self._requests)
+        yield _named("process", (_CLIENT, 0), "client")
+        for lane in range(max(lanes) + 1):
+            yield _named("thread", (_CLIENT, lane + 1), f"requests, lane {lane + 1}")
+        yield from self._tracks.names()
+        for request, lane in zip(self._requests, lanes, strict=True):
+            at = (_CLIENT, lane + 1)
+            yield from self._of_request(request, at)
+            mine = {run.stage: run for run in request.runs}
+            for run in mine.values():
+                if self._is_first(request, run):
+                    yield from self._of_stage(request, run)
+            yield from self._flows(request, mine, at)
+        for event in devices:
+            what = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
+            ns = max(0, self._ns(event.now_s))
+            yield _timed("i", f"{event.device} {what}", "device", (_CLIENT, 1), ns, s="g")
+
+    def _is_first(self, request: ObservedRequest, run: StageTiming) -> bool:
+        """Whether a request is the first one of those that a run was of."""
+        return self._joined[id(run)][0] == request.record.id
+
+    def _end_s(self, request: ObservedRequest) -> float:
+        ended_s = request.record.ended_s
+        return self._now_s if ended_s is None else ended_s
+
+    def _ns(self, time_s: float) -> int:
+        return round((time_s - self._origin_s) * 1e9)
+
+    def _span(
+        self, name: str, cat: str, at: Place, begin_s: float, end_s: float, **more: Any
+    ) -> Event:
+        """Return the event of what has a beginning and an end."""
+        ns = self._ns(begin_s)
+        took_ns = max(0, self._ns(end_s) - ns)
+        return _timed("X", name, cat, at, ns, dur=took_ns / 1e3, **more)
+
+    def _of_request(self, request: ObservedRequest, at: Place) -> Iterator[Event]:
+        record = request.record
+        begin_s, end_s = record.submitted.now_s, self._end_s(request)
+        args = {
+            "request": record.id,
+            "deployment": request.deployment,
+            "state": record.state.value,
+            "attempts": record.attempt,
+            "input_nbytes": record.submitted.nbytes,
+        }
+        if trace := record.submitted.trace:
+            args["traceparent"] = trace
+        name = f"{request.route.plan.name}, request {record.id}"
+        yield self._span(name, "request", at, begin_s, end_s, args=args)
+        admitted_s = end_s if record.admitted_s is None else record.admitted_s
+        if admitted_s > begin_s:
+            yield self._span("waits for admission", "request", at, begin_s, admitted_s)
+        if end_s > admitted_s:
+            yield self._span("in flight", "request", at, admitted_s, end_s)
+        if record.attempt == 1 and request.runs:
+            return
+        for line in record.story:
+            args = {"attempt": line.attempt}
+            yield _timed("i", line.what, "request", at, self._ns(line.time_s), s="t", args=args)
+
+    def _of_stage(self, request: ObservedRequest, run: StageTiming) -> Iterator[Event]:
+        """Yield a stage's run and its wait."""
+        record, at = request.record, self._tracks.of[id(run)]
+        name = f"{request.route.plan.name}, stage {run.stage}"
+        args = {
+            "request": record.id,
+            "attempt": record.attempt,
+            "stage": run.stage,
+            "device": run.device,
+            "upload_us": run.upload_s * 1e6,
+            "infer_us": run.infer_s * 1e6,
+            "download_us": run.download_s * 1e6,
+            "output_nbytes": run.output_nbytes,
+        }
+        if len(numbers := self._joined[id(run)]) > 1:
+            args["joined"] = numbers
+        yield self._span(name, "stage", at, run.started_s, run.ended_s, args=args)
+        if run.queued_s > 0:
+            # Those that wait overlap.
+            wait = {"id": f"{request.deployment}/{record.id}/{run.stage}"}
+            told = {"request": record.id}
+            ready_ns, began_ns = self._ns(run.started_s - run.queued_s), self._ns(run.started_s)
+            yield _timed("b", f"{name} waits", "queue", at, ready_ns, args=told, **wait)
+            yield _timed("e", f"{name} waits", "queue", at, began_ns, **wait)
+
+    def _flows(
+        self, request: ObservedRequest, runs: Mapping[int, StageTiming], at: Place
+    ) -> Iterator[Event]:
+        """Yield the flows of a request: to its first stages, and along its wires.
+
+        Of requests that were joined the first one has the wires.
+        """
+        route, record = request.route, request.record
+        tensors: dict[tuple[int, int], list[str]] = {}
+        for wire in route.plan.wires:
+            pair = (route.stages[wire.producer], route.stages[wire.consumer])
+            tensors.setdefault(pair, []).append(wire.tensor)
+        fed = {consumer for _, consumer in tensors}
+
+        def flow(cat: str, at: Place, ns: int, to: StageTiming, **args: Any) -> Iterator[Event]:
+            number, arrives_ns = next(self._flow_numbers), self._ns(to.started_s)
+            yield _timed("s", cat, cat, at, ns, id=number, args=args)
+            yield _timed("f", cat, cat, self._tracks.of[id(to)], arrives_ns, id=number, bp="e")
+
+        for run in runs.values():
+            if run.stage not in fed and record.admitted_s is not None:
+                told = {"request": record.id, "consumer": run.stage}
+                yield from flow("inputs", at, self._ns(record.admitted_s), run, **told)
+        for (producer, consumer), names in tensors.items():
+            if producer in runs and consumer in runs:
+                run = runs[producer]
+                if not self._is_first(request, run):
+                    continue
+                leaves_ns = max(self._ns(run.started_s), self._ns(run.ended_s) - _INSIDE_NS)
+                yield from flow(
+                    "wire",
+                    self._tracks.of[id(run)],
+                    leaves_ns,
+                    runs[consumer],
+                    request=record.id,
+                    producer=producer,
+                    consumer=consumer,
+                    tensors=names,
+                )
+
+
+class _Tracks:
+    """Which process and thread each stage's run is shown on."""
+
+    def __init__(self, runs: Iterable[StageTiming], nodes: Mapping[str, str]) -> None:
+        by_device: defaultdict[str, list[StageTiming]] = defaultdict(list)
+        for run in runs:
+            by_device[run.device].append(run)
+        #: A run's identity -> (process, thread).
+        self.of: dict[int, Place] = {}
+        self._processes: dict[str, int] = {}
+        self._threads: dict[Place, str] = {}
+        for device, mine in sorted(by_device.items()):
+            node = nodes.get(device, "unknown")
+            pid = self._processes.setdefault(node, _CLIENT + 1 + len(self._processes))
+            first = len(self._threads) + 1
+            lanes = _lanes((run.started_s, run.ended_s) for run in mine)
+            for run, lane in zip(mine, lanes, strict=True):
+                self.of[id(run)] = (pid, first + lane)
+            for lane in range(max(lanes) + 1):
+                self._threads[pid, first + lane] = (
+                    f"{device}, stream {lane + 1}" if lane else device
+                )
+
+    def names(self) -> Iterator[Event]:
+        for node, pid in self._processes.items():
+            yield _named("process", (pid, 0), f"node {node}")
+        for at, name in self._threads.items():
+            yield _named("thread", at, name)
+
+
+def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
+    """Return a lane for each span, as few as there are spans at once: none overlap on a lane."""
+    given = list(spans)
+    lanes = [0] * len(given)
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    for place in sorted(range(len(given)), key=given.__getitem__):
+        begin_s, end_s = given[place]
+        while busy and busy[0][0] <= begin_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lanes[place] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end_s, lanes[place]))
+    return lanes
+
+
+def _timed(phase: str, name: str, cat: str, at: Place, ns: int, **more: Any) -> Event:
+    """Return an event at a time, which the format has in microseconds."""
+    pid, tid = at
+    return {"ph": phase, "name": name, "pid": pid, "tid": tid, "cat": cat, "ts": ns / 1e3, **more}
+
+
+def _named(what: str, at: Place, name: str) -> Event:
+    """Return the event that names a process, or a thread of it."""
+    pid, tid = at
+    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}

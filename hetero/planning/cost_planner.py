@@ -13,7 +13,7 @@ from hetero.affinity.affinity import resolve_pins
 from hetero.devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.observe.sample_inputs import (
+from hetero.measure.sample_inputs import (
     declared_shapes,
     declared_values,
     sample_inputs,

@@ -4,10 +4,10 @@
 draw from the document alone.
 """
 
-from hetero.report.annotated import annotated_model
-from hetero.report.contract import build_report
-from hetero.report.html import report_html
+from hetero.report.annotated_model import annotated_model
+from hetero.report.document import build_report
+from hetero.report.html_page import report_html
 from hetero.report.lints import strict_problems
-from hetero.report.table import report_table
+from hetero.report.terminal_report import report_table
 
 __all__ = ["annotated_model", "build_report", "report_html", "report_table", "strict_problems"]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hetero.report.units import counted, nbytes_text, seconds_text
+from hetero.formatting import counted, nbytes_text, seconds_text
 
 #: Width and height in pixels: a subgraph, and a model input or output.
 BOX: Final = (190, 66)

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from hetero.report.matrix import general
-from hetero.report.units import counted, nbytes_text, seconds_text, shapes_text
+from hetero.formatting import counted, nbytes_text, seconds_text, shapes_text
+from hetero.report.support_matrix import general
 
 TINY_NODES: Final = 3
 #: Rows of one code before the rest are counted in one.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetero.report.matrix import causes
-from hetero.report.units import counted, nbytes_text, seconds_text, shapes_text
+from hetero.formatting import counted, nbytes_text, seconds_text, shapes_text
+from hetero.report.support_matrix import causes
 
 
 def fallback(document: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 import hetero
-from hetero.comparison.subject import CoreSubject
+from hetero.comparison.core_subject import CoreSubject
 from hetero.devices.conformance.plugin_subject import PluginSubject
 from tests.behaviours.held import DOUBLE, Held, held_plugin
 from tests.support.networks import PAIR, X

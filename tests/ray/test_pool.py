@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import ray
 
-from hetero.cli.examples import EXAMPLES
+from hetero.cli.help_examples import EXAMPLES
 from hetero.scheduler import create_executor
 from hetero.scheduler.ray.pool import Pool, dissolve
 from hetero.scheduler.ray.pool_keeper import open_pool

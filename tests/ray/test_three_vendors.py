@@ -17,7 +17,7 @@ from hetero.devices.model.light_models import (
     light_model_outputs,
 )
 from hetero.devices.model.model import Model
-from hetero.observe.sample_inputs import sample_inputs
+from hetero.measure.sample_inputs import sample_inputs
 from tests.backend_suite.misses import THREE_VENDORS
 from tests.support.random_affinity import random_affinity
 from tests.support.small_models import flattening

@@ -21,7 +21,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import hetero
-from hetero.cli import job
+from hetero.cli import model_command as job
 from hetero.devices import errors
 from hetero.scheduler.observe.metrics import Metrics
 from tests.scheduler.parties import wait_for

@@ -13,13 +13,13 @@ import click
 from hetero.apps.generate.decoder import read_decoder
 from hetero.apps.generate.ports import published_folder
 from hetero.apps.generate.text import TextStream, Tokenizer
-from hetero.cli.job import Job, is_blob
+from hetero.cli.model_command import Job, is_blob
 from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import remark, tell, wants_json
 from hetero.compile.compiled_model import CompiledModel
+from hetero.formatting import nbytes_text
 from hetero.planning.layers import find_layers
-from hetero.report.text import Columns, table
-from hetero.report.units import nbytes_text
+from hetero.terminal_tables import Columns, table
 
 
 def _ids(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:

@@ -27,7 +27,7 @@ from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.variables import STATES, variables_of, with_states
-from hetero.observe.sample_inputs import sample_metadata
+from hetero.measure.sample_inputs import sample_metadata
 
 #: Operators whose first input's positions do not meet, given weights.
 _PRODUCTS: Final = frozenset({"MatMul", "MatMulNBits"})

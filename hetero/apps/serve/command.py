@@ -16,11 +16,11 @@ from hetero.apps.generate.decoder import read_decoder
 from hetero.apps.generate.ports import published_folder
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.server import Server, require_extra
-from hetero.cli.job import Job, is_blob
-from hetero.cli.option_kinds import Finite, together
+from hetero.cli.model_command import Job, is_blob
+from hetero.cli.option_types import Finite, together
 from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import progress, remark, tell, wants_json
-from hetero.report.text import Columns, table
+from hetero.terminal_tables import Columns, table
 
 #: Seconds between two looks at a repository's folder.
 _WATCH_S = 1.0

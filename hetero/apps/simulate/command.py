@@ -11,15 +11,15 @@ from rich.console import RenderableType
 
 from hetero.apps.simulate.advise import Simulation
 from hetero.apps.simulate.page import page_html
-from hetero.cli.files import output_file
-from hetero.cli.job import Job
+from hetero.cli.model_command import Job
 from hetero.cli.options import model_options, with_core
-from hetero.cli.planning import planning_options
+from hetero.cli.output_files import output_file
+from hetero.cli.planning_options import planning_options
 from hetero.cli.terminal import steps, tell
 from hetero.devices.errors import ArgumentError
-from hetero.report.text import Columns, table
-from hetero.report.units import seconds_text
+from hetero.formatting import seconds_text
 from hetero.scheduler.formats.publish import publish
+from hetero.terminal_tables import Columns, table
 
 #: Devices, links and clients shown before the rest is left to ``--json``.
 _SHOWN = 12

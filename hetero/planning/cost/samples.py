@@ -13,7 +13,7 @@ from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.errors import HeteroError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Value
-from hetero.observe.sample_inputs import sample_inputs
+from hetero.measure.sample_inputs import sample_inputs
 from hetero.partition.partition import partition
 from hetero.planning.cost.timing import deployed, run
 from hetero.scheduler.executor import Executor

@@ -16,7 +16,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode, Value
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response, StageTiming
-from hetero.observe.in_flight import keep_in_flight
+from hetero.measure.load_generator import keep_in_flight
 from hetero.partition.partition import partition, stage_sources
 from hetero.planning.cost.calibration import LOW, low, settled, spoiled
 from hetero.scheduler.executor import Deployment, Executor

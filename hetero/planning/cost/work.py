@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.devices.model.model import Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.observe.sample_inputs import OPEN_DIMENSION
+from hetero.measure.sample_inputs import OPEN_DIMENSION
 
 
 class Work(NamedTuple):

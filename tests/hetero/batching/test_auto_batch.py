@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 
 import hetero
-from hetero.cli.measuring import measure
+from hetero.cli.bench import measure
 from hetero.devices.errors import (
     DeadlineError,
     HeteroError,

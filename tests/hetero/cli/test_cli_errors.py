@@ -73,7 +73,7 @@ def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("run MODEL -a missing.json", "there is no file missing.json"),
+        ("run MODEL -a missing.json", "no such file missing.json"),
         ("run MODEL -d hetero:ort,cpu", "write HETERO:ORT,CPU"),
         ("run MODEL --shape x:2,3", "wanted NAME=1,3,224,224"),
         ("run MODEL --shape x=2,3 --shape x=2,3", "given twice"),

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from hetero.cli.examples import EXAMPLES
+from hetero.cli.help_examples import EXAMPLES
 from tests.support.command_line import ROOT, Shell, endless
 from tests.support.models import branches_output
 from tests.support.stateful_models import running_sum

@@ -21,8 +21,8 @@ from rich.console import Console
 import hetero.core
 from hetero.devices import Model, Program, RunContext, Value
 from hetero.devices.null.plugin import NullPlugin
-from hetero.report.text import Rows
 from hetero.scheduler import create_executor
+from hetero.terminal_tables import Rows
 from tests.support.command_line import Shell
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.cli.figures import Look, figures
+from hetero.cli.metrics_snapshot import Look, figures
 from tests.support.command_line import Shell
 from tests.support.models import branches
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 import hetero
-from hetero.comparison.subject import CoreSubject
+from hetero.comparison.core_subject import CoreSubject
 from hetero.devices.conformance.query_checks import ELEMENT_TYPES
 from hetero.devices.conformance.samples import samples, typed_samples
 from hetero.devices.testing import check_device, subject_checks

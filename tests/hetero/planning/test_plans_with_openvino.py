@@ -169,8 +169,8 @@ def test_a_report_of_a_plan_cuts_nothing_again(
     config = {"MODEL_DISTRIBUTION_POLICY": "PRIORITY", **QUICK}
     report = core.plan_model(branches(), LIST, config, affinity=PINS)
     survey = core.survey_model(branches(), LIST, config, affinity=PINS)
-    monkeypatch.delattr("hetero.report.contract.partition")
-    monkeypatch.delattr("hetero.report.counterfactuals.partition")
+    monkeypatch.delattr("hetero.report.document.partition")
+    monkeypatch.delattr("hetero.report.alternatives.partition")
     document = build_report(survey, report)
     rows = {row["name"]: row for row in document["counterfactuals"]}
     assert rows["priority"]["chosen"]

@@ -20,6 +20,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import metadata_pins
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal
+from hetero.formatting import nbytes_text, seconds_text
 from hetero.partition.partition import PlacedPartition, partition
 from hetero.report import (
     annotated_model,
@@ -27,8 +28,7 @@ from hetero.report import (
     report_table,
     strict_problems,
 )
-from hetero.report.matrix import causes
-from hetero.report.units import nbytes_text, seconds_text
+from hetero.report.support_matrix import causes
 from tests.support.command_line import Shell
 from tests.support.models import branches, unknown_ops
 from tests.support.report_cases import (

@@ -245,7 +245,7 @@ def test_a_look_tells_ways_apart_where_clocks_compare(
 
     scripted = Scripted(look_s=0.0)
     monkeypatch.setattr("hetero.planning.cost.timing.time", scripted)
-    monkeypatch.setattr("hetero.observe.in_flight.time", scripted)
+    monkeypatch.setattr("hetero.measure.load_generator.time", scripted)
     found = look(scripted, {}, until_s=0.0)  # type: ignore[arg-type]  # as far as it is needed
     assert found.run_s == pytest.approx(4.0)
     assert (found.there_s, found.between_s, found.back_s) == pytest.approx(ways)

@@ -9,20 +9,20 @@ from typing import Any, Final
 
 import click
 
-from hetero.cli.files import output_file, write_models
 from hetero.cli.inputs import shape_option
-from hetero.cli.job import Job
-from hetero.cli.option_kinds import together
+from hetero.cli.model_command import Job
+from hetero.cli.option_types import together
 from hetero.cli.options import model_options, with_core
-from hetero.cli.planning import SHAPES, planned_at, planning_options
-from hetero.cli.terminal import json_text, progress, remark, show, steps, wants_json
+from hetero.cli.output_files import output_file, write_models
+from hetero.cli.planning_options import SHAPES
+from hetero.cli.terminal import json_text, progress, remark, show, wants_json
 from hetero.devices.model.model import Model
 from hetero.query.survey import Survey
 from hetero.report import annotated_model, build_report, report_html, report_table, strict_problems
 from hetero.scheduler.formats.publish import publish
 
 #: Adds the forms a report can take; they arrive as `html`, `annotate`, ...
-_report_options: Final = together(
+report_options: Final = together(
     output_file(
         "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
     ),
@@ -43,42 +43,25 @@ _report_options: Final = together(
 @click.command()
 @model_options
 @shape_option("The shape of an input that sizes are told for.")
-@_report_options
+@report_options
 @with_core
 def query(job: Job, **forms: Any) -> None:
     """Ask every device what it can run of MODEL; exit code 1 if a node is left over."""
     source = job.read()
     if job.shapes:
         job.config = {**job.config, SHAPES: job.shapes}
-    survey = _survey(job, source)
-    _render(build_report(survey, command=command_line()), source, **forms)
+    survey = survey_devices(job, source)
+    render_report(build_report(survey, command=command_line()), source, **forms)
 
 
-@click.command()
-@model_options
-@planning_options
-@shape_option("The shape of an input to plan for.")
-@_report_options
-@with_core(plans=True)
-def plan(job: Job, **forms: Any) -> None:
-    """Plan MODEL by cost over the devices of the list, without compiling it."""
-    source = job.read()
-    job.config = planned_at(job.config, job.shapes, plans=True)
-    survey = _survey(job, source)
-    with steps("planning") as step:
-        report = job.core.plan_model(
-            source, job.device, job.config, affinity=job.pins or None, progress=step
-        )
-    _render(build_report(survey, report, command=command_line()), source, **forms)
-
-
-def _survey(job: Job, source: Model) -> Survey:
+def survey_devices(job: Job, source: Model) -> Survey:
+    """Start the devices and query them about every node of the model."""
     job.start()
     with progress("asking the devices"):
         return job.survey(source)
 
 
-def _render(
+def render_report(
     document: dict[str, Any],
     model: Model,
     *,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.request.response import RequestTimes, StageTiming
-from hetero.observe.stage_times import StageTimes, median_of
+from hetero.measure.stage_times import StageTimes, median_of
 from hetero.planning.report import PlanReport
 
 #: Times of a request, and of a stage's run, of which the medians are told.

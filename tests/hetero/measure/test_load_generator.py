@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetero.devices.request.response import Response
-from hetero.observe.in_flight import keep_in_flight
+from hetero.measure.load_generator import keep_in_flight
 
 ANSWER = Response({}, ())
 

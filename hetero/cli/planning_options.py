@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from hetero.cli.option_kinds import Finite, together
+from hetero.cli.option_types import Finite, together
 from hetero.devices.model.model import Model
 
 #: Option's name in Python -> the property that it stands for.

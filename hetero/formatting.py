@@ -1,11 +1,9 @@
-"""Sizes and durations: of values whose shape is partly open, and as people read them."""
+"""Text for people: sizes and times with units, counts, and names without control characters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from hetero.devices.model.tensor_spec import TensorSpec
 
 #: Units of sizes and of times, the largest first.
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -14,12 +12,13 @@ _ROUND = 0.9995
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def size(spec: TensorSpec) -> dict[str, Any]:
-    """Return a value's bytes, open dimensions counted as 1, and whether there are any."""
-    if spec.nbytes is not None or spec.shape is None:
-        return {"nbytes": spec.nbytes, "open_dims": False}
-    closed = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
-    return {"nbytes": TensorSpec(spec.name, spec.type, closed).nbytes, "open_dims": True}
+def visible(text: str, keep: str = "") -> str:
+    r"""Return text with its control characters written out, as ``\x1b``; those in `keep` stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def nbytes_text(nbytes: float | None) -> str:

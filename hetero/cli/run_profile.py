@@ -9,19 +9,19 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from hetero.cli.files import output_file
-from hetero.cli.job import Job
-from hetero.cli.option_kinds import together
-from hetero.cli.planning import plans_by_cost
-from hetero.cli.report import command_line
+from hetero.cli.model_command import Job
+from hetero.cli.option_types import together
+from hetero.cli.output_files import output_file
+from hetero.cli.planning_options import plans_by_cost
+from hetero.cli.query import command_line
 from hetero.cli.terminal import progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.model import Model
+from hetero.formatting import counted, seconds_text
 from hetero.planning.report import PlanReport
 from hetero.report import build_report, report_html
-from hetero.report.text import Columns, ms, table
-from hetero.report.units import counted, seconds_text
 from hetero.scheduler.formats.publish import publish
+from hetero.terminal_tables import Columns, ms, table
 
 #: Rows of a table before the rest is counted.
 SHOWN: Final = 20
@@ -80,7 +80,7 @@ def write_page(
 
 
 def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield `hetero.report.profile.build_profile`'s document for people."""
+    """Yield `hetero.report.run_profile.build_profile`'s document for people."""
     nodes, stages = profile["nodes"], profile["stages"]
     predicted = any(row["predicted_s"] is not None for row in (*nodes, *stages))
     ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))

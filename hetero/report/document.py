@@ -23,10 +23,10 @@ from hetero.partition.partition import Partition, partition
 from hetero.planning.cost.work import with_shapes
 from hetero.planning.report import PlanReport
 from hetero.query.survey import Survey
-from hetero.report.counterfactuals import counterfactuals
+from hetero.report.alternatives import counterfactuals
 from hetero.report.lints import lints
-from hetero.report.matrix import support_matrix
-from hetero.report.units import size
+from hetero.report.support_matrix import support_matrix
+from hetero.report.tensor_size import tensor_size
 from hetero.report.verdict import fallback, verdict
 
 NAME: Final = "hetero.report"
@@ -137,7 +137,7 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 def _port(spec: TensorSpec) -> dict[str, Any]:
     shape = None if spec.shape is None else list(spec.shape)
-    return {"name": spec.name, "type": spec.type, "shape": shape, **size(spec)}
+    return {"name": spec.name, "type": spec.type, "shape": shape, **tensor_size(spec)}
 
 
 def _devices(
@@ -224,8 +224,8 @@ def _subgraphs(model: Model, cut: Partition, plan: PlanReport | None) -> list[di
                 "nodes": list(s.node_names),
                 "inputs": list(s.inputs),
                 "outputs": list(s.outputs),
-                "in_nbytes": _total(size(model.spec(value)) for value in s.inputs),
-                "out_nbytes": _total(size(model.spec(value)) for value in s.outputs),
+                "in_nbytes": _total(tensor_size(model.spec(value)) for value in s.inputs),
+                "out_nbytes": _total(tensor_size(model.spec(value)) for value in s.outputs),
                 "weight_nbytes": sum(model.constants[v].array.nbytes for v in weights),
                 **{name: stage and getattr(stage, name) for name in _OF_STAGES},
             }
@@ -248,7 +248,7 @@ def _wires(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[s
             "producer": w.producer,
             "consumer": w.consumer,
             "type": model.spec(w.tensor).type,
-            **size(model.spec(w.tensor)),
+            **tensor_size(model.spec(w.tensor)),
             "seconds": times.get((w.tensor, w.producer, w.consumer)),
         }
         for w in cut.wires

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetero.devices.request.response import StageTiming
-from hetero.observe.stage_times import StageTimes, median_of
+from hetero.measure.stage_times import StageTimes, median_of
 
 #: Stage 0 feeds 1 and 2, which feed 3.
 LINKS = [(0, 1), (0, 2), (1, 3), (2, 3)]

@@ -10,7 +10,7 @@ from hetero.devices.errors import AffinityError
 from hetero.partition.partition import partition
 from hetero.planning.report import Alternative, PlanReport
 from hetero.query.survey import Survey
-from hetero.report.units import size
+from hetero.report.tensor_size import tensor_size
 
 #: What an alternative that was judged says of itself.
 _FIGURES: Final = ("bottleneck_s", "latency_s", "chosen", "subgraphs", "cuts", "nbytes")
@@ -99,7 +99,7 @@ def _cut_size(survey: Survey, placed: Mapping[str, str]) -> dict[str, Any]:
         cut = partition(survey.model, placed)
     except AffinityError:
         return {}
-    wires = [size(cut.source.spec(wire.tensor)) for wire in cut.wires]
+    wires = [tensor_size(cut.source.spec(wire.tensor)) for wire in cut.wires]
     return _cut_of({"subgraphs": cut.subgraphs, "wires": wires})
 
 

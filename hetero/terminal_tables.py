@@ -1,4 +1,4 @@
-"""Text for terminals and pipes: others' names cannot steer a terminal, and tables cut nothing."""
+"""Tables for terminals and pipes: no cell is cut, no name can control the terminal."""
 
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ from rich import table as rich_table
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from hetero.formatting import visible
+
 #: What a column shows of a row: a field, a format of fields as ``{seconds:.1f}``, a field and how
 #: its value is written where there is one, or a function of the row.
 Column = str | tuple[str, Callable[[Any], str]] | Callable[[Any], object]
 #: Columns by their heads.
 Columns = dict[str, Column]
-
-
-def visible(text: str, keep: str = "") -> str:
-    r"""Return text with its control characters written out, as ``\x1b``; those in `keep` stay."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 def styled(text: str, style: str = "") -> Text:

@@ -8,8 +8,8 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetero.report.text import Column, Columns, Rows, styled, table, visible
-from hetero.report.units import counted, nbytes_text, port_text, seconds_text
+from hetero.formatting import counted, nbytes_text, port_text, seconds_text, visible
+from hetero.terminal_tables import Column, Columns, Rows, styled, table
 
 #: Rows of a table before the rest is counted; the HTML and JSON have all of them.
 SHOWN: Final = 20

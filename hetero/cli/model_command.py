@@ -12,11 +12,11 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from hetero.cli.files import refuse_weights
 from hetero.cli.inputs import model_inputs
-from hetero.cli.option_kinds import pairs, together
-from hetero.cli.planning import PROPERTIES, planned_for
-from hetero.cli.preprocessing import Preprocessing
+from hetero.cli.option_types import pairs, together
+from hetero.cli.output_files import refuse_weights
+from hetero.cli.planning_options import PROPERTIES, planned_for
+from hetero.cli.preprocessing_options import Preprocessing
 from hetero.cli.terminal import console, progress, remark
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
@@ -25,11 +25,11 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.registry import GROUP
-from hetero.observe.sample_inputs import sample_shapes
+from hetero.formatting import counted
+from hetero.measure.sample_inputs import sample_shapes
 from hetero.planning.cost.work import value_nbytes, with_shapes
 from hetero.query.survey import Survey
-from hetero.report.table import subgraph_table
-from hetero.report.units import counted
+from hetero.report.terminal_report import subgraph_table
 from hetero.scheduler import InProcessExecutor
 from hetero.scheduler.formats.blob_format import MAGIC
 from hetero.scheduler.formats.weightless import is_weightless

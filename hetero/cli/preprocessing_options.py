@@ -9,9 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from hetero.cli.inputs import given_files, port_name
-from hetero.cli.option_kinds import pairs, together
-from hetero.cli.pictures import is_picture, read_picture
+from hetero.cli.inputs import given_files, is_picture, port_name, read_picture
+from hetero.cli.option_types import pairs, together
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 

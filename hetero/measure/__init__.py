@@ -1,0 +1,1 @@
+"""Measuring a compiled model: sample inputs, a load generator, and times of stages."""
