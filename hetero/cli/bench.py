@@ -19,8 +19,8 @@ from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import progress, remark, tell
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.request.response import Response
 from hetero.devices.request.promise import FutureLike
+from hetero.devices.request.response import Response
 from hetero.formatting import nbytes_text
 from hetero.measure.load_generator import keep_in_flight
 from hetero.measure.stage_times import StageTimes, median_of

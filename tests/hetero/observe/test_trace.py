@@ -18,7 +18,6 @@ import pytest
 import hetero
 from hetero.devices.errors import ArgumentError
 from hetero.devices.request.response import StageTiming
-from hetero.observe.trace import Trace
 from hetero.observe.trace import Trace, trace_events
 from hetero.scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain, replicate
