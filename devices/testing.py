@@ -1,21 +1,20 @@
-"""The conformance suite: what every device promises, for plugin authors to run on theirs.
+"""Conformance suite: checks of the plugin contract, for authors of plugins.
 
 ::
 
     from hetero.devices.testing import check_device, check_operators, device_checks
 
-    check_device(MyPlugin())                                    # anywhere
-    check_operators(MyPlugin())                                 # ONNX's own suite
+    check_device(MyPlugin())                                    # all checks
+    check_operators(MyPlugin())                                 # ONNX's backend test suite
 
     @pytest.mark.parametrize("check", device_checks(), ids=lambda c: c.__name__)
-    def test_device(check):                                     # or one test a check
+    def test_device(check):                                     # or one test per check
         check(MyPlugin())
 
-A check is a function of a plugin that raises AssertionError with a sentence. Samples with
-operators that the device refuses are left out; what a device does not offer (export, remote
-memory) only has to be refused with the right error. Those of `subject_checks` are functions of
-whatever compiles models (`hetero.devices.conformance.subject.Subject`): the devices of a Core as
-well, one or several, as ``hetero check-device NAME`` runs them.
+A check is a function of a plugin that raises AssertionError with a message. It skips samples with
+operators that the device refuses. Optional features (export, remote memory) must work or raise the
+documented error. The checks of `subject_checks` also accept devices of a Core, or any other
+`hetero.devices.conformance.subject.Subject`; ``hetero check-device NAME`` runs them.
 """
 
 from __future__ import annotations
@@ -56,22 +55,22 @@ __all__ = [
 Check = Callable[[Plugin], None]
 SubjectCheck = Callable[[Subject], None]
 
-#: Checks of every subject.
+#: Modules with checks of every Subject.
 _MODULES: Final = (property_checks, query_checks, request_checks, export_checks, memory_checks)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """How one check went.
+    """The result of a check.
 
     Attributes
     ----------
     name : str
-        The check's.
+        The name of the check.
     error : str or None
-        What it found; None if nothing.
+        The error's message; None if the check passed.
     expected : str or None
-        Why a failure was expected, if it was.
+        The reason of an expected failure.
     """
 
     name: str
@@ -80,52 +79,52 @@ class CheckResult:
 
 
 def device_checks() -> tuple[Check, ...]:
-    """Return a plugin's checks, in the order in which their failures explain each other."""
+    """Return the checks of a plugin; earlier failures may cause later ones."""
 
-    def of_plugin(check: SubjectCheck) -> Check:
+    def plugin_check(check: SubjectCheck) -> Check:
         return wraps(check)(lambda plugin: check(PluginSubject(plugin)))
 
-    return (*_checks((plugin_checks,)), *map(of_plugin, subject_checks()))
+    return (*_checks((plugin_checks,)), *map(plugin_check, subject_checks()))
 
 
 def subject_checks() -> tuple[SubjectCheck, ...]:
-    """Return the checks that hold for whatever compiles models."""
+    """Return the checks that accept every Subject."""
     return _checks(_MODULES)
 
 
 def _checks(modules: Sequence[ModuleType]) -> tuple[Callable[[Any], None], ...]:
-    """Return the checks of modules, in the order in which they are written."""
+    """Return the check functions of modules in source order."""
     checks: list[Callable[[Any], None]] = []
     for module in modules:
-        mine = [
+        functions = [
             function
             for name, function in inspect.getmembers(module, inspect.isfunction)
             if name.startswith("check_") and function.__module__ == module.__name__
         ]
-        checks += sorted(mine, key=lambda function: function.__code__.co_firstlineno)
+        checks += sorted(functions, key=lambda function: function.__code__.co_firstlineno)
     return tuple(checks)
 
 
 def check_device(
     subject: Plugin | Subject, *, expected_failures: Mapping[str, str] | None = None
 ) -> tuple[CheckResult, ...]:
-    """Run every check and return how each went.
+    """Run all checks, and return their results.
 
     Parameters
     ----------
     subject : Plugin or Subject
-        What is checked; its properties are as before afterwards.
+        The subject of the checks; its properties are restored afterwards.
     expected_failures : mapping of str to str, optional
-        Checks that are known to fail, with the reason.
+        Names of checks that fail -> the reason.
 
     Raises
     ------
     AssertionError
-        Listing every check that failed and was not expected to, and every one that was and
-        did not.
+        If a check fails unexpectedly, or passes despite an expected failure; lists all of them.
     """
-    known = {check.__name__ for check in device_checks()}
-    return _judged(subject, device_results(subject), expected_failures or {}, known, "checks")
+    names = {check.__name__ for check in device_checks()}
+    results = device_results(subject)
+    return _require(subject, results, expected_failures or {}, names, "checks")
 
 
 def check_operators(
@@ -134,33 +133,33 @@ def check_operators(
     *,
     expected_failures: Mapping[str, str] | None = None,
 ) -> tuple[CheckResult, ...]:
-    """Run ONNX's own suite on all of its cases that a plugin takes, and return how each went.
+    """Run the cases of ONNX's backend test suite that a plugin supports.
 
     Parameters
     ----------
     plugin : Plugin
-        What is checked.
+        The plugin to check.
     config : mapping, optional
         Options for the compilations.
     expected_failures : mapping of str to str, optional
-        Cases, as ``node/test_abs``, that are known to fail, with the reason.
+        Names of cases that fail, such as ``node/test_abs`` -> the reason.
 
     Raises
     ------
     AssertionError
-        Listing every case that failed and was not expected to, and every one that was and did not.
+        If a case fails unexpectedly, or passes despite an expected failure; lists all of them.
     ImportError
-        The suite wants Pillow, which ``pip install 'hetero[test]'`` brings.
+        If Pillow is missing, which the suite needs; ``pip install 'hetero[test]'``.
     """
     from hetero.devices.conformance.onnx_suite import backend_cases
 
-    known = {case.name for case in backend_cases()}
+    names = {case.name for case in backend_cases()}
     results = operator_results(plugin, config)
-    return _judged(plugin, results, expected_failures or {}, known, "cases of ONNX's suite")
+    return _require(plugin, results, expected_failures or {}, names, "cases of ONNX's suite")
 
 
 def device_results(subject: Plugin | Subject) -> Iterator[CheckResult]:
-    """Run the checks one by one, yielding how each went."""
+    """Run the checks one by one, and yield their results."""
     checks: Sequence[Callable[[Any], None]] = (
         device_checks() if isinstance(subject, Plugin) else subject_checks()
     )
@@ -168,41 +167,46 @@ def device_results(subject: Plugin | Subject) -> Iterator[CheckResult]:
         error = None
         try:
             check(subject)
-        except Exception as raised:  # any error is the finding
-            error = f"{type(raised).__name__}: {raised}"
+        except Exception as exception:  # every error is a failure of the check
+            error = f"{type(exception).__name__}: {exception}"
         yield CheckResult(check.__name__, error)
 
 
 def operator_results(plugin: Plugin, config: Config | None = None) -> Iterator[CheckResult]:
-    """Run the cases of ONNX's suite that the plugin takes, yielding how each went."""
+    """Run the cases of ONNX's suite that the plugin supports, and yield their results."""
     from hetero.devices.conformance.onnx_suite import backend_cases, outcome
 
     for case in backend_cases():
-        said = outcome(plugin, case, config or {})
-        if said != "refused":
-            yield CheckResult(case.name, None if said == "passed" else said)
+        result = outcome(plugin, case, config or {})
+        if result != "refused":
+            yield CheckResult(case.name, None if result == "passed" else result)
 
 
-def _judged(
+def _require(
     subject: Plugin | Subject,
     results: Iterable[CheckResult],
-    expected: Mapping[str, str],
-    known: set[str],
-    what: str,
+    expected_failures: Mapping[str, str],
+    names: set[str],
+    kind: str,
 ) -> tuple[CheckResult, ...]:
-    """Return the results, or raise AssertionError if they are not as expected."""
-    unknown = sorted(set(expected) - known)
-    problems = [f"{name}: expected to fail, but there is no such check" for name in unknown]
-    judged = tuple(CheckResult(r.name, r.error, expected.get(r.name)) for r in results)
-    for result in judged:
+    """Return the results with expected failures; AssertionError if others differ from these.
+
+    `names` are those of all checks of this `kind`.
+    """
+    unknown_names = sorted(set(expected_failures) - names)
+    problems = [f"{name}: expected to fail, but there is no such check" for name in unknown_names]
+    final_results = tuple(
+        CheckResult(r.name, r.error, expected_failures.get(r.name)) for r in results
+    )
+    for result in final_results:
         if result.error and result.expected is None:
             problems.append(f"{result.name}: {result.error}")
         elif not result.error and result.expected is not None:
-            why = result.expected
-            problems.append(f"{result.name}: passes, though it is expected to fail ({why})")
+            problems.append(f"{result.name}: expected to fail ({result.expected}), but it passes")
     if problems:
-        listed = "\n  ".join(problems)
+        lines = "\n  ".join(problems)
         raise AssertionError(
-            f"device {subject.name} fails {len(problems)} of {len(judged)} {what}:\n  {listed}"
+            f"device {subject.name} fails {len(problems)} of {len(final_results)} {kind}:\n"
+            f"  {lines}"
         )
-    return judged
+    return final_results

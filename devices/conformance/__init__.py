@@ -1,1 +1,1 @@
-"""The checks that every device passes; `hetero.devices.testing` runs them."""
+"""The conformance checks that every device passes; `hetero.devices.testing` runs them."""

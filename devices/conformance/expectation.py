@@ -1,4 +1,4 @@
-"""How checks say what they expected; no test framework is needed."""
+"""Assertions of the checks, without a test framework."""
 
 from __future__ import annotations
 
@@ -12,39 +12,52 @@ from hetero.devices.plugin.program import Value
 E = TypeVar("E", bound=BaseException)
 
 
-def expect(condition: object, sentence: str) -> None:
-    """Fail with `sentence` unless `condition` holds; works under ``python -O`` too."""
+def expect(condition: object, message: str) -> None:
+    """Raise AssertionError with `message` unless `condition` holds, also under ``python -O``."""
     if not condition:
-        raise AssertionError(sentence)
+        raise AssertionError(message)
 
 
-def expect_raises(kind: type[E], act: Callable[[], object], sentence: str) -> E:
-    """Return the error of `kind` that `act` raises; fail if it raises none or another."""
+def expect_raises(kind: type[E], action: Callable[[], object], subject: str) -> E:
+    """Return the error of type `kind` that `action` raises; fail if it raises none or another."""
     try:
-        act()
+        action()
     except kind as error:
-        expect(str(error).strip(), f"{sentence}: the {kind.__name__} has no message")
+        expect(str(error).strip(), f"{subject}: the {kind.__name__} has no message")
         return error
     except Exception as error:
         raise AssertionError(
-            f"{sentence}: wanted {kind.__name__}, got {type(error).__name__}: {error}"
+            f"{subject}: expected {kind.__name__}, got {type(error).__name__}: {error}"
         ) from error
-    raise AssertionError(f"{sentence}: wanted {kind.__name__}, nothing was raised")
+    raise AssertionError(f"{subject}: expected {kind.__name__}, got no error")
 
 
-def expect_value(got: Value, want: np.ndarray, rtol: float, computes: bool, where: str) -> None:
-    """Compare shape, then element type, then contents, the last where the device computes."""
-    expect(isinstance(got, np.ndarray), f"{where}: wanted an array, got {type(got).__name__}")
+def expect_value(
+    actual: Value, expected: np.ndarray, rtol: float, computes: bool, subject: str
+) -> None:
+    """Compare type, shape and, if the device computes, elements."""
     expect(
-        got.dtype == want.dtype or (got.dtype.kind in "OUT" and want.dtype.kind == "O"),
-        f"{where}: wanted dtype {want.dtype}, got {got.dtype}",
+        isinstance(actual, np.ndarray), f"{subject}: expected an array, got {type(actual).__name__}"
+    )
+    expect(
+        actual.dtype == expected.dtype
+        or (actual.dtype.kind in "OUT" and expected.dtype.kind == "O"),
+        f"{subject}: expected dtype {expected.dtype}, got {actual.dtype}",
     )
     if not computes:
-        expect(got.ndim == want.ndim, f"{where}: wanted {want.ndim} dimensions, got {got.ndim}")
+        expect(
+            actual.ndim == expected.ndim,
+            f"{subject}: expected {expected.ndim} dimensions, got {actual.ndim}",
+        )
         return
-    expect(got.shape == want.shape, f"{where}: wanted shape {want.shape}, got {got.shape}")
-    if want.dtype == np.dtype(object):
-        expect(got.tolist() == want.tolist(), f"{where}: wanted {want}, got {got}")
+    expect(
+        actual.shape == expected.shape,
+        f"{subject}: expected shape {expected.shape}, got {actual.shape}",
+    )
+    if expected.dtype == np.dtype(object):
+        expect(
+            actual.tolist() == expected.tolist(), f"{subject}: expected {expected}, got {actual}"
+        )
     else:
-        close = np.allclose(got, want, rtol=rtol, atol=rtol)
-        expect(close, f"{where}: values differ: wanted {want}, got {got}")
+        is_close = np.allclose(actual, expected, rtol=rtol, atol=rtol)
+        expect(is_close, f"{subject}: expected {expected}, got {actual}")

@@ -1,4 +1,4 @@
-"""ONNX's backend suite: its cases in one form, and how a plugin does on one."""
+"""ONNX's backend test suite: its cases in a common form, and their outcomes on a plugin."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.compiled_model import CompiledModel
 
 KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
-#: What a case is run on: a device's model, or a Core's.
-Runs = CompiledModel | BaseCompiledModel
-#: A reason of fewer characters tells nothing.
+#: A compiled model of a device, or of a Core.
+AnyCompiledModel = CompiledModel | BaseCompiledModel
+#: A refusal needs a message of more characters to count as a reason.
 _SHORTEST_REASON: Final = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One case: a model and sets of inputs with the outputs that they should give."""
+    """A case: a model, and sets of inputs with their expected outputs."""
 
     name: str
     kind: str
@@ -51,84 +51,90 @@ class Case:
         return onnx.load(Path(self.case.model_dir or "", "model.onnx"))
 
     def data_sets(self, model: onnx.ModelProto) -> list[tuple[list[Any], list[Any]]]:
-        """Return sets of inputs and outputs, in the order of the ports."""
+        """Return sets of inputs and expected outputs, in the order of the ports."""
         if self.case.data_sets is not None:
             return [
                 ([_plain(x) for x in inputs], [_plain(y) for y in outputs])
                 for inputs, outputs in self.case.data_sets
             ]
         if self.kind == "real":
-            given = list(light_model_inputs(read_model(model)).values())
-            return [(given, list(light_model_outputs(self.case.model_name)))]
+            inputs = list(light_model_inputs(read_model(model)).values())
+            return [(inputs, list(light_model_outputs(self.case.model_name)))]
         graph, folders = model.graph, Path(self.case.model_dir or "").glob("test_data_set*")
         return [
             (_read(folder, "input", graph.input), _read(folder, "output", graph.output))
             for folder in sorted(folders)
         ]
 
-    def check(self, proto: onnx.ModelProto, model: Model, compiled: Runs) -> None:
-        """Run the compiled model on each set of inputs; AssertionError if outputs are others."""
-        for inputs, wanted in self.data_sets(proto):
-            # Some cases give data for the initializers too.
-            own = len(inputs) == len(model.inputs)
-            names = [port.name for port in (model.inputs if own else proto.graph.input)]
-            given = dict(zip(names, inputs, strict=False))
-            results = compiled({port.name: given[port.name] for port in compiled.inputs})
-            self.compare(list(results.to_tuple()), wanted)
+    def check(self, proto: onnx.ModelProto, model: Model, compiled: AnyCompiledModel) -> None:
+        """Run the compiled model on each set of inputs; AssertionError if outputs differ."""
+        for inputs, expected_outputs in self.data_sets(proto):
+            # Some cases have data for the initializers too.
+            has_ports_only = len(inputs) == len(model.inputs)
+            ports = model.inputs if has_ports_only else proto.graph.input
+            values = dict(zip([port.name for port in ports], inputs, strict=False))
+            results = compiled({port.name: values[port.name] for port in compiled.inputs})
+            self.compare(list(results.to_tuple()), expected_outputs)
 
-    def compare(self, outputs: Sequence[Any], wanted: Sequence[Any]) -> None:
-        """Compare as the suite itself does: count, shape, element type, values."""
-        if len(outputs) != len(wanted):
-            raise AssertionError(f"{len(outputs)} outputs, not {len(wanted)}")
-        for got, want in zip(outputs, wanted, strict=True):
-            if not isinstance(want, list):
-                Runner.assert_similar_outputs([want], [got], self.case.rtol, self.case.atol)
-            elif isinstance(got, list):
-                self.compare(got, want)
+    def compare(self, outputs: Sequence[Any], expected_outputs: Sequence[Any]) -> None:
+        """Compare count, shapes, element types and values like the suite's own runner."""
+        if len(outputs) != len(expected_outputs):
+            raise AssertionError(f"expected {len(expected_outputs)} outputs, got {len(outputs)}")
+        for actual, expected in zip(outputs, expected_outputs, strict=True):
+            if not isinstance(expected, list):
+                Runner.assert_similar_outputs([expected], [actual], self.case.rtol, self.case.atol)
+            elif isinstance(actual, list):
+                self.compare(actual, expected)
             else:
-                raise AssertionError(f"{type(got).__name__}, not a sequence")
+                raise AssertionError(f"expected a sequence, got {type(actual).__name__}")
 
 
 @cache
 def backend_cases() -> tuple[Case, ...]:
-    """Return every case, in the suite's order; names are ``kind/name``."""
+    """Return all cases in the suite's order; their names are ``kind/name``."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the suite overflows on purpose while it makes data
-        found = [
+        warnings.simplefilter("ignore")  # the suite's test data overflow on purpose
+        cases = [
             Case(f"{kind}/{case.name}", kind, case)
             for kind in KINDS
             for case in load_model_tests(kind=kind)
         ]
-    return tuple(found)
+    return tuple(cases)
 
 
 def outcome(plugin: Plugin, case: Case, config: Mapping[str, Any]) -> str:
-    """Return ``refused``, ``passed`` or what went wrong, whatever it was."""
+    """Run a case on a plugin; return ``passed``, ``refused`` or the error's message."""
     try:
         proto = case.model()
         model = read_model(proto)
         support = plugin.query_model(model)
         if support.unsupported:
-            said = [r.message for by in support.unsupported.values() for r in by.values()]
-            reasoned = min(map(len, said)) > _SHORTEST_REASON
-            return "refused" if reasoned else f"refused without a reason: {said}"
+            messages = [
+                refusal.message
+                for refusals in support.unsupported.values()
+                for refusal in refusals.values()
+            ]
+            has_reasons = min(map(len, messages)) > _SHORTEST_REASON
+            return "refused" if has_reasons else f"refused without a reason: {messages}"
         compiled = plugin.compile_model(model, config)
         try:
             case.check(proto, model, compiled)
         finally:
             compiled.close()
-    except Exception as error:  # a miss is any way not to pass
+    except Exception as error:  # every error is a failure of the case
         return f"{type(error).__name__}: {error}"
     return "passed"
 
 
 def _plain(value: Any) -> Any:
+    """Convert a tensor or a numpy scalar to an array."""
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def _read(folder: Path, prefix: str, ports: Sequence[onnx.ValueInfoProto]) -> list[Any]:
+    """Read the values of `ports` from a data set's folder."""
     values: list[Any] = []
     for i in range(len(list(folder.glob(f"{prefix}_*.pb")))):
         data = (folder / f"{prefix}_{i}.pb").read_bytes()

@@ -1,4 +1,4 @@
-"""A plugin as a subject of the checks: its compiled models run requests, on own threads."""
+"""Adapter of a plugin for the checks: its compiled models run requests on their own threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hetero.devices.request.target import RequestTarget
 
 
 class PluginSubject:
-    """A plugin whose compiled models run requests, as a Core's do."""
+    """A plugin whose compiled models run requests like those of a Core."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin: Final = plugin
@@ -35,17 +35,17 @@ class PluginSubject:
         self.create_context: Final = plugin.create_context
 
     def compile_model(self, model: Model, config: Config | None = None) -> BaseCompiledModel:
-        """Compile a model whose nodes it runs all."""
+        """Compile a model; all of its nodes must be supported."""
         return _DeviceModel(self.plugin.compile_model(model, config))
 
     def import_model(self, exported: Any, model: Model, /) -> BaseCompiledModel:
-        """Return the compiled model that what `export_model` of another gave is."""
+        """Import the result of `export_model`."""
         return _DeviceModel(self.plugin.import_model(exported, model))
 
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
-    """A run that waits for a thread, or runs."""
+    """A run in a thread, or in the queue for one."""
 
     future: Future[Response]
     context: RunContext
@@ -53,16 +53,16 @@ class _Submission:
     waited_s: float = 0.0
 
     def story(self) -> Sequence[StoryLine]:
-        """Return nothing: a device alone tells none."""
+        """Return no history: a single device records none."""
         return ()
 
     def cancel(self) -> None:
-        """Take the run out of the queue, or ask it to stop at its next node."""
+        """Remove the run from the queue, or stop it at its next node."""
         self.context.cancel()
         self.future.cancel()
 
     def pending_outputs(self) -> dict[str, Value]:
-        """Return nothing: no outputs stay on the device."""
+        """Return no pending outputs: none stays on the device."""
         return {}
 
 
@@ -79,12 +79,12 @@ class _DeviceModel(BaseCompiledModel):
         self.node_times: Final = NodeTimes()
         self._request_ids = count(1)
         self._runs = ThreadPoolExecutor(compiled.get_property("NUM_STREAMS"))
-        #: More than one, so that a callback that waits does not stop the others.
+        #: Several threads, so that a callback that waits does not block the others.
         self.callback_executor: Final = ThreadPoolExecutor(4)
 
     @property
     def target(self) -> RequestTarget:
-        """What its requests run on: the model itself."""
+        """The model itself, which runs its own requests."""
         return self
 
     def submit(self, values: Mapping[str, Value], request: Request) -> _Submission:
@@ -94,18 +94,18 @@ class _DeviceModel(BaseCompiledModel):
         if request.timeout_s is not None:
             context.set_timeout(request.timeout_s)
         inputs = [self._compiled.readable(values[port.name]) for port in self.inputs]
-        future = self._runs.submit(self._answer, inputs, context)
+        future = self._runs.submit(self._run, inputs, context)
         return _Submission(future, context, next(self._request_ids))
 
-    def _answer(self, inputs: Sequence[Value], context: RunContext) -> Response:
+    def _run(self, inputs: Sequence[Value], context: RunContext) -> Response:
         context.check_cancelled()
-        started_s = time.monotonic()
+        start_s = time.monotonic()
         outputs = self._compiled.run(inputs, context)
         run = StageTiming(
             0,
             self._compiled.device,
             0.0,
-            started_s,
+            start_s,
             time.monotonic(),
             context.upload_s,
             context.infer_s,
@@ -115,23 +115,23 @@ class _DeviceModel(BaseCompiledModel):
         return Response(dict(zip(self._compiled.output_names, outputs, strict=True)), (run,))
 
     def executed_name(self, stage: int, node: str) -> str:
-        """Return a node's name in the runtime model: its own."""
+        """Return a node's name in the runtime model, which is the same."""
         return node
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return the device's rows."""
+        """Return the device's executed nodes."""
         return self._compiled.executed_nodes()
 
     def get_property(self, name: str) -> Any:
-        """Return the device's value for the model."""
+        """Return a property of the compiled model."""
         return self._compiled.get_property(name)
 
     def export_model(self) -> Payload:
-        """Return the device's own form of the model."""
+        """Return the device's payload."""
         return self._compiled.export_model()
 
     def close(self) -> None:
-        """Finish what runs, then give back what the device holds."""
+        """Wait for running requests, then release the device's model."""
         self.release_memory()
         self._runs.shutdown()
         self.callback_executor.shutdown()

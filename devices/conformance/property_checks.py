@@ -1,4 +1,4 @@
-"""Checks of properties: what can be read, what can be set, and what is refused."""
+"""Checks of properties: reading, setting, and errors."""
 
 from __future__ import annotations
 
@@ -11,86 +11,92 @@ from hetero.devices.conformance.subject import Subject
 from hetero.devices.errors import PropertyError, ReadOnlyPropertyError, UnknownPropertyError
 
 
-def check_every_property_can_be_read(subject: Subject) -> None:
-    """SUPPORTED_PROPERTIES names what get_property gives, of the declared type."""
+def check_properties_are_readable(subject: Subject) -> None:
+    """Expect a value of the declared type for each name in SUPPORTED_PROPERTIES."""
     names = subject.get_property("SUPPORTED_PROPERTIES")
-    expect("PERF_COUNT" in names, f"SUPPORTED_PROPERTIES is without PERF_COUNT: {names}")
+    expect("PERF_COUNT" in names, f"SUPPORTED_PROPERTIES lacks PERF_COUNT: {names}")
     for name in names:
-        declared, value = subject.properties[name], subject.get_property(name)
-        # Applications get tuples as OpenVINO's do: lists, and of properties what may be done.
-        also: dict[type, tuple[type, ...]] = {float: (int,), tuple: (list, dict)}
-        kinds = (declared.type, *also.get(declared.type, ()))
-        expect(isinstance(value, kinds), f"{name}: {value!r} is not a {declared.type.__name__}")
-        expect(declared.doc, f"{name} has no sentence that says what it is")
+        declaration, value = subject.properties[name], subject.get_property(name)
+        # Like OpenVINO, a Core returns tuples as lists, and SUPPORTED_PROPERTIES as a dict.
+        conversions: dict[type, tuple[type, ...]] = {float: (int,), tuple: (list, dict)}
+        kinds = (declaration.type, *conversions.get(declaration.type, ()))
+        expect(
+            isinstance(value, kinds),
+            f"{name}: expected a {declaration.type.__name__}, got {value!r}",
+        )
+        expect(declaration.doc, f"{name} has no description")
 
 
-def check_every_default_is_accepted(subject: Subject) -> None:
-    """A mutable property takes its own default, and gives it back."""
-    for declared in subject.properties.values():
-        # Options of single devices are only given to compile_model.
-        if not declared.mutable or declared.name == "DEVICE_PROPERTIES":
+def check_defaults_can_be_set(subject: Subject) -> None:
+    """Expect to set each mutable property to its default, and to read it back."""
+    for declaration in subject.properties.values():
+        # Only compile_model accepts the options of single devices.
+        if not declaration.mutable or declaration.name == "DEVICE_PROPERTIES":
             continue
-        value = subject.get_property(declared.name)
-        subject.set_property({declared.name: value})
-        got = subject.get_property(declared.name)
-        expect(got == value, f"{declared.name}: set {value!r}, got {got!r}")
+        value = subject.get_property(declaration.name)
+        subject.set_property({declaration.name: value})
+        actual = subject.get_property(declaration.name)
+        expect(actual == value, f"{declaration.name}: set {value!r}, got {actual!r}")
 
 
-def check_set_property_is_kept(subject: Subject) -> None:
-    """What is set is read back, and is the default of models compiled later."""
+def check_set_property_changes_defaults(subject: Subject) -> None:
+    """Expect that a property set is the default of later models, and that options override it."""
     model = supported_samples(subject)[0].model
     before = subject.get_property("PERF_COUNT")
     subject.set_property({"PERF_COUNT": not before})
     try:
-        expect(subject.get_property("PERF_COUNT") is not before, "PERF_COUNT was not kept")
-        for config, want, fault in (
-            ({}, not before, "it is not the new default"),
-            ({"PERF_COUNT": before}, before, "what compile_model is given must win"),
+        expect(subject.get_property("PERF_COUNT") is not before, "PERF_COUNT did not change")
+        for config, expected, message in (
+            ({}, not before, "PERF_COUNT as set is not the default of compile_model"),
+            ({"PERF_COUNT": before}, before, "compile_model's option does not override PERF_COUNT"),
         ):
             compiled = subject.compile_model(model, config)
-            expect(compiled.get_property("PERF_COUNT") is want, fault)
+            expect(compiled.get_property("PERF_COUNT") is expected, message)
             compiled.close()
-        expect(subject.get_property("PERF_COUNT") is not before, "compiling must not change it")
+        expect(
+            subject.get_property("PERF_COUNT") is not before,
+            "compile_model's option changed the default of PERF_COUNT",
+        )
     finally:
         subject.set_property({"PERF_COUNT": before})
 
 
-def check_unknown_property_is_refused(subject: Subject) -> None:
-    """Reading, setting, compiling with an unknown property: an error that lists what there is."""
+def check_unknown_property_raises(subject: Subject) -> None:
+    """Expect UnknownPropertyError that lists the properties, in all three calls."""
     model = supported_samples(subject)[0].model
-    for act in (
+    for action in (
         lambda: subject.get_property("NO_SUCH_THING"),
         lambda: subject.set_property({"NO_SUCH_THING": 1}),
         lambda: subject.compile_model(model, {"NO_SUCH_THING": 1}),
     ):
-        error = expect_raises(UnknownPropertyError, act, "an unknown property")
+        error = expect_raises(UnknownPropertyError, action, "an unknown property")
         expect("PERF_COUNT" in str(error), "the error does not list the properties")
 
 
-def check_read_only_property_is_refused(subject: Subject) -> None:
-    """Setting a read-only property is an error, as is compiling with it."""
+def check_read_only_property_raises(subject: Subject) -> None:
+    """Expect ReadOnlyPropertyError for setting a read-only property, and compiling with it."""
     model = supported_samples(subject)[0].model
     compile_model = partial(subject.compile_model, model, {"NETWORK_NAME": "other"})
     expect_raises(ReadOnlyPropertyError, compile_model, "compiling with NETWORK_NAME")
-    for declared in subject.properties.values():
-        if not declared.mutable:
-            act = partial(subject.set_property, {declared.name: declared.default})
-            expect_raises(ReadOnlyPropertyError, act, declared.name)
+    for declaration in subject.properties.values():
+        if not declaration.mutable:
+            action = partial(subject.set_property, {declaration.name: declaration.default})
+            expect_raises(ReadOnlyPropertyError, action, declaration.name)
 
 
-def check_wrong_property_values_are_refused(subject: Subject) -> None:
-    """Values of another type or out of range: an error, and nothing changes."""
-    wrong: dict[str, Any] = {
+def check_invalid_property_values_raise(subject: Subject) -> None:
+    """Expect PropertyError for values of a wrong type or range, and no change."""
+    invalid_values: dict[str, Any] = {
         "PERF_COUNT": -1,
         "NUM_STREAMS": -10,
         "EXCLUSIVE_ASYNC_REQUESTS": "perhaps",
         "CACHE_DIR": 5,
         "INFERENCE_NUM_THREADS": -1,
     }
-    for name, value in wrong.items():
+    for name, value in invalid_values.items():
         if name not in subject.properties:
             continue
         before = subject.get_property(name)
-        act = partial(subject.set_property, {name: value})
-        expect_raises(PropertyError, act, f"{name}={value!r}")
-        expect(subject.get_property(name) == before, f"{name} changed though it was refused")
+        action = partial(subject.set_property, {name: value})
+        expect_raises(PropertyError, action, f"{name}={value!r}")
+        expect(subject.get_property(name) == before, f"{name} changed despite the error")

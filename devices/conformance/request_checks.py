@@ -1,4 +1,4 @@
-"""Checks of requests: right answers, in any order of things, and no memory shared by accident."""
+"""Checks of infer requests: results, concurrency, memory, cancellation and errors."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from hetero.devices.errors import (
 )
 
 
-def check_answers_are_right(subject: Subject) -> None:
-    """Every sample that is taken gives the outputs that the specification says."""
+def check_results_are_correct(subject: Subject) -> None:
+    """Expect the specified outputs of every supported sample, twice."""
     for sample, compiled in compiled_samples(subject):
         for _ in range(2):
             expect_outputs(subject, sample, compiled(dict(sample.inputs)))
 
 
-def check_inputs_are_only_read(subject: Subject) -> None:
-    """Read-only inputs work, and hold the same values afterwards."""
+def check_inputs_are_not_changed(subject: Subject) -> None:
+    """Expect that read-only inputs work, and stay unchanged."""
     for sample, compiled in compiled_samples(subject):
         inputs = {name: array.copy() for name, array in sample.inputs.items()}
         for array in inputs.values():
@@ -41,33 +41,33 @@ def check_inputs_are_only_read(subject: Subject) -> None:
             expect(np.array_equal(array, sample.inputs[name]), f"{sample.name}: {name} changed")
 
 
-def check_answers_share_no_memory(subject: Subject) -> None:
-    """Writing into an answer changes no input, weight or other output."""
+def check_results_share_no_memory(subject: Subject) -> None:
+    """Expect that outputs share no memory with inputs, weights or other outputs."""
     for sample, compiled in compiled_samples(subject):
-        answers = compiled(dict(sample.inputs))
+        results = compiled(dict(sample.inputs))
         weights = [constant.array for constant in sample.model.constants.values()]
-        for name, answer in answers.items():
+        for name, result in results.items():
             others = [*sample.inputs.values(), *weights]
-            others += [other for key, other in answers.items() if key != name]
-            shared = any(np.shares_memory(answer, other) for other in others)
-            expect(not shared, f"{sample.name}: output {name} shares memory")
+            others += [other for key, other in results.items() if key != name]
+            shares_memory = any(np.shares_memory(result, other) for other in others)
+            expect(not shares_memory, f"{sample.name}: output {name} shares memory")
 
 
-def check_answers_outlive_the_next_run(subject: Subject) -> None:
-    """An answer does not change when the request, or another, runs again."""
+def check_results_survive_the_next_run(subject: Subject) -> None:
+    """Expect that results stay unchanged when this or another request runs."""
     for sample, compiled in compiled_samples(subject):
         request = compiled.create_infer_request()
         first = request.infer(dict(sample.inputs))
-        kept = {name: np.array(value) for name, value in first.items()}
+        copies = {name: np.array(value) for name, value in first.items()}
         others = {n: np.flip(a).copy() for n, a in sample.inputs.items()}
         request.infer(others)
         compiled(others)
-        for name, value in kept.items():
+        for name, value in copies.items():
             expect(np.array_equal(first[name], value), f"{sample.name}: {name} changed")
 
 
-def check_strided_inputs(subject: Subject) -> None:
-    """A window into a larger array, transposed ones and foreign byte order included, just works."""
+def check_strided_inputs_are_accepted(subject: Subject) -> None:
+    """Expect correct results for strided inputs and for foreign byte order."""
     for sample, compiled in compiled_samples(subject):
         inputs = {}
         for name, array in sample.inputs.items():
@@ -77,30 +77,31 @@ def check_strided_inputs(subject: Subject) -> None:
         expect_outputs(subject, sample, compiled(inputs))
 
 
-def check_wrong_inputs_are_refused(subject: Subject) -> None:
-    """Missing, misnamed, wrongly typed or shaped inputs: typed errors, and the request lives on."""
+def check_invalid_inputs_raise(subject: Subject) -> None:
+    """Expect typed errors for missing, extra and ill-typed inputs, and a working request."""
     for sample, compiled in compiled_samples(subject):
         if not sample.inputs or sample.model.inputs[0].element_type != "float":
             continue
-        good, name = dict(sample.inputs), sample.model.inputs[0].name
+        valid_inputs, name = dict(sample.inputs), sample.model.inputs[0].name
         request = compiled.create_infer_request()
-        wrong: dict[str, tuple[type[Exception], object]] = {
+        invalid_values: dict[str, tuple[type[Exception], object]] = {
             "nothing": (TensorTypeError, None),
-            "complex numbers": (TensorTypeError, good[name].astype("complex64")),
-            "one more dimension": (TensorShapeError, good[name][..., None]),
+            "complex numbers": (TensorTypeError, valid_inputs[name].astype("complex64")),
+            "one more dimension": (TensorShapeError, valid_inputs[name][..., None]),
         }
-        for what, (kind, value) in wrong.items():
-            bad = good | {name: value}
-            expect_raises(kind, partial(request.infer, bad), f"{sample.name}: {name} is {what}")
-        missing = expect_raises(TensorNameError, partial(request.infer, {}), "no inputs")
-        expect(name in str(missing), "the error does not name the missing input")
-        extra = partial(request.infer, good | {"nope": 1})
-        expect_raises(TensorNameError, extra, "an extra input")
-        expect_outputs(subject, sample, request.infer(good))
+        for description, (kind, value) in invalid_values.items():
+            inputs = valid_inputs | {name: value}
+            message = f"{sample.name}: {name} is {description}"
+            expect_raises(kind, partial(request.infer, inputs), message)
+        error = expect_raises(TensorNameError, partial(request.infer, {}), "no inputs")
+        expect(name in str(error), "the error does not name the missing input")
+        infer = partial(request.infer, valid_inputs | {"nope": 1})
+        expect_raises(TensorNameError, infer, "an extra input")
+        expect_outputs(subject, sample, request.infer(valid_inputs))
 
 
-def check_two_requests_do_not_mix(subject: Subject) -> None:
-    """Requests of one compiled model, interleaved, each give their own answer."""
+def check_concurrent_requests_are_independent(subject: Subject) -> None:
+    """Expect separate results of two concurrent requests of one compiled model."""
     sample = supported_samples(subject)[0]
     compiled = subject.compile_model(sample.model)
     zeros = {name: np.zeros_like(array) for name, array in sample.inputs.items()}
@@ -110,28 +111,29 @@ def check_two_requests_do_not_mix(subject: Subject) -> None:
     second.wait()
     first.wait()
     expect_outputs(subject, sample, first.results)
-    alone = compiled(zeros)
+    expected = compiled(zeros)
     for name, value in second.results.items():
-        expect(np.array_equal(value, alone[name]), f"{sample.name}: {name} mixed up")
+        expect(np.array_equal(value, expected[name]), f"{sample.name}: {name} differs")
     compiled.close()
 
 
-def check_streams_run_at_once(subject: Subject) -> None:
-    """With NUM_STREAMS of 3, runs from many threads all give the right answer."""
+def check_concurrent_streams_are_correct(subject: Subject) -> None:
+    """Expect correct results of calls from many threads with NUM_STREAMS=3."""
     sample = supported_samples(subject)[-1]
     compiled = subject.compile_model(sample.model, {"NUM_STREAMS": 3})
     expect(
-        compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") >= 3, "3 streams, fewer requests"
+        compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") >= 3,
+        "OPTIMAL_NUMBER_OF_INFER_REQUESTS is less than NUM_STREAMS",
     )
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: compiled(dict(sample.inputs)), range(24)))
-    for answer in answers:
-        expect_outputs(subject, sample, answer)
+        results = list(pool.map(lambda _: compiled(dict(sample.inputs)), range(24)))
+    for result in results:
+        expect_outputs(subject, sample, result)
     compiled.close()
 
 
-def check_async_with_callback(subject: Subject) -> None:
-    """The callback is called once per run, in another thread, before wait returns."""
+def check_callback_runs_once(subject: Subject) -> None:
+    """Expect one call of the callback per run, in another thread, before wait returns."""
     sample = supported_samples(subject)[0]
     compiled = subject.compile_model(sample.model)
     request = compiled.create_infer_request()
@@ -139,14 +141,14 @@ def check_async_with_callback(subject: Subject) -> None:
     request.set_callback(lambda data: calls.append((data, threading.get_ident())), "mine")
     request.start_async(dict(sample.inputs))
     request.wait()
-    expect([data for data, _ in calls] == ["mine"], f"one call with 'mine', got {calls}")
+    expect([data for data, _ in calls] == ["mine"], f"expected one call with 'mine', got {calls}")
     expect(calls[0][1] != threading.get_ident(), "the callback ran in the caller's thread")
     expect_outputs(subject, sample, request.results)
     compiled.close()
 
 
-def check_cancelled_request_is_usable(subject: Subject) -> None:
-    """Cancelling ends a run with RequestCancelledError or lets it finish; then it runs again."""
+def check_cancelled_request_is_reusable(subject: Subject) -> None:
+    """Expect RequestCancelledError or a result after a cancellation, and a working request."""
     sample = supported_samples(subject)[0]
     compiled = subject.compile_model(sample.model)
     request = compiled.create_infer_request()
@@ -162,8 +164,8 @@ def check_cancelled_request_is_usable(subject: Subject) -> None:
     compiled.close()
 
 
-def check_close_may_come_twice(subject: Subject) -> None:
-    """Closing waits for what runs, or cancels it; closing again does nothing."""
+def check_close_is_idempotent(subject: Subject) -> None:
+    """Expect that closing waits for running requests or cancels them, and that it can repeat."""
     sample = supported_samples(subject)[0]
     compiled = subject.compile_model(sample.model)
     request = compiled.create_infer_request()

@@ -1,4 +1,4 @@
-"""What the checks ask: a plugin is one, and so is whatever else compiles models."""
+"""Interface of the subjects of the checks: a plugin, or devices of a Core."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hetero.devices.request.base_compiled_model import BaseCompiledModel
 
 
 class Subject(Protocol):
-    """Something that answers queries, compiles, imports and has properties."""
+    """An object that queries, compiles and imports models, and has properties."""
 
     @property
     def name(self) -> str:
-        """Its name, for messages."""
+        """Name for messages."""
 
     @property
     def computes(self) -> bool:
-        """Whether outputs are what the model says."""
+        """Whether outputs are computed, unlike device NULL's zeros."""
 
     @property
     def properties(self) -> Mapping[str, Property]:
-        """Its properties."""
+        """Declared properties by name."""
 
     def get_property(self, name: str) -> Any:
         """Return a property's value."""
@@ -34,13 +34,13 @@ class Subject(Protocol):
         """Set defaults for models compiled later."""
 
     def query_model(self, model: Model, config: Config | None = None) -> Support:
-        """Return which nodes it runs, and why not the others."""
+        """Return the supported nodes, and the refusals of the others."""
 
     def compile_model(self, model: Model, config: Config | None = None) -> BaseCompiledModel:
-        """Compile a model whose nodes it runs all."""
+        """Compile a model; all of its nodes must be supported."""
 
     def import_model(self, exported: Any, model: Model, /) -> BaseCompiledModel:
-        """Return the compiled model that what `export_model` of another gave is."""
+        """Import the result of `export_model`."""
 
     def create_context(self) -> RemoteContext:
-        """Return its memory; UnsupportedOperationError where it has none of its own."""
+        """Return a remote context; UnsupportedOperationError if there is no device memory."""

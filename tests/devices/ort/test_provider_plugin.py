@@ -171,7 +171,7 @@ def test_provider_suites_with_the_wheel_of_openvino(tmp_path):
     )
     if process.returncode:
         pytest.skip(f"pip cannot install the wheel: {process.stderr.strip().splitlines()[-1]}")
-    tests = ["tests/devices/ort/test_provider_plugin.py", "tests/devices/test_conformance.py"]
+    tests = ["tests/devices/ort/test_provider_plugin.py", "tests/devices/conformance/test_suite.py"]
     process = subprocess.run(
         [python, "-m", "pytest", "-q", "-n", "0", *tests],
         cwd=ROOT,

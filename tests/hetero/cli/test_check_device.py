@@ -28,19 +28,19 @@ def test_a_plugin_that_keeps_the_contract(shell: Shell) -> None:
 def test_a_fault_is_told_in_words(shell: Shell) -> None:
     done = check(shell, CARELESS)
     assert done.code == 1
-    assert "answers are right" in done.out
+    assert "results are correct" in done.out
     rows = check(shell, f"{CARELESS} --json").document["checks"]
-    assert "check_answers_are_right" in [row["name"] for row in rows if row["error"]]
+    assert "check_results_are_correct" in [row["name"] for row in rows if row["error"]]
 
 
-@pytest.mark.slow  # test_conformance.py runs the checks themselves
+@pytest.mark.slow  # conformance/test_suite.py runs the checks themselves
 def test_a_list_is_checked_with_models_that_are_cut(shell: Shell) -> None:
     done = check(shell, f"HETERO:CPU,{DENSE}")
     assert done.code == 0
     assert "HETERO:CPU,DENSE: keeps " in done.out
     done = check(shell, f"HETERO:CPU,{CARELESS}")
     assert done.code == 1
-    assert "answers are right" in done.out
+    assert "results are correct" in done.out
     done = check(shell, "HETERO:CPU --operators")
     assert done.code == 2
     assert "one device" in done.err

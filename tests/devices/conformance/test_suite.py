@@ -1,4 +1,4 @@
-"""Every device, ours and the example of a third party's, passes the shipped suite."""
+"""The installed plugins and an example of a third-party plugin pass the conformance suite."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ PLUGINS = {
     ).items()
     if name in ("CPU", "ORT", "OV", "NULL", "DENSE", "EGPU") or name.startswith("ORT_")
 }
-#: Where its wheel is not installed, the row of a plugin says so, and other tests look at it.
-ABSENT = {name for name, entry in PLUGINS.items() if name == "OV" and not entry.plugin}
+#: Plugins whose wheel is not installed; other tests check their errors.
+MISSING = {name for name, entry in PLUGINS.items() if name == "OV" and not entry.plugin}
 
 CHECKS = {check.__name__: check for check in device_checks()}
 
@@ -30,16 +30,16 @@ CHECKS = {check.__name__: check for check in device_checks()}
     "name",
     [pytest.param(n, marks=pytest.mark.sampled(3) if n in ("OV", "EGPU") else ()) for n in PLUGINS],
 )
-def test_device(name, check):
+def test_device_passes_check(name, check):
     entry = PLUGINS[name]
-    if name in ABSENT:
+    if name in MISSING:
         pytest.skip(entry.error)
     assert entry.plugin is not None, entry.error
     check(entry.plugin)
 
 
-def test_the_suite_finds_what_is_wrong():
-    """Each broken plugin fails the check that is about what it breaks, and says so."""
+def test_suite_rejects_broken_plugins():
+    """Each broken plugin fails the check of the rule that it breaks."""
     dense = type(PLUGINS["DENSE"].plugin)
 
     class Program:
@@ -52,45 +52,47 @@ def test_the_suite_finds_what_is_wrong():
         def run(self, inputs, context):
             return self.change(inputs, self.program.run(inputs, context))
 
-    def broken(change):
-        class Broken(dense):
+    def plugin_with_outputs(change):
+        class ChangedPlugin(dense):
             def compile(self, model, config):
                 return Program(super().compile(model, config), change)
 
-        return Broken()
+        return ChangedPlugin()
 
-    wrong_values = broken(lambda inputs, outputs: [o + 1 for o in outputs])
-    wrong_types = broken(lambda inputs, outputs: [o.astype("float64") for o in outputs])
-    too_few = broken(lambda inputs, outputs: outputs[:-1])
-    for plugin in (wrong_values, wrong_types, too_few):
+    wrong_values = plugin_with_outputs(lambda inputs, outputs: [o + 1 for o in outputs])
+    wrong_types = plugin_with_outputs(
+        lambda inputs, outputs: [o.astype("float64") for o in outputs]
+    )
+    missing_outputs = plugin_with_outputs(lambda inputs, outputs: outputs[:-1])
+    for plugin in (wrong_values, wrong_types, missing_outputs):
         with pytest.raises((AssertionError, HeteroError)):
-            CHECKS["check_answers_are_right"](plugin)
-    with pytest.raises(AssertionError, match="check_answers_are_right"):
+            CHECKS["check_results_are_correct"](plugin)
+    with pytest.raises(AssertionError, match="check_results_are_correct"):
         check_device(wrong_values)
 
-    class AnyDomain(dense):
+    class AnyDomainPlugin(dense):
         def refuse(self, node, model, config):
             return super().refuse(replace(node, domain=""), model, config)
 
-    class AnyType(dense):
+    class AnyTypePlugin(dense):
         def refuse(self, node, model, config):
             refusal = super().refuse(node, model, config)
             return None if refusal and refusal.code == "dtype" else refusal
 
-    class Unexplained(NullPlugin):
+    class VaguePlugin(NullPlugin):
         def refuse(self, node, model, config):
             open_shapes = [v for v in node.reads if not model.spec(v).is_static]
-            return Refusal("policy", "it does not like this") if open_shapes else None
+            return Refusal("policy", "reason withheld") if open_shapes else None
 
     for plugin, check in (
-        (AnyDomain, "operators_of_other_domains_are_refused"),
-        (AnyType, "element_types_that_are_taken_are_computed"),
-        (Unexplained, "open_shapes_are_taken_or_refused_as_such"),
+        (AnyDomainPlugin, "operators_of_unknown_domains_are_refused"),
+        (AnyTypePlugin, "supported_element_types_are_computed"),
+        (VaguePlugin, "dynamic_shapes_are_supported_or_refused"),
     ):
         with pytest.raises((AssertionError, HeteroError)):
             CHECKS[f"check_{check}"](plugin())
 
-    class Unreasoned(dense):
+    class SilentPlugin(dense):
         def get_property(self, name, device_id=None):
             try:
                 return super().get_property(name, device_id)
@@ -98,13 +100,13 @@ def test_the_suite_finds_what_is_wrong():
                 return None
 
     with pytest.raises(AssertionError):
-        CHECKS["check_unknown_property_is_refused"](Unreasoned())
+        CHECKS["check_unknown_property_raises"](SilentPlugin())
 
 
-def test_a_device_of_fixed_shapes_passes_the_suite():
-    fixed = NullPlugin()
-    fixed.set_property({"NULL_DYNAMIC_SHAPES": False})
-    assert {result.error for result in check_device(fixed)} == {None}
+def test_device_without_dynamic_shapes_passes_suite():
+    plugin = NullPlugin()
+    plugin.set_property({"NULL_DYNAMIC_SHAPES": False})
+    assert {result.error for result in check_device(plugin)} == {None}
 
 
 def test_expected_failures_are_strict():
@@ -112,9 +114,9 @@ def test_expected_failures_are_strict():
     results = check_device(plugin)
     assert {r.error for r in results} == {None}
     assert [r.name for r in results] == list(CHECKS)
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(AssertionError) as error:
         check_device(
-            plugin, expected_failures={"check_answers_are_right": "x", "check_nothing": "y"}
+            plugin, expected_failures={"check_results_are_correct": "x", "check_nothing": "y"}
         )
-    assert "check_answers_are_right: passes, though it is expected to fail" in str(caught.value)
-    assert "check_nothing: expected to fail, but there is no such check" in str(caught.value)
+    assert "check_results_are_correct: expected to fail (x), but it passes" in str(error.value)
+    assert "check_nothing: expected to fail, but there is no such check" in str(error.value)
