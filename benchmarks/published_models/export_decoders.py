@@ -1,9 +1,10 @@
-"""Makes tiny decoders with random weights, exported by optimum and by onnxruntime-genai's builder.
+"""Make small decoders with random weights, exported by optimum and onnxruntime-genai's builder.
 
-``python tests/wild/export_decoders.py FOLDER [NAME ...] [--exporters optimum,...]`` in an
-environment that has torch, transformers, optimum-onnx, onnxruntime-genai and onnx_ir, or in one for
-each exporter where they want different transformers; `tests.wild.decoders` says how the folder is
-laid out. An export that fails is said and left out.
+``python benchmarks/published_models/export_decoders.py FOLDER [NAME ...] [--exporters optimum]``
+needs an environment with torch, transformers, optimum-onnx, onnxruntime-genai and onnx_ir, or one
+environment for each exporter if they require different versions of transformers.
+`benchmarks.published_models.decoders` describes the layout of the folder. An export that fails is
+reported and left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 _TOKENS: Final = 112
 _IDS: Final = {"vocab_size": _TOKENS, "bos_token_id": 1, "eos_token_id": 2}
-#: The builder takes a layer of as many outputs as there are tokens for the last one.
+#: The builder takes any layer with one output for each token for the last layer.
 _LLAMA: Final = {
     **_IDS,
     "hidden_size": 64,
@@ -32,7 +33,7 @@ _LLAMA: Final = {
 _HEADS: Final = {**_LLAMA, "head_dim": 16}
 _GPT: Final = {**_IDS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _NEOX: Final = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"}
-#: Architecture -> transformers' configuration class and what it is given.
+#: Architecture -> transformers' configuration class and its arguments.
 CONFIGURATIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("LlamaConfig", _HEADS),
     "llama28m": (
@@ -106,12 +107,12 @@ CONFIGURATIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         },
     ),
 }
-#: Those that read a source first: the class of the whole, and its task.
-_OF_A_SOURCE: Final = {
+#: Encoder-decoders: transformers' class and the exporter's task.
+_ENCODER_DECODERS: Final = {
     "t5": ("T5ForConditionalGeneration", "text2text-generation-with-past"),
     "whisper": ("WhisperForConditionalGeneration", "automatic-speech-recognition-with-past"),
 }
-#: How large the random weights are: logits then tell tokens apart.
+#: Standard deviation of the weights; logits of different tokens then differ clearly.
 _DEVIATION: Final = 0.15
 
 
@@ -124,8 +125,8 @@ def make_source(folder: Path, name: str) -> None:
     kind, arguments = CONFIGURATIONS[name]
     torch.manual_seed(0)
     configuration = getattr(transformers, kind)(**arguments)
-    if name in _OF_A_SOURCE:
-        model = getattr(transformers, _OF_A_SOURCE[name][0])(configuration).eval()
+    if name in _ENCODER_DECODERS:
+        model = getattr(transformers, _ENCODER_DECODERS[name][0])(configuration).eval()
     else:
         model = transformers.AutoModelForCausalLM.from_config(configuration).eval().float()
     with torch.no_grad():
@@ -147,13 +148,14 @@ def make_source(folder: Path, name: str) -> None:
     if name == "whisper":
         transformers.WhisperFeatureExtractor(feature_size=8).save_pretrained(folder / "source")
         source = {"input_features": rng.standard_normal((1, 8, 3000)).astype(np.float32)}
-    elif name in _OF_A_SOURCE:
+    elif name in _ENCODER_DECODERS:
         source = {"input_ids": rng.integers(3, _TOKENS, (1, 11))}
     read = "decoder_input_ids" if source else "input_ids"
-    given = {key: torch.tensor(value) for key, value in source.items()}
+    source_tensors = {key: torch.tensor(value) for key, value in source.items()}
     with torch.no_grad():
         prompt, whole = (
-            model(**given, **{read: torch.tensor(ids[:, :n])}).logits.numpy() for n in (7, 8)
+            model(**source_tensors, **{read: torch.tensor(ids[:, :n])}).logits.numpy()
+            for n in (7, 8)
         )
     steps = {"ids": ids[:, :7], "next": ids[:, 7:], "prompt": prompt, "token": whole[:, -1:]}
     steps |= {f"source.{key}": value for key, value in source.items()}
@@ -166,7 +168,7 @@ def export(folder: Path, exporter: str) -> None:
     if exporter == "optimum":
         from optimum.exporters.onnx import main_export
 
-        _, task = _OF_A_SOURCE.get(folder.name, ("", "text-generation-with-past"))
+        _, task = _ENCODER_DECODERS.get(folder.name, ("", "text-generation-with-past"))
         main_export(source, folder / exporter, task=task, do_validation=False)
     else:
         options = {
@@ -178,13 +180,13 @@ def export(folder: Path, exporter: str) -> None:
             "--extra_options": "int4_block_size=32",
         }
         builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
-        found = subprocess.run(
+        process = subprocess.run(
             [*builder, *(word for option in options.items() for word in option)],
             capture_output=True,
             text=True,
         )
-        if found.returncode:
-            raise RuntimeError(found.stderr.strip()[-300:])
+        if process.returncode:
+            raise RuntimeError(process.stderr.strip()[-300:])
 
 
 def main() -> None:
@@ -193,18 +195,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--exporters", default="optimum,builder-fp32,builder-int4")
-    asked = parser.parse_args()
-    for name in asked.names or CONFIGURATIONS:
-        folder = asked.folder / name
+    options = parser.parse_args()
+    for name in options.names or CONFIGURATIONS:
+        folder = options.folder / name
         if not (folder / "expected.npz").is_file():
             (folder / "source").mkdir(parents=True, exist_ok=True)
             make_source(folder, name)
-        for exporter in asked.exporters.split(","):
-            if name in _OF_A_SOURCE and exporter != "optimum":
+        for exporter in options.exporters.split(","):
+            if name in _ENCODER_DECODERS and exporter != "optimum":
                 continue
             try:
                 export(folder, exporter)
-            except Exception as error:  # an architecture that the exporter does not know
+            except Exception as error:  # the exporter does not support the architecture
                 print(f"{name} {exporter}: {type(error).__name__}: {error}", file=sys.stderr)
 
 

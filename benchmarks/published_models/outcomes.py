@@ -1,4 +1,4 @@
-"""What came of a trial in a process of its own, and the closing lines over all of them."""
+"""Outcomes of trials, each in a process of its own, and a summary of all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Final
 
-#: Time for one model in one way, in seconds.
+#: Time limit of one trial.
 _TRIAL_S: Final = 120
 
 
@@ -25,16 +25,16 @@ def outcome(module: str, *arguments: str) -> dict[str, str]:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         return {"outcome": "crashed", "why": last[0]}
-    found: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def closing(rows: Collection[dict[str, str]], ways: Iterable[str]) -> str:
-    """Return a line for each way: how often each outcome came."""
+    """Return a line for each placement: the number of trials with each outcome."""
     lines = []
     for way in ways:
         counts = Counter(row["outcome"] for row in rows if row["way"] == way)
         if counts:
-            said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
-            lines.append(f"{way}: {said}")
+            summary = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
+            lines.append(f"{way}: {summary}")
     return "\n".join(lines)

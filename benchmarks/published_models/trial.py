@@ -1,6 +1,6 @@
-"""One model on one list of devices against ONNX Runtime, in a process of its own.
+"""Compare one model on one list of devices with ONNX Runtime, in a process of its own.
 
-``python -m tests.wild.trial MODEL WAY`` prints what came of it as a line of JSON.
+``python -m benchmarks.published_models.trial MODEL PLACEMENT`` prints the outcome as JSON.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import onnxruntime
 
 import hetero
+from benchmarks.published_models.saturation import Feeds, explains
 from hetero.errors import HeteroError
 from tests.support.random_affinity import random_affinity
-from tests.wild.saturation import Feeds, explains
 
 #: Name -> the devices, and whether nodes are pinned to them at random.
 WAYS: Final = {
@@ -28,16 +28,16 @@ WAYS: Final = {
     "random": ("HETERO:ORT,CPU", True),
     "ray": ("HETERO:ORT,CPU", True),
 }
-#: What open dimensions are tried with, until ONNX Runtime runs the model.
+#: Sizes of open dimensions, tried in this order until ONNX Runtime runs the model.
 _SIZES: Final = (64, 32, 320, 16, 512, 3, 1, 640, 48, 576, 8000)
-#: Of numbers: relative to the greatest one.
+#: Tolerance of floats, relative to the largest one.
 _TOLERANCE: Final = 1e-3
-#: Integers of which so few differ come from a tie.
-_FEW: Final = 0.01
+#: Accepted share of differing integers: ties are rounded differently.
+_TIES: Final = 0.01
 
 
 def reference(path: str) -> tuple[dict[str, np.ndarray], list[Any]] | str:
-    """Return inputs and what ONNX Runtime makes of them, or why it does not."""
+    """Return inputs and ONNX Runtime's outputs, or the reason why it refuses the model."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     why = ""
@@ -72,28 +72,32 @@ def _value(port: Any, size: int) -> np.ndarray:
     return np.full(shape, value, kind) if value else rng.integers(1, 3, shape).astype(kind)
 
 
-def differs(got: Any, want: Any) -> str:
-    """Return how two outputs differ, empty where they do not."""
-    if isinstance(want, list | dict):
-        return "" if len(got) == len(want) else f"{len(got)} items, not {len(want)}"
-    if got.shape != want.shape or (got.dtype != want.dtype and want.dtype.kind not in "OU"):
-        return f"{got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
-    if want.dtype.kind in "fc":
+def differs(result: Any, expected: Any) -> str:
+    """Return the difference of two outputs in words; empty if they agree."""
+    if isinstance(expected, list | dict):
+        return "" if len(result) == len(expected) else f"{len(result)} items, not {len(expected)}"
+    if result.shape != expected.shape or (
+        result.dtype != expected.dtype and expected.dtype.kind not in "OU"
+    ):
+        return f"{result.dtype}{list(result.shape)}, not {expected.dtype}{list(expected.shape)}"
+    if expected.dtype.kind in "fc":
         with np.errstate(all="ignore"):
-            most = float(np.nanmax(np.abs(want), initial=1.0, where=np.isfinite(want)))
-            close = np.isclose(got, want, rtol=_TOLERANCE, atol=_TOLERANCE * most, equal_nan=True)
+            most = float(np.nanmax(np.abs(expected), initial=1.0, where=np.isfinite(expected)))
+            close = np.isclose(
+                result, expected, rtol=_TOLERANCE, atol=_TOLERANCE * most, equal_nan=True
+            )
     else:
-        close = np.asarray(got == want)
+        close = np.asarray(result == expected)
     share = 1 - float(np.mean(close)) if close.size else 0.0
-    return f"{share:.1%} of numbers differ" if share > _FEW else ""
+    return f"{share:.1%} of numbers differ" if share > _TIES else ""
 
 
 def attempt(path: str, way: str) -> dict[str, str]:
-    """Return the outcome and why."""
-    found = reference(path)
-    if isinstance(found, str):
-        return {"outcome": "no reference", "why": found}
-    feeds, wanted = found
+    """Return the outcome of a trial and its reason."""
+    inputs_and_outputs = reference(path)
+    if isinstance(inputs_and_outputs, str):
+        return {"outcome": "no reference", "why": inputs_and_outputs}
+    feeds, expected = inputs_and_outputs
     devices, pinned = WAYS[way]
     with hetero.Core(executor="ray" if way == "ray" else "inprocess") as core:
         model = core.read_model(path)
@@ -102,24 +106,23 @@ def attempt(path: str, way: str) -> dict[str, str]:
             if pinned:
                 pins = random_affinity(core, model, ["ORT", "CPU"], 0)
             compiled = core.compile_model(model, devices, affinity=pins)
-            for _ in range(2):  # the second run is the bound one
-                results = list(compiled(feeds).values())
+            results = list(compiled(feeds).values())
         except HeteroError as error:
             return {"outcome": "refused", "why": str(error)}
-        why = next((s for g, w in zip(results, wanted, strict=True) if (s := differs(g, w))), "")
+        why = next((s for g, w in zip(results, expected, strict=True) if (s := differs(g, w))), "")
 
-        def ours(narrow: str, given: Feeds) -> list[Any]:
-            return list(core.compile_model(narrow, devices, affinity=pins)(given).values())
+        def ours(narrow: str, inputs: Feeds) -> list[Any]:
+            return list(core.compile_model(narrow, devices, affinity=pins)(inputs).values())
 
-        if why and (reason := explains(path, feeds, ours, _run)):
+        if why and (reason := explains(path, feeds, ours, run_reference)):
             return {"outcome": "vendor", "why": f"{why}: {reason}"}
     return {"outcome": "wrong" if why else "right", "why": why}
 
 
-def _run(path: str, feeds: Feeds) -> Sequence[Any]:
+def run_reference(path: str, feeds: Feeds) -> Sequence[Any]:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found: Sequence[Any] = session.run(None, feeds)
-    return found
+    outputs: Sequence[Any] = session.run(None, feeds)
+    return outputs
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The corpus's judge tells a right answer from a wrong one, and says why a model is refused."""
+"""Outcomes of trials with published models: right, refused, explained by the vendor, or wrong."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import parser
 
-from tests.wild.saturation import explains
-from tests.wild.trial import _run as run
-from tests.wild.trial import attempt, differs
+from benchmarks.published_models.saturation import explains
+from benchmarks.published_models.trial import attempt, differs
+from benchmarks.published_models.trial import run_reference as run
 
 
 def saved(folder: Path, body: str) -> str:
@@ -24,15 +24,15 @@ def saved(folder: Path, body: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["CPU", "random"])
-def test_a_model_is_held_to_onnxruntime(tmp_path: Path, way: str) -> None:
+def test_attempt_right_model(tmp_path: Path, way: str) -> None:
     assert attempt(saved(tmp_path, "{a = Relu(x) y = Exp(a)}"), way)["outcome"] == "right"
 
 
-def test_a_model_that_onnxruntime_does_not_run_is_no_reference(tmp_path: Path) -> None:
+def test_attempt_model_unknown_to_onnxruntime(tmp_path: Path) -> None:
     assert attempt(saved(tmp_path, "{y = a.b.Odd(x)}"), "CPU")["outcome"] == "no reference"
 
 
-def test_a_difference_is_told_from_what_products_of_8_bits_lose(tmp_path: Path) -> None:
+def test_explains_saturation_only(tmp_path: Path) -> None:
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 64] x) => (int32[1, 4] y) '
         "{q, s, z = DynamicQuantizeLinear(x) y = MatMulInteger(q, w, z)}"
@@ -43,12 +43,12 @@ def test_a_difference_is_told_from_what_products_of_8_bits_lose(tmp_path: Path) 
     onnx.save(proto, path)
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32)}
     assert "weights of 7 bits" in explains(path, feeds, run, run)
-    assert not explains(path, feeds, lambda *given: [2 * run(*given)[0]], run)
-    assert not explains(path, feeds, lambda *given: [run(*given)[0] * np.nan], run)
+    assert not explains(path, feeds, lambda *arguments: [2 * run(*arguments)[0]], run)
+    assert not explains(path, feeds, lambda *arguments: [run(*arguments)[0] * np.nan], run)
     assert not explains(saved(tmp_path, "{y = Relu(x)}"), feeds, run, run)
 
 
-def test_differences() -> None:
+def test_differs_by_value_dtype_and_shape() -> None:
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     assert not differs(x + 1e-5, x)
     assert "numbers differ" in differs(x + 0.1, x)

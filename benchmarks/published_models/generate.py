@@ -1,8 +1,9 @@
-"""Texts of exported decoders against transformers', whole layers on unlike devices.
+"""Compare generated text of exported decoders with transformers, cut by layers over devices.
 
-``python -m tests.wild.generate FOLDER [--json]``: the folder is `export_decoders.py`'s;
-``python tests/wild/generate.py FOLDER --expect``, in the environment of that, first writes
-``greedy.npz`` beside each model's ``expected.npz``: 100 prompts and the best tokens that follow.
+``python -m benchmarks.published_models.generate FOLDER [--json]``; `export_decoders.py` makes the
+folder. ``python benchmarks/published_models/generate.py FOLDER --expect``, in the environment of
+that script, first writes ``greedy.npz`` next to each ``expected.npz``: 100 prompts and the most
+likely tokens that follow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-#: Name -> executor, devices, and whether layers are pinned to them by turns.
+#: Name -> executor, devices, and whether layers alternate between the devices.
 WAYS: Final = {
     "ORT": ("inprocess", "ORT", False),
     "ORT,CPU by layers": ("inprocess", "HETERO:ORT,CPU", True),
@@ -23,14 +24,14 @@ WAYS: Final = {
     "OV,ORT,CPU on Ray": ("ray", "HETERO:OV,ORT,CPU", False),
 }
 _PROMPTS, _TOKENS, _LONGEST = 100, 6, 12
-#: Of logits, in the largest one.
+#: Tolerance of logits, relative to the largest.
 _TOLERANCE: Final = 1e-3
-#: On Ray, which is slow to begin, fewer.
+#: Fewer prompts on Ray, which takes long to start.
 _PROMPTS_ON_RAY: Final = 10
 
 
 def expect(folder: Path) -> None:
-    """Write transformers' tokens of one model's source, the whole text seen for each token."""
+    """Write transformers' tokens for one model; each token is computed from the whole text."""
     import torch
     import transformers
 
@@ -52,7 +53,7 @@ def expect(folder: Path) -> None:
 
 
 def attempt(path: Path, way: str) -> dict[str, Any]:
-    """Return how many texts of an export are transformers', and how far its logits are off."""
+    """Compare an export with transformers: equal texts, and the error of the logits."""
     import hetero
     from hetero.planning.layers import find_layers
 
@@ -74,7 +75,7 @@ def attempt(path: Path, way: str) -> dict[str, Any]:
             text = compiled.generate(ids[:length], _TOKENS, eos=())
             want = ids[length : length + _TOKENS].tolist()
             for _, score in zip(text, scores, strict=True):
-                if text.tokens[:-1] == want[: len(text.tokens) - 1]:  # else of another text
+                if text.tokens[:-1] == want[: len(text.tokens) - 1]:
                     off = max(off, float(np.abs(text.logits - score).max() / np.abs(score).max()))
             same += text.tokens == want
         right = same == most and off < _TOLERANCE
@@ -85,34 +86,36 @@ def attempt(path: Path, way: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Return 1 where a text was another."""
-    parser = argparse.ArgumentParser(prog="python -m tests.wild.generate", description=__doc__)
+    """Return 1 if a text differed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.published_models.generate", description=__doc__
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--expect", action="store_true", help="write what is expected")
+    parser.add_argument("--expect", action="store_true", help="write the expected tokens")
     parser.add_argument("--exporters", default="optimum,builder-fp32", help="folders of exports")
-    parser.add_argument("--way", choices=tuple(WAYS), action="append", help="by default all")
+    parser.add_argument("--way", choices=tuple(WAYS), action="append", help="default: all")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each trial")
-    asked = parser.parse_args()
-    if asked.expect:
-        for file in sorted(asked.folder.glob("*/optimum/model.onnx")):
+    options = parser.parse_args()
+    if options.expect:
+        for file in sorted(options.folder.glob("*/optimum/model.onnx")):
             expect(file.parents[1])
         return 0
     wrong = 0
-    for path in sorted(asked.folder.glob("*/*/model.onnx")):
+    for path in sorted(options.folder.glob("*/*/model.onnx")):
         name, exporter, _ = path.parts[-3:]
         if (
-            exporter not in asked.exporters.split(",")
+            exporter not in options.exporters.split(",")
             or not (path.parents[1] / "greedy.npz").is_file()
         ):
             continue
-        for way in asked.way or WAYS:
+        for way in options.way or WAYS:
             try:
-                found = attempt(path, way)
+                result = attempt(path, way)
             except Exception as error:
-                found = {"outcome": type(error).__name__, "why": str(error)[:200]}
-            wrong += found["outcome"] != "right"
-            row = {"model": name, "exporter": exporter, "way": way, **found}
-            print(json.dumps(row) if asked.json else " | ".join(row.values()), flush=True)
+                result = {"outcome": type(error).__name__, "why": str(error)[:200]}
+            wrong += result["outcome"] != "right"
+            row = {"model": name, "exporter": exporter, "way": way, **result}
+            print(json.dumps(row) if options.json else " | ".join(row.values()), flush=True)
     return int(wrong > 0)
 
 

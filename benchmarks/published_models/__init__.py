@@ -1,0 +1,1 @@
+"""ONNX models from published packages, compared with ONNX Runtime."""

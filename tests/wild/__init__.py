@@ -1,1 +1,0 @@
-"""Models that nobody here wrote: ONNX files from published packages, held to ONNX Runtime."""
