@@ -54,7 +54,7 @@ def plus_one(size: int | str) -> bytes:
 
 def post(path: str, body: bytes, **headers: str) -> bytes:
     """Return a request as it is sent."""
-    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}"]
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
     lines += [f"{key.replace('_', '-')}: {value}" for key, value in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 

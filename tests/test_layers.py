@@ -263,7 +263,7 @@ RESERVED = {
         *(
             "scheduler/observe/metrics.py",
             "hetero/observe/metrics_server.py",
-            "hetero/apps/serve/metrics.py",
+            "hetero/apps/serve/statistics.py",
         ),
     ],
     "uvicorn": ["hetero/apps/serve/*.py"],

@@ -58,7 +58,7 @@ def ask(
 
 def posted(body: bytes, path: str = INFER, more: str = "") -> bytes:
     """Return a POST as it is sent; `more` are lines of its head."""
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
 
 

@@ -179,7 +179,7 @@ def serve(
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
     watched = replace(options, watch_s=_WATCH_S if folder.is_dir() else 0.0)
-    with Server(repository, watched).until_started() as server:
+    with Server(repository, watched) as server:
         told = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
         tell("serve", told, [shown])
         if not wants_json():
@@ -190,7 +190,7 @@ def serve(
 
 def _run_workers(options: ServerOptions, count: int) -> None:
     """Run this command in several processes on the same ports."""
-    from hetero.apps.serve.workers import bound, run_workers
+    from hetero.apps.serve.workers import bind, run_workers
 
     context = click.get_current_context()
     on_ray = context.params.get("executor") == "ray"
@@ -204,7 +204,7 @@ def _run_workers(options: ServerOptions, count: int) -> None:
         ports = []
         for option, port in (("--port", options.port), ("--grpc-port", options.grpc_port)):
             if port is not None:
-                kept = stack.enter_context(bound(options.host, port, shared=True))
+                kept = stack.enter_context(bind(options.host, port, shared=True))
                 ports.append(kept.getsockname()[1])
                 command += [option, f"{ports[-1]}"]
         remark(f"serving at {options.host}:{ports[0]} with {count} workers; Ctrl-C ends them")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from hetero.apps.serve.errors import refused
+from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.exchange import Exchange
 from hetero.apps.serve.generation import (
     GenerationRequest,
@@ -19,7 +19,7 @@ from hetero.apps.serve.generation import (
     prompt_rows,
     read_generation,
 )
-from hetero.apps.serve.rest_messages import read_json
+from hetero.apps.serve.rest_messages import parse_json
 from hetero.apps.serve.service import Service
 
 #: Pieces, and how many tokens were generated where that is told, to a part of the answer.
@@ -33,7 +33,7 @@ class Completions:
         self._service = service
         self._generations = Generations()
 
-    def models(self, exchange: Exchange, asked: Mapping[str, str]) -> None:
+    async def models(self, exchange: Exchange, asked: Mapping[str, str]) -> None:
         """Answer with the models, or the one that is asked for, as OpenAI lists them."""
         repository = self._service.repository
         found = [repository.find(**asked)] if asked else repository.models()
@@ -44,9 +44,9 @@ class Completions:
     async def triton(self, stream: bool, exchange: Exchange, names: Mapping[str, str]) -> None:
         """Answer as Triton's generate extension does: whole, or piece by piece."""
         model = self._service.repository.find(**names)
-        document = read_json(exchange.body)
+        document = parse_json(exchange.body)
         if not isinstance(more := document.pop("parameters", None) or {}, dict):
-            raise refused("parameters is an object.")
+            raise protocol_error("parameters is an object.")
         document = {**document, **more, "stream": stream, "stream_options": None}
         asked = read_generation(document, "text_input", temperature=0.0, max_tokens=16)
         head = {"model_name": model.name, "model_version": model.version}
@@ -57,17 +57,19 @@ class Completions:
 
         rows = await asyncio.to_thread(prompt_rows, model, asked)
         if len(rows) > 1:
-            raise refused("text_input is one prompt here; /v1/completions takes several, and n.")
+            raise protocol_error(
+                "text_input is one prompt here; /v1/completions takes several, and n."
+            )
         pieces = self._generations.pieces(model, rows, asked, is_continued=True)
-        await _answer(exchange, pieces, shape, asked)
+        await exchange.cancel_on_disconnect(_answer(exchange, pieces, shape, asked))
 
     async def openai(self, is_chat: bool, exchange: Exchange, _: object) -> None:
         """Answer as OpenAI does to a prompt, or to a chat's messages."""
-        document = read_json(exchange.body)
+        document = parse_json(exchange.body)
         field, most = ("messages", None) if is_chat else ("prompt", 16)
         asked = read_generation(document, field, temperature=1.0, max_tokens=most)
         if not isinstance(name := document.get("model"), str):
-            raise refused("model is the name of one.")
+            raise protocol_error("model is the name of one.")
         model = self._service.repository.find(name)
         # A long prompt takes its tokenizer seconds, in which others are answered.
         rows = await asyncio.to_thread(chat_rows if is_chat else prompt_rows, model, asked)
@@ -102,7 +104,8 @@ class Completions:
             return {**head, "choices": choices, **({"usage": usage} if tells_usage else {})}
 
         pieces = self._generations.pieces(model, rows, asked, is_continued=not is_chat)
-        await _answer(exchange, pieces, shape, asked, b"data: [DONE]\n\n")
+        work = _answer(exchange, pieces, shape, asked, b"data: [DONE]\n\n")
+        await exchange.cancel_on_disconnect(work)
 
 
 async def _answer(

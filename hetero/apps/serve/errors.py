@@ -1,4 +1,4 @@
-"""What goes wrong with a request, and the statuses that say so in HTTP and gRPC."""
+"""Errors of requests, and their statuses in HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -19,42 +19,44 @@ from hetero.devices.errors import (
 
 
 class ProtocolError(HeteroError, ValueError):
-    """A request that the protocol does not allow, or that asks for what is not here.
+    """A request that the protocol or the server's options do not allow.
 
     Attributes
     ----------
     status : int
-        The HTTP status that says so.
+        The HTTP status of the response.
     """
 
     status: int
 
 
-def refused(message: str, status: int = 400) -> ProtocolError:
-    """Return the error of a request that cannot be answered."""
+def protocol_error(message: str, status: int = 400) -> ProtocolError:
+    """Return the error of a request that is refused."""
     return ProtocolError(message, status=status)
 
 
-#: HTTP status, gRPC's code for the same, and the errors that have it: the first that fits.
+#: HTTP status, gRPC's code, and the errors that have them; the first match counts.
 _TABLE: Final[tuple[tuple[int, str, tuple[type[HeteroError], ...]], ...]] = (
     (400, "INVALID_ARGUMENT", (TensorError,)),
     (401, "UNAUTHENTICATED", ()),
+    (403, "PERMISSION_DENIED", ()),
+    (408, "DEADLINE_EXCEEDED", ()),
     (413, "RESOURCE_EXHAUSTED", ()),
     (503, "UNAVAILABLE", (OverloadedError, DeviceLostError)),
     (504, "DEADLINE_EXCEEDED", (DeadlineError,)),
-    (499, "CANCELLED", (RequestCancelledError,)),  # nginx's: the client has gone
+    (499, "CANCELLED", (RequestCancelledError,)),  # nginx's status of a client that disconnected
     (501, "UNIMPLEMENTED", (UnsupportedOperationError,)),
     (404, "NOT_FOUND", (ModelNotFoundError,)),
     (400, "INVALID_ARGUMENT", (ModelError, ArgumentError)),
 )
-#: HTTP status -> gRPC's code; of others it is INTERNAL.
+#: HTTP status -> gRPC's code; INTERNAL for the others.
 GRPC_CODES: Final = {status: code for status, code, _ in _TABLE}
 
 
-def told(error: BaseException) -> tuple[int, str]:
-    """Return the HTTP status of an error and what the client is told of it."""
+def describe_error(error: BaseException) -> tuple[int, str]:
+    """Return the HTTP status of an error and the message for the client."""
     if isinstance(error, ProtocolError):
         return error.status, f"{error}"
     if isinstance(error, HeteroError):
         return next((row[0] for row in _TABLE if isinstance(error, row[2])), 500), f"{error}"
-    return 500, "an error of the server's own"
+    return 500, "internal error; the server's log has the traceback"

@@ -9,15 +9,14 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from hetero.apps.serve.errors import refused
+from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.options import ServerOptions
-from hetero.apps.serve.rest_messages import dump_json, number_of
+from hetero.apps.serve.rest_messages import dump_json, parse_number
+from hetero.apps.serve.service import Reservation
 from hetero.apps.serve.tensors import Raw
 from hetero.devices.errors import RequestCancelledError
 
 Headers = Sequence[tuple[bytes, bytes]]
-#: The rest of a response that cannot be finished at once.
-Pending = Coroutine[Any, Any, None]
 #: An ASGI message.
 Event = dict[str, Any]
 #: Responses up to this size are sent in one write.
@@ -40,6 +39,8 @@ class Exchange:
         The request's headers by lower-case name.
     body : bytes
         The request's body; empty until `read` returns.
+    reservation : Reservation
+        Bytes of the body in the budget of all bodies.
     is_disconnected : bool
         Whether the client has closed the connection before the response.
     has_events : bool
@@ -51,13 +52,15 @@ class Exchange:
         scope: Mapping[str, Any],
         receive: Callable[[], Awaitable[Event]],
         send: Callable[[Event], Awaitable[None]],
+        reservation: Reservation,
     ) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self.method: Final[str] = scope["method"]
         self.path: Final[str] = scope["path"]
         self.headers: Final[Mapping[bytes, bytes]] = dict(scope["headers"])
+        self.reservation: Final = reservation
         self.body: Raw = b""
-        self.status = self.sent_nbytes = 0
+        self.status = self.received_nbytes = self.sent_nbytes = 0
         self.has_events = self.is_disconnected = False
         self._head: Headers | None = ()
         self._parts: Sequence[Raw] = ()
@@ -68,11 +71,10 @@ class Exchange:
         return self.headers.get(name, b"").decode("latin-1")
 
     async def read(self, options: ServerOptions) -> None:
-        """Read the body; refuse one that is too large or too slow."""
-        limit = options.body_nbytes
-        if number_of(self.headers.get(b"content-length", b"")) > limit:
+        """Read the body; refuse one that is too large or too slow, or has no room in memory."""
+        limit, parts, is_complete = options.body_nbytes, [], False
+        if parse_number(self.headers.get(b"content-length", b"")) > limit:
             raise _too_large(limit)
-        parts, nbytes, is_complete = [], 0, False
         try:
             async with asyncio.timeout(options.body_s):
                 while not is_complete:
@@ -81,26 +83,29 @@ class Exchange:
                         self.is_disconnected = True
                         raise RequestCancelledError("the client has disconnected.")
                     parts.append(event["body"])
-                    nbytes += len(parts[-1])
-                    if nbytes > limit:
+                    self.received_nbytes += len(parts[-1])
+                    if self.received_nbytes > limit:
                         raise _too_large(limit)
+                    self.reservation.add(len(parts[-1]))
                     is_complete = not event["more_body"]
         except TimeoutError:
-            raise refused(f"the body did not arrive within {options.body_s:g} s.", 408) from None
+            raise protocol_error(
+                f"the body did not arrive within {options.body_s:g} s.", 408
+            ) from None
         self.body = parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def finish(self, pending: Pending) -> None:
-        """Finish a response; cancel it if the client disconnects."""
-        work = asyncio.ensure_future(pending)
+    async def cancel_on_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that may take long; cancel it if the client disconnects."""
+        task = asyncio.ensure_future(work)
         disconnect = asyncio.ensure_future(self._receive())
         try:
-            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
                 self.is_disconnected = True
-                work.cancel()
-            await work
+                task.cancel()
+            await task
         finally:
-            work.cancel()
+            task.cancel()
             disconnect.cancel()
 
     def respond(
@@ -162,7 +167,7 @@ class Exchange:
             "path": self.path,
             "status": self.status,
             "took_s": round(time.perf_counter() - self._start_s, 6),
-            "received_nbytes": len(self.body),
+            "received_nbytes": self.received_nbytes,
             "sent_nbytes": self.sent_nbytes,
         }
         if trace := trace_of(self.header(b"traceparent")):
@@ -171,4 +176,4 @@ class Exchange:
 
 
 def _too_large(limit: int) -> Exception:
-    return refused(f"the body has more than the {limit} bytes allowed.", 413)
+    return protocol_error(f"the body has more than the {limit} bytes allowed.", 413)

@@ -12,7 +12,7 @@ import msgspec
 
 from hetero.apps.generate.ports import Decoder
 from hetero.apps.generate.text import TextStream
-from hetero.apps.serve.errors import refused
+from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.served_model import ServedModel
 from hetero.devices.errors import OverloadedError
 
@@ -99,7 +99,7 @@ def read_generation(
         value, only = given.pop(name), _ONLY[name]
         # logprobs=0 asks for the chosen tokens' scores: it is not False.
         if value != only or isinstance(value, bool) != isinstance(only, bool):
-            raise refused(f"{name}={value!r}: not offered here; leave it out.")
+            raise protocol_error(f"{name}={value!r}: not offered here; leave it out.")
     if (most := given.pop("max_completion_tokens", None)) is not None:
         given["max_tokens"] = most  # the newer name, where both are given
     if (prompt := given.pop(prompt_name, None)) is not None:
@@ -108,7 +108,7 @@ def read_generation(
         return msgspec.convert(usual | given, GenerationRequest)
     except msgspec.ValidationError as error:
         said = f"{error}".replace("$.prompt", f"$.{prompt_name}")
-        raise refused(said.replace("`prompt`", f"`{prompt_name}`")) from error
+        raise protocol_error(said.replace("`prompt`", f"`{prompt_name}`")) from error
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class Generations:
         most = request.max_tokens or Decoder.of(model.compiled.source).context_length or _USUAL
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         loop, counts = asyncio.get_running_loop(), model.statistics
-        with counts.of_texts(len(rows)):
+        with counts.count_generation(len(rows)):
             generation = model.compiled.generate(rows, most, eos=eos, **request.sampling)
             self._num_running += len(rows)
             try:
@@ -209,7 +209,9 @@ def prompt_rows(model: ServedModel, request: GenerationRequest) -> list[list[int
     for prompt in given if is_several else [given]:
         ids = model.texts.ids(prompt) if isinstance(prompt, str) else prompt
         if any(type(item) is not int for item in ids):
-            raise refused("a prompt is a text, or a list of token ids; or there are several such.")
+            raise protocol_error(
+                "a prompt is a text, or a list of token ids; or there are several such."
+            )
         rows += [ids] * request.n
     return rows
 
@@ -220,5 +222,5 @@ def chat_rows(model: ServedModel, request: GenerationRequest) -> list[list[int]]
     Raises ProtocolError: they are no messages, or none that the model's template takes.
     """
     if not isinstance(request.prompt, list):
-        raise refused("messages is a list of {role, content}.")
+        raise protocol_error("messages is a list of {role, content}.")
     return [model.texts.chat_ids(request.prompt, request.chat_template_kwargs)] * request.n

@@ -1,46 +1,65 @@
-"""The protocol's gRPC form, on threads: each call has one from its beginning to its end."""
+"""The protocol's gRPC form on the event loop: no call holds a thread while it waits.
+
+Every method reads its message by itself, as a stream of one: a token is checked before a message
+is read, and a message that does not arrive in time ends its call.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from hetero.apps.serve.errors import GRPC_CODES, told
+from hetero.apps.serve.errors import GRPC_CODES, describe_error, protocol_error
 from hetero.apps.serve.exchange import trace_of
-from hetero.apps.serve.grpc_messages import Message, read_call_of, read_message, write_answer
+from hetero.apps.serve.grpc_messages import MESSAGES, GrpcMessage, parse_message, write_response
 from hetero.apps.serve.inference import Inference
 from hetero.apps.serve.proto_file import proto_file
-from hetero.apps.serve.service import CALLS, Service
-from hetero.devices.errors import ArgumentError, HeteroError, RequestCancelledError
+from hetero.apps.serve.service import CALLS, LARGE_NBYTES, Service
+from hetero.devices.errors import ArgumentError, HeteroError, OverloadedError
 
 _log = logging.getLogger(__name__)
-#: Calls at once; of more, so many again wait for a thread before calls are refused.
-_THREADS: Final = 64
-_MOST_CALLS: Final = 1024
-#: A method's request and context to its answer, or its answers.
-Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+#: Calls at once, health checks not counted.
+MAX_CALLS: Final = 4096
+#: Calls at once on a connection; a client waits before it begins more.
+_MAX_CALLS_PER_CONNECTION: Final = 512
+#: Seconds that a stream may be idle.
+STREAM_IDLE_S: Final = 300.0
+#: Bytes of a message that is no inference.
+_MAX_MESSAGE_NBYTES: Final = 2**20
+#: Milliseconds: connections are checked when idle, closed without calls, and renewed, so that
+#: clients find new servers; gRPC's guide to keepalive has these options.
+_KEEPALIVE: Final = {
+    "grpc.keepalive_time_ms": 60_000,
+    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.max_connection_idle_ms": 600_000,
+    "grpc.max_connection_age_ms": 3_600_000,
+    "grpc.max_connection_age_grace_ms": 600_000,
+}
+_FILE: Final = proto_file("open_inference.proto")
+_HEALTH: Final = proto_file("health.proto")
+Context = Any  # grpc has no types
 
 
 class GrpcServer:
-    """Answers gRPC calls at a port, 0 for a free one, until it is closed."""
+    """Answers gRPC calls at a port, 0 for a free one; made and used on one event loop."""
 
     def __init__(self, service: Service, port: int) -> None:
         self._service, options = service, service.options
-        self._server = grpc.server(
-            ThreadPoolExecutor(_THREADS, "grpc"),
-            handlers=[self._inference(), self._health()],
+        self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", min(options.body_nbytes, 2**31 - 1)),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", _MAX_CALLS_PER_CONNECTION),
                 ("grpc.so_reuseport", int(options.shared_port)),
+                *_KEEPALIVE.items(),
             ],
-            maximum_concurrent_rpcs=_MOST_CALLS,
         )
+        self._server.add_generic_rpc_handlers((_Methods(service),))
         host = f"[{options.host}]" if ":" in options.host else options.host
         address = f"{host}:{port}"
         try:
@@ -52,103 +71,144 @@ class GrpcServer:
                 port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ArgumentError(
-                f"cannot serve gRPC at {address}: {error}. Give another port; 0 takes a free one."
+                f"cannot serve gRPC at {address}: {error}. Pass another port; 0 takes a free one."
             ) from error
         self.port: Final[int] = port
-        self._server.start()
 
-    def close(self, grace_s: float) -> None:
-        """Take no more calls, answer those that are there, and end."""
-        self._server.stop(grace_s).wait()
+    async def start(self) -> None:
+        """Begin to answer."""
+        await self._server.start()
 
-    def _inference(self) -> grpc.GenericRpcHandler:
-        file = proto_file("open_inference.proto")
-        handlers = {}
-        for method in file.methods:
-            name, write = method.name, file.messages[method.output_type.name]
-            if name == "ModelInfer":
-                handlers[name] = grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self._infer), read_message, Message.SerializeToString
-                )
-            elif name == "ModelStreamInfer":
-                handlers[name] = grpc.stream_stream_rpc_method_handler(
-                    self._stream, read_message, write.SerializeToString
-                )
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and cancel those that have not ended after a while."""
+        await self._server.stop(grace_s)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """The methods of the services, by their paths."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._num_calls = 0
+        self._handlers: dict[str, Any] = {
+            f"/{_HEALTH.service}/Check": grpc.stream_stream_rpc_method_handler(self._check_health)
+        }
+        for method in _FILE.methods:
+            if method.name == "ModelInfer":
+                answer = self._infer_once
+            elif method.name == "ModelStreamInfer":
+                answer = self._infer_stream
             else:
-                handlers[name] = grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self._document(name, write)),
-                    file.messages[method.input_type.name].FromString,
-                    write.SerializeToString,
-                )
-        return grpc.method_handlers_generic_handler(file.service, handlers)
+                answer = partial(self._answer_call, method)
+            self._handlers[f"/{_FILE.service}/{method.name}"] = (
+                grpc.stream_stream_rpc_method_handler(partial(self._guard, answer))
+            )
 
-    def _health(self) -> grpc.GenericRpcHandler:
-        """Return gRPC's own check, which needs no token."""
-        file = proto_file("health.proto")
-        request, answer = file.messages["HealthCheckRequest"], file.messages["HealthCheckResponse"]
-        handler = grpc.unary_unary_rpc_method_handler(
-            lambda _, __: answer(status=1 if self._service.is_ready() else 2),  # SERVING or not
-            request.FromString,
-            answer.SerializeToString,
-        )
-        return grpc.method_handlers_generic_handler(file.service, {"Check": handler})
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler of a method; None if there is none."""
+        return self._handlers.get(handler_call_details.method)
 
-    def _guarded(self, behaviour: Behaviour) -> Behaviour:
-        """Return a behaviour whose errors are gRPC's statuses, and that wants a token if any is."""
-
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            try:
-                self._check_token(context)
-                return behaviour(request, context)
-            except Exception as error:
-                context.abort(*_status(error))
-
-        return answer
-
-    def _check_token(self, context: grpc.ServicerContext) -> None:
-        self._service.check_token(_metadata(context, "authorization").encode())
-
-    def _document(self, name: str, made: Any) -> Behaviour:
-        def answer(request: Any, _: grpc.ServicerContext) -> Any:
-            asked = {f.name: getattr(request, f.name) for f in request.DESCRIPTOR.fields}
-            return ParseDict(CALLS[name](self._service, asked) or {}, made())
-
-        return answer
-
-    def _stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        """Answer one after the other; an error is one request's, and the stream goes on."""
-        made = proto_file("open_inference.proto").messages["ModelStreamInferResponse"]
+    async def _guard(self, answer: Any, _: object, context: Context) -> None:
+        """Answer a call; check its token first, and turn errors into gRPC's statuses."""
         try:
-            self._check_token(context)
-        except HeteroError as error:
-            context.abort(*_status(error))
-        for request in requests:
+            self._service.check_token(_metadata(context, "authorization").encode())
+            if self._num_calls >= MAX_CALLS:
+                raise OverloadedError(f"{MAX_CALLS} gRPC calls are open; try again later.")
+            self._num_calls += 1
             try:
-                head, raws = self._infer(request, context)
-                head.raw_output_contents.extend(map(bytes, raws))
-                yield made(infer_response=head)
+                await answer(context)
+            finally:
+                self._num_calls -= 1
+        except Exception as error:
+            await context.abort(*_status(error))
+
+    async def _check_health(self, _: object, context: Context) -> None:
+        """Answer gRPC's own health check, which needs no token."""
+        ready = self._service.is_ready()
+        answer = _HEALTH.messages["HealthCheckResponse"](status=1 if ready else 2)
+        await context.write(answer.SerializeToString())
+
+    async def _read(self, context: Context, seconds: float) -> bytes | None:
+        """Return the next message of a call; None after the last."""
+        try:
+            async with asyncio.timeout(seconds):
+                data = await context.read()
+        except TimeoutError:
+            raise protocol_error(f"no message within {seconds:g} s.", 408) from None
+        return None if data is grpc.aio.EOF else data
+
+    async def _read_one(self, context: Context) -> bytes:
+        data = await self._read(context, self._service.options.body_s)
+        if data is None:
+            raise protocol_error("the call has no message.")
+        return data
+
+    async def _answer_call(self, method: Any, context: Context) -> None:
+        data = await self._read_one(context)
+        if len(data) > _MAX_MESSAGE_NBYTES:
+            raise protocol_error(f"the message has more than {_MAX_MESSAGE_NBYTES} bytes.", 413)
+        message = parse_message(method.input_type.name, data)
+        fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+        call = CALLS[method.name]
+        if call.is_slow:
+            document = await asyncio.to_thread(call.answer, self._service, fields)
+        else:
+            document = call.answer(self._service, fields)
+        answer = ParseDict(document or {}, MESSAGES[method.output_type.name]())
+        await context.write(answer.SerializeToString())
+
+    async def _infer_once(self, context: Context) -> None:
+        data = await self._read_one(context)
+        with self._service.bodies.reserve() as reservation:
+            reservation.add(len(data))
+            response = await self._infer(await self._parse(data), len(data), context)
+        nbytes = sum(map(len, response.raw_output_contents))
+        await context.write(await self._service.run_codec(nbytes, response.SerializeToString))
+
+    async def _infer_stream(self, context: Context) -> None:
+        """Answer one request after the other; an error is an answer, and the stream continues."""
+        make = MESSAGES["ModelStreamInferResponse"]
+        while (data := await self._read(context, STREAM_IDLE_S)) is not None:
+            request_id = ""
+            try:
+                with self._service.bodies.reserve() as reservation:
+                    reservation.add(len(data))
+                    message = await self._parse(data)
+                    request_id = message.id
+                    answer = make(infer_response=await self._infer(message, len(data), context))
             except Exception as error:
-                answer = made(error_message=_status(error)[1])
-                answer.infer_response.id = request.head.id
-                yield answer
+                answer = make(error_message=_status(error)[1])
+                answer.infer_response.id = request_id
+            await context.write(answer.SerializeToString())
 
-    def _infer(self, message: Message, context: grpc.ServicerContext) -> Message:
-        asked, regions = message.head, self._service.regions
-        model = self._service.repository.find(asked.model_name, asked.model_version)
-        with Inference(model) as inference:
-            call = read_call_of(message, regions)
+    async def _parse(self, data: bytes) -> GrpcMessage:
+        parse = partial(GrpcMessage, data, self._service.options.json_nbytes)
+        return await self._service.run_codec(len(data), parse)
+
+    async def _infer(self, message: GrpcMessage, nbytes: int, context: Context) -> Any:
+        """Return the response to a request."""
+        service = self._service
+        model = service.repository.find(message.model_name, message.model_version)
+        with Inference(model, service.regions) as inference:
+            await service.run_codec(nbytes, partial(inference.read, message))
             trace = trace_of(_metadata(context, "traceparent"))
-            inference.asks(call, context.time_remaining(), trace, waits=True, inline=True)
-            submission = inference.submission
-            if not submission.future.done() and not context.add_callback(submission.cancel):
-                submission.cancel()
-                raise RequestCancelledError("the client has gone.")
-            outputs = inference.outputs(submission.future.result(), regions)
-            return write_answer(model.name, model.version, call, outputs)
+            inference.submit(context.time_remaining(), trace, is_small=nbytes < LARGE_NBYTES)
+            if not inference.is_done:
+                await inference.wait()
+            outputs = inference.outputs()
+            write = partial(
+                write_response,
+                model.name,
+                model.version,
+                message.id,
+                outputs,
+                is_raw=inference.request.wants_raw_outputs,
+            )
+            return await service.run_codec(sum(o.array.nbytes for o in outputs), write)
 
 
-def _metadata(context: grpc.ServicerContext, name: str) -> str:
-    """Return what a client says beside its request; empty where it does not."""
+def _metadata(context: Context, name: str) -> str:
+    """Return a metadata value of a call; empty if the client did not send it."""
     return next((f"{value}" for key, value in context.invocation_metadata() if key == name), "")
 
 
@@ -156,6 +216,6 @@ def _status(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Return the code and message of an error."""
     if not isinstance(error, HeteroError):
         _log.error("a gRPC call failed", exc_info=error)
-    error.with_traceback(None)  # it leads to those who hold the error, and to the tensors
-    status, message = told(error)
+    error.with_traceback(None)  # its frames refer to the request's tensors
+    status, message = describe_error(error)
     return grpc.StatusCode[GRPC_CODES.get(status, "INTERNAL")], message

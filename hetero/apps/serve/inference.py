@@ -1,4 +1,4 @@
-"""One request for an inference, by either protocol: from its call to its answer, and timed."""
+"""An inference request of either protocol, from its message to its outputs."""
 
 from __future__ import annotations
 
@@ -8,118 +8,134 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from hetero.apps.serve.inference_request import InferCall, Output, placed
+from hetero.apps.serve.inference_request import (
+    InferenceRequest,
+    OutputTensor,
+    RequestMessage,
+    check_document,
+    decode_request,
+    requested_outputs,
+)
 from hetero.apps.serve.served_model import ServedModel
-from hetero.apps.serve.shared_memory import Regions
+from hetero.apps.serve.shared_memory import SharedMemoryRegions
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response
 from hetero.scheduler.executor import Submission
 
-#: Seconds that a request may seem to take longer because others ran, too.
+#: Device time of a model up to which the event loop's thread runs a small request itself: handing
+#: it to another thread takes about as long.
+_INLINE_S: Final = 0.0005
+#: Seconds by which other requests may make one slower; a longer one is not the typical time.
 _NOISE_S: Final = 0.02
 
 
 class Inference:
-    """A block that is one request: it has succeeded where the block ends without an error.
+    """A request; as a context manager it counts itself as succeeded or failed.
 
-    Stages that ran side by side count one after the other, so that times of parts may be more than
-    the time of the whole.
+    The times of stages that ran in parallel are added up, so parts may exceed the whole.
     """
 
     __slots__ = (
-        "_answer",
-        "_began_s",
-        "_read_s",
-        "_runs",
-        "_writes_s",
-        "call",
-        "goes_on",
+        "_decode_s",
+        "_encode_start_s",
+        "_is_running",
+        "_regions",
+        "_response",
+        "_start_s",
+        "_submission",
+        "_values",
         "model",
-        "submission",
-        "values",
+        "request",
     )
 
-    def __init__(self, model: ServedModel) -> None:
-        self.model = model
-        self.call: InferCall
-        self.values: Mapping[str, Value]
-        self.submission: Submission
-        #: Whether it goes on in another block than the one that ends next.
-        self.goes_on = False
-        self._runs = False
-        self._began_s = time.perf_counter()
+    def __init__(self, model: ServedModel, regions: SharedMemoryRegions) -> None:
+        self.model: Final = model
+        self.request: InferenceRequest
+        self._regions = regions
+        self._values: Mapping[str, Value]
+        self._submission: Submission
+        self._response: Response
+        self._is_running = False
+        self._start_s = time.perf_counter()
 
     def __enter__(self) -> Inference:
         return self
 
-    def asks(
-        self, call: InferCall, left_s: float | None, trace: str, *, waits: bool | None, inline: bool
-    ) -> None:
-        """Check the inputs of a call, and have devices begin, now or once there is room.
+    def read(self, message: RequestMessage) -> None:
+        """Check a message and decode its inputs; takes long for large ones."""
+        check_document(message.document)
+        self.model.check(message.document)
+        self.request = decode_request(message, self._regions)
+        self._values = self.model.convert(self.request)
 
-        `left_s`: seconds until the client gives up. What has a deadline has another thread.
+    def submit(self, client_timeout_s: float | None, trace: str, *, is_small: bool) -> None:
+        """Start the request, now or once the model has room for it.
+
+        `client_timeout_s`: seconds until the client gives up.
         """
-        self.call, self.values = call, self.model.values(call)
-        timeout_s = call.timeout_s
-        if left_s is not None:
-            timeout_s = left_s if timeout_s is None else min(left_s, timeout_s)
+        timeouts_s = [s for s in (client_timeout_s, self.request.timeout_s) if s is not None]
+        timeout_s = max(0.0, min(timeouts_s)) if timeouts_s else None
+        is_quick = self.model.statistics.typical_s < _INLINE_S and timeout_s is None
         request = Request(
             timeout_s,
-            waits=waits,
-            inline=inline and timeout_s is None,
-            priority=call.priority,
+            waits=None,
+            inline=is_small and is_quick,
+            priority=self.request.priority,
             trace=trace,
         )
-        self._read_s = time.perf_counter() - self._began_s
+        self._decode_s = time.perf_counter() - self._start_s
         with self.model.statistics.lock:
             self.model.statistics.num_in_flight += 1
-        self._runs = True
-        self.submission = self.model.submit(self.values, request)
+        self._is_running = True
+        self._submission = self.model.submit(self._values, request)
 
-    async def answered(self) -> Response:
-        """Return the answer once it is there; whoever cancels this cancels the request."""
-        made, loop, ended = self.submission.future, asyncio.get_running_loop(), asyncio.Event()
+    @property
+    def is_done(self) -> bool:
+        """Whether the devices have answered."""
+        return self._submission.future.done()
+
+    async def wait(self) -> None:
+        """Wait until the devices have answered; cancel the request if this is cancelled."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and with it who waited
-                loop.call_soon_threadsafe(ended.set)
+            with suppress(RuntimeError):  # the loop has ended, and with it the waiting task
+                loop.call_soon_threadsafe(done.set)
 
-        made.add_done_callback(wake)
+        self._submission.future.add_done_callback(wake)
         try:
-            await ended.wait()
+            await done.wait()
         except asyncio.CancelledError:
-            self.submission.cancel()
+            self._submission.cancel()
             raise
-        return made.result()
 
-    def outputs(self, answer: Response, regions: Regions) -> list[Output]:
-        """Return the outputs that the call wants, which are written next."""
-        self._writes_s, self._answer = time.perf_counter(), answer
-        return [*placed(self.call, self.model.output_names, answer.outputs, regions)]
+    def outputs(self) -> list[OutputTensor]:
+        """Return the requested outputs; encode them next."""
+        self._encode_start_s = time.perf_counter()
+        self._response = self._submission.future.result()
+        names, results = self.model.output_names, self._response.outputs
+        return [*requested_outputs(self.request, names, results, self._regions)]
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if self.goes_on:
-            self.goes_on = False
-            return
-        ended_s, counts = time.perf_counter(), self.model.statistics
-        took_s = ended_s - self._began_s
-        rows = 0 if error is not None else self.model.rows(self.values)
-        with counts.lock:
-            counts.num_in_flight -= self._runs
+    def __exit__(self, error_type: object, error: object, traceback: object) -> None:
+        end_s, statistics = time.perf_counter(), self.model.statistics
+        total_s = end_s - self._start_s
+        num_rows = 0 if error is not None else self.model.num_rows(self._values)
+        with statistics.lock:
+            statistics.num_in_flight -= self._is_running
             if error is not None:
-                counts.num_failed += 1
-                counts.seconds["fail"] += took_s
+                statistics.num_failed += 1
+                statistics.seconds["fail"] += total_s
                 return
-            infer_s = sum(run.ended_s - run.started_s for run in self._answer.stage_timings)
-            write_s, seconds = ended_s - self._writes_s, counts.seconds
-            counts.num_succeeded += 1
-            counts.num_inferences += rows
-            seconds["success"] += took_s
-            seconds["queue"] += max(0.0, took_s - infer_s - self._read_s - write_s)
-            seconds["compute_input"] += self._read_s
+            infer_s = sum(run.ended_s - run.started_s for run in self._response.stage_timings)
+            encode_s, seconds = end_s - self._encode_start_s, statistics.seconds
+            statistics.num_succeeded += 1
+            statistics.num_inferences += num_rows
+            seconds["success"] += total_s
+            seconds["queue"] += max(0.0, total_s - infer_s - self._decode_s - encode_s)
+            seconds["compute_input"] += self._decode_s
             seconds["compute_infer"] += infer_s
-            seconds["compute_output"] += write_s
-            most_s = infer_s if infer_s > _NOISE_S else 1.1 * counts.usual_s
-            counts.usual_s = min(max(infer_s, counts.usual_s / 2), most_s)
-            counts.last_ms = int(time.time() * 1000)
+            seconds["compute_output"] += encode_s
+            limit_s = infer_s if infer_s > _NOISE_S else 1.1 * statistics.typical_s
+            statistics.typical_s = min(max(infer_s, statistics.typical_s / 2), limit_s)
+            statistics.last_ms = int(time.time() * 1000)

@@ -1,28 +1,32 @@
-"""A call for an inference: what REST and gRPC requests both become, and their answers come of."""
+"""Inference requests: the form that REST and gRPC messages have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final, NamedTuple
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Meta, Raw, Struct
 
-from hetero.apps.serve.datatypes import NAMES
-from hetero.apps.serve.errors import refused
-from hetero.apps.serve.shared_memory import Regions
-from hetero.apps.serve.tensors import from_raw, to_raw
+from hetero.apps.serve.errors import protocol_error
+from hetero.apps.serve.shared_memory import Location, SharedMemoryRegions
+from hetero.apps.serve.tensors import NAMES, decode_raw, encode_raw, find_datatype
 
-#: The level of a request that names none; 1 is the highest.
-USUAL_LEVEL: Final = 100
-Size = Annotated[int, Meta(ge=0)]
+#: Priority level of a request that names none; 1 is the highest.
+DEFAULT_LEVEL: Final = 100
+#: Dimensions of a tensor; numpy's limit.
+MAX_RANK: Final = 64
+#: Elements of a tensor; beyond, numpy's sizes in bytes overflow.
+MAX_ELEMENTS: Final = 2**58
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class TensorParameters(Struct):
-    """What the protocol and its extensions define as parameters of a tensor.
+    """Parameters of a tensor that the protocol and its extensions define.
 
     `binary_data_size`: bytes of an input behind the JSON.
-    `binary_data`: whether an output comes as raw bytes; None leaves it to the call.
+    `binary_data`: whether an output is sent as raw bytes; None takes the request's default.
     """
 
     binary_data_size: Size | None = None
@@ -33,15 +37,17 @@ class TensorParameters(Struct):
     shared_memory_offset: Size = 0
 
     @property
-    def place(self) -> tuple[str, int, int] | None:
-        """Region, size and offset in the client's memory; None where it is in the message."""
-        if (name := self.shared_memory_region) is None:
+    def location(self) -> Location | None:
+        """Location of the tensor in shared memory; None if it is part of the message."""
+        if self.shared_memory_region is None:
             return None
-        return name, self.shared_memory_byte_size, self.shared_memory_offset
+        return Location(
+            self.shared_memory_region, self.shared_memory_offset, self.shared_memory_byte_size
+        )
 
 
-class CallParameters(Struct):
-    """What they define as parameters of a call; `timeout` is in microseconds, 0 is none."""
+class RequestParameters(Struct):
+    """Parameters of a request; `timeout` is in microseconds, 0 is none."""
 
     binary_data_output: bool = False
     timeout: Size = 0
@@ -49,115 +55,160 @@ class CallParameters(Struct):
     sequence_id: int | str = 0
 
 
-class WantedOutput(Struct):
-    """An output that a call asks for."""
+class RequestedOutput(Struct):
+    """An output that a request asks for."""
 
     name: str
     parameters: TensorParameters | None = None
 
 
-class Input(Struct):
-    """A tensor of a call; numpy's arrays have 64 dimensions at most."""
+class InputTensor(Struct):
+    """An input tensor whose data is not decoded; `data` is its JSON, if it has any."""
 
     name: str
-    shape: Annotated[list[Size], Meta(max_length=64)]
+    shape: Annotated[list[Size], Meta(max_length=MAX_RANK)]
     datatype: str
     parameters: TensorParameters | None = None
     data: Raw = Raw()
 
 
-class Document(Struct):
-    """A request for an inference as it is written."""
+class RequestDocument(Struct):
+    """A request without its tensors' data, as JSON has it."""
 
-    inputs: list[Input]
-    outputs: list[WantedOutput] | None = None
+    inputs: list[InputTensor]
+    outputs: list[RequestedOutput] | None = None
     id: str = ""
-    parameters: CallParameters | None = None
+    parameters: RequestParameters | None = None
 
 
-class InferCall(NamedTuple):
-    """A call for an inference, with its tensors read.
+class RequestMessage(Protocol):
+    """A request in the encoding of REST or gRPC."""
 
-    `outputs`: those that are wanted, by name; empty means all.
-    `binary`: whether outputs come as raw bytes where they do not say.
-    `timeout_s`: seconds until the answer must be there; None leaves it to the model.
-    `priority`: as `hetero.InferRequest.priority`: the greatest goes first.
+    document: RequestDocument
+
+    @property
+    def wants_raw_outputs(self) -> bool:
+        """Whether outputs are raw bytes unless the request says otherwise."""
+
+    def decode(self, tensor: InputTensor) -> np.ndarray:
+        """Return the data of an input; called once for each, in the document's order."""
+
+    def check_complete(self) -> None:
+        """Raise ProtocolError if the message has data that belongs to no input."""
+
+
+class InferenceRequest(NamedTuple):
+    """A request with its inputs decoded.
+
+    `outputs`: the requested outputs by name; empty requests all.
+    `timeout_s`: seconds until the deadline; None takes the model's.
+    `priority`: as in `hetero.InferRequest.priority`: the greatest runs first.
     """
 
     inputs: Mapping[str, np.ndarray]
     outputs: Mapping[str, TensorParameters]
     id: str
-    binary: bool
+    wants_raw_outputs: bool
     timeout_s: float | None
     priority: int
 
 
 _NO_PARAMETERS: Final = TensorParameters()
-_USUAL: Final = CallParameters()
+_NO_REQUEST_PARAMETERS: Final = RequestParameters()
 
 
-def read_call(
-    document: Document, tensor: Callable[[Input], np.ndarray], regions: Regions
-) -> InferCall:
-    """Return the call that a document is; `tensor` reads inputs that are in it, in their order."""
-    parameters = document.parameters or _USUAL
-    if parameters.sequence_id:
-        raise refused(
-            "sequence_id: models here keep nothing between requests. Leave it out, and give "
-            "what the model remembers as inputs.",
+def check_document(document: RequestDocument) -> None:
+    """Raise ProtocolError if a request is refused whatever the model is."""
+    if (document.parameters or _NO_REQUEST_PARAMETERS).sequence_id:
+        raise protocol_error(
+            "sequence_id: models keep no state between requests here. Leave it out, and pass the "
+            "state as inputs.",
             501,
         )
+    names = [tensor.name for tensor in document.inputs]
+    if len(set(names)) != len(names):
+        raise protocol_error(f"an input is repeated; got {', '.join(map(repr, names))}.")
+    for output in document.outputs or ():
+        if output.parameters is not None and output.parameters.classification:
+            raise protocol_error(
+                "parameter classification is not supported: take the largest elements of the "
+                "output.",
+                501,
+            )
+    for tensor in document.inputs:
+        if math.prod(max(size, 1) for size in tensor.shape) > MAX_ELEMENTS:
+            raise protocol_error(f"input {tensor.name!r}: shape {tensor.shape} is too large.")
+
+
+def decode_request(message: RequestMessage, regions: SharedMemoryRegions) -> InferenceRequest:
+    """Return a request with its inputs decoded; its document has to be checked before."""
+    document = message.document
+    parameters = document.parameters or _NO_REQUEST_PARAMETERS
     inputs: dict[str, np.ndarray] = {}
-    for entry in document.inputs:
-        if entry.name in inputs:
-            raise refused(f"input {entry.name!r} is given twice.")
-        if entry.parameters is not None and (place := entry.parameters.place):
-            data = regions.read(*place)
-            inputs[entry.name] = from_raw(entry.name, entry.datatype, entry.shape, data)
+    for tensor in document.inputs:
+        if tensor.parameters is not None and (location := tensor.parameters.location):
+            inputs[tensor.name] = _read_shared(tensor, location, regions)
         else:
-            inputs[entry.name] = tensor(entry)
-    outputs = {o.name: o.parameters or _NO_PARAMETERS for o in document.outputs or ()}
-    if any(wanted.classification for wanted in outputs.values()):
-        raise refused("parameter classification: not here; take the largest of the output.", 501)
-    level = parameters.priority
-    return InferCall(
+            inputs[tensor.name] = message.decode(tensor)
+    message.check_complete()
+    return InferenceRequest(
         inputs,
-        outputs,
+        {output.name: output.parameters or _NO_PARAMETERS for output in document.outputs or ()},
         document.id,
-        parameters.binary_data_output,
+        message.wants_raw_outputs or parameters.binary_data_output,
         parameters.timeout / 1e6 or None,
-        USUAL_LEVEL - level if level else 0,
+        DEFAULT_LEVEL - parameters.priority if parameters.priority else 0,
     )
 
 
-class Output(NamedTuple):
-    """An output to be written: in the client's memory already, as raw bytes, or as elements."""
+def _read_shared(
+    tensor: InputTensor, location: Location, regions: SharedMemoryRegions
+) -> np.ndarray:
+    dtype = find_datatype(tensor.name, tensor.datatype).dtype
+    nbytes = math.prod(tensor.shape) * dtype.itemsize
+    if not dtype.hasobject and location.nbytes != nbytes:  # before that much is read
+        raise protocol_error(
+            f"input {tensor.name!r}: shared_memory_byte_size {location.nbytes}, expected {nbytes} "
+            f"for {tensor.datatype} of shape {tensor.shape}."
+        )
+    return decode_raw(tensor.name, tensor.datatype, tensor.shape, regions.read(location))
+
+
+class OutputTensor(NamedTuple):
+    """An output tensor to encode.
+
+    `is_raw`: whether it is encoded as raw bytes.
+    `location`: its parameters in the response if it is in shared memory already.
+    """
 
     name: str
     datatype: str
     array: np.ndarray
-    is_binary: bool
-    parameters: Mapping[str, Any] | None
+    is_raw: bool
+    location: Mapping[str, Any] | None
 
 
-def placed(
-    call: InferCall, names: Iterable[str], answered: Mapping[str, Any], regions: Regions
-) -> Iterator[Output]:
-    """Yield outputs as a call wants them; those with a place in the client's memory go there."""
-    for name in call.outputs or names:
-        array = np.asarray(answered[name])
-        wanted = call.outputs.get(name, _NO_PARAMETERS)
+def requested_outputs(
+    request: InferenceRequest,
+    names: Iterable[str],
+    results: Mapping[str, Any],
+    regions: SharedMemoryRegions,
+) -> Iterator[OutputTensor]:
+    """Yield the requested outputs of results; write those with a location to shared memory."""
+    for name in request.outputs or names:
+        array = np.asarray(results[name])
+        parameters = request.outputs.get(name, _NO_PARAMETERS)
         datatype = NAMES[array.dtype]
-        if place := wanted.place:
-            data = to_raw(array)
-            region, _, offset = place
-            regions.write(*place, data)
-            parameters = {
-                "shared_memory_region": region,
-                "shared_memory_offset": offset,
+        if location := parameters.location:
+            data = encode_raw(array)
+            regions.write(location, data)
+            described = {
+                "shared_memory_region": location.region,
+                "shared_memory_offset": location.offset,
                 "shared_memory_byte_size": len(data),
             }
-            yield Output(name, datatype, array, False, parameters)
+            yield OutputTensor(name, datatype, array, False, described)
         else:
-            binary = call.binary if wanted.binary_data is None else wanted.binary_data
-            yield Output(name, datatype, array, binary, None)
+            is_raw = parameters.binary_data
+            is_raw = request.wants_raw_outputs if is_raw is None else is_raw
+            yield OutputTensor(name, datatype, array, is_raw, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hetero.apps.serve.errors import ProtocolError, refused
+from hetero.apps.serve.errors import ProtocolError, protocol_error
 from hetero.apps.serve.served_model import ServedModel
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import HeteroError
@@ -65,16 +65,18 @@ class Repository:
         entries = self._entries.get(name)
         if entries is None:
             known = ", ".join(map(repr, self._entries)) or "none"
-            raise refused(f"no model {name!r} here; there are {known}.", 404)
+            raise protocol_error(f"no model {name!r} here; there are {known}.", 404)
         if version:
             if (entry := entries.get(version)) is None:
                 known = ", ".join(entries)
-                raise refused(f"model {name!r} has no version {version!r}; it has {known}.", 404)
+                raise protocol_error(
+                    f"model {name!r} has no version {version!r}; it has {known}.", 404
+                )
         else:
             only = len(entries) == 1
             entry = next(iter(entries.values())) if only else max(entries.values(), key=_rank)
         if entry.model is None:
-            raise refused(
+            raise protocol_error(
                 f"version {entry.source.version} of model {name!r} is {entry.state.lower()}: "
                 f"{entry.reason}.",
                 503 if entry.state == "LOADING" else 404,
@@ -119,17 +121,17 @@ class Repository:
         with self._changing:
             sources = [source for source in self._find_sources() if source.name == name]
             if not sources:
-                raise refused(f"no model {name!r} in the repository to load.", 404)
+                raise protocol_error(f"no model {name!r} in the repository to load.", 404)
             self._take(name, sources, retry=True)
         broken = [e for e in self._entries[name].values() if e.model is None]
         if broken:
-            raise refused(f"model {name!r} is not loaded: {broken[0].reason}.")
+            raise protocol_error(f"model {name!r} is not loaded: {broken[0].reason}.")
 
     def unload(self, name: str) -> None:
         """Serve a model no more; requests that run end as they would have."""
         with self._changing:
             if name not in self._entries:
-                raise refused(f"no model {name!r} here to unload.", 404)
+                raise protocol_error(f"no model {name!r} here to unload.", 404)
             with self._lock:
                 for entry in self._entries[name].values():
                     entry.model, entry.state, entry.reason = None, "UNAVAILABLE", UNLOADED
@@ -189,7 +191,7 @@ def _rank(entry: _Entry) -> tuple[bool, int, str]:
     return entry.model is not None, int(version) if version.isdecimal() else -1, version
 
 
-def fixed(models: Mapping[str, CompiledModel]) -> Repository:
+def fixed_repository(models: Mapping[str, CompiledModel]) -> Repository:
     """Return a repository of models that are compiled already, each as version 1."""
 
     def source(name: str, compiled: CompiledModel) -> ModelSource:

@@ -1,267 +1,283 @@
-"""The Open Inference Protocol's REST form: what answers requests, and how errors are told."""
+"""The protocol's REST form: an ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
 from hetero.apps.serve.completions import Completions
-from hetero.apps.serve.errors import refused, told
-from hetero.apps.serve.exchange import ONE_WRITE_NBYTES, Exchange, Headers, Pending, trace_of
+from hetero.apps.serve.errors import describe_error, protocol_error
+from hetero.apps.serve.exchange import Exchange, trace_of
 from hetero.apps.serve.inference import Inference
-from hetero.apps.serve.metrics import metrics_text
+from hetero.apps.serve.inference_request import OutputTensor
 from hetero.apps.serve.rest_messages import (
+    RestMessage,
+    compress,
+    decompress,
     dump_json,
-    number_of,
-    packed,
-    read_infer,
-    read_json,
-    unpacked,
-    write_infer,
+    parse_json,
+    parse_number,
+    preferred_encoding,
+    write_response,
 )
-from hetero.apps.serve.routes import Names, Route, Routes, openapi
-from hetero.apps.serve.service import CALLS, Service
+from hetero.apps.serve.routes import Names, Route, Router, openapi
+from hetero.apps.serve.service import CALLS, LARGE_NBYTES, Service
+from hetero.apps.serve.sites import check_site
+from hetero.apps.serve.statistics import metrics_text
 from hetero.apps.serve.tensors import Raw
 from hetero.devices.errors import HeteroError
-from hetero.devices.request.response import Response
 
 _log = logging.getLogger(__name__)
 
 _JSON_NBYTES: Final = b"inference-header-content-length"
-#: Milliseconds until the proxy before this server gives up, as Envoy tells it.
+#: Envoy's header: milliseconds until the proxy in front of this server gives up.
 _TIMEOUT_MS: Final = b"x-envoy-expected-rq-timeout-ms"
-#: Status -> headers that go with it.
-_HEADERS: Final = {
+#: Status -> headers of its responses.
+_ERROR_HEADERS: Final = {
     401: [(b"www-authenticate", b"Bearer")],
     503: [(b"retry-after", b"1")],
 }
-#: Seconds of the devices up to which the loop's thread runs a request itself, and its bytes.
-_QUICK_S: Final = 0.0005
-_SMALL_NBYTES: Final = 65536
 
 
-class ServingApp:
-    """The application. Health checks are answered to anybody, the rest to who has a token."""
+class RestApplication:
+    """The application. Health checks need no token."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self.options: Final = service.options
-        self._routes = Routes(self._table())
+        self._router = Router(self._routes())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        exchange = Exchange(scope, receive, send)
-        try:
-            if not exchange.path.startswith("/v2/health/"):
-                self._service.check_token(exchange.headers.get(b"authorization", b""))
-            await exchange.read(self.options)
-            routes, names = self._routes.at(exchange.path)
-            method = "GET" if exchange.method == "HEAD" else exchange.method
-            if (route := routes.get(method)) is None:
-                raise _no_route(exchange, routes)
-            if (pending := route.answer(exchange, names)) is not None:
-                await exchange.finish(pending)
-        except asyncio.CancelledError:  # the client has disconnected, or the server ends
-            _answer_error(exchange, refused("the server ends.", 503))
-        except Exception as error:
-            _answer_error(exchange, error)
+        options = self._service.options
+        with self._service.bodies.reserve() as reservation:
+            exchange = Exchange(scope, receive, send, reservation)
+            try:
+                self._check_access(exchange)
+                await exchange.read(options)
+                await self._answer(exchange)
+            except asyncio.CancelledError:  # the client has disconnected, or the server ends
+                _respond_error(exchange, protocol_error("the server ends.", 503))
+            except Exception as error:
+                _respond_error(exchange, error)
+            exchange.body = b""
         if not exchange.is_disconnected:
             await exchange.send()
-        self._log(exchange)
-
-    def _log(self, exchange: Exchange) -> None:
-        if self.options.access_log:
+        if options.access_log:
             exchange.log()
 
-    def _table(self) -> list[Route]:
-        texts = Completions(self._service)
-        read = 400, 408, 413
-        rows = [
-            Route("GET", "/v2", self._document("ServerMetadata"), "The server", "server"),
-            Route("GET", "/v2/health/live", self._document("ServerLive"), "Is it up?", "live"),
-            Route("GET", "/v2/health/ready", self._ready, "Are requests welcome?", "ready", (503,)),
-            Route("GET", "/v2/models/stats", self._document("ModelStatistics"), "What all did"),
-            Route(
-                "POST",
-                "/v2/repository/index",
-                self._document("RepositoryIndex", _only),
-                "The models that are here",
-                "index",
-                read,
-            ),
-            Route(
-                "POST",
-                "/v2/repository/models/{model_name}/load",
-                self._document("RepositoryModelLoad"),
-            ),
-            Route(
-                "POST",
-                "/v2/repository/models/{model_name}/unload",
-                self._document("RepositoryModelUnload"),
-            ),
-            Route("GET", "/v1/models", texts.models),
-            Route("GET", "/v1/models/{name}", texts.models),
-            Route("POST", "/v1/completions", partial(texts.openai, False)),
-            Route("POST", "/v1/chat/completions", partial(texts.openai, True)),
-            Route("GET", "/openapi.json", self._openapi),
-            Route("GET", "/metrics", self._metrics),
-        ]
-        for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            found = 404, 503
-            rows += [
-                Route("GET", path, self._document("ModelMetadata"), "Ports", "model", found),
-                Route("GET", f"{path}/ready", self._ready, "Is it loaded?", "ready", found),
-                Route(
-                    "GET",
-                    f"{path}/config",
-                    self._document("ModelConfig", _only),
-                    "As Triton has it",
-                    "anything",
-                    found,
-                ),
-                Route(
-                    "GET",
-                    f"{path}/stats",
-                    self._document("ModelStatistics"),
-                    "What it did",
-                    "anything",
-                    found,
-                ),
-                Route(
-                    "POST",
-                    f"{path}/infer",
-                    self._infer,
-                    "An inference",
-                    "inference_response",
-                    (*read, 415, 500, 501, 504, *found),
-                    "inference_request",
-                ),
-                Route("POST", f"{path}/generate", partial(texts.triton, False)),
-                Route("POST", f"{path}/generate_stream", partial(texts.triton, True)),
-            ]
-        for path in ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"):
-            status = self._document("SystemSharedMemoryStatus", lambda d: [*_only(d).values()])
-            rows += [
-                Route("GET", f"{path}/status", status),
-                Route("POST", f"{path}/register", self._document("SystemSharedMemoryRegister")),
-                Route("POST", f"{path}/unregister", self._document("SystemSharedMemoryUnregister")),
-            ]
-        return rows
+    def _check_access(self, exchange: Exchange) -> None:
+        if not exchange.path.startswith("/v2/health/"):
+            check_site(self._service.options, exchange.headers)
+            self._service.check_token(exchange.headers.get(b"authorization", b""))
 
-    def _document(self, called: str, shape: Callable[[Any], Any] = lambda told: told) -> Any:
-        """Return what answers with a call's document; what changes something has a thread."""
+    async def _answer(self, exchange: Exchange) -> None:
+        routes, names = self._router.find(exchange.path)
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        if (route := routes.get(method)) is None:
+            raise _no_route(exchange, routes)
+        await route.answer(exchange, names)
+
+    def _routes(self) -> list[Route]:
+        texts, call = Completions(self._service), self._call
+        models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+        regions = ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}")
+        loads = "/v2/repository/models/{model_name}"
+        return [
+            Route("GET", "/v2", call("ServerMetadata"), "Server metadata", "server"),
+            Route("GET", "/v2/health/live", call("ServerLive"), "Liveness", "live"),
+            Route("GET", "/v2/health/ready", self._ready, "Readiness", "ready", (503,)),
+            Route("GET", "/v2/models/stats", call("ModelStatistics"), "Statistics of all models"),
+            Route(
+                "POST", "/v2/repository/index", call("RepositoryIndex", _only), "Models", "index"
+            ),
+            Route("POST", f"{loads}/load", call("RepositoryModelLoad"), "Load a model"),
+            Route("POST", f"{loads}/unload", call("RepositoryModelUnload"), "Unload a model"),
+            *(route for path in models for route in self._model_routes(path, texts)),
+            *(route for path in regions for route in self._region_routes(path)),
+            Route("GET", "/v1/models", texts.models, "Models in OpenAI's form", "openai_models"),
+            Route(
+                "GET", "/v1/models/{name}", texts.models, "A model in OpenAI's form", "openai_model"
+            ),
+            Route(
+                "POST",
+                "/v1/completions",
+                partial(texts.openai, False),
+                "Completion of a prompt",
+                "completion",
+                body="completion_request",
+            ),
+            Route(
+                "POST",
+                "/v1/chat/completions",
+                partial(texts.openai, True),
+                "Answer to a chat",
+                "completion",
+                body="chat_request",
+            ),
+            Route("GET", "/openapi.json", self._openapi, "This description"),
+            Route("GET", "/metrics", self._metrics, "Metrics for Prometheus", "text"),
+        ]
+
+    def _model_routes(self, path: str, texts: Completions) -> list[Route]:
+        call, config = self._call, self._call("ModelConfig", _only)
+        return [
+            Route("GET", path, call("ModelMetadata"), "Model metadata", "model"),
+            Route("GET", f"{path}/ready", self._ready, "Readiness of a model", "ready", (503,)),
+            Route("GET", f"{path}/config", config, "Configuration in Triton's form"),
+            Route("GET", f"{path}/stats", call("ModelStatistics"), "Statistics of a model"),
+            Route(
+                "POST",
+                f"{path}/infer",
+                self._infer,
+                "Inference",
+                "inference_response",
+                (415, 500, 504),
+                "inference_request",
+            ),
+            Route(
+                "POST",
+                f"{path}/generate",
+                partial(texts.triton, False),
+                "Generation",
+                "generation",
+                body="generation_request",
+            ),
+            Route(
+                "POST",
+                f"{path}/generate_stream",
+                partial(texts.triton, True),
+                "Generation as events",
+                "events",
+                body="generation_request",
+            ),
+        ]
+
+    def _region_routes(self, path: str) -> list[Route]:
+        call, rows = self._call, lambda document: [*_only(document).values()]
+        register = call("SystemSharedMemoryRegister")
+        return [
+            Route("GET", f"{path}/status", call("SystemSharedMemoryStatus", rows), "Shared memory"),
+            Route("POST", f"{path}/register", register, "Register shared memory", body="region"),
+            Route(
+                "POST",
+                f"{path}/unregister",
+                call("SystemSharedMemoryUnregister"),
+                "Unregister shared memory",
+            ),
+        ]
+
+    def _call(
+        self, name: str, shape: Callable[[Any], Any] = lambda document: document
+    ) -> Callable[[Exchange, Names], Awaitable[None]]:
+        """Return the handler of a call; `shape` turns gRPC's document into REST's."""
+        call = CALLS[name]
 
         async def answer(exchange: Exchange, names: Names) -> None:
-            call, body = partial(CALLS[called], self._service), exchange.body
-            if exchange.method != "POST":
-                document = call(names)
+            is_empty = exchange.method != "POST" or not bytes(exchange.body).strip()
+            fields = {**({} if is_empty else parse_json(exchange.body)), **names}
+            if call.is_slow:
+                document = await asyncio.to_thread(call.answer, self._service, fields)
             else:
-                asked = read_json(body) if bytes(body).strip() else {}
-                document = await asyncio.to_thread(call, {**asked, **names})
+                document = call.answer(self._service, fields)
             exchange.respond(200, [] if document is None else [dump_json(shape(document))])
 
         return answer
 
-    def _ready(self, exchange: Exchange, names: Names) -> None:
-        found = self._service.repository.find(**names) if names else None
-        ready = found.is_ready if found else self._service.is_ready()
-        document = {"name": found.name, "ready": ready} if found else {"ready": ready}
-        exchange.respond_json(document, 200 if ready else 503)
+    async def _ready(self, exchange: Exchange, names: Names) -> None:
+        model = self._service.repository.find(**names) if names else None
+        is_ready = model.is_ready if model else self._service.is_ready()
+        document = {"name": model.name, "ready": is_ready} if model else {"ready": is_ready}
+        exchange.respond_json(document, 200 if is_ready else 503)
 
-    def _openapi(self, exchange: Exchange, _: Names) -> None:
+    async def _openapi(self, exchange: Exchange, _: Names) -> None:
         models = [row["name"] for row in self._service.repository.index()]
-        exchange.respond_json(openapi(self._routes.routes, models))
+        exchange.respond_json(openapi(self._router.routes, models))
 
-    def _metrics(self, exchange: Exchange, _: Names) -> None:
-        text = metrics_text(self._service.repository.models()).encode()
-        exchange.respond(200, [text], b"text/plain; version=0.0.4; charset=utf-8")
+    async def _metrics(self, exchange: Exchange, _: Names) -> None:
+        models = self._service.repository.models()
+        text = metrics_text({(model.name, model.version): model.statistics for model in models})
+        content_type = b"text/plain; version=0.0.4; charset=utf-8"
+        exchange.respond(200, [text.encode()], content_type)
 
-    def _infer(self, exchange: Exchange, names: Names) -> Pending | None:
-        encoding, headers = exchange.headers.get(b"content-encoding"), exchange.headers
-        with Inference(self._service.repository.find(**names)) as inference:
-            if not encoding:
-                self._begin(inference, headers, exchange.body)
-            if encoding or _accepts_packed(exchange) or not inference.submission.future.done():
-                inference.goes_on = True
-                return self._infer_in_turn(inference, exchange)
-            answer = self._written(inference, inference.submission.future.result())
-        exchange.respond(200, *answer)
-        return None
+    async def _infer(self, exchange: Exchange, names: Names) -> None:
+        service, headers = self._service, exchange.headers
+        model = service.repository.find(**names)
+        with Inference(model, service.regions) as inference:
+            body = await self._decompressed(exchange)
+            limit, length = service.options.json_nbytes, headers.get(_JSON_NBYTES)
 
-    async def _infer_in_turn(self, inference: Inference, exchange: Exchange) -> None:
-        """Answer an inference that has to wait, or whose bytes are packed."""
-        with inference:
-            if encoding := exchange.header(b"content-encoding").lower():
-                most = self.options.body_nbytes
-                body = await asyncio.to_thread(unpacked, exchange.body, encoding, most)
-                self._begin(inference, exchange.headers, body)
-            parts, kind, headers = self._written(inference, await inference.answered())
-        if _accepts_packed(exchange):
-            accepted = exchange.header(b"accept-encoding")
-            if sum(map(len, parts)) > ONE_WRITE_NBYTES:  # others need not wait for it
-                encoding, parts = await asyncio.to_thread(packed, parts, accepted)
-            else:
-                encoding, parts = packed(parts, accepted)
-            if encoding:
-                headers = [*headers, (b"content-encoding", encoding.encode())]
-        exchange.respond(200, parts, kind, headers)
+            def read() -> None:
+                inference.read(RestMessage(body, length, limit))
 
-    def _begin(self, inference: Inference, headers: Mapping[bytes, bytes], body: Raw) -> None:
-        """Start the inference that a body asks for, now or once there is room."""
-        call = read_infer(body, headers.get(_JSON_NBYTES), self._service.regions)
-        left_ms = headers.get(_TIMEOUT_MS, b"")
-        left_s = number_of(left_ms) / 1000 or None
-        trace = trace_of(headers.get(b"traceparent", b"").decode("latin-1"))
-        # The loop's own thread runs what takes less than to hand it on.
-        quick = len(body) < _SMALL_NBYTES and inference.model.statistics.usual_s < _QUICK_S
-        inference.asks(call, left_s, trace, waits=None, inline=quick)
+            await service.run_codec(len(body), read)
+            client_timeout_s = parse_number(headers.get(_TIMEOUT_MS, b"")) / 1000 or None
+            trace = trace_of(exchange.header(b"traceparent"))
+            inference.submit(client_timeout_s, trace, is_small=len(body) < LARGE_NBYTES)
+            if not inference.is_done:
+                await exchange.cancel_on_disconnect(inference.wait())
+            outputs = inference.outputs()
+            id_ = inference.request.id
+            write = partial(write_response, model.name, model.version, id_, outputs)
+            json_nbytes, parts = await service.run_codec(_nbytes(outputs), write)
+        content_type, response_headers = b"application/json", list[tuple[bytes, bytes]]()
+        if json_nbytes is not None:
+            content_type = b"application/octet-stream"
+            response_headers.append((_JSON_NBYTES, b"%d" % json_nbytes))
+        if encoding := preferred_encoding(exchange.header(b"accept-encoding")):
+            nbytes = sum(map(len, parts))
+            parts = await service.run_codec(nbytes, partial(compress, parts, encoding))
+            response_headers.append((b"content-encoding", encoding.encode()))
+        exchange.respond(200, parts, content_type, response_headers)
 
-    def _written(
-        self, inference: Inference, answer: Response
-    ) -> tuple[Sequence[Raw], bytes, Headers]:
-        """Return an answer's body in parts, its type and further headers."""
-        model, outputs = inference.model, inference.outputs(answer, self._service.regions)
-        length, parts = write_infer(model.name, model.version, inference.call.id, outputs)
-        if length is None:
-            return parts, b"application/json", ()
-        return parts, b"application/octet-stream", [(_JSON_NBYTES, b"%d" % length)]
+    async def _decompressed(self, exchange: Exchange) -> Raw:
+        """Return a request's body without its Content-Encoding."""
+        if not (encoding := exchange.header(b"content-encoding").lower()):
+            return exchange.body
+        limit = self._service.options.body_nbytes
+        unpack = partial(decompress, exchange.body, encoding, limit)
+        body = await self._service.run_codec(LARGE_NBYTES, unpack)
+        exchange.reservation.add(len(body))
+        return body
+
+
+def _nbytes(outputs: Sequence[OutputTensor]) -> int:
+    return sum(output.array.nbytes for output in outputs)
 
 
 def _only(document: dict[str, Any]) -> Any:
-    """Return a document's only value: REST has no name for it, where gRPC has a field."""
+    """Return a document's only value: gRPC has a field for it, REST has the value itself."""
     [value] = document.values()
     return value
 
 
-def _accepts_packed(exchange: Exchange) -> bool:
-    return exchange.headers.get(b"accept-encoding") not in (None, b"", b"identity")
-
-
-def _no_route(exchange: Exchange, routes: Collection[str]) -> HeteroError:
-    """Return the error of a path that is not here, or takes other methods."""
-    if not routes:
-        return refused(
-            f"no {exchange.path} here; paths begin at /v2, of OpenAI's there are "
-            "/v1/models, /v1/completions and /v1/chat/completions.",
+def _no_route(exchange: Exchange, methods: Collection[str]) -> HeteroError:
+    """Return the error of a path that does not exist, or not with this method."""
+    if not methods:
+        return protocol_error(
+            f"no path {exchange.path}; paths begin with /v2, and OpenAI's are /v1/models, "
+            "/v1/completions and /v1/chat/completions. GET /openapi.json lists all.",
             404,
         )
-    error = refused(f"{exchange.path} takes {', '.join(routes)}, not {exchange.method}.", 405)
-    error.data["allow"] = ", ".join(routes)
+    error = protocol_error(
+        f"{exchange.path}: method {exchange.method}, expected {', '.join(methods)}.", 405
+    )
+    error.data["allow"] = ", ".join(methods)
     return error
 
 
-def _answer_error(exchange: Exchange, error: Exception) -> None:
+def _respond_error(exchange: Exchange, error: Exception) -> None:
+    """Set the response of an error, in the form of the path."""
     if exchange.is_disconnected:
         exchange.status = 499
         return
-    status, message = told(error)
+    status, message = describe_error(error)
     if not isinstance(error, HeteroError):
         _log.error("%s %s", exchange.method, exchange.path, exc_info=error)
-    error.with_traceback(None)  # it leads to those who hold the error, and to the tensors
-    headers = _HEADERS.get(status, [])
+    error.with_traceback(None)  # its frames refer to the request's tensors
+    headers = _ERROR_HEADERS.get(status, [])
     if status == 405 and isinstance(error, HeteroError):
         headers = [(b"allow", error.data["allow"].encode())]
     document: Any = message
@@ -270,5 +286,5 @@ def _answer_error(exchange: Exchange, error: Exception) -> None:
         document = {"message": message, "type": kind, "param": None, "code": None}
     if exchange.has_events:
         exchange.end_events(b"data: %s\n\n" % dump_json({"error": document}))
-    elif not exchange.status:  # else the head of an answer is on its way
+    else:
         exchange.respond_json({"error": document}, status, headers)

@@ -1,4 +1,4 @@
-"""REST's inference messages: JSON, and behind it the raw bytes of binary tensors; packed or not."""
+"""REST messages: JSON, followed by the raw bytes of binary tensors; compressed or not."""
 
 from __future__ import annotations
 
@@ -10,131 +10,150 @@ import msgspec
 import numpy as np
 import orjson
 
-from hetero.apps.serve.errors import refused
-from hetero.apps.serve.inference_request import Document, InferCall, Input, Output, read_call
-from hetero.apps.serve.shared_memory import Regions
-from hetero.apps.serve.tensors import Raw, from_json, from_raw, to_json, to_raw
+from hetero.apps.serve.errors import protocol_error
+from hetero.apps.serve.inference_request import InputTensor, OutputTensor, RequestDocument
+from hetero.apps.serve.tensors import Raw, decode_json, decode_raw, encode_json, encode_raw
 
-#: zlib's window of each encoding that a body may have.
+#: Content-Encoding -> zlib's window.
 _WINDOWS: Final = {"gzip": 31, "deflate": 15}
-#: Packed bytes that are unpacked at once: while Python puts the pieces together all threads wait.
-_PACKED_NBYTES: Final = 65536
-#: Quick rather than small: tensors hardly shrink.
-_EFFORT: Final = 1
-_DOCUMENT: Final = msgspec.json.Decoder(Document)
+#: Compressed bytes that are decompressed at once.
+_COMPRESSED_NBYTES: Final = 65536
+#: zlib's fastest level: tensors hardly shrink.
+_LEVEL: Final = 1
+_DOCUMENT: Final = msgspec.json.Decoder(RequestDocument)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-def unpacked(body: Raw, encoding: str, most_nbytes: int) -> Raw:
-    """Return a body, of a bounded size, without its Content-Encoding; ProtocolError if damaged."""
+def decompress(body: Raw, encoding: str, limit: int) -> bytes:
+    """Return a body without its Content-Encoding; ProtocolError if it is damaged or too large."""
     if encoding in ("", "identity"):
-        return body
+        return bytes(body)
     if encoding not in _WINDOWS:
-        raise refused(f"Content-Encoding {encoding!r}: gzip and deflate are known here.", 415)
+        raise protocol_error(
+            f"Content-Encoding {encoding!r}: expected one of {', '.join(_WINDOWS)}.", 415
+        )
     reader = zlib.decompressobj(_WINDOWS[encoding])
-    view, pieces, left = memoryview(body), [], most_nbytes + 1
-    for at in range(0, len(body), _PACKED_NBYTES):
+    view, parts, left = memoryview(body), [], limit + 1
+    for at in range(0, len(body), _COMPRESSED_NBYTES):
         try:
-            pieces.append(reader.decompress(view[at : at + _PACKED_NBYTES], left))
+            parts.append(reader.decompress(view[at : at + _COMPRESSED_NBYTES], left))
         except zlib.error as error:
-            raise refused(f"the body is not {encoding}: {error}.") from error
-        left -= len(pieces[-1])
+            raise protocol_error(f"the body is not {encoding}: {error}.") from error
+        left -= len(parts[-1])
         if left <= 0:
-            raise refused(f"the body has more than {most_nbytes} bytes when it is unpacked.", 413)
+            raise protocol_error(f"the body has more than {limit} bytes decompressed.", 413)
         if reader.eof:
             break
-    if not reader.eof or reader.unused_data or at + _PACKED_NBYTES < len(body):
-        raise refused(f"the body is cut off, or has more behind its {encoding} data.")
-    return b"".join(pieces)
+    if not reader.eof or reader.unused_data or at + _COMPRESSED_NBYTES < len(body):
+        raise protocol_error(f"the body is truncated, or has more after its {encoding} data.")
+    return b"".join(parts)
 
 
-def packed(parts: Sequence[Raw], accepted: str) -> tuple[str, Sequence[Raw]]:
-    """Return the encoding that a client prefers of those it accepts, and the body in it."""
+def preferred_encoding(accepted: str) -> str:
+    """Return the Content-Encoding that a client prefers, by its Accept-Encoding; or none."""
     best, encoding = 0.0, ""
     for part in accepted.split(","):
         name, _, weight = part.partition(";")
         try:
-            weighs = float(weight.replace(" ", "").removeprefix("q=") or 1)
+            quality = float(weight.replace(" ", "").removeprefix("q=") or 1)
         except ValueError:
             continue
-        if name.strip().lower() in _WINDOWS and weighs > best:
-            best, encoding = weighs, name.strip().lower()
-    if not encoding:
-        return "", parts
-    writer = zlib.compressobj(_EFFORT, zlib.DEFLATED, _WINDOWS[encoding])
-    return encoding, [b"".join([*map(writer.compress, parts), writer.flush()])]
+        if name.strip().lower() in _WINDOWS and quality > best:
+            best, encoding = quality, name.strip().lower()
+    return encoding
 
 
-def read_json(data: Raw, decoder: msgspec.json.Decoder[Any] = _OBJECT) -> Any:
-    """Return a JSON object, as the decoder has it; ProtocolError if the data is none."""
+def compress(parts: Sequence[Raw], encoding: str) -> list[Raw]:
+    """Return a body in a Content-Encoding."""
+    writer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOWS[encoding])
+    return [b"".join([*map(writer.compress, parts), writer.flush()])]
+
+
+def parse_json(data: Raw, decoder: msgspec.json.Decoder[Any] = _OBJECT) -> Any:
+    """Return a JSON object; ProtocolError if the data is not what the decoder expects."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise refused(f"the body is not the JSON that is wanted: {error}.") from error
+        raise protocol_error(f"the body is not the expected JSON: {error}.") from error
 
 
 def dump_json(document: Any) -> bytes:
-    """Return a document as JSON; arrays are lists."""
+    """Return a document as JSON; arrays become lists."""
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def number_of(header: bytes) -> int:
-    """Return the number that a header is, by its first digits where it has very many; else 0."""
+def parse_number(header: bytes) -> int:
+    """Return the number in a header, by its first 18 digits; 0 if it is none."""
     return int(header[:18]) if header.isdigit() else 0
 
 
-def read_infer(body: Raw, json_nbytes: bytes | None, regions: Regions) -> InferCall:
-    """Return the call of an unpacked body; raw bytes follow the JSON where its length is told."""
-    length = len(body)
-    if json_nbytes is not None:
-        length = number_of(json_nbytes)
-        if not 0 < length <= len(body):
-            raise refused(
-                f"Inference-Header-Content-Length is {json_nbytes.decode('latin-1')!r}; wanted the "
-                f"JSON's bytes, 1 to {len(body)}."
-            )
-    raw = memoryview(body)
-    document, raw = read_json(raw[:length], _DOCUMENT), raw[length:]
+class RestMessage:
+    """A REST request for an inference; see `hetero.apps.serve.inference_request.RequestMessage`.
 
-    def tensor(entry: Input) -> np.ndarray:
-        nonlocal raw
-        name, shape = entry.name, entry.shape
-        nbytes = entry.parameters.binary_data_size if entry.parameters else None
+    `json_nbytes`: the header that has the JSON's length if raw bytes follow it.
+    `max_json_nbytes`: bytes that the JSON may have.
+    """
+
+    wants_raw_outputs = False
+
+    def __init__(self, body: Raw, json_nbytes: bytes | None, max_json_nbytes: int) -> None:
+        length = len(body)
+        if json_nbytes is not None:
+            length = parse_number(json_nbytes)
+            if not 0 < length <= len(body):
+                raise protocol_error(
+                    f"Inference-Header-Content-Length is {json_nbytes[:40].decode('latin-1')!r}; "
+                    f"expected the number of bytes of the JSON, 1 to {len(body)}."
+                )
+        if length > max_json_nbytes:
+            raise protocol_error(
+                f"the JSON has {length} bytes, expected at most {max_json_nbytes}: send large "
+                "tensors as raw bytes (binary_data_size), by gRPC or in shared memory.",
+                413,
+            )
+        view = memoryview(body)
+        self.document: RequestDocument = parse_json(view[:length], _DOCUMENT)
+        self._raw = view[length:]
+
+    def decode(self, tensor: InputTensor) -> np.ndarray:
+        """Return the data of the next input."""
+        name, shape = tensor.name, tensor.shape
+        nbytes = tensor.parameters.binary_data_size if tensor.parameters else None
         if nbytes is None:
-            if not entry.data:
-                raise refused(f"input {name!r} has no data.")
-            return from_json(name, entry.datatype, shape, memoryview(entry.data))
-        if entry.data:
-            raise refused(f"input {name!r} has both data and binary_data_size.")
-        if nbytes > len(raw):
-            raise refused(
-                f"input {name!r}: binary_data_size {nbytes}; {len(raw)} bytes are left "
-                "behind the JSON, whose length Inference-Header-Content-Length says."
+            if not tensor.data:
+                raise protocol_error(f"input {name!r} has no data.")
+            return decode_json(name, tensor.datatype, shape, memoryview(tensor.data))
+        if tensor.data:
+            raise protocol_error(f"input {name!r} has both data and binary_data_size.")
+        if nbytes > len(self._raw):
+            raise protocol_error(
+                f"input {name!r}: binary_data_size {nbytes}, but {len(self._raw)} bytes are left "
+                "after the JSON; Inference-Header-Content-Length has to be the JSON's length."
             )
-        data, raw = raw[:nbytes], raw[nbytes:]
-        return from_raw(name, entry.datatype, shape, data)
+        data, self._raw = self._raw[:nbytes], self._raw[nbytes:]
+        return decode_raw(name, tensor.datatype, shape, data)
 
-    call = read_call(document, tensor, regions)
-    if raw:
-        raise refused(f"{len(raw)} bytes behind the JSON belong to no input.")
-    return call
+    def check_complete(self) -> None:
+        """Raise ProtocolError if raw bytes are left."""
+        if self._raw:
+            raise protocol_error(f"{len(self._raw)} bytes after the JSON belong to no input.")
 
 
-def write_infer(
-    model: str, version: str, id_: str, outputs: Sequence[Output]
+def write_response(
+    model: str, version: str, id_: str, outputs: Sequence[OutputTensor]
 ) -> tuple[int | None, list[Raw]]:
-    """Return the JSON's length where raw bytes follow it, else None; and the body, in parts."""
+    """Return a response's parts, and the JSON's length if raw bytes follow it."""
     entries: list[dict[str, Any]] = []
     raws: list[Raw] = []
-    for name, datatype, array, is_binary, parameters in outputs:
+    for name, datatype, array, is_raw, location in outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
-        if parameters is not None:
-            entry["parameters"] = parameters
-        elif is_binary:
-            raws.append(to_raw(array))
+        if location is not None:
+            entry["parameters"] = location
+        elif is_raw:
+            raws.append(encode_raw(array))
             entry["parameters"] = {"binary_data_size": len(raws[-1])}
         else:
-            entry["data"] = to_json(name, array)
+            entry["data"] = orjson.Fragment(encode_json(name, array))
         entries.append(entry)
     document: dict[str, Any] = {"model_name": model, "model_version": version}
     if id_:

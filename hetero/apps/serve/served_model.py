@@ -1,4 +1,4 @@
-"""A compiled model under the name and version that clients ask for."""
+"""A compiled model under the name and version that clients request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.apps.serve.datatypes import NAMES, datatype_of
-from hetero.apps.serve.errors import refused
-from hetero.apps.serve.inference_request import InferCall
-from hetero.apps.serve.statistics import Statistics
+from hetero.apps.serve.errors import protocol_error
+from hetero.apps.serve.inference_request import InferenceRequest, RequestDocument
+from hetero.apps.serve.statistics import ModelStatistics
+from hetero.apps.serve.tensors import datatype_of, find_datatype
 from hetero.apps.serve.tokenizer import Texts
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.errors import TensorNameError
+from hetero.devices.errors import TensorNameError, TensorShapeError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.request import Request
@@ -22,17 +22,17 @@ from hetero.devices.request.tensor_conversion import convert
 from hetero.devices.request.variable_states import RequestStates
 from hetero.scheduler.executor import Submission
 
-#: The protocol's word for ONNX models.
+#: The protocol's platform of ONNX models.
 PLATFORM: Final = "onnx_onnxv1"
 
 
 class ServedModel:
-    """A compiled model that is served, by the name and version that clients ask for.
+    """A compiled model under the name and version that clients request.
 
-    Requests begin with the model's states at their beginning: nothing is kept between them.
+    Each request starts with the model's initial states: no state is kept between requests.
 
-    `compiled`: what runs it; closed once nobody holds it any more.
-    `folder`: where its tokenizer may be.
+    `compiled`: the model; it closes when nothing refers to it any more.
+    `folder`: the folder that may have its tokenizer.
     """
 
     def __init__(
@@ -41,90 +41,108 @@ class ServedModel:
         self.name: Final = name
         self.version: Final = version
         self.compiled: Final = compiled
-        self.statistics: Final = Statistics()
+        self.statistics: Final = ModelStatistics()
         self.texts: Final = Texts(folder)
-        self._inputs = tuple(compiled.inputs)
+        self._inputs = {port.name: port for port in compiled.inputs}
+        self._optional_inputs = {port.name: port for port in compiled.optional_inputs}
+        self._ports = self._inputs | self._optional_inputs
         self._outputs = tuple(compiled.outputs)
-        self._optional = tuple(compiled.optional_inputs)
-        self._datatypes = {p.name: datatype_of(p) for p in (*self._inputs, *self._optional)}
+        self._datatypes = {name: datatype_of(port) for name, port in self._ports.items()}
         self.output_names: Final = tuple(port.name for port in self._outputs if datatype_of(port))
 
     @property
     def is_ready(self) -> bool:
-        """Whether there are devices for it: one that is lost is planned around where others are."""
+        """Whether its devices are up, or others can replace the ones that are lost."""
         return self.compiled.deployment.has_route
 
-    def values(self, call: InferCall) -> dict[str, Value]:
-        """Return a call's inputs, checked, as the devices take them."""
-        for name, array in call.inputs.items():
-            wanted = self._datatypes.get(name)
-            if wanted is None:
-                raise TensorNameError(
-                    f"model {self.name!r} has no input {name!r}; its inputs are "
-                    f"{', '.join(map(repr, self._datatypes))}.",
-                    name=name,
+    def check(self, document: RequestDocument) -> None:
+        """Compare a request's names, datatypes and shapes with the model's.
+
+        This precedes the decoding of data, so that a request that does not fit costs nothing.
+        """
+        for tensor in document.inputs:
+            port = self._ports.get(tensor.name)
+            if port is None:
+                raise self._unknown("input", tensor.name, self._ports)
+            find_datatype(tensor.name, tensor.datatype)
+            if tensor.datatype != (datatype := self._datatypes[tensor.name]):
+                raise protocol_error(
+                    f"input {tensor.name!r}: datatype {tensor.datatype}, expected {datatype}."
                 )
-            if NAMES[array.dtype] != wanted:
-                raise refused(f"input {name!r} is {wanted}, got {NAMES[array.dtype]}.")
-        for name in call.outputs:
-            if name not in self.output_names:
-                raise TensorNameError(
-                    f"model {self.name!r} has no output {name!r}; its outputs are "
-                    f"{', '.join(map(repr, self.output_names))}.",
-                    name=name,
+            if not port.accepts(tuple(tensor.shape)):
+                raise TensorShapeError(
+                    f"input {tensor.name!r}: shape {tensor.shape}, expected {port}.",
+                    port=tensor.name,
                 )
-        values: dict[str, Value] = {}
-        for port in (*self._inputs, *self._optional):
-            if port.name in call.inputs:
-                values[port.name] = convert(call.inputs[port.name], port, copy=False)
-            elif port not in self._optional:
-                raise TensorNameError(f"input {port.name!r} ({port}) is missing.", name=port.name)
+        names = {tensor.name for tensor in document.inputs}
+        for name, port in self._inputs.items():
+            if name not in names:
+                raise TensorNameError(f"input {name!r} ({port}) is missing.", name=name)
+        for output in document.outputs or ():
+            if output.name not in self.output_names:
+                raise self._unknown("output", output.name, self.output_names)
+
+    def _unknown(self, role: str, name: str, names: Sequence[str] | Mapping[str, Any]) -> Exception:
+        return TensorNameError(
+            f"model {self.name!r} has no {role} {name!r}; expected one of "
+            f"{', '.join(map(repr, names))}.",
+            name=name,
+        )
+
+    def convert(self, request: InferenceRequest) -> dict[str, Value]:
+        """Return the inputs of a checked request as devices take them."""
+        values: dict[str, Value] = {
+            name: convert(array, self._ports[name], copy=False)
+            for name, array in request.inputs.items()
+        }
         if variables := self.compiled.target.variables:
-            values |= RequestStates(variables, self._inputs).given(values)
+            values |= RequestStates(variables, tuple(self._inputs.values())).given(values)
         return values
 
     def submit(self, values: Mapping[str, Value], request: Request) -> Submission:
         """Start a request; see `hetero.scheduler.executor.Deployment.submit`."""
         return self.compiled.target.submit(values, request)
 
-    def rows(self, values: Mapping[str, Value]) -> int:
-        """Return how many inferences a request is: its rows, where inputs have open first sizes."""
-        port = self._inputs[0] if self._inputs else None
+    def num_rows(self, values: Mapping[str, Value]) -> int:
+        """Return the rows of a request: its first size, if the model leaves that open; or 1."""
+        port = next(iter(self._inputs.values()), None)
         if port is None or not port.shape or isinstance(port.shape[0], int):
             return 1
         return int(np.shape(values[port.name])[0])
 
     def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
-        """Return what the protocol tells of a model."""
+        """Return the protocol's metadata of the model."""
         return {
             "name": self.name,
             "versions": list(versions),
             "platform": PLATFORM,
-            "inputs": [*map(_port, (*self._inputs, *self._optional))],
-            "outputs": [*map(_port, self._outputs)],
+            "inputs": [*map(_describe_port, self._ports.values())],
+            "outputs": [*map(_describe_port, self._outputs)],
         }
 
     def config(self) -> dict[str, Any]:
-        """Return Triton's configuration of the model, as far as there is one here."""
+        """Return the model's configuration in Triton's form."""
 
         def entry(port: TensorSpec) -> dict[str, Any]:
-            told = _port(port)
-            kind = "STRING" if told["datatype"] == "BYTES" else told["datatype"]
-            return {"name": port.name, "data_type": f"TYPE_{kind}", "dims": told["shape"]}
+            described = _describe_port(port)
+            datatype = described["datatype"]
+            type_name = "STRING" if datatype == "BYTES" else datatype
+            name, dims = port.name, described["shape"]
+            return {"name": name, "data_type": f"TYPE_{type_name}", "dims": dims}
 
         devices = ",".join(self.compiled.get_property("EXECUTION_DEVICES"))
         return {
             "name": self.name,
             "platform": PLATFORM,
             "backend": "hetero",
-            "max_batch_size": 0,  # shapes have their batch, where there is one
-            "input": [*map(entry, self._inputs)]
-            + [{**entry(port), "optional": True} for port in self._optional],
+            "max_batch_size": 0,  # dims include the batch size
+            "input": [*map(entry, self._inputs.values())]
+            + [{**entry(port), "optional": True} for port in self._optional_inputs.values()],
             "output": [*map(entry, self._outputs)],
             "parameters": {"EXECUTION_DEVICES": {"string_value": devices}},
         }
 
 
-def _port(port: TensorSpec) -> dict[str, Any]:
+def _describe_port(port: TensorSpec) -> dict[str, Any]:
     shape = [size if isinstance(size, int) else -1 for size in port.shape or ()]
     return {"name": port.name, "datatype": datatype_of(port), "shape": shape}

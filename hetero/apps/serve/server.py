@@ -1,16 +1,16 @@
-"""A server: listens, answers until it is told to stop, and ends what it has begun."""
+"""A server: listens, answers until it is closed, and ends the requests that it has begun."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from hetero.apps.serve.options import ServerOptions
-from hetero.apps.serve.workers import bound
+from hetero.apps.serve.workers import bind
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, UnsupportedOperationError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Seconds that a server may take to start.
-_PATIENCE_S: Final = 30.0
+_START_S: Final = 30.0
 #: Seconds that a connection may be idle between two requests; nginx's default.
 _KEEP_ALIVE_S: Final = 75
 #: Milliseconds that a client may read nothing of its response.
@@ -29,19 +29,19 @@ _UNREAD_MS: Final = 60_000
 
 
 class Server:
-    """Serves models until it is closed; made by `hetero.serve`."""
+    """Serves models from a thread of its own until it is closed; made by `hetero.serve`."""
 
     def __init__(self, repository: Repository, options: ServerOptions) -> None:
         import uvicorn
 
         from hetero.apps.serve.http_protocol import BoundedHttpProtocol
-        from hetero.apps.serve.rest import ServingApp
+        from hetero.apps.serve.rest import RestApplication
         from hetero.apps.serve.service import Service
 
         #: The models and rules.
         self.service: Final = Service(repository, options)
         self.options: Final = options
-        app: Any = ServingApp(self.service)
+        app: Any = RestApplication(self.service)
         config = uvicorn.Config(
             app,
             http=BoundedHttpProtocol,
@@ -60,55 +60,64 @@ class Server:
             config.load()
         except OSError as error:
             raise ArgumentError(f"TLS: {options.tls_certificate}: {error}") from error
-        self._socket = bound(options.host, options.port, shared=options.shared_port)
+        self._socket = bind(options.host, options.port, shared=options.shared_port)
         # Connections inherit it.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         self._socket.listen(2048)
         self.host: Final = options.host
         self.port: Final[int] = self._socket.getsockname()[1]
-        self._grpc: GrpcServer | None = None
-        if options.grpc_port is not None:
-            from hetero.apps.serve.grpc_server import GrpcServer
-
-            self._grpc = GrpcServer(self.service, options.grpc_port)
+        #: The port for gRPC, if there is one.
+        self.grpc_port: int | None = None
         self._uvicorn = uvicorn.Server(config)
-        self._closing, self._ended = threading.Event(), threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._start_error: ArgumentError | None = None
+        self._started, self._closing, self._ended = (threading.Event() for _ in range(3))
         self._threads = [threading.Thread(target=self._run, name="serve", daemon=True)]
         if options.watch_s:
             self._threads.append(threading.Thread(target=self._watch, name="watch", daemon=True))
         for thread in self._threads:
             thread.start()
+        if not self._started.wait(_START_S) or self._start_error is not None:
+            self.close()
+            raise self._start_error or ArgumentError(
+                f"the server at {self.url} has not started within {_START_S:g} s."
+            )
+        self._warn_if_open()
 
     def __repr__(self) -> str:
-        grpc = f", gRPC {self.grpc_port}" if self._grpc else ""
+        grpc = f", gRPC {self.grpc_port}" if self.grpc_port else ""
         return f"<Server {self.url}{grpc}>"
 
     @property
     def url(self) -> str:
-        """Where it answers, as ``http://127.0.0.1:8000``."""
+        """The server's URL, such as ``http://127.0.0.1:8000``."""
         scheme = "https" if self.options.tls_certificate else "http"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}"
 
-    @property
-    def grpc_port(self) -> int | None:
-        """Where it answers gRPC."""
-        return self._grpc.port if self._grpc else None
+    def _warn_if_open(self) -> None:
+        missing = [] if self.options.tokens else ["tokens"]
+        missing += [] if self.options.tls_key else ["TLS"]
+        if missing and not self.options.is_loopback:
+            _log.warning(
+                "%s is open to the network without %s; see --tokens, --tls-key, --tls-certificate",
+                self.url,
+                " and ".join(missing),
+            )
 
     def wait(self) -> None:
-        """Return once the server has ended; Ctrl-C does not end it, `close` does."""
+        """Wait until the server has ended; Ctrl-C does not end it, `close` does."""
         self._ended.wait()  # Python takes a thread whose `join` was interrupted for ended
 
     def close(self) -> None:
-        """Take no more requests, answer those that are there, and end; again is harmless."""
+        """Take no more requests, answer those in progress, and end; may be repeated."""
         self.service.is_draining = True
         self._closing.set()
         self._uvicorn.should_exit = True
-        if self._grpc is not None:
-            self._grpc.close(self.options.drain_s)
         for thread in self._threads:
             thread.join(self.options.drain_s + 5)
         self._socket.close()
+        self.service.close()
 
     def __enter__(self) -> Server:
         return self
@@ -116,27 +125,47 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def until_started(self) -> Server:
-        """Return once it answers; ArgumentError if it does not soon."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while not self._uvicorn.started:
-            if time.monotonic() > deadline_s or not self._threads[0].is_alive():
-                raise ArgumentError(f"the server at {self.url} has not started.")
-            time.sleep(0.005)
-        return self
-
     def _run(self) -> None:
         try:
-            self._uvicorn.run([self._socket])
+            with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
+                runner.run(self._serve())
+        except ArgumentError as error:
+            self._start_error = error
         finally:
             self._ended.set()
+            self._started.set()
+
+    async def _serve(self) -> None:
+        """Serve HTTP and gRPC until the server is closed."""
+        tasks = []
+        if self.options.grpc_port is not None:
+            from hetero.apps.serve.grpc_server import GrpcServer
+
+            grpc_server = GrpcServer(self.service, self.options.grpc_port)
+            await grpc_server.start()
+            self.grpc_port = grpc_server.port
+            tasks.append(asyncio.ensure_future(self._stop_when_closed(grpc_server)))
+        tasks.append(asyncio.ensure_future(self._uvicorn.serve([self._socket])))
+        while not (self._uvicorn.started or tasks[-1].done()):
+            await asyncio.sleep(0.005)
+        self._started.set()
+        await asyncio.gather(*tasks)
+
+    async def _stop_when_closed(self, grpc_server: GrpcServer) -> None:
+        while not self._closing.is_set():
+            await asyncio.sleep(0.1)  # as often as uvicorn
+        await grpc_server.stop(self.options.drain_s)
 
     def _watch(self) -> None:
+        has_failed = False
         while not self._closing.wait(self.options.watch_s):
             try:
                 self.service.repository.refresh()
-            except Exception:  # the folder may be there again next time
-                _log.exception("the repository cannot be looked at")
+                has_failed = False
+            except Exception:  # the folder may be back next time
+                if not has_failed:
+                    _log.exception("cannot search the model folder; it is tried again")
+                has_failed = True
 
 
 def serve(
@@ -157,11 +186,11 @@ def serve(
     Parameters
     ----------
     models : CompiledModel, or mapping of str to CompiledModel
-        One model, under its own name, or several by the names that clients ask for.
+        One model, under its own name, or several by the names that clients request.
     port, grpc_port : int
-        Where to listen; 0 takes one that is free. Without `grpc_port` there is no gRPC.
+        The ports; 0 takes a free one. Without `grpc_port` there is no gRPC.
     host : str
-        The address to listen on; ``0.0.0.0`` for all of this machine's.
+        The address to listen on; ``0.0.0.0`` for all addresses of this machine.
     **options : object
         More of `hetero.apps.serve.options.ServerOptions`: tokens, tls_key, tls_certificate,
         body_nbytes, shared_memory, access_log, drain_s and so on.
@@ -169,32 +198,32 @@ def serve(
     Returns
     -------
     Server
-        To be closed; the models stay open.
+        The server, to be closed; closing it leaves the models open.
 
     Raises
     ------
     ArgumentError
-        It cannot listen there, or there is no such option.
+        It cannot listen at the address, or an option is unknown.
     ProtocolError
-        A model has inputs or outputs of types that the protocol does not know.
+        A model has inputs or outputs of types that the protocol does not have.
     UnsupportedOperationError
         The extra ``serve`` is not installed.
     """
     require_extra()
-    from hetero.apps.serve.repository import fixed
+    from hetero.apps.serve.repository import fixed_repository
 
-    named = {models.name: models} if isinstance(models, CompiledModel) else models
+    by_name = {models.name: models} if isinstance(models, CompiledModel) else models
     try:
-        chosen = ServerOptions(host=host, port=port, grpc_port=grpc_port, **options)
+        server_options = ServerOptions(host=host, port=port, grpc_port=grpc_port, **options)
     except TypeError as error:
-        raise ArgumentError(f"serve: {error}. Read ServerOptions.") from error
-    return Server(fixed(named), chosen).until_started()
+        raise ArgumentError(f"serve: {error}. ServerOptions has all options.") from error
+    return Server(fixed_repository(by_name), server_options)
 
 
 def require_extra() -> None:
-    """Raise UnsupportedOperationError where what serving needs is not installed."""
+    """Raise UnsupportedOperationError if the packages for serving are not installed."""
     try:
-        import grpc, httptools, orjson, uvicorn  # noqa: E401, F401, I001 - whether they are there
+        import grpc, httptools, orjson, uvicorn  # noqa: E401, F401, I001 - only to see that they import
     except ImportError as error:
         raise UnsupportedOperationError(
             f"serving needs {error.name}: pip install 'hetero[serve]'."

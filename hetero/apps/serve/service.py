@@ -1,18 +1,22 @@
-"""What REST and gRPC have in common: the models, what a request may take, and what is told."""
+"""Protocol-independent part of a server: models, access, limits and all calls but inference."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, TypeVar
 
-from hetero.apps.serve.errors import refused
+from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.repository import UNLOADED, Repository
-from hetero.apps.serve.shared_memory import Regions
+from hetero.apps.serve.shared_memory import SharedMemoryRegions
+from hetero.devices.errors import OverloadedError
 from hetero.version import hetero_version
 
-#: The protocol's extensions that are here.
+#: The protocol's extensions that are served.
 _EXTENSIONS: Final = (
     "binary_tensor_data",
     "model_configuration",
@@ -20,51 +24,126 @@ _EXTENSIONS: Final = (
     "schedule_policy",
     "statistics",
 )
+#: Bytes from which messages are decoded and encoded by another thread than the event loop's.
+LARGE_NBYTES: Final = 65536
+#: Threads for that; more would only compete for Python's lock.
+_CODEC_THREADS: Final = 2
+T = TypeVar("T")
+
+
+class BodyBudget:
+    """Bound on the bytes of all requests' bodies together.
+
+    `limit`: bytes; a reservation beyond raises OverloadedError.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self.used = 0
+
+    def reserve(self) -> Reservation:
+        """Return a reservation of no bytes."""
+        return Reservation(self)
+
+    def change(self, nbytes: int) -> None:
+        """Add to the bytes in use."""
+        with self._lock:
+            if nbytes > 0 and self.used + nbytes > self._limit:
+                raise OverloadedError(
+                    f"the bodies of the requests in progress have {self.used} of at most "
+                    f"{self._limit} bytes; try again later."
+                )
+            self.used += nbytes
+
+
+class Reservation:
+    """Bytes of one request in a budget; a context manager that frees them."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget, self._nbytes = budget, 0
+
+    def add(self, nbytes: int) -> None:
+        """Reserve more bytes; OverloadedError if the budget has no room for them."""
+        self._budget.change(nbytes)
+        self._nbytes += nbytes
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.change(-self._nbytes)
+        self._nbytes = 0
 
 
 class Service:
-    """The models and the rules of a server."""
+    """The models of a server, and the rules for its clients."""
 
     def __init__(self, repository: Repository, options: ServerOptions) -> None:
         self.repository: Final = repository
         self.options: Final = options
-        self.regions: Final = Regions(allowed=options.shared_memory)
+        self.bodies: Final = BodyBudget(options.all_bodies_nbytes)
+        self.regions: Final = SharedMemoryRegions(
+            is_allowed=options.shared_memory, max_nbytes=options.body_nbytes
+        )
         self._tokens = [f"Bearer {token}".encode() for token in options.tokens]
-        #: Set once no more requests are wanted.
+        self._codec = ThreadPoolExecutor(_CODEC_THREADS, "codec")
+        #: Whether the server is about to end.
         self.is_draining = False
 
-    def check_token(self, given: bytes) -> None:
-        """Raise ProtocolError where tokens are wanted and none of them is given."""
-        if self._tokens and not any(hmac.compare_digest(token, given) for token in self._tokens):
-            raise refused("a token is wanted: Authorization: Bearer TOKEN.", 401)
+    async def run_codec(self, nbytes: int, function: Callable[[], T]) -> T:
+        """Decode or encode a message; off the event loop's thread if it is large."""
+        if nbytes < LARGE_NBYTES:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._codec, function)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._codec.shutdown(wait=False)
+
+    def check_token(self, authorization: bytes) -> None:
+        """Raise ProtocolError if the server has tokens and the header has none of them."""
+        tokens = self._tokens
+        if tokens and not any(hmac.compare_digest(token, authorization) for token in tokens):
+            raise protocol_error("expected a token: Authorization: Bearer TOKEN.", 401)
 
     def is_ready(self) -> bool:
-        """Return whether requests are welcome: all models have devices left and are loaded.
-
-        Those that somebody has unloaded are not waited for.
-        """
+        """Return whether all models have devices, except those that a client has unloaded."""
         rows = [row for row in self.repository.index() if row["reason"] != UNLOADED]
         return not self.is_draining and all(row["state"] == "READY" for row in rows)
 
     def metadata(self) -> dict[str, Any]:
-        """Return what the protocol tells of a server."""
-        more = ("system_shared_memory",) if self.regions.allowed else ()
-        extensions = [*_EXTENSIONS, *more]
+        """Return the protocol's metadata of the server."""
+        extensions = [*_EXTENSIONS]
+        if self.regions.is_allowed:
+            extensions.append("system_shared_memory")
         return {"name": "hetero", "version": hetero_version(), "extensions": extensions}
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return what the protocol tells of a model."""
+        """Return the protocol's metadata of a model."""
         model = self.repository.find(name, version)
         return model.metadata(self.repository.versions(name))
 
     def load(self, name: str, parameters: object) -> None:
-        """Load a model, or what of it has changed; there are no parameters here."""
+        """Load a model, or the versions of it that have changed."""
+        self._check_model_control()
         if parameters:
-            raise refused("load takes no parameters here.", 501)
+            raise protocol_error("load: parameters are not supported; leave them out.", 501)
         self.repository.load(name)
 
+    def unload(self, name: str) -> None:
+        """Unload a model."""
+        self._check_model_control()
+        self.repository.unload(name)
+
+    def _check_model_control(self) -> None:
+        if self.options.model_control != "explicit":
+            raise protocol_error(
+                "clients may not load or unload models; start with --model-control explicit.", 403
+            )
+
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
-        """Return the statistics of a model, or of all of them."""
+        """Return the statistics of a model, or of all models."""
         if name:
             self.repository.find(name, version)
         rows = [
@@ -75,30 +154,51 @@ class Service:
         return {"model_stats": rows}
 
 
-#: What a request that is no inference does, by its name in the protocol: the service and what was
-#: asked, by the names of gRPC's fields, to the answer's document.
-CALLS: Final[dict[str, Callable[[Service, Mapping[str, Any]], dict[str, Any] | None]]] = {
-    "ServerLive": lambda service, _: {"live": True},
-    "ServerReady": lambda service, _: {"ready": service.is_ready()},
-    "ServerMetadata": lambda service, _: service.metadata(),
-    "ModelReady": lambda service, asked: {"ready": service.repository.is_ready(**asked)},
-    "ModelMetadata": lambda service, asked: service.model_metadata(**asked),
-    "ModelConfig": lambda service, asked: {"config": service.repository.find(**asked).config()},
-    "ModelStatistics": lambda service, asked: service.statistics(**asked),
-    "RepositoryIndex": lambda service, asked: {
-        "models": service.repository.index(ready=asked.get("ready") is True)
-    },
-    "RepositoryModelLoad": lambda service, asked: service.load(
-        asked["model_name"], asked.get("parameters")
+class Call(NamedTuple):
+    """A call of the protocol that is no inference.
+
+    `answer`: returns the response's document; the arguments have the names of gRPC's fields.
+    `is_slow`: whether it may take seconds, so that it needs a thread.
+    """
+
+    answer: Callable[[Service, Mapping[str, Any]], dict[str, Any] | None]
+    is_slow: bool = False
+
+
+#: Calls by gRPC's names.
+CALLS: Final[dict[str, Call]] = {
+    "ServerLive": Call(lambda service, _: {"live": True}),
+    "ServerReady": Call(lambda service, _: {"ready": service.is_ready()}),
+    "ServerMetadata": Call(lambda service, _: service.metadata()),
+    "ModelReady": Call(lambda service, names: {"ready": service.repository.is_ready(**names)}),
+    "ModelMetadata": Call(lambda service, names: service.model_metadata(**names)),
+    "ModelConfig": Call(
+        lambda service, names: {"config": service.repository.find(**names).config()}
     ),
-    "RepositoryModelUnload": lambda service, asked: service.repository.unload(asked["model_name"]),
-    "SystemSharedMemoryStatus": lambda service, asked: {
-        "regions": {row["name"]: row for row in service.regions.status(asked.get("name", ""))}
-    },
-    "SystemSharedMemoryRegister": lambda service, asked: service.regions.register(
-        *map(asked.get, ("name", "key", "offset", "byte_size"), ("", "", 0, 0))
+    "ModelStatistics": Call(lambda service, names: service.statistics(**names)),
+    "RepositoryIndex": Call(
+        lambda service, fields: {
+            "models": service.repository.index(ready=fields.get("ready") is True)
+        }
     ),
-    "SystemSharedMemoryUnregister": lambda service, asked: service.regions.unregister(
-        asked.get("name", "")
+    "RepositoryModelLoad": Call(
+        lambda service, fields: service.load(fields["model_name"], fields.get("parameters")),
+        is_slow=True,
+    ),
+    "RepositoryModelUnload": Call(
+        lambda service, fields: service.unload(fields["model_name"]), is_slow=True
+    ),
+    "SystemSharedMemoryStatus": Call(
+        lambda service, fields: {
+            "regions": {row["name"]: row for row in service.regions.status(fields.get("name", ""))}
+        }
+    ),
+    "SystemSharedMemoryRegister": Call(
+        lambda service, fields: service.regions.register(
+            *map(fields.get, ("name", "key", "offset", "byte_size"), ("", "", 0, 0))
+        )
+    ),
+    "SystemSharedMemoryUnregister": Call(
+        lambda service, fields: service.regions.unregister(fields.get("name", ""))
     ),
 }

@@ -1,36 +1,46 @@
-"""What a served model has done: counts and times, as the protocol's statistics have them."""
+"""Counters and times of served models, in the protocol's form and in Prometheus'."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-#: Where the time of a request goes, by the protocol's names.
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+from hetero.observe.metrics_server import write_text
+
+#: Parts of the time of requests, by the protocol's names.
 PARTS: Final = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 
 
-class Statistics:
-    """Counts of one version of a model; any thread may add to them."""
+class ModelStatistics:
+    """Counters of one version of a model, for any thread.
+
+    Attributes
+    ----------
+    num_inferences, num_tokens : int
+        Rows of answered requests, generated sequences among them; tokens of these.
+    num_in_flight : int
+        Requests whose inputs were valid and that have not ended.
+    typical_s : float
+        Seconds that devices take for a request if nothing else runs; one until it is measured.
+    """
 
     def __init__(self) -> None:
         self.lock: Final = threading.Lock()
         self.num_succeeded = self.num_failed = 0
         self.seconds: Final = dict.fromkeys(PARTS, 0.0)
-        #: Rows that were answered, texts that were generated among them, and the tokens of these.
-        self.num_inferences = self.num_tokens = 0
-        #: Requests whose inputs were good and that have not ended.
-        self.num_in_flight = 0
-        #: Seconds that devices take for a request when nothing else runs; at first it is slow.
-        self.usual_s = 1.0
+        self.num_inferences = self.num_tokens = self.num_in_flight = 0
+        self.typical_s = 1.0
         self.last_ms = 0
 
     @contextmanager
-    def of_texts(self, count: int) -> Iterator[None]:
-        """Count a request for generated texts, which are generated in the block."""
-        began_s = time.perf_counter()
+    def count_generation(self, num_sequences: int) -> Iterator[None]:
+        """Count a request for generated text, which runs in the block."""
+        start_s = time.perf_counter()
         with self.lock:
             self.num_in_flight += 1
         parts: tuple[str, ...] = ("fail",)
@@ -44,10 +54,10 @@ class Statistics:
                     self.num_failed += 1
                 else:
                     self.num_succeeded += 1
-                    self.num_inferences += count
+                    self.num_inferences += num_sequences
                     self.last_ms = int(time.time() * 1000)
                 for part in parts:
-                    self.seconds[part] += time.perf_counter() - began_s
+                    self.seconds[part] += time.perf_counter() - start_s
 
     def rows(self) -> dict[str, tuple[int, float]]:
         """Return each part's count and seconds."""
@@ -72,3 +82,32 @@ class Statistics:
             "inference_stats": parts,
             "batch_stats": [],
         }
+
+
+def metrics_text(models: Mapping[tuple[str, str], ModelStatistics]) -> str:
+    """Return the statistics of models, by name and version, in Prometheus' text format."""
+    labels = ["model", "version"]
+    requests = CounterMetricFamily(
+        "hetero_serve_requests", "Requests by result.", labels=[*labels, "result"]
+    )
+    rows = CounterMetricFamily(
+        "hetero_serve_inferences", "Rows of answered requests.", labels=labels
+    )
+    tokens = CounterMetricFamily("hetero_serve_tokens", "Generated tokens.", labels=labels)
+    in_flight = GaugeMetricFamily(
+        "hetero_serve_requests_in_flight", "Requests that run or wait.", labels=labels
+    )
+    seconds = CounterMetricFamily(
+        "hetero_serve_seconds",
+        "Time of requests by part: waiting, devices, decoding and encoding.",
+        labels=[*labels, "part"],
+    )
+    for values, statistics in models.items():
+        rows.add_metric(values, statistics.num_inferences)
+        tokens.add_metric(values, statistics.num_tokens)
+        in_flight.add_metric(values, statistics.num_in_flight)
+        for part, (count, part_s) in statistics.rows().items():
+            seconds.add_metric([*values, part], part_s)
+            if part in ("success", "fail"):
+                requests.add_metric([*values, part], count)
+    return write_text([requests, rows, tokens, in_flight, seconds])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from hetero.apps.generate.text import TextStream, Tokenizer
-from hetero.apps.serve.errors import refused
+from hetero.apps.serve.errors import protocol_error
 from hetero.devices.errors import ArgumentError
 
 #: Tokens that templates write, by their names in a configuration.
@@ -51,7 +51,7 @@ class Texts:
     def ids(self, text: str, *, is_whole: bool = False) -> list[int]:
         """Return a text's token ids; one that is whole has its special tokens in it."""
         if self._tokenizer is None:
-            raise refused(f"{self._missing}. Give the prompt as a list of token ids.", 501)
+            raise protocol_error(f"{self._missing}. Give the prompt as a list of token ids.", 501)
         return self._tokenizer.encode(text, is_whole=is_whole)
 
     def stream(self, after: Sequence[int] = ()) -> TextStream | None:
@@ -68,14 +68,14 @@ class Texts:
             given = {"messages": told, "add_generation_prompt": True, **self._special, **more}
             text = template.render(given)
         except (TemplateError, TypeError) as error:
-            raise refused(f"the model's chat template: {error}.") from error
+            raise protocol_error(f"the model's chat template: {error}.") from error
         return self.ids(text, is_whole=True)
 
     @cached_property
     def _compiled(self) -> Any:
         """The template, compiled once."""
         if not self._template:
-            raise refused(
+            raise protocol_error(
                 "chats need a chat_template in tokenizer_config.json, or chat_template.jinja, "
                 "beside the model; /v1/completions takes prompts.",
                 501,
@@ -84,7 +84,7 @@ class Texts:
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
-            raise refused("chats need `pip install jinja2`.", 501) from error
+            raise protocol_error("chats need `pip install jinja2`.", 501) from error
 
         def raise_exception(message: str) -> NoReturn:
             raise TemplateError(message)
@@ -98,18 +98,18 @@ class Texts:
         try:
             return environment.from_string(self._template)
         except TemplateError as error:
-            raise refused(f"the model's chat template: {error}.", 501) from error
+            raise protocol_error(f"the model's chat template: {error}.", 501) from error
 
 
 def _plain(message: Any) -> Any:
     """Return a chat's message with its parts, if they are texts, as one text."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise refused("messages is a list of {role, content}.")
+        raise protocol_error("messages is a list of {role, content}.")
     parts = message.get("content")
     if not isinstance(parts, list):
         return message
     if not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
-        raise refused("the content of a message is a text, or a list of {type: text, text}.")
+        raise protocol_error("the content of a message is a text, or a list of {type: text, text}.")
     return {**message, "content": "".join(part["text"] for part in parts)}
 
 

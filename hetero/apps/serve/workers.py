@@ -17,7 +17,7 @@ _MOST_FAILURES: Final = 3
 _LOOK_S: Final = 0.2
 
 
-def bound(host: str, port: int, *, shared: bool) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool) -> socket.socket:
     """Return a socket at a port, 0 for a free one; until it listens it gets no connections."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:

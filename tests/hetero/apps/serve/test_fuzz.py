@@ -13,10 +13,20 @@ from hypothesis import strategies as st
 
 pytest.importorskip("orjson")
 from hetero.apps.serve.errors import ProtocolError
-from hetero.apps.serve.rest_messages import read_infer, unpacked
-from hetero.apps.serve.shared_memory import Regions
+from hetero.apps.serve.inference_request import check_document, decode_request
+from hetero.apps.serve.rest_messages import RestMessage, decompress
+from hetero.apps.serve.shared_memory import SharedMemoryRegions
 
-REGIONS = Regions(allowed=True)
+REGIONS = SharedMemoryRegions(is_allowed=True, max_nbytes=1000)
+
+
+def read(body: bytes, length: bytes) -> None:
+    """Decode a request as the server does."""
+    message = RestMessage(body, length, 10**6)
+    check_document(message.document)
+    decode_request(message, REGIONS)
+
+
 #: Values that stand where others belong.
 ODD = st.one_of(
     st.none(),
@@ -53,7 +63,7 @@ def test_fields_of_any_kind(entry: dict, parameters: dict, top: dict, raw: bytes
     document = {"inputs": [{**good, "parameters": parameters, **entry}], **top}
     head = json.dumps(document).encode()
     with suppress(ProtocolError):
-        read_infer(head + raw, b"%d" % len(head), REGIONS)
+        read(head + raw, b"%d" % len(head))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -68,26 +78,26 @@ def test_bytes_that_are_damaged(data: st.DataObject) -> None:
         st.sampled_from([b"%d" % len(head), b"1", b"x", b"", b"%d" % len(body), b"99999999"])
     )
     with suppress(ProtocolError):
-        read_infer(bytes(body), length, REGIONS)
+        read(bytes(body), length)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.binary(max_size=40), st.sampled_from(["gzip", "deflate", "br", ""]))
 def test_bodies_that_are_not_packed(body: bytes, encoding: str) -> None:
     with suppress(ProtocolError):
-        unpacked(body, encoding, 1000)
+        decompress(body, encoding, 1000)
 
 
 @pytest.mark.parametrize("more", [1, 200_000])
 def test_bytes_behind_a_packed_body(more: int) -> None:
     packed = zlib.compress(random.Random(1).randbytes(200_000))
-    assert len(unpacked(packed, "deflate", 200_000)) == 200_000
+    assert len(decompress(packed, "deflate", 200_000)) == 200_000
     for body in (packed + bytes(more), packed[:-more]):
-        with pytest.raises(ProtocolError, match="cut off"):
-            unpacked(body, "deflate", 200_000)
+        with pytest.raises(ProtocolError, match="truncated"):
+            decompress(body, "deflate", 200_000)
 
 
-def test_a_small_body_that_is_large_unpacked() -> None:
+def test_a_small_body_that_is_large_decompress() -> None:
     with pytest.raises(ProtocolError) as caught:
-        unpacked(zlib.compress(b"0" * 10_000_000), "deflate", 1000)
+        decompress(zlib.compress(b"0" * 10_000_000), "deflate", 1000)
     assert caught.value.status == 413

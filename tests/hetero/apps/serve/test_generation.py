@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ending = ModelSource("ending", "1", lambda: ends, folder=other)
         repository = Repository(lambda: [source, ending])
         repository.refresh()
-        with Server(repository, ServerOptions(port=0)).until_started() as server:
+        with Server(repository, ServerOptions(port=0)) as server:
             yield server
 
 

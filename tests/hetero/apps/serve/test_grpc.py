@@ -46,7 +46,9 @@ class Client:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     models = {"text": identity(TensorProto.STRING), "half": identity(TensorProto.FLOAT16)}
-    with serving(grpc_port=0, plus=plus_one(), small=identity(TensorProto.INT8), **models) as made:
+    options = {"model_control": "explicit"}
+    small = identity(TensorProto.INT8)
+    with serving(grpc_port=0, options=options, plus=plus_one(), small=small, **models) as made:
         yield made
 
 

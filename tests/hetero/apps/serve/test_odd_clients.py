@@ -43,7 +43,7 @@ def answer(server: Server, *pieces: bytes, count: int = 1) -> list[tuple[bytes, 
 
 
 def head(more: bytes, method: bytes = b"POST", path: str = INFER) -> bytes:
-    return b"%s %s HTTP/1.1\r\nhost: x\r\n%s\r\n" % (method, path.encode(), more)
+    return b"%s %s HTTP/1.1\r\nhost: localhost\r\n%s\r\n" % (method, path.encode(), more)
 
 
 def test_an_offer_of_another_protocol_is_not_taken() -> None:

@@ -51,7 +51,7 @@ def answers(server: Server, *pieces: bytes, count: int = 1, usual_s: float) -> l
         for number, piece in enumerate(pieces):
             if number:
                 time.sleep(0.01)  # it may come with the piece before: the answers are the same
-            statistics.usual_s = usual_s
+            statistics.typical_s = usual_s
             made.sendall(piece)
         reader = made.makefile("rb")
         return [b"".join(read_answer(reader)) for _ in range(count)]
@@ -75,7 +75,7 @@ def test_answers_are_the_same(server: Server, name: str) -> None:
 
 def test_no_task_is_made(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = answers(server, request_of(GOOD, ""), usual_s=QUICK)
-    monkeypatch.setattr(Exchange, "finish", None)
+    monkeypatch.setattr(Exchange, "cancel_on_disconnect", None)
     assert answers(server, request_of(GOOD, ""), usual_s=QUICK) == wanted
 
 

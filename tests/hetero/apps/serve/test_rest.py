@@ -21,6 +21,7 @@ from tests.support.serving import INFER, ask, identity, plus_one, serving, tenso
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("orjson")
+from hetero.apps.serve.rest import RestApplication
 
 X = np.array([0.5, -2.0, 3e5], np.float32)
 #: Datatype -> ONNX's element type, and values.
@@ -258,38 +259,69 @@ def test_statistics_and_metrics_count(server: Server) -> None:
     assert f"{good}.0\n" in text
 
 
-def test_answers_are_as_the_document_of_the_paths_says(server: Server) -> None:
+#: Schema of a request's body -> a body.
+BODIES = {
+    "inference_request": {"inputs": [tensor("x", "FP32", X)]},
+    "completion_request": {"model": "plus", "prompt": [1]},
+    "chat_request": {"model": "plus", "messages": []},
+    "generation_request": {"text_input": [1]},
+    "region": {"key": "hetero_test", "byte_size": 8},
+}
+
+
+def test_openapi_lists_every_path(server: Server) -> None:
+    paths = ask(server, "/openapi.json").json["paths"]
+    listed = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    routes = RestApplication(server.service)._router.routes
+    assert listed == {(route.method, route.path) for route in routes}
+    assert ("POST", "/v1/chat/completions") in listed
+
+
+@pytest.mark.parametrize("name", ["plus", "none"])
+def test_responses_fit_the_openapi_description(server: Server, name: str) -> None:
     document = ask(server, "/openapi.json").json
-    model = {"name": "plus", "version": "1", "model_name": "plus"}
-    call = {"inputs": [tensor("x", "FP32", X)]}
-    told = 0
+    names = {"name": name, "model_name": name, "version": "1"}
+    num_ok = 0
     for path, methods in document["paths"].items():
-        [(method, described)] = methods.items()
-        body = None if method == "get" else call if "requestBody" in described else {}
-        assert {p["name"] for p in described["parameters"]} == set(re.findall(r"{(\w+)}", path))
-        for status, found in ((200, model), (404, {**model, "name": "none"})):
-            if str(status) not in described["responses"]:
-                continue
-            answer = ask(server, path.format(**found), body)
-            assert answer.status == status, path
-            content = described["responses"][str(status)]["content"]["application/json"]
-            # OpenAPI 3.0's schemas are JSON Schema, but for words that are not used here.
-            jsonschema.validate(answer.json, {**document, **content["schema"]})
-            told += 1
-    assert told > 20
+        for method, described in methods.items():
+            parameters = {parameter["name"] for parameter in described["parameters"]}
+            assert parameters == set(re.findall(r"{(\w+)}", path))
+            body = None if method == "get" else {}
+            if requested := described.get("requestBody"):
+                schema = requested["content"]["application/json"]["schema"]["$ref"]
+                body = BODIES[schema.rpartition("/")[2]]
+                jsonschema.validate(body, {**document, **_ref_of(requested)})
+            answer = ask(server, path.format(**names), body)
+            response = described["responses"][str(answer.status)]
+            num_ok += answer.status == 200
+            if answer.body and "application/json" in response["content"]:
+                # OpenAPI 3.0's schemas are JSON Schema, except for words that are not used here.
+                jsonschema.validate(answer.json, {**document, **_ref_of(response)})
+    assert num_ok > (15 if name == "plus" else 5)
 
 
-def test_models_are_unloaded_and_loaded(server: Server) -> None:
-    assert ask(server, "/v2/repository/models/bool/unload", b"").status == 200
-    try:
-        assert ask(server, "/v2/models/bool/ready").status == 404
+def _ref_of(content: Any) -> Any:
+    return content["content"]["application/json"]["schema"]
+
+
+def test_models_are_unloaded_and_loaded() -> None:
+    options = {"model_control": "explicit"}
+    with serving(options=options, plus=plus_one(), same=identity(TensorProto.INT8)) as server:
+        assert ask(server, "/v2/repository/models/same/unload", b"").status == 200
+        assert ask(server, "/v2/models/same/ready").status == 404
         assert ask(server, "/v2/health/ready").status == 200
         rows = ask(server, "/v2/repository/index", {}).json
-        assert [row["state"] for row in rows if row["name"] == "bool"] == ["UNAVAILABLE"]
-        names = [row["name"] for row in ask(server, "/v2/repository/index", {"ready": True}).json]
-        assert "bool" not in names
-        assert "plus" in names
-    finally:
-        assert ask(server, "/v2/repository/models/bool/load", b"").status == 200
-    assert ask(server, "/v2/models/bool/ready").status == 200
-    assert ask(server, "/v2/repository/models/none/load", b"").status == 404
+        assert [row["state"] for row in rows if row["name"] == "same"] == ["UNAVAILABLE"]
+        rows = ask(server, "/v2/repository/index", {"ready": True}).json
+        assert [row["name"] for row in rows] == ["plus"]
+        assert ask(server, "/v2/repository/models/same/load", b"").status == 200
+        assert ask(server, "/v2/models/same/ready").status == 200
+        assert ask(server, "/v2/repository/models/none/load", b"").status == 404
+
+
+def test_models_are_not_unloaded_by_default(server: Server) -> None:
+    for action in ("load", "unload"):
+        refused = ask(server, f"/v2/repository/models/plus/{action}", b"")
+        assert refused.status == 403
+        assert "--model-control explicit" in refused.json["error"]
+    assert ask(server, "/v2/models/plus/ready").status == 200

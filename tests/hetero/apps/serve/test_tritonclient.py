@@ -27,7 +27,7 @@ PACKINGS = (None, "gzip", "deflate")
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     same = {"text": identity(TensorProto.STRING), "small": identity(TensorProto.INT8)}
-    options = {"shared_memory": True}
+    options = {"shared_memory": True, "model_control": "explicit"}
     with serving(grpc_port=0, options=options, plus=plus_one(), **same) as made:
         yield made
 
