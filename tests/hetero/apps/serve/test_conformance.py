@@ -15,8 +15,8 @@ from tests.support.serving import identity, plus_one, serving
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("grpc")
-from hetero.apps.serve.conformance.__main__ import verdicts
-from hetero.apps.serve.conformance.subject import Subject
+from tests.oip_conformance.__main__ import verdicts
+from tests.oip_conformance.subject import Subject
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,16 @@ from urllib.request import ProxyHandler, Request, build_opener
 import grpc
 import numpy as np
 
-from hetero.apps.serve.datatypes import DATATYPES
 from hetero.apps.serve.errors import ProtocolError
-from hetero.apps.serve.grpc_messages import from_contents
+from hetero.apps.serve.grpc_messages import decode_contents
 from hetero.apps.serve.proto_file import proto_file
-from hetero.apps.serve.tensors import from_raw, from_values, to_raw, to_values
+from hetero.apps.serve.tensors import (
+    DATATYPES,
+    decode_raw,
+    decode_values,
+    encode_raw,
+    encode_values,
+)
 
 #: Seconds that an answer may take.
 _PATIENCE_S: Final = 60.0
@@ -126,7 +131,7 @@ class Subject:
         """Return a good request with raw bytes behind its JSON, and its headers."""
         entries, raws = [], []
         for name, datatype, array in self.inputs():
-            raws.append(bytes(to_raw(array)))
+            raws.append(bytes(encode_raw(array)))
             parameters = {"binary_data_size": len(raws[-1])}
             entries.append(_entry(name, datatype, array, parameters=parameters))
         head = json.dumps({"inputs": entries, **more}).encode()
@@ -140,9 +145,9 @@ class Subject:
             entry = made.inputs.add(name=name, datatype=datatype, shape=array.shape)
             field = DATATYPES[datatype].contents
             if raw:
-                made.raw_input_contents.append(bytes(to_raw(array)))
+                made.raw_input_contents.append(bytes(encode_raw(array)))
             elif field:
-                getattr(entry.contents, field).extend(to_values(array))
+                getattr(entry.contents, field).extend(encode_values(array))
             else:
                 raise NotHere(f"{datatype} has no typed contents")
         return made
@@ -170,9 +175,9 @@ def outputs(answer: Answer) -> Tensors:
             nbytes = (entry.get("parameters") or {}).get("binary_data_size")
             if nbytes is None:
                 flat = np.ravel(np.array(entry["data"], object)).tolist()
-                found[of[0]] = from_values(*of, flat)
+                found[of[0]] = decode_values(*of, flat)
             else:
-                found[of[0]] = from_raw(*of, answer.body[at : at + nbytes])
+                found[of[0]] = decode_raw(*of, answer.body[at : at + nbytes])
                 at += nbytes
     except ProtocolError as error:
         raise Broken(f"its outputs: {error}") from error
@@ -185,9 +190,9 @@ def _of_message(message: Any) -> Iterable[tuple[str, np.ndarray]]:
     for index, entry in enumerate(message.outputs):
         of = entry.name, entry.datatype, tuple(entry.shape)
         if message.raw_output_contents:
-            yield of[0], from_raw(*of, message.raw_output_contents[index])
+            yield of[0], decode_raw(*of, message.raw_output_contents[index])
         else:
-            yield of[0], from_contents(entry)
+            yield of[0], decode_contents(entry)
 
 
 def same(one: Tensors, other: Tensors) -> bool:

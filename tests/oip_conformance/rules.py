@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from hetero.apps.serve.conformance.subject import (
+from hetero.apps.serve.tensors import DATATYPES
+from tests.oip_conformance.subject import (
     ID,
     LENGTH,
     Answer,
@@ -16,7 +17,6 @@ from hetero.apps.serve.conformance.subject import (
     outputs,
     same,
 )
-from hetero.apps.serve.datatypes import DATATYPES
 
 Ask = Callable[[Subject], Answer]
 Expect = Callable[[Subject, Answer], object]

@@ -1,4 +1,4 @@
-"""Run the conformance suite: ``python -m hetero.apps.serve.conformance URL``."""
+"""Run the conformance suite: ``python -m tests.oip_conformance URL``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hetero.apps.serve.conformance.rules import RULES
-from hetero.apps.serve.conformance.subject import Broken, NotHere, Subject
+from tests.oip_conformance.rules import RULES
+from tests.oip_conformance.subject import Broken, NotHere, Subject
 
 
 class Verdict(NamedTuple):
@@ -45,7 +45,7 @@ def verdicts(server: Subject) -> Iterator[Verdict]:
 
 def main() -> int:
     """Run the suite; return the exit code."""
-    reader = argparse.ArgumentParser("python -m hetero.apps.serve.conformance", description=__doc__)
+    reader = argparse.ArgumentParser("python -m tests.oip_conformance", description=__doc__)
     reader.add_argument("url", help="where the server is, as http://localhost:8000")
     reader.add_argument("--model", required=True, help="a model of it; inputs are ones")
     reader.add_argument("--grpc", default="", help="HOST:PORT of its gRPC form")
@@ -56,15 +56,15 @@ def main() -> int:
     for row in verdicts(server):
         found.append(row)
         if not given.json:
-            print(f"{row.verdict:8}  {row.name:22}  {row.says}")  # noqa: T201
+            print(f"{row.verdict:8}  {row.name:22}  {row.says}")
             if row.how:
-                print(f"{'':8}  {'':22}  -> {row.how}")  # noqa: T201
+                print(f"{'':8}  {'':22}  -> {row.how}")
     broken = sum(row.verdict == "broken" for row in found)
     if given.json:
-        print(json.dumps([row._asdict() for row in found], indent=2))  # noqa: T201
+        print(json.dumps([row._asdict() for row in found], indent=2))
     else:
         kept = sum(row.verdict == "kept" for row in found)
-        print(f"{kept} kept, {broken} broken, {len(found) - kept - broken} not here")  # noqa: T201
+        print(f"{kept} kept, {broken} broken, {len(found) - kept - broken} not here")
     return 1 if broken else 0
 
 
