@@ -7,13 +7,13 @@ from typing import Any
 
 #: Units of sizes and of times, the largest first.
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-#: What three digits round up to the next unit.
+#: From this fraction of a unit on, three digits round up to the unit.
 _ROUND = 0.9995
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return text with its control characters written out, as ``\x1b``; those in `keep` stay."""
+    r"""Return text with control characters escaped, such as ``\x1b``, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(

@@ -13,24 +13,24 @@ from rich.text import Text
 
 from hetero.formatting import visible
 
-#: What a column shows of a row: a field, a format of fields as ``{seconds:.1f}``, a field and how
-#: its value is written where there is one, or a function of the row.
+#: A column's cell: a field's name, a format such as ``{seconds:.1f}``, a field and the function
+#: that formats its value unless it is None, or a function of the row.
 Column = str | tuple[str, Callable[[Any], str]] | Callable[[Any], object]
 #: Columns by their heads.
 Columns = dict[str, Column]
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Return text as it is, no markup read in it."""
+    """Return text in which markup has no effect and control characters are visible."""
     return Text(visible(text), style)
 
 
-#: Columns of text that may wrap keep at least this many characters.
-NARROWEST: Final = 8
+#: Least width of a column that wraps, in characters.
+MIN_WRAPPED_WIDTH: Final = 8
 
 
 class Rows(rich_table.Table):
-    """A table that cuts nothing: columns in `wraps` wrap, the rest is as wide as it is.
+    """Table that truncates no cell: the columns in `wraps` wrap, the others keep their full width.
 
     Print it with ``crop=False``.
     """
@@ -45,21 +45,21 @@ class Rows(rich_table.Table):
 
     def add(self, *cells: object, style: str | None = None) -> None:
         """Add a row; None is an empty cell."""
-        shown = [c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells]
-        self._widen(shown)
-        self.add_row(*shown, style=style)
+        texts = [c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells]
+        self._widen(texts)
+        self.add_row(*texts, style=style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Of a table that is squeezed further rich leaves out whole columns.
-        least = sum((column.min_width or 0) + 3 for column in self.columns) + 1
-        wide = options.update_width(max(options.max_width, least))
-        yield from super().__rich_console__(console, wide)
+        # rich omits whole columns of a narrower table.
+        min_width = sum((column.min_width or 0) + 3 for column in self.columns) + 1
+        wide_options = options.update_width(max(options.max_width, min_width))
+        yield from super().__rich_console__(console, wide_options)
 
     def _widen(self, cells: Iterable[Text]) -> None:
-        """Keep columns at least so wide that no word of a number or name is cut."""
+        """Set the columns' least widths such that no number or name is truncated."""
         for column, cell in zip(self.columns, cells, strict=True):
-            least = cell.cell_len if column.no_wrap else min(cell.cell_len, NARROWEST)
-            column.min_width = max(column.min_width or 0, least)
+            width = cell.cell_len if column.no_wrap else min(cell.cell_len, MIN_WRAPPED_WIDTH)
+            column.min_width = max(column.min_width or 0, width)
 
 
 def table(
@@ -68,24 +68,24 @@ def table(
     wraps: Collection[str] = (),
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> Rows:
-    """Return a table of rows, which are mappings or dataclasses, with these columns."""
-    made = Rows(*columns, wraps=wraps)
+    """Return a table of rows, which are mappings or dataclasses."""
+    result = Rows(*columns, wraps=wraps)
     for row in rows:
-        named = isinstance(row, Mapping)
-        values = row if named else {f.name: getattr(row, f.name) for f in fields(row)}
-        made.add(*(_cell(row, values, column) for column in columns.values()), style=style(row))
-    return made
+        is_mapping = isinstance(row, Mapping)
+        values = row if is_mapping else {f.name: getattr(row, f.name) for f in fields(row)}
+        result.add(*(_cell(row, values, column) for column in columns.values()), style=style(row))
+    return result
 
 
 def _cell(row: Any, values: Mapping[str, Any], column: Column) -> object:
     if isinstance(column, tuple):
-        field, write = column
-        return None if values[field] is None else write(values[field])
+        field, formatter = column
+        return None if values[field] is None else formatter(values[field])
     if not isinstance(column, str):
         return column(row)
     return column.format_map(values) if "{" in column else values[column]
 
 
 def ms(field: str, digits: int = 3) -> Column:
-    """Return a column of a field's seconds in milliseconds."""
+    """Return a column that shows a field's seconds in milliseconds."""
     return field, lambda seconds: f"{seconds * 1e3:.{digits}f}"

@@ -1,1 +1,1 @@
-"""One model on two devices: the first values that differ."""
+"""Comparison of a model's values on two devices."""

@@ -1,10 +1,10 @@
-"""Compare: run a model on two devices and find the first node from which on they differ.
+"""Compare a model on two devices and find the first node whose values differ.
 
-The outputs are compared first. Where they differ, the graph is bisected: a prefix of the nodes is
-compiled on both devices, giving out every value that the rest of the graph still needs. A prefix
-whose values agree and the next longer one whose values do not name the node: what it reads agrees,
-what it makes does not. Exposing only what crosses the cut leaves each device free to fuse what
-lies before it, as it does in the whole model.
+The outputs are compared first. If they differ, the graph is bisected: a prefix of the nodes is
+compiled on both devices, with every value that the remaining nodes need as an output. The first
+differing node lies between the longest prefix that agrees and the shortest one that differs. Only
+values that cross the end of the prefix are outputs, so each device can fuse nodes as it does in
+the whole model.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Comparison:
         Nodes between the last prefix that agrees and the first that does not: `node` alone, or
         several where the types of values between them are not known.
     values : tuple of Difference
-        What those nodes make, as far as it differs.
+        Outputs of those nodes that differ.
     alone : tuple of Difference or None
-        What `node` makes when both devices run it alone on the first device's inputs. If that
-        agrees, the difference comes from fusion with the nodes before it, or has grown over them.
-        None where it could not be run alone.
+        Outputs of `node` when both devices run it alone on the first device's inputs. If they
+        agree, the difference comes from fusion with earlier nodes, or has accumulated over them.
+        None if the node could not run alone.
     runs : int
-        Prefixes that were compiled and run on both devices.
+        Number of prefixes that ran on both devices.
     """
 
     model: str
@@ -71,16 +71,16 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether every output is the same within tolerance."""
+        """Whether every output is equal within tolerance."""
         return all(output.agrees for output in self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, `agrees` included; NaN becomes None."""
+        """Return plain values for JSON, including `agrees`; NaN becomes None."""
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return {"agrees": self.agrees} | plain
 
     def sentence(self) -> str:
-        """Return the verdict in words."""
+        """Return the result as a sentence."""
         a, b = self.devices
         if self.agrees:
             worst = max((o.max_abs for o in self.outputs if o.max_abs == o.max_abs), default=0.0)
@@ -88,14 +88,14 @@ class Comparison:
         wrong = sum(not output.agrees for output in self.outputs)
         text = f"{a} and {b} differ in {wrong} of {len(self.outputs)} outputs"
         if self.node is None:
-            return f"{text}; no prefix of the graph does"
+            return f"{text}; every prefix of the graph agrees"
         text += f"; first at node {self.node!r} ({self.op_type})"
         if self.alone is not None:
             differs = any(not value.agrees for value in self.alone)
             text += (
                 ", also when it runs alone"
                 if differs
-                else "; alone it agrees: the difference comes from fusion or has grown before it"
+                else "; alone it agrees: the difference comes from fusion or from earlier nodes"
             )
         return text
 
@@ -116,11 +116,11 @@ def compare(
     Parameters
     ----------
     core : Core
-        Where the devices are.
+        The core that has the devices.
     model : path, bytes, onnx.ModelProto or Model
         The model.
     devices : sequence of str
-        Two device strings, the reference first; either may be a split, as ``HETERO:ORT,CPU``.
+        Two device strings, the reference first. Either may be a list such as ``HETERO:ORT,CPU``.
     inputs : mapping of str to array
         A value for each input.
     rtol, atol : float
@@ -128,38 +128,38 @@ def compare(
     config : mapping, optional
         Options for both compilations.
     affinity : mapping of str to str, optional
-        Pins of a split, {pattern: device}, as for `Core.compile_model`.
+        Pins for device lists, {pattern: device}, as for `Core.compile_model`.
 
     Raises
     ------
     DeviceError
-        If `devices` are not two.
+        If there are not exactly two devices.
     AffinityError
-        Pins on no node, or without a split to hold in.
+        If a pin matches no node, or neither device string is a list.
     UnsupportedNodesError
         If one of the devices cannot run the model alone.
     """
     if len(devices) != 2:
         raise DeviceError(
-            f"compare takes two devices, the reference first; got {list(devices)}.",
+            f"compare: expected two devices, the reference first; got {list(devices)}.",
             device=",".join(devices),
         )
     source = core.read_model(model)
     if affinity and not any(parse_device(device).hetero for device in devices):
         raise AffinityError(
-            f"model {source.name!r}: pins are for a split, and {' and '.join(devices)} are single "
-            "devices; leave the pins out, or compare with HETERO:A,B."
+            f"model {source.name!r}: pins need a device list, but {' and '.join(devices)} are "
+            "single devices; remove the pins, or compare with HETERO:A,B."
         )
     pins = resolve_pins(source, affinity) if affinity else NO_PINS
     search = _Search(core, source, (devices[0], devices[1]), dict(inputs), rtol, atol, config, pins)
     outputs = search.run(source, search.inputs)[1]
-    found = Comparison(source.name, search.devices, rtol, atol, outputs)
-    return found if found.agrees else search.bisect(found)
+    comparison = Comparison(source.name, search.devices, rtol, atol, outputs)
+    return comparison if comparison.agrees else search.bisect(comparison)
 
 
 @dataclass
 class _Search:
-    """Runs of one model's prefixes on two devices."""
+    """Bisection over the prefixes of one model on two devices."""
 
     core: Core
     model: Model
@@ -169,20 +169,20 @@ class _Search:
     atol: float
     config: Config | None
     pins: Affinity
-    #: What the first device gave for the longest prefix that agrees.
-    agreed: Mapping[str, Any] = field(default_factory=dict)
+    #: The first device's outputs of the longest prefix that agrees.
+    prefix_values: Mapping[str, Any] = field(default_factory=dict)
 
     def run(
         self, part: Model, inputs: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], tuple[Difference, ...]]:
-        """Run a model on both devices; return what the first gives, and the differences."""
+        """Run a model on both devices; return the first one's outputs, and the differences."""
         results = []
         pins = {f"name:{n}": d for n, d in self.pins.items() if n in part.index_of}
         for device in self.devices:
-            mine = pins if parse_device(device).hetero else None
-            # A part may be without the end of a state; what begins it is given like any input.
+            device_pins = pins if parse_device(device).hetero else None
+            # A part may lack the end of a state, so initial states are passed as inputs.
             with self.core.compile_model(
-                part, device, self.config, affinity=mine, states={}
+                part, device, self.config, affinity=device_pins, states={}
             ) as compiled:
                 values = {port.name: inputs[port.name] for port in part.inputs}
                 results.append(compiled(values).by_name())
@@ -193,40 +193,40 @@ class _Search:
             for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
         )
 
-    def bisect(self, found: Comparison) -> Comparison:
-        """Find the shortest prefix that differs while the one before it agrees."""
+    def bisect(self, comparison: Comparison) -> Comparison:
+        """Find the shortest prefix that differs although the one before it agrees."""
         cuts = self._cuts()
         low, high = -1, len(cuts)
-        seen: dict[int, tuple[Difference, ...]] = {}
+        differences: dict[int, tuple[Difference, ...]] = {}
         while high - low > 1:
             middle = (low + high) // 2
-            first, seen[middle] = self.run(self._prefix(cuts[middle]), self.inputs)
-            if all(d.agrees for d in seen[middle]):
-                low, self.agreed = middle, first
+            first, differences[middle] = self.run(self._prefix(cuts[middle]), self.inputs)
+            if all(d.agrees for d in differences[middle]):
+                low, self.prefix_values = middle, first
             else:
                 high = middle
         end = cuts[high] if high < len(cuts) else len(self.model.nodes) - 1
         begin = cuts[low] + 1 if low >= 0 else 0
         suspects = tuple(node.name for node in self.model.nodes[begin : end + 1])
-        values = seen.get(high, found.outputs)
-        made = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
-        differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in made)
+        values = differences.get(high, comparison.outputs)
+        outputs = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
+        differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in outputs)
         wrong = {d.name.partition("[")[0] for d in differing}
-        makers = (p for p in range(begin, end) if wrong & set(self.model.nodes[p].writes))
-        node = next(makers, end)
+        producers = (p for p in range(begin, end) if wrong & set(self.model.nodes[p].writes))
+        node = next(producers, end)
         return replace(
-            found,
+            comparison,
             node=self.model.nodes[node].name,
             op_type=self.model.nodes[node].op_type,
             suspects=suspects,
             values=differing,
             alone=self._alone(node) if begin == end else None,
-            runs=len(seen),
+            runs=len(differences),
         )
 
     @cached_property
     def _last_use(self) -> dict[str, int]:
-        """Value -> position of the last node that reads it; past the end for an output."""
+        """Position of the last node that reads each value; past the end for an output."""
         ends = {port.name for port in self.model.outputs}
         consumers = self.model.consumers
         return {
@@ -236,7 +236,7 @@ class _Search:
         }
 
     def _cuts(self) -> list[int]:
-        """Return the prefixes that can be compiled: the types of all they give are known."""
+        """Return the ends of prefixes that can be compiled: all their outputs have known types."""
         cuts: list[int] = []
         alive: set[str] = set()
         for position, node in enumerate(self.model.nodes):
@@ -246,7 +246,7 @@ class _Search:
         return cuts
 
     def _prefix(self, last: int) -> Model:
-        """Return the nodes up to `last`, giving out what the rest or the outputs need of them."""
+        """Return the nodes up to `last`, with the values that later nodes or outputs need."""
         values = [
             value
             for node in self.model.nodes[: last + 1]
@@ -256,14 +256,14 @@ class _Search:
         return self.model.extract(range(last + 1), values)
 
     def _alone(self, position: int) -> tuple[Difference, ...] | None:
-        """Run one node on both devices, on the inputs that the first one had for it."""
+        """Run one node on both devices, on the first device's inputs."""
         node = self.model.nodes[position]
-        known = {**self.inputs, **self.agreed}
+        values = {**self.inputs, **self.prefix_values}
         part = self.model.extract([position], list(node.writes))
-        if any(port.name not in known for port in part.inputs):
+        if any(port.name not in values for port in part.inputs):
             return None
         try:
-            return self.run(part, known)[1]
+            return self.run(part, values)[1]
         except HeteroError:
-            # A type that is left open, say: then the prefix's numbers must suffice.
+            # For example an open type: only the prefix's differences are reported then.
             return None

@@ -1,4 +1,4 @@
-"""A device string of a Core as what the conformance suite checks."""
+"""Adapter that runs the conformance suite on the devices of a Core."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hetero.scheduler.vocabulary.names import HETERO, parse_device
 
 
 class CoreSubject:
-    """A `hetero.devices.testing.Subject`: models are cut wherever its devices' support allows it.
+    """`hetero.devices.testing.Subject` that compiles models on a device string of a Core.
 
-    Of several devices, neighbouring nodes are on different ones.
+    If there are several devices, neighbouring nodes run on different ones.
     """
 
     computes: Final = True
@@ -26,12 +26,12 @@ class CoreSubject:
         self.name: Final = device_name
         self._core = core
         self._devices = core.resolve_devices(device_name)
-        #: What its properties are those of.
+        #: Owner of the properties: HETERO, or the device.
         self._scope = HETERO if parse_device(device_name).hetero else device_name
 
     @property
     def properties(self) -> PropertyTable:
-        """HETERO's, or the device's."""
+        """The properties of HETERO, or of the device."""
         if self._scope == HETERO:
             return HETERO_PROPERTIES
         (row,) = (row for row in self._core.device_descriptors if row.name == self._devices[0])
@@ -42,34 +42,36 @@ class CoreSubject:
         return self._core.get_property(self._scope, name)
 
     def set_property(self, config: Config) -> None:
-        """Set defaults for models compiled later."""
+        """Set default properties of models that are compiled later."""
         self._core.set_property(self._scope, config)
 
     def query_model(self, model: Model, config: Config | None = None) -> Support:
-        """Return which nodes its devices run."""
+        """Return the nodes that the devices support."""
         return self._core.query_model(model, self.name, config)
 
     def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
-        """Compile a model, cut between as many nodes as can be."""
+        """Compile a model with neighbouring nodes on different devices."""
         return self._core.compile_model(model, self.name, config, affinity=self._spread(model))
 
     def import_model(self, exported: bytes, model: Model, /) -> CompiledModel:
-        """Return the compiled model that a blob is of."""
+        """Return the compiled model of a blob."""
         return self._core.import_model(exported)
 
     def create_context(self) -> RemoteContext:
-        """Return the memory of the first device."""
+        """Return a context for the memory of the first device."""
         return self._core.create_context(self._devices[0])
 
     def _spread(self, model: Model) -> dict[str, str]:
-        """Return pins that give neighbouring nodes to different devices."""
+        """Return pins that place neighbouring nodes on different devices."""
         if len(self._devices) == 1:
             return {}
         support = {name: self._core.query_model(model, name) for name in self._devices}
-        able = {
+        candidates = {
             node: [name for name in self._devices if node in support[name]]
             for node in model.node_names
         }
         return {
-            node: names[i % len(names)] for i, (node, names) in enumerate(able.items()) if names
+            node: names[i % len(names)]
+            for i, (node, names) in enumerate(candidates.items())
+            if names
         }

@@ -1,1 +1,1 @@
-"""Examples to read, run and start from: a plugin, an operator, a model that needs three devices."""
+"""Examples: a device plugin, a custom operator, and models for the documentation."""

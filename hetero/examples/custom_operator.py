@@ -1,4 +1,4 @@
-"""An operator of one's own: the fraction of a number."""
+"""A custom operator: the fractional part of a number."""
 
 import numpy as np
 
@@ -7,5 +7,5 @@ import hetero
 
 @hetero.custom_operator("org.example::Fraction", infer=lambda x, **attributes: x)
 def fraction(x, *, scale=1.0):
-    """Return each number's fraction, scaled."""
+    """Return the fractional part of each number, scaled."""
     return ((x - np.floor(x)) * scale).astype(x.dtype)

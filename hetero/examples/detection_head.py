@@ -1,4 +1,4 @@
-"""Writes a detector's head: features from a deformable convolution, pooled over regions, scored.
+"""Write a detection head as ONNX: deformable convolution, pooling over regions, and scores.
 
 ``python -m hetero.examples.detection_head head.onnx``
 """

@@ -1,4 +1,4 @@
-"""Writes a small decoder with random weights and the ports that optimum gives one.
+"""Write a small decoder as ONNX, with random weights and the ports of an optimum export.
 
 ``python -m hetero.examples.small_decoder small.onnx``
 """
@@ -68,7 +68,7 @@ _LAYER: Final = """
 
 
 def small_decoder(layers: int = 2) -> onnx.ModelProto:
-    """Return a decoder as optimum names the ports of one; nodes are named after their outputs."""
+    """Return a decoder with the port names of optimum; nodes are named after their outputs."""
     kinds = [(i, kind) for i in range(layers) for kind in ("key", "value")]
     cached = "float[batch, 2, {0}, 8] {1}_{2}_{3}"
     inputs = [cached.format("past", "past_key_values", *each) for each in kinds]

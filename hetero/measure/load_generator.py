@@ -1,4 +1,4 @@
-"""Requests kept in flight: what fills a pipeline in order to measure it."""
+"""Load generator: keeps a fixed number of requests in flight to measure a full pipeline."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from hetero.devices.request.response import Response
 def keep_in_flight(
     submit: Callable[[], FutureLike[Response]],
     jobs: int,
-    more: Callable[[int], bool],
-    answered: Callable[[float, float, Response], None],
+    continues: Callable[[int], bool],
+    on_response: Callable[[float, float, Response], None],
 ) -> None:
-    """Send requests, `jobs` at a time, as long as more are wanted; wait for all of them.
+    """Keep `jobs` requests in flight while `continues` is true, then wait for all of them.
 
-    `more`: whether another one follows those sent so far.
-    `answered`: called for each answer, from any thread, with when its request was sent and it came.
-    Raises BaseException: what the first request that failed ended with; no other was sent after it.
+    `continues`: called with the number of requests so far; whether to send another one.
+    `on_response`: called from any thread with the request's start, its end and the response.
+    Raises the error of the first request that failed; no request is sent after it.
     """
-    free = threading.Semaphore(jobs)
+    slots = threading.Semaphore(jobs)
     errors: list[BaseException] = []
 
-    def wait_for_one() -> None:
-        while not free.acquire(timeout=WAIT_SLICE_S):
+    def acquire_slot() -> None:
+        while not slots.acquire(timeout=WAIT_SLICE_S):
             pass
 
-    def finished(began_s: float, answer: FutureLike[Response]) -> None:
-        ended_s = time.monotonic()
+    def finish(start_s: float, future: FutureLike[Response]) -> None:
+        end_s = time.monotonic()
         try:
-            answered(began_s, ended_s, answer.result())
+            on_response(start_s, end_s, future.result())
         except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
         finally:
-            free.release()
+            slots.release()
 
-    sent = 0
-    while more(sent):
-        wait_for_one()
+    count = 0
+    while continues(count):
+        acquire_slot()
         if errors:
-            free.release()
+            slots.release()
             break
-        began_s = time.monotonic()
-        submit().add_done_callback(partial(finished, began_s))
-        sent += 1
+        start_s = time.monotonic()
+        submit().add_done_callback(partial(finish, start_s))
+        count += 1
     for _ in range(jobs):
-        wait_for_one()
+        acquire_slot()
     if errors:
         raise errors[0]

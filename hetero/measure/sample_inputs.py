@@ -75,61 +75,62 @@ def _samples(model: Model) -> _Samples:
 
 def sample_inputs(
     model: Model,
-    given: Mapping[str, Value] | None = None,
+    values: Mapping[str, Value] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Any]:
-    """Return a value for each input of a model: the one given, else one that fits.
+    """Return a value for each input of a model: from `values`, or generated.
 
-    A symbol has one size in all inputs: what a given value or shape says of it holds for others.
+    A symbolic dimension has the same size in all inputs: the one in `values` or `shapes`, if any.
     """
-    given, shapes = given or {}, shapes or {}
-    tensors = (port.name for port in model.inputs if port.is_tensor and port.name in given)
-    fixed = {name: np.shape(given[name]) for name in tensors} | dict(shapes)
-    sizes = _symbol_sizes(model, fixed)
+    values, shapes = values or {}, shapes or {}
+    tensors = (port.name for port in model.inputs if port.is_tensor and port.name in values)
+    fixed_shapes = {name: np.shape(values[name]) for name in tensors} | dict(shapes)
+    sizes = _symbol_sizes(model, fixed_shapes)
     rng = np.random.default_rng(0)
     return {
-        port.name: given[port.name]
-        if port.name in given
+        port.name: values[port.name]
+        if port.name in values
         else sample_value(port, rng, shapes.get(port.name), sizes)
         for port in model.inputs
     }
 
 
 def sample_shapes(
-    model: Model, given: Mapping[str, Sequence[int]] | None = None
+    model: Model, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that `sample_inputs` makes, of the inputs that have open dimensions."""
-    given = given or {}
+    """Return the shapes that `sample_inputs` uses for inputs with open dimensions."""
+    shapes = shapes or {}
     ports = {port.name: port for port in model.inputs}
-    for name, shape in given.items():
+    for name, shape in shapes.items():
         if name not in ports:
             raise TensorNameError(
-                f"a shape is given of {name!r}; the inputs are {', '.join(ports) or 'none'}."
+                f"shape of {name!r}: expected an input of model {model.name!r} "
+                f"({', '.join(ports) or 'none'})."
             )
         _require_fit(ports[name], tuple(shape))
-    sizes = _symbol_sizes(model, given)
+    sizes = _symbol_sizes(model, shapes)
     return {
-        name: tuple(given[name]) if name in given else _filled(port, sizes)
+        name: tuple(shapes[name]) if name in shapes else _closed_shape(port, sizes)
         for name, port in ports.items()
         if not port.is_static and port.is_tensor and port.shape is not None
     }
 
 
-def _symbol_sizes(model: Model, fixed: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the size of each symbol that given shapes have in their ports."""
+def _symbol_sizes(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the sizes of symbolic dimensions that follow from the shapes of inputs."""
     sizes: dict[str, int] = {}
     for port in model.inputs:
-        for dimension, size in zip(port.shape or (), fixed.get(port.name, ()), strict=False):
+        for dimension, size in zip(port.shape or (), shapes.get(port.name, ()), strict=False):
             if isinstance(dimension, str) and sizes.setdefault(dimension, size) != size:
                 raise TensorShapeError(
-                    f"input {port.name!r}: dimension {dimension!r} is {size} here and "
-                    f"{sizes[dimension]} in another input; it has one size.",
+                    f"input {port.name!r}: dimension {dimension!r} is {size}, but "
+                    f"{sizes[dimension]} in another input; use the same size in both.",
                     port=port.name,
                 )
     return sizes
 
 
-def _filled(port: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _closed_shape(port: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(
         d if isinstance(d, int) else sizes.get(d or "", OPEN_DIMENSION) for d in port.shape or ()
     )
@@ -138,7 +139,8 @@ def _filled(port: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
 def _require_fit(port: TensorSpec, shape: tuple[int, ...]) -> None:
     if not port.accepts(shape):
         raise TensorShapeError(
-            f"input {port.name!r} is {port}; shape {list(shape)} does not fit it.", port=port.name
+            f"input {port.name!r}: got shape {list(shape)}, expected one that fits {port}.",
+            port=port.name,
         )
 
 
@@ -148,15 +150,15 @@ def sample_value(
     shape: tuple[int, ...] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> np.ndarray:
-    """Return an array that fits a tensor port; `sizes` are those of the symbols in its shape."""
+    """Return a generated array for a tensor port; `sizes` are sizes of symbolic dimensions."""
     if not port.is_tensor or port.dtype is None:
         raise TensorTypeError(
             f"input {port.name!r} is a {port.type or 'value of unknown type'}; only tensors can be "
-            "made up: give it a value.",
+            "generated. Pass a value for it.",
             port=port.name,
         )
     if shape is None:
-        shape = _filled(port, sizes or {})
+        shape = _closed_shape(port, sizes or {})
     _require_fit(port, shape)
     try:
         if port.dtype == object:
@@ -167,6 +169,6 @@ def sample_value(
         return rng.integers(0, 2, shape).astype(port.dtype)
     except (MemoryError, ValueError) as error:
         raise TensorShapeError(
-            f"input {port.name!r}: shape {list(shape)} of {port.dtype} does not fit in memory.",
+            f"input {port.name!r}: an array {list(shape)} of {port.dtype} does not fit in memory.",
             port=port.name,
         ) from error

@@ -27,20 +27,17 @@ from hetero.scheduler.vocabulary.events import DeviceReturned
 
 
 class Trace:
-    """Traces requests until it is closed; made by `Core.trace`.
-
-    As a block it is closed at the block's end.
+    """Trace of a Core's requests, from `Core.trace` until `close` or the end of a ``with`` block.
 
     Attributes
     ----------
     path : pathlib.Path
-        The file: JSON in Google's Trace Event Format, for https://ui.perfetto.dev or
-        ``chrome://tracing``. It appears whole when it is closed.
+        The file, written when the trace is closed: JSON in Google's Trace Event Format, for
+        https://ui.perfetto.dev or ``chrome://tracing``.
     is_written : bool
-        Whether the file is there; an error before the first request leaves none.
+        Whether the file was written. After an error before the first request it is not.
     num_left_out : int
-        Requests that ended before the last ones, which are all that is kept, besides those that
-        have not ended with the block.
+        Number of finished requests that the trace lacks, because it keeps only the latest ones.
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class Trace:
         requests: int,
     ) -> None:
         if requests < 1:
-            raise ArgumentError(f"requests={requests}: a trace keeps at least one.")
+            raise ArgumentError(f"requests={requests}: expected at least 1.")
         self.path = Path(path)
         self.num_left_out = 0
         self.is_written = False
@@ -63,12 +60,12 @@ class Trace:
         self._kept: deque[ObservedRequest] = deque(maxlen=requests)
         if not os.access(self.path.absolute().parent, os.W_OK) or self.path.is_dir():
             raise ArgumentError(
-                f"trace {self.path}: no file can be written there; give another path."
+                f"trace {self.path}: expected a file in a writable folder; choose another path."
             )
         observers.append(self)
 
     def close(self) -> None:
-        """Trace no more, and write the file."""
+        """Stop tracing and write the file."""
         self.__exit__()
 
     def __enter__(self) -> Trace:
@@ -84,22 +81,22 @@ class Trace:
             self.is_written = True
 
     def ended(self, request: ObservedRequest) -> None:
-        """Keep a request."""
+        """Record a finished request."""
         self.num_left_out += len(self._kept) == self._kept.maxlen
         self._kept.append(request)
 
     def ran(self, request: ObservedRequest) -> None:
-        """Keep nothing more: the request itself tells of its stages."""
+        """Do nothing: the finished request has the times of its stages."""
 
     def device(self, event: DeviceEvent) -> None:
-        """Keep what became of a device; the last thousand such."""
+        """Record a device's loss or return; the last thousand are kept."""
         self._devices.append(event)
 
     def _write(self, requests: Sequence[ObservedRequest], file: BinaryIO) -> None:
-        about: dict[str, Any] = {"requests": len(requests), "left_out": self.num_left_out}
+        counts: dict[str, Any] = {"requests": len(requests), "left_out": self.num_left_out}
         nodes = self._nodes() if requests else {}
         events = trace_events(requests, nodes, tuple(self._devices), now_s=time.monotonic())
-        file.write(b'{"displayTimeUnit": "ms", "otherData": %s,\n' % json.dumps(about).encode())
+        file.write(b'{"displayTimeUnit": "ms", "otherData": %s,\n' % json.dumps(counts).encode())
         file.write(b'"traceEvents": [')
         for number, event in enumerate(events):
             file.write(b",\n" if number else b"\n")
@@ -108,14 +105,14 @@ class Trace:
 
 
 Event = dict[str, Any]
-#: A process and a thread of the viewer.
-Place = tuple[int, int]
+#: Process and thread of the viewer.
+Track = tuple[int, int]
 
-#: By how much a node's clock, once its difference is known, may still be wrong.
+#: Remaining error of a node's clock after its offset was corrected.
 _CLOCK_ERROR_S: Final = 0.1
 
 _CLIENT: Final = 1
-#: Nanoseconds by which a flow leaves before its slice ends: at the end it would leave no slice.
+#: Nanoseconds by which a flow starts before its slice ends: at the end it belongs to no slice.
 _INSIDE_NS: Final = 1
 
 
@@ -126,13 +123,13 @@ def trace_events(
     *,
     now_s: float,
 ) -> Iterator[Event]:
-    """Yield the events of requests and devices, those that have not ended until `now_s`."""
+    """Yield the events of requests and devices; unfinished requests end at `now_s`."""
     if requests:
         yield from _Events(requests, nodes, now_s).all(devices)
 
 
 def _on_the_clock(request: ObservedRequest) -> ObservedRequest:
-    """Return a request without the runs whose times are by another clock."""
+    """Return a request without the runs whose times are by an uncorrected clock."""
     first_s = request.record.submitted.now_s - _CLOCK_ERROR_S
     last_s = (request.record.ended_s or 0.0) + _CLOCK_ERROR_S
     runs = (r for r in request.runs if first_s <= r.started_s and r.ended_s <= last_s)
@@ -140,7 +137,7 @@ def _on_the_clock(request: ObservedRequest) -> ObservedRequest:
 
 
 class _Events:
-    """The events of requests, which are shown from the first one until `now_s`."""
+    """Trace events of requests, from the start of the first one until `now_s`."""
 
     def __init__(
         self, requests: Sequence[ObservedRequest], nodes: Mapping[str, str], now_s: float
@@ -148,7 +145,7 @@ class _Events:
         self._origin_s = min(request.record.submitted.now_s for request in requests)
         self._now_s = now_s
         self._requests = [_on_the_clock(request) for request in requests]
-        #: By its runs' identities: requests that were joined have the same ones.
+        #: Identity of a run -> the requests that were batched in it.
         self._joined: defaultdict[int, list[int]] = defaultdict(list)
         runs: dict[int, StageTiming] = {}
         for request in self._requests:
@@ -165,20 +162,20 @@ class _Events:
             yield _named("thread", (_CLIENT, lane + 1), f"requests, lane {lane + 1}")
         yield from self._tracks.names()
         for request, lane in zip(self._requests, lanes, strict=True):
-            at = (_CLIENT, lane + 1)
-            yield from self._of_request(request, at)
-            mine = {run.stage: run for run in request.runs}
-            for run in mine.values():
+            track = (_CLIENT, lane + 1)
+            yield from self._of_request(request, track)
+            runs = {run.stage: run for run in request.runs}
+            for run in runs.values():
                 if self._is_first(request, run):
                     yield from self._of_stage(request, run)
-            yield from self._flows(request, mine, at)
+            yield from self._flows(request, runs, track)
         for event in devices:
-            what = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
+            change = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
             ns = max(0, self._ns(event.now_s))
-            yield _timed("i", f"{event.device} {what}", "device", (_CLIENT, 1), ns, s="g")
+            yield _timed("i", f"{event.device} {change}", "device", (_CLIENT, 1), ns, s="g")
 
     def _is_first(self, request: ObservedRequest, run: StageTiming) -> bool:
-        """Whether a request is the first one of those that a run was of."""
+        """Whether a request is the first of those that were batched in a run."""
         return self._joined[id(run)][0] == request.record.id
 
     def _end_s(self, request: ObservedRequest) -> float:
@@ -189,14 +186,14 @@ class _Events:
         return round((time_s - self._origin_s) * 1e9)
 
     def _span(
-        self, name: str, cat: str, at: Place, begin_s: float, end_s: float, **more: Any
+        self, name: str, cat: str, track: Track, begin_s: float, end_s: float, **more: Any
     ) -> Event:
-        """Return the event of what has a beginning and an end."""
+        """Return an event with a duration."""
         ns = self._ns(begin_s)
-        took_ns = max(0, self._ns(end_s) - ns)
-        return _timed("X", name, cat, at, ns, dur=took_ns / 1e3, **more)
+        duration_ns = max(0, self._ns(end_s) - ns)
+        return _timed("X", name, cat, track, ns, dur=duration_ns / 1e3, **more)
 
-    def _of_request(self, request: ObservedRequest, at: Place) -> Iterator[Event]:
+    def _of_request(self, request: ObservedRequest, track: Track) -> Iterator[Event]:
         record = request.record
         begin_s, end_s = record.submitted.now_s, self._end_s(request)
         args = {
@@ -209,21 +206,21 @@ class _Events:
         if trace := record.submitted.trace:
             args["traceparent"] = trace
         name = f"{request.route.plan.name}, request {record.id}"
-        yield self._span(name, "request", at, begin_s, end_s, args=args)
+        yield self._span(name, "request", track, begin_s, end_s, args=args)
         admitted_s = end_s if record.admitted_s is None else record.admitted_s
         if admitted_s > begin_s:
-            yield self._span("waits for admission", "request", at, begin_s, admitted_s)
+            yield self._span("waits for admission", "request", track, begin_s, admitted_s)
         if end_s > admitted_s:
-            yield self._span("in flight", "request", at, admitted_s, end_s)
+            yield self._span("in flight", "request", track, admitted_s, end_s)
         if record.attempt == 1 and request.runs:
             return
         for line in record.story:
             args = {"attempt": line.attempt}
-            yield _timed("i", line.what, "request", at, self._ns(line.time_s), s="t", args=args)
+            yield _timed("i", line.what, "request", track, self._ns(line.time_s), s="t", args=args)
 
     def _of_stage(self, request: ObservedRequest, run: StageTiming) -> Iterator[Event]:
-        """Yield a stage's run and its wait."""
-        record, at = request.record, self._tracks.of[id(run)]
+        """Yield the events of a stage's run and of its wait in the device's queue."""
+        record, track = request.record, self._tracks.of[id(run)]
         name = f"{request.route.plan.name}, stage {run.stage}"
         args = {
             "request": record.id,
@@ -237,38 +234,38 @@ class _Events:
         }
         if len(numbers := self._joined[id(run)]) > 1:
             args["joined"] = numbers
-        yield self._span(name, "stage", at, run.started_s, run.ended_s, args=args)
+        yield self._span(name, "stage", track, run.started_s, run.ended_s, args=args)
         if run.queued_s > 0:
-            # Those that wait overlap.
+            # Waits overlap, so they are asynchronous events.
             wait = {"id": f"{request.deployment}/{record.id}/{run.stage}"}
-            told = {"request": record.id}
+            request_args = {"request": record.id}
             ready_ns, began_ns = self._ns(run.started_s - run.queued_s), self._ns(run.started_s)
-            yield _timed("b", f"{name} waits", "queue", at, ready_ns, args=told, **wait)
-            yield _timed("e", f"{name} waits", "queue", at, began_ns, **wait)
+            yield _timed("b", f"{name} waits", "queue", track, ready_ns, args=request_args, **wait)
+            yield _timed("e", f"{name} waits", "queue", track, began_ns, **wait)
 
     def _flows(
-        self, request: ObservedRequest, runs: Mapping[int, StageTiming], at: Place
+        self, request: ObservedRequest, runs: Mapping[int, StageTiming], track: Track
     ) -> Iterator[Event]:
-        """Yield the flows of a request: to its first stages, and along its wires.
+        """Yield the flows of a request's inputs and wires.
 
-        Of requests that were joined the first one has the wires.
+        Only the first of several batched requests has the wires.
         """
         route, record = request.route, request.record
         tensors: dict[tuple[int, int], list[str]] = {}
         for wire in route.plan.wires:
             pair = (route.stages[wire.producer], route.stages[wire.consumer])
             tensors.setdefault(pair, []).append(wire.tensor)
-        fed = {consumer for _, consumer in tensors}
+        consumers = {consumer for _, consumer in tensors}
 
-        def flow(cat: str, at: Place, ns: int, to: StageTiming, **args: Any) -> Iterator[Event]:
+        def flow(cat: str, track: Track, ns: int, to: StageTiming, **args: Any) -> Iterator[Event]:
             number, arrives_ns = next(self._flow_numbers), self._ns(to.started_s)
-            yield _timed("s", cat, cat, at, ns, id=number, args=args)
+            yield _timed("s", cat, cat, track, ns, id=number, args=args)
             yield _timed("f", cat, cat, self._tracks.of[id(to)], arrives_ns, id=number, bp="e")
 
         for run in runs.values():
-            if run.stage not in fed and record.admitted_s is not None:
-                told = {"request": record.id, "consumer": run.stage}
-                yield from flow("inputs", at, self._ns(record.admitted_s), run, **told)
+            if run.stage not in consumers and record.admitted_s is not None:
+                flow_args = {"request": record.id, "consumer": run.stage}
+                yield from flow("inputs", track, self._ns(record.admitted_s), run, **flow_args)
         for (producer, consumer), names in tensors.items():
             if producer in runs and consumer in runs:
                 run = runs[producer]
@@ -288,22 +285,22 @@ class _Events:
 
 
 class _Tracks:
-    """Which process and thread each stage's run is shown on."""
+    """Assignment of stage runs to the processes and threads of the viewer."""
 
     def __init__(self, runs: Iterable[StageTiming], nodes: Mapping[str, str]) -> None:
         by_device: defaultdict[str, list[StageTiming]] = defaultdict(list)
         for run in runs:
             by_device[run.device].append(run)
         #: A run's identity -> (process, thread).
-        self.of: dict[int, Place] = {}
+        self.of: dict[int, Track] = {}
         self._processes: dict[str, int] = {}
-        self._threads: dict[Place, str] = {}
-        for device, mine in sorted(by_device.items()):
+        self._threads: dict[Track, str] = {}
+        for device, device_runs in sorted(by_device.items()):
             node = nodes.get(device, "unknown")
             pid = self._processes.setdefault(node, _CLIENT + 1 + len(self._processes))
             first = len(self._threads) + 1
-            lanes = _lanes((run.started_s, run.ended_s) for run in mine)
-            for run, lane in zip(mine, lanes, strict=True):
+            lanes = _lanes((run.started_s, run.ended_s) for run in device_runs)
+            for run, lane in zip(device_runs, lanes, strict=True):
                 self.of[id(run)] = (pid, first + lane)
             for lane in range(max(lanes) + 1):
                 self._threads[pid, first + lane] = (
@@ -313,32 +310,32 @@ class _Tracks:
     def names(self) -> Iterator[Event]:
         for node, pid in self._processes.items():
             yield _named("process", (pid, 0), f"node {node}")
-        for at, name in self._threads.items():
-            yield _named("thread", at, name)
+        for track, name in self._threads.items():
+            yield _named("thread", track, name)
 
 
 def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
-    """Return a lane for each span, as few as there are spans at once: none overlap on a lane."""
-    given = list(spans)
-    lanes = [0] * len(given)
+    """Assign spans to the fewest lanes such that no two spans overlap on a lane."""
+    all_spans = list(spans)
+    lanes = [0] * len(all_spans)
     busy: list[tuple[float, int]] = []
     free: list[int] = []
-    for place in sorted(range(len(given)), key=given.__getitem__):
-        begin_s, end_s = given[place]
+    for index in sorted(range(len(all_spans)), key=all_spans.__getitem__):
+        begin_s, end_s = all_spans[index]
         while busy and busy[0][0] <= begin_s:
             heapq.heappush(free, heapq.heappop(busy)[1])
-        lanes[place] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end_s, lanes[place]))
+        lanes[index] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end_s, lanes[index]))
     return lanes
 
 
-def _timed(phase: str, name: str, cat: str, at: Place, ns: int, **more: Any) -> Event:
-    """Return an event at a time, which the format has in microseconds."""
-    pid, tid = at
+def _timed(phase: str, name: str, cat: str, track: Track, ns: int, **more: Any) -> Event:
+    """Return an event at a time in nanoseconds; the format uses microseconds."""
+    pid, tid = track
     return {"ph": phase, "name": name, "pid": pid, "tid": tid, "cat": cat, "ts": ns / 1e3, **more}
 
 
-def _named(what: str, at: Place, name: str) -> Event:
-    """Return the event that names a process, or a thread of it."""
-    pid, tid = at
-    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+def _named(kind: str, track: Track, name: str) -> Event:
+    """Return the event that names a process or thread."""
+    pid, tid = track
+    return {"ph": "M", "name": f"{kind}_name", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,7 +1,7 @@
-"""Reports: one JSON document about a model on its devices, and what is drawn from it.
+"""Report about a model on its devices: one JSON document, rendered as table, HTML or ONNX.
 
-`build_report` makes the document from a `Survey` and maybe a `PlanReport`; the other functions
-draw from the document alone.
+`build_report` makes the document from a `Survey` and an optional `PlanReport`. The other functions
+render the document and read nothing else.
 """
 
 from hetero.report.annotated_model import annotated_model

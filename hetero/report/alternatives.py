@@ -1,4 +1,4 @@
-"""What else could have been: each device alone, plain priority, the plan chosen, and the bound."""
+"""Alternatives to a placement: each device alone, priority, the best plans, and the lower bound."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from hetero.planning.report import Alternative, PlanReport
 from hetero.query.survey import Survey
 from hetero.report.tensor_size import tensor_size
 
-#: What an alternative that was judged says of itself.
-_FIGURES: Final = ("bottleneck_s", "latency_s", "chosen", "subgraphs", "cuts", "nbytes")
+#: Fields of a row that the planner's alternative provides.
+_PLANNED_FIELDS: Final = ("bottleneck_s", "latency_s", "chosen", "subgraphs", "cuts", "nbytes")
 
 
-def counterfactuals(
+def alternatives(
     survey: Survey, document: dict[str, Any], plan: PlanReport | None
 ) -> list[dict[str, Any]]:
-    """Return a row for each way to run the model; without a plan there are no times in it.
+    """Return a row for each alternative; rows have times only if there is a plan.
 
-    `document`: the report so far, with `subgraphs` and `wires` of the choice.
+    `document`: the unfinished report, with the `subgraphs` and `wires` of the chosen placement.
     """
-    judged = {a.name: a for a in plan.alternatives} if plan else {}
-    rows = [_single(survey, name, judged.pop(f"single {name}", None)) for name in survey.names]
+    planned = {a.name: a for a in plan.alternatives} if plan else {}
+    rows = [_single(survey, name, planned.pop(f"single {name}", None)) for name in survey.names]
     if len(survey.names) > 1:
-        rows.append(_priority(survey, document, plan, judged.pop("priority", None)))
+        rows.append(_priority(survey, document, plan, planned.pop("priority", None)))
     rows += [
         _row(a.name, "runner-up", a, devices=list(a.devices))
-        for a in judged.values()
+        for a in planned.values()
         if not a.chosen
     ]
-    # The choice has a row of its own unless it is one of those above.
+    # The chosen placement gets its own row unless it is one of the rows above.
     if not any(row["chosen"] for row in rows):
-        rows.append(_chosen(document, plan, next((a for a in judged.values() if a.chosen), None)))
+        rows.append(_chosen(document, plan, next((a for a in planned.values() if a.chosen), None)))
     figure = "latency_s" if plan is not None and plan.hint == "LATENCY" else "bottleneck_s"
     if plan is not None and plan.bound_s > 0:
         rows.append(_row(f"bound: {plan.bound_name}", "bound") | {figure: plan.bound_s})
@@ -44,49 +44,50 @@ def counterfactuals(
     return rows
 
 
-def _row(name: str, kind: str, judged: Alternative | None = None, **fields: Any) -> dict[str, Any]:
-    blank: dict[str, Any] = {"possible": True, "missing": 0, "devices": [], "chosen": False}
-    figures = {} if judged is None else {key: getattr(judged, key) for key in _FIGURES}
-    return {"name": name, "kind": kind, **dict.fromkeys(_FIGURES), **blank, **fields, **figures}
+def _row(name: str, kind: str, planned: Alternative | None = None, **fields: Any) -> dict[str, Any]:
+    defaults: dict[str, Any] = dict.fromkeys(_PLANNED_FIELDS)
+    defaults |= {"possible": True, "missing": 0, "devices": [], "chosen": False}
+    values = {} if planned is None else {key: getattr(planned, key) for key in _PLANNED_FIELDS}
+    return {"name": name, "kind": kind, **defaults, **fields, **values}
 
 
-def _missing(survey: Survey, takers: Mapping[str, str]) -> dict[str, Any]:
-    """Count the nodes that have no device among `takers`."""
+def _missing(survey: Survey, devices: Mapping[str, str]) -> dict[str, Any]:
+    """Count the nodes that have no device in `devices`."""
     model = survey.model
-    missing = sum(n.name not in takers and not is_literal(model, n) for n in model.nodes)
+    missing = sum(n.name not in devices and not is_literal(model, n) for n in model.nodes)
     return {"possible": not missing, "missing": missing}
 
 
-def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str, Any]:
+def _single(survey: Survey, device: str, planned: Alternative | None) -> dict[str, Any]:
     fields = {"devices": [device], **_missing(survey, survey.results[device].devices)}
     if fields["possible"]:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
-    heeded = all(pinned == device for pinned in survey.pins.devices.values())
-    name = f"single {device}" if judged or heeded else f"single {device}, unpinned"
-    return _row(name, "single", judged, **fields)
+    keeps_pins = all(pin == device for pin in survey.pins.devices.values())
+    name = f"single {device}" if planned or keeps_pins else f"single {device}, unpinned"
+    return _row(name, "single", planned, **fields)
 
 
 def _priority(
-    survey: Survey, document: dict[str, Any], plan: PlanReport | None, judged: Alternative | None
+    survey: Survey, document: dict[str, Any], plan: PlanReport | None, planned: Alternative | None
 ) -> dict[str, Any]:
-    """Give each node to the first device that takes it; pins hold where the plan judged it."""
-    if judged is not None:
-        return _row("priority", "priority", judged, devices=list(judged.devices))
-    placed: dict[str, str] = {}
+    """Give each node to the first device that supports it; only a plan's row respects pins."""
+    if planned is not None:
+        return _row("priority", "priority", planned, devices=list(planned.devices))
+    placement: dict[str, str] = {}
     for name, answer in survey.results.items():
-        placed = dict.fromkeys(answer.devices, name) | placed
-    used = set(placed.values())
-    fields = {"devices": [n for n in survey.names if n in used], **_missing(survey, placed)}
-    if fields["possible"] and plan is None and placed == survey.affinity.devices:
-        fields |= _cut_of(document)
+        placement = dict.fromkeys(answer.devices, name) | placement
+    used = set(placement.values())
+    fields = {"devices": [n for n in survey.names if n in used], **_missing(survey, placement)}
+    if fields["possible"] and plan is None and placement == survey.affinity.devices:
+        fields |= _partition_counts(document)
     elif fields["possible"]:
-        fields |= _cut_size(survey, placed)
-    heeded = survey.pins.devices.items() <= placed.items()
-    return _row("priority" if heeded else "priority, unpinned", "priority", **fields)
+        fields |= _counts_of_placement(survey, placement)
+    keeps_pins = survey.pins.devices.items() <= placement.items()
+    return _row("priority" if keeps_pins else "priority, unpinned", "priority", **fields)
 
 
-def _cut_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the counts of the document's own cut."""
+def _partition_counts(document: dict[str, Any]) -> dict[str, Any]:
+    """Count the subgraphs and cut tensors of a document, and the bytes that cross."""
     return {
         "subgraphs": len(document["subgraphs"]),
         "cuts": len(document["wires"]),
@@ -94,26 +95,26 @@ def _cut_of(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cut_size(survey: Survey, placed: Mapping[str, str]) -> dict[str, Any]:
+def _counts_of_placement(survey: Survey, placement: Mapping[str, str]) -> dict[str, Any]:
     try:
-        cut = partition(survey.model, placed)
+        cut = partition(survey.model, placement)
     except AffinityError:
         return {}
     wires = [tensor_size(cut.source.spec(wire.tensor)) for wire in cut.wires]
-    return _cut_of({"subgraphs": cut.subgraphs, "wires": wires})
+    return _partition_counts({"subgraphs": cut.subgraphs, "wires": wires})
 
 
 def _chosen(
-    document: dict[str, Any], plan: PlanReport | None, judged: Alternative | None
+    document: dict[str, Any], plan: PlanReport | None, planned: Alternative | None
 ) -> dict[str, Any]:
     missing = sum(node["device"] is None for node in document["nodes"])
     return _row(
-        f"chosen: {judged.name}" if judged else "chosen",
+        f"chosen: {planned.name}" if planned else "chosen",
         "chosen",
         possible=not missing,
         missing=missing,
         devices=[d["name"] for d in document["devices"] if d["used"]],
-        **(_cut_of(document) | ({"subgraphs": judged.subgraphs} if judged else {})),
+        **(_partition_counts(document) | ({"subgraphs": planned.subgraphs} if planned else {})),
         bottleneck_s=plan.bottleneck_s if plan else None,
         latency_s=plan.latency_s if plan else None,
         chosen=True,

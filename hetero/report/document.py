@@ -1,7 +1,7 @@
-"""The report's contract: one JSON document, built from a survey, an affinity and maybe a plan.
+"""The report as a JSON document, built from a survey and an optional plan.
 
-Everything else (table, HTML, DOT) is drawn from the document alone. Its schema is
-``report.schema.json`` beside this file; `VERSION` changes when a reader could be misled.
+Tables and HTML are rendered from the document alone. Its schema is ``report.schema.json`` beside
+this file. `VERSION` increases when the meaning of a field changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetero.partition.partition import Partition, partition
 from hetero.planning.cost.work import with_shapes
 from hetero.planning.report import PlanReport
 from hetero.query.survey import Survey
-from hetero.report.alternatives import counterfactuals
+from hetero.report.alternatives import alternatives
 from hetero.report.lints import lints
 from hetero.report.support_matrix import support_matrix
 from hetero.report.tensor_size import tensor_size
@@ -31,10 +31,10 @@ from hetero.report.verdict import fallback, verdict
 
 NAME: Final = "hetero.report"
 VERSION: Final = 2
-#: The device of nodes that no device takes, while the model is cut; null in the document.
-NOWHERE: Final = ""
-#: What the document has as it stands, of each device, stage and plan.
-_OF_DEVICES: Final = (
+#: Stands for the device of unsupported nodes during partitioning; null in the document.
+NO_DEVICE: Final = ""
+#: Fields copied from each device, stage and plan.
+_DEVICE_FIELDS: Final = (
     "name",
     "plugin",
     "version",
@@ -44,8 +44,8 @@ _OF_DEVICES: Final = (
     "num_threads",
     "memory_nbytes",
 )
-_OF_STAGES: Final = ("run_s", "transfer_s", "overhead_s")
-_OF_PLANS: Final = (
+_STAGE_FIELDS: Final = ("run_s", "transfer_s", "overhead_s")
+_PLAN_FIELDS: Final = (
     "bottleneck_s",
     "latency_s",
     "bottleneck",
@@ -63,14 +63,14 @@ def build_report(
 ) -> dict[str, Any]:
     """Build the document: plain values for JSON, valid against ``report.schema.json``.
 
-    Times are in seconds, sizes in bytes; a size with ``open_dims`` counts open dimensions as 1.
+    Times are in seconds, sizes in bytes. A size with ``open_dims`` counts open dimensions as 1.
 
-    `plan`: a plan with its predictions; its first variant's affinity then replaces the survey's.
-    `command`: what to type to get this report again.
+    `plan`: a plan with its predictions; its first variant's affinity replaces the survey's.
+    `command`: the command line that makes this report.
     """
     affinity = survey.affinity if plan is None else plan.affinity
     shapes = survey.shapes if plan is None else plan.shapes
-    described = describe_model(survey.model)
+    description = describe_model(survey.model)
     survey = replace(survey, model=with_shapes(survey.model, shapes))
     cut: Partition | None = None
     problem = None
@@ -79,7 +79,7 @@ def build_report(
     else:
         try:
             cut = partition(
-                survey.model, {n: affinity.get(n, NOWHERE) for n in survey.model.node_names}
+                survey.model, {n: affinity.get(n, NO_DEVICE) for n in survey.model.node_names}
             )
         except AffinityError as error:
             problem = str(error)
@@ -88,9 +88,9 @@ def build_report(
         "schema": {"name": NAME, "version": VERSION},
         "kind": "query" if plan is None else "plan",
         "command": command,
-        # A digest of who gets what tells whether two reports are of one placement.
+        # Reports with the same digest have the same placement.
         "placement": hashlib.sha256(json.dumps(sorted(affinity.items())).encode()).hexdigest(),
-        "model": described,
+        "model": description,
         "request": {
             "device": survey.request,
             "devices": list(survey.names),
@@ -114,7 +114,7 @@ def build_report(
         "advice": [] if plan is None else list(plan.advice),
     }
     document["fallback"] = fallback(document)
-    document["counterfactuals"] = counterfactuals(survey, document, plan)
+    document["counterfactuals"] = alternatives(survey, document, plan)
     document["lints"] = lints(document)
     document["verdict"] = verdict(document)
     return document
@@ -147,12 +147,12 @@ def _devices(
     shares: dict[str, float] = dict.fromkeys(counts, 1.0) if plan is None else {}
     for variant in plan.variants if plan else ():
         for name, count in Counter(variant.affinity.values()).items():
-            # Of a device that only other variants use, the count in the first of those.
+            # A device that the first variant does not use gets the count of its first variant.
             counts.setdefault(name, count)
             shares[name] = shares.get(name, 0.0) + variant.share
     return [
         {
-            **{name: getattr(d, name) for name in _OF_DEVICES},
+            **{name: getattr(d, name) for name in _DEVICE_FIELDS},
             "supported": len(survey.results[d.name]),
             "nodes": counts[d.name],
             "used": bool(counts[d.name]),
@@ -167,13 +167,15 @@ def _devices(
 def _nodes(
     model: Model, survey: Survey, affinity: Affinity, cut: Partition | None, plan: PlanReport | None
 ) -> list[dict[str, Any]]:
-    moving = set(request_dependent_positions(model))
+    request_dependent = set(request_dependent_positions(model))
     rows = []
     for position, node in enumerate(model.nodes):
         device = affinity.get(node.name)
         outputs = [_port(model.spec(value)) for value in node.writes]
-        heard = {
-            name: a.refusals.get(node.name, {}).get(name) for name, a in survey.results.items()
+        refusals = {
+            name: refusal
+            for name, support in survey.results.items()
+            if (refusal := support.refusals.get(node.name, {}).get(name))
         }
         times = {} if plan is None else plan.node_times.get(node.name, {})
         row = {
@@ -183,14 +185,14 @@ def _nodes(
             "inputs": list(node.reads),
             "outputs": outputs,
             "nbytes": _total(outputs),
-            "constant": position not in moving,
+            "constant": position not in request_dependent,
             "supported_on": [name for name, a in survey.results.items() if node.name in a.devices],
             "device": device,
             "subgraph": None if cut is None else cut.subgraph_of.get(node.name),
-            "why": affinity.reasons.get(node.name, "") if device else "no device takes it",
+            "why": affinity.reasons.get(node.name, "") if device else "no device supports it",
             "note": survey.results[device].notes.get(node.name) if device else None,
             "refusals": {
-                name: {"code": r.code, "message": r.message} for name, r in heard.items() if r
+                name: {"code": r.code, "message": r.message} for name, r in refusals.items()
             },
             "times": {name: asdict(time) for name, time in times.items()},
         }
@@ -199,7 +201,7 @@ def _nodes(
 
 
 def _choice(node: Mapping[str, Any], survey: Survey, plan: PlanReport | None) -> str:
-    """Return what kind of decision put a node where it is."""
+    """Return the kind of decision that placed a node."""
     if node["device"] is None:
         return "none"
     if node["name"] in survey.pins:
@@ -227,21 +229,21 @@ def _subgraphs(model: Model, cut: Partition, plan: PlanReport | None) -> list[di
                 "in_nbytes": _total(tensor_size(model.spec(value)) for value in s.inputs),
                 "out_nbytes": _total(tensor_size(model.spec(value)) for value in s.outputs),
                 "weight_nbytes": sum(model.constants[v].array.nbytes for v in weights),
-                **{name: stage and getattr(stage, name) for name in _OF_STAGES},
+                **{name: stage and getattr(stage, name) for name in _STAGE_FIELDS},
             }
         )
     return rows
 
 
 def _total(sizes: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the bytes of values together; None where the number of dimensions of one is open."""
-    found = [row["nbytes"] for row in sizes]
-    return None if None in found else sum(found)
+    """Return the total bytes of tensors; None if the rank of one is unknown."""
+    nbytes = [row["nbytes"] for row in sizes]
+    return None if None in nbytes else sum(nbytes)
 
 
 def _wires(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[str, Any]]:
-    told = plan.wires if plan else ()
-    times = {(w.tensor, w.producer, w.consumer): w.seconds for w in told if w.variant == 0}
+    planned = plan.wires if plan else ()
+    times = {(w.tensor, w.producer, w.consumer): w.seconds for w in planned if w.variant == 0}
     return [
         {
             "tensor": w.tensor,
@@ -257,7 +259,7 @@ def _wires(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[s
 
 def _plan(plan: PlanReport) -> dict[str, Any]:
     return {
-        **{name: getattr(plan, name) for name in _OF_PLANS},
+        **{name: getattr(plan, name) for name in _PLAN_FIELDS},
         "throughput_per_s": 1 / plan.bottleneck_s if plan.bottleneck_s > 0 else None,
         "ratio": plan.ratio if math.isfinite(plan.ratio) else None,
         "sources": dict(plan.sources),

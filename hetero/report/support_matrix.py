@@ -1,4 +1,4 @@
-"""The support matrix: how many nodes of each operator each device takes, and why not all."""
+"""Support matrix: nodes of each operator that each device supports, with refusals by cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetero.query.priority import refusal_of
 
 
 def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[str, Any]]:
-    """Return a row for each operator of the model, the most frequent first; refusals likewise."""
+    """Return a row for each operator, the most frequent first; refusals are sorted likewise."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in model.nodes:
         nodes.setdefault((node.domain, node.op_type), []).append(node.name)
@@ -30,22 +30,26 @@ def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[st
 
 
 def causes(refusals: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Count refusals, each a code and a message, by cause, the most frequent first.
+    """Count refusals (code, message) by cause, the most frequent first.
 
-    Messages that differ in names that they quote are of one cause; it is told with … for them.
+    Messages that differ only in quoted names have one cause; its message has … for the names.
     """
-    found: dict[tuple[str, str], Counter[str]] = {}
+    counts: dict[tuple[str, str], Counter[str]] = {}
     for code, message in refusals:
-        found.setdefault((code, general(message)), Counter())[message] += 1
+        counts.setdefault((code, without_names(message)), Counter())[message] += 1
     rows = [
-        {"code": code, "message": min(said) if len(said) == 1 else cause, "count": said.total()}
-        for (code, cause), said in found.items()
+        {
+            "code": code,
+            "message": min(messages) if len(messages) == 1 else cause,
+            "count": messages.total(),
+        }
+        for (code, cause), messages in counts.items()
     ]
     return sorted(rows, key=lambda row: (-row["count"], row["code"], row["message"]))
 
 
-def general(message: str) -> str:
-    """Return a message with … for each name that it quotes."""
+def without_names(message: str) -> str:
+    """Return a message with … for each quoted name."""
     return re.sub(r"'[^']*'", "…", message)
 
 

@@ -8,7 +8,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 
 
 def tensor_size(spec: TensorSpec) -> dict[str, Any]:
-    """Return a value's bytes, open dimensions counted as 1, and whether there are any."""
+    """Return a tensor's bytes, counting open dimensions as 1, and whether it has any."""
     if spec.nbytes is not None or spec.shape is None:
         return {"nbytes": spec.nbytes, "open_dims": False}
     closed = tuple(d if isinstance(d, int) else 1 for d in spec.shape)

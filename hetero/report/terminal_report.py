@@ -1,4 +1,4 @@
-"""The report on a terminal: verdict, devices, support matrix, subgraphs, alternatives, lints."""
+"""Report as tables for a terminal: verdict, devices, support, subgraphs, alternatives, lints."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rich.text import Text
 from hetero.formatting import counted, nbytes_text, port_text, seconds_text, visible
 from hetero.terminal_tables import Column, Columns, Rows, styled, table
 
-#: Rows of a table before the rest is counted; the HTML and JSON have all of them.
-SHOWN: Final = 20
-#: Remarks of one kind before the rest is counted.
-REMARKS: Final = 2
-NOBODY: Final = Text("none", "red")
+#: Rows of a table before the rest is counted; HTML and JSON list all.
+MAX_ROWS: Final = 20
+#: Lints of one code before the rest is counted.
+MAX_LINTS: Final = 2
+_NO_DEVICE: Final = Text("none", "red")
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def report_table(document: dict[str, Any], *, nodes: bool = False) -> Group:
-    """Return what a terminal shows."""
+    """Return the report's lines and tables; `nodes` adds a table of every node."""
     return Group(*_parts(document, nodes))
 
 
 def model_line(model: dict[str, Any]) -> Text:
-    """Return a document's model in a line."""
+    """Return one line about a document's model: name, size, operator sets, hash."""
     opsets = ", ".join(f"{domain} {version}" for domain, version in model["opsets"].items())
     return Text.assemble(
         (visible(model["name"]), "bold"),
@@ -53,7 +53,7 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     if document["subgraphs"]:
         yield subgraph_table(document["subgraphs"], timed=document["plan"] is not None)
     if len(document["counterfactuals"]) > 1:
-        yield _counterfactuals(document)
+        yield _alternatives(document)
     if document["plan"]:
         yield styled(document["plan"]["sentence"])
         yield styled(document["plan"]["basis"])
@@ -61,18 +61,18 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
         places = ", ".join(f"{name} {count}" for name, count in variant["devices"].items())
         yield styled(f"{variant['share'] * 100:.1f} % of the requests: {places}")
     for advice in document["advice"]:
-        yield styled(f"would help: {advice}")
+        yield styled(f"advice: {advice}")
     by_code: dict[str, list[dict[str, Any]]] = {}
     for lint in document["lints"]:
         by_code.setdefault(lint["code"], []).append(lint)
     for code, lints in by_code.items():
-        for lint in lints[:REMARKS]:
+        for lint in lints[:MAX_LINTS]:
             yield Text.assemble(
                 (f"{lint['severity']} [{code}] ", _STYLES[lint["severity"]]),
                 visible(lint["message"]),
             )
-        if len(lints) > REMARKS:
-            yield styled(f"and {len(lints) - REMARKS} more of {code}", style="dim")
+        if len(lints) > MAX_LINTS:
+            yield styled(f"and {len(lints) - MAX_LINTS} more of {code}", style="dim")
 
 
 def _devices(document: dict[str, Any]) -> Rows:
@@ -95,9 +95,9 @@ def _matrix(document: dict[str, Any]) -> Rows:
     rows = document["support_matrix"]
 
     def refusals(row: dict[str, Any]) -> list[str]:
-        return [_refused(n, r) for n, c in row["devices"].items() for r in c["refusals"][:2]]
+        return [_refusal_text(n, r) for n, c in row["devices"].items() for r in c["refusals"][:2]]
 
-    def taken(name: str) -> Column:
+    def supported(name: str) -> Column:
         def cell(row: dict[str, Any]) -> str:
             count, total = row["devices"][name]["supported"], row["total"]
             return "all" if count == total else f"{count} of {total}"
@@ -107,26 +107,26 @@ def _matrix(document: dict[str, Any]) -> Rows:
     columns: Columns = {
         "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."),
         "nodes": "total",
-        **{name: taken(name) for name in document["request"]["devices"]},
+        **{name: supported(name) for name in document["request"]["devices"]},
     }
     if any(map(refusals, rows)):
         columns["why not"] = lambda row: "; ".join(refusals(row))
-    # What some device refuses comes first: it is what the reader looks for.
+    # Operators with refusals come first: the reader looks for them.
     ranked = sorted(rows, key=lambda row: not refusals(row))
-    made = table(ranked[:SHOWN], columns, wraps=("why not",))
-    if len(rows) > SHOWN:
-        made.caption = f"{len(rows) - SHOWN} more operators"
-    return made
+    matrix = table(ranked[:MAX_ROWS], columns, wraps=("why not",))
+    if len(rows) > MAX_ROWS:
+        matrix.caption = f"{len(rows) - MAX_ROWS} more operators"
+    return matrix
 
 
-def _refused(device: str, refusal: Mapping[str, Any]) -> str:
+def _refusal_text(device: str, refusal: Mapping[str, Any]) -> str:
     return f"{device}: {refusal['message']} [{refusal['code']}]"
 
 
 def _nodes(document: dict[str, Any]) -> Rows:
     def why(node: dict[str, Any]) -> str:
         refusals = node["refusals"].items() if node["device"] is None else ()
-        return "; ".join([node["why"], *(_refused(name, r) for name, r in refusals)])
+        return "; ".join([node["why"], *(_refusal_text(name, r) for name, r in refusals)])
 
     columns: Columns = {
         "node": "name",
@@ -140,11 +140,11 @@ def _nodes(document: dict[str, Any]) -> Rows:
 
 
 def _device(row: Mapping[str, Any]) -> str | Text:
-    return row["device"] or NOBODY
+    return row["device"] or _NO_DEVICE
 
 
 def subgraph_table(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) -> Rows:
-    """Return a row for each subgraph: bytes in and out, and times of a plan."""
+    """Return a table of subgraphs; `timed` adds the times that a plan predicts."""
     columns: Columns = {
         "subgraph": "index",
         "device": _device,
@@ -156,13 +156,13 @@ def subgraph_table(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) ->
     if timed:
         times = {"runs": "run_s", "transfers": "transfer_s", "overhead": "overhead_s"}
         columns |= {head: (field, seconds_text) for head, field in times.items()}
-    made = table(rows[:SHOWN], columns, wraps=("first … last",))
-    if len(rows) > SHOWN:
-        made.caption = f"{len(rows) - SHOWN} more subgraphs; --json lists all"
-    return made
+    subgraphs = table(rows[:MAX_ROWS], columns, wraps=("first … last",))
+    if len(rows) > MAX_ROWS:
+        subgraphs.caption = f"{len(rows) - MAX_ROWS} more subgraphs; --json lists all"
+    return subgraphs
 
 
-def _counterfactuals(document: dict[str, Any]) -> Rows:
+def _alternatives(document: dict[str, Any]) -> Rows:
     def subgraphs(row: dict[str, Any]) -> object:
         return row["subgraphs"] if row["possible"] else f"{row['missing']} unsupported"
 
@@ -171,11 +171,11 @@ def _counterfactuals(document: dict[str, Any]) -> Rows:
         "devices": lambda row: ", ".join(row["devices"]) if len(row["devices"]) > 1 else "",
         "subgraphs": subgraphs,
     }
-    # Where there are times they say more than counts, and lines are short.
+    # Times replace counts if there are any: together they would be too wide.
     if document["plan"]:
         columns["bottleneck"] = ("bottleneck_s", seconds_text)
         columns["latency"] = ("latency_s", seconds_text)
-        columns["to the choice"] = ("relative", "{:.3g}×".format)
+        columns["vs. chosen"] = ("relative", "{:.3g}×".format)
     else:
         columns |= {"cuts": ("cuts", "{:,}".format), "crossing": ("nbytes", nbytes_text)}
     return table(

@@ -1,4 +1,4 @@
-"""The verdict: what was asked for, what is used, what fell back, what crosses, in one line."""
+"""Verdict of a report: requested and used devices, fallbacks and cut tensors, in one line."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from hetero.report.support_matrix import causes
 
 
 def fallback(document: dict[str, Any]) -> dict[str, Any]:
-    """Count the nodes that the most preferred device refused and another one took, by reason."""
+    """Return the nodes that the preferred device refused and another one runs, and the reasons."""
     devices = document["request"]["devices"]
     first = devices[0] if devices else None
-    fallen = [
+    fallback_nodes = [
         node
         for node in document["nodes"]
         if node["device"] not in (None, first) and first not in node["supported_on"]
     ]
     refusals = [
         node["refusals"].get(first, {"code": "policy", "message": "no reason given"})
-        for node in fallen
+        for node in fallback_nodes
     ]
     return {
         "device": first,
-        "nodes": [node["name"] for node in fallen],
+        "nodes": [node["name"] for node in fallback_nodes],
         "reasons": causes((refusal["code"], refusal["message"]) for refusal in refusals),
     }
 
 
 def verdict(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict in numbers and as a sentence."""
+    """Return the verdict as numbers and as a sentence."""
     used = {d["name"]: d["nodes"] for d in document["devices"] if d["used"]}
-    nowhere = sum(node["device"] is None for node in document["nodes"])
-    crossing = sum(wire["nbytes"] or 0 for wire in document["wires"])
-    unknown = sum(wire["nbytes"] is None for wire in document["wires"])
-    opened = any(wire["open_dims"] for wire in document["wires"])
-    fallen = document["fallback"]
+    num_unsupported = sum(node["device"] is None for node in document["nodes"])
+    crossing_nbytes = sum(wire["nbytes"] or 0 for wire in document["wires"])
+    num_unknown = sum(wire["nbytes"] is None for wire in document["wires"])
+    has_open_dimensions = any(wire["open_dims"] for wire in document["wires"])
+    fallback_nodes = document["fallback"]["nodes"]
     plan = document["plan"]
     total = sum(d["load_s"] or 0.0 for d in document["devices"])
     loads = {d["name"]: d["load_s"] / total for d in document["devices"] if total and d["used"]}
@@ -48,21 +48,20 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         f"REQUESTED {','.join(document['request']['devices'])}",
         f"USED {' '.join(shares) or 'none'}",
     ]
-    if nowhere:
-        parts.append(f"UNSUPPORTED {counted(nowhere, 'node')}")
-    reasons = len(fallen["reasons"])
+    if num_unsupported:
+        parts.append(f"UNSUPPORTED {counted(num_unsupported, 'node')}")
+    reasons = len(document["fallback"]["reasons"])
     parts.append(
-        f"FALLBACK {counted(len(fallen['nodes']), 'node')}"
+        f"FALLBACK {counted(len(fallback_nodes), 'node')}"
         + (f", {counted(reasons, 'reason')}" if reasons else "")
     )
     if document["uncut"] is None:
-        more = " and more for open dimensions" if opened else ""
-        more += f" and {counted(unknown, 'tensor')} of unknown size" if unknown else ""
-        parts.append(
-            f"{counted(len(document['wires']), 'cut')}, {nbytes_text(crossing)} per request{more}"
-        )
+        more = " plus open dimensions" if has_open_dimensions else ""
+        more += f" plus {counted(num_unknown, 'tensor')} of unknown size" if num_unknown else ""
+        cuts = counted(len(document["wires"]), "cut")
+        parts.append(f"{cuts}, {nbytes_text(crossing_nbytes)} per request{more}")
     else:
-        parts.append("cannot be cut")
+        parts.append("cannot be partitioned")
     if shapes := document["request"]["shapes"]:
         parts.append(f"at {shapes_text(shapes)}")
     if len(document["variants"]) > 1:
@@ -79,11 +78,11 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         "requested": list(document["request"]["devices"]),
         "used": used,
         "unused": [d["name"] for d in document["devices"] if not d["used"]],
-        "unsupported": nowhere,
-        "fallback_nodes": len(fallen["nodes"]),
+        "unsupported": num_unsupported,
+        "fallback_nodes": len(fallback_nodes),
         "fallback_reasons": reasons,
         "cuts": len(document["wires"]),
-        "crossing_nbytes": crossing,
-        "unknown_wires": unknown,
+        "crossing_nbytes": crossing_nbytes,
+        "unknown_wires": num_unknown,
         "sentence": " | ".join(parts),
     }

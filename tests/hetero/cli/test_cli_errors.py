@@ -94,7 +94,7 @@ def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
         ("run MODEL --devices ORT=1,ORT=2", "ORT is given twice"),
         ("inspect MODEL --verify", "--verify is for blobs"),
         ("compare MODEL -d HETERO:ORT,CPU", "wanted two devices"),
-        ("compare MODEL -d CPU,ORT -a op:Tanh=CPU", "pins are for a split"),
+        ("compare MODEL -d CPU,ORT -a op:Tanh=CPU", "pins need a device list"),
         ("run MODEL --shape x=5,4", "tensor(float)[N, 3]"),
         ("run MODEL --shape y=5,3", "no input y; it has x"),
         ("run MODEL --shape 5,3", "NAME=1,3,224,224"),
@@ -144,7 +144,7 @@ def test_a_symbol_has_one_size_in_every_input(
     assert output["shape"] == [2, 3]
     unlike = shell("run --shape p=4,5 --shape q=4,6", two_inputs)
     assert unlike.code == 2
-    assert "dimension 's' is 6 here and 5 in another input" in unlike.err
+    assert "dimension 's' is 6, but 5 in another input" in unlike.err
 
 
 def test_an_input_is_given_once(shell: Shell, two_inputs: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_split_is_compared_with_its_pins(core: hetero.Core, devices: tuple[str
     assert (found.agrees, found.node) == (False, "off")
     pinned = {"off*": "CPU"}
     assert compare(core, model, devices, X, affinity=pinned).agrees
-    with pytest.raises(AffinityError, match="pins are for a split"):
+    with pytest.raises(AffinityError, match="pins need a device list"):
         compare(core, model, ("CPU", "WRONG"), X, affinity=pinned)
 
 

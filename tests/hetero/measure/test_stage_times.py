@@ -20,7 +20,7 @@ def test_a_stage_waits_from_when_its_last_input_was_made() -> None:
     found = StageTimes(LINKS)
     found.add(10, 18, RUNS)
     assert dict(found.waits_s) == {(0, "D"): [1], (1, "D"): [1], (2, "D"): [0.5], (3, "D"): [1]}
-    assert dict(found.on_way_s) == {0: [1], 1: [0.75], 2: [0.5], 3: [1]}
+    assert dict(found.transfers_s) == {0: [1], 1: [0.75], 2: [0.5], 3: [1]}
     assert dict(found.gaps_s) == {(0, 1): [1], (0, 2): [0.5], (1, 3): [1], (2, 3): [2]}
 
 

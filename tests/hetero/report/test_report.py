@@ -106,7 +106,7 @@ def test_sizes_count_open_dimensions_as_one_and_say_so(document: dict[str, Any])
     assert document["verdict"]["crossing_nbytes"] == 48
     assert document["model"]["parameters"] == 12
     assert document["model"]["weight_nbytes"] == 48
-    assert "48 B per request and more for open dimensions" in document["verdict"]["sentence"]
+    assert "48 B per request plus open dimensions" in document["verdict"]["sentence"]
 
 
 def test_the_matrix_counts_every_node_on_every_device(document: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ def test_a_model_that_cannot_be_cut_is_still_reported() -> None:
     assert "not-cut" in found(document)
     assert len(document["nodes"]) == 3
     assert "UNSUPPORTED 1 node" in document["verdict"]["sentence"]
-    assert "cannot be cut" in document["verdict"]["sentence"]
+    assert "cannot be partitioned" in document["verdict"]["sentence"]
 
 
 def test_a_model_without_nodes() -> None:
@@ -279,8 +279,8 @@ def test_lints_of_a_plan() -> None:
     survey = branches_survey()
     document = build_report(survey, branches_plan(survey))
     messages = {lint["code"]: lint["message"] for lint in document["lints"]}
-    assert messages["transfer-above-compute"].startswith("subgraph 1 on CPU runs 1 ms")
-    assert messages["tiny-subgraph"] == "subgraph 2 on ORT runs 50 µs; calling it takes 100 µs."
+    assert messages["transfer-above-compute"].startswith("subgraph 1 on CPU runs for 1 ms")
+    assert messages["tiny-subgraph"] == "subgraph 2 on ORT runs for 50 µs; calling it takes 100 µs."
     assert messages["slower-than-single"] == (
         "CPU alone takes 3.5 ms, the choice 4 ms (bottleneck)."
     )
@@ -420,7 +420,7 @@ def test_strict_fails_with_the_lint_that_says_why(shell: Shell, model: Path) -> 
     assert shell("query -d HETERO:CPU,ORT", model).code == 0
     strict = shell("query -d HETERO:CPU,ORT --strict", model)
     assert strict.code == 1
-    assert "strict: [unused-device] ORT was requested and is not used" in strict.err
+    assert "strict: [unused-device] ORT was requested but is not used" in strict.err
     assert shell("query -d CPU --strict", model).code == 0
 
 
