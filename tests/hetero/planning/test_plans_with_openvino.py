@@ -154,8 +154,9 @@ def test_a_plan_says_at_which_shapes(core: hetero.Core) -> None:
         shape = given.get("x", [1, 3])
         assert document["request"]["shapes"] == {"x": shape}
         assert f" | at x {shape} | " in document["verdict"]["sentence"]
-        remarks = [lint for lint in document["lints"] if lint["code"] == "planned-shapes"]
-        assert [f"planned for the measured shapes x {shape}" in r["message"] for r in remarks] == [True] * (not given)
+        lints = [lint for lint in document["lints"] if lint["code"] == "planned-shapes"]
+        message = f"planned for the measured shapes x {shape}"
+        assert [message in lint["message"] for lint in lints] == [True] * (not given)
         # It may be cut elsewhere at each shape: these are float32 rows, of one length or another.
         assert document["wires"]
         assert all(wire["nbytes"] % (4 * shape[0]) == 0 for wire in document["wires"])

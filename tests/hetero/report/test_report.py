@@ -282,7 +282,7 @@ def test_lints_of_a_plan() -> None:
     assert messages["transfer-above-compute"].startswith("subgraph 1 on CPU runs for 1 ms")
     assert messages["tiny-subgraph"] == "subgraph 2 on ORT runs for 50 µs; calling it takes 100 µs."
     assert messages["slower-than-single"] == (
-        "CPU alone takes 3.5 ms, the choice 4 ms (bottleneck)."
+        "CPU alone takes 3.5 ms, the chosen placement 4 ms (bottleneck)."
     )
 
 
