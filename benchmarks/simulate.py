@@ -32,10 +32,10 @@ import numpy as np
 import hetero
 from benchmarks.null_models import chain
 from benchmarks.tables import print_rows
-from hetero.apps.simulate.advise import simulate
 from hetero.apps.simulate.arrivals import Arrivals, Batches
 from hetero.apps.simulate.fleet import Fleet, FleetNode, Program, planned_fleet
-from hetero.apps.simulate.run import Outcome, run
+from hetero.apps.simulate.simulation import simulate
+from hetero.apps.simulate.virtual_run import Outcome, run
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Support
 from hetero.planning.choose import Choice, choose

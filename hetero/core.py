@@ -548,7 +548,8 @@ class Core:
         model, device_name, config
             As for `plan_model`, whose plan is served.
         **options : object
-            The fleet, the load and the costs: see `hetero.apps.simulate.model.simulate_model`.
+            The fleet, the load and the costs: see
+            `hetero.apps.simulate.simulate_model.simulate_model`.
 
         Returns
         -------
@@ -556,7 +557,7 @@ class Core:
             Rates, latencies and loads, and what other devices would change.
         """
         # The core does not depend on its applications; this is a shortcut to one of them.
-        from hetero.apps.simulate.model import simulate_model
+        from hetero.apps.simulate.simulate_model import simulate_model
 
         return simulate_model(self, model, device_name, config, **options)
 

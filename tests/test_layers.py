@@ -243,7 +243,7 @@ TOP = {"hetero/apps", "hetero/cli", "hetero/faces"}
 #: File -> an application or face that it imports when a user calls it, and not before.
 ON_CALL = {
     "hetero/compile/compiled_model.py": "hetero.apps.generate.generation",
-    "hetero/core.py": "hetero.apps.simulate.model",
+    "hetero/core.py": "hetero.apps.simulate.simulate_model",
     "hetero/cli/preprocessing_options.py": "hetero.faces.openvino.preprocess",
 }
 #: Modules that give a face its public name.

@@ -1,5 +1,6 @@
-"""What a cluster would do: the real scheduler in virtual time, with the times of a plan.
+"""Capacity planning: the real scheduler in virtual time, with the times of a plan.
 
-`fleet` says which devices, links and clients there are; `arrivals` when requests come; `run` has
-a world of `hetero.scheduler.universe` serve them; `advise` tries what could be added and lost.
+`fleet` describes the devices, links and clients; `arrivals` the load. `virtual_run` serves the
+requests with `hetero.scheduler.universe`. `simulation` also tries fleets with one part more or
+less.
 """

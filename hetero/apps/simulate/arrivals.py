@@ -1,4 +1,4 @@
-"""When requests come: Poisson, with Gamma's bursts, or as a file says; and how they are joined."""
+"""Arrival processes (Poisson, gamma, recorded) and dynamic batching of simulated requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hetero.devices.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests come.
+    """An arrival process.
 
-    `text`: as they were asked for.
-    `rate_per_s`: how many a second, on average.
-    `variation`: standard deviation of the time between two by its mean: 1 for Poisson.
-    `gaps_s`: as recorded; repeated where more are wanted. Empty: drawn.
+    `text`: the process as the user wrote it.
+    `rate_per_s`: mean number of requests per second.
+    `variation`: coefficient of variation of the gaps between requests; 1 for Poisson.
+    `gaps_s`: recorded gaps, repeated if more are needed; empty if gaps are drawn.
     """
 
     text: str
@@ -29,7 +29,7 @@ class Arrivals:
     gaps_s: tuple[float, ...] = ()
 
     def times_s(self, count: int, random: Random) -> Iterator[float]:
-        """Return when so many requests come."""
+        """Yield the arrival times of `count` requests."""
         shape = 1 / self.variation**2
         now_s = 0.0
         for number in range(count):
@@ -42,17 +42,17 @@ class Arrivals:
 
 def read_arrivals(text: str) -> Arrivals:
     """Read ``poisson:200/s``, ``gamma:200/s:2`` (its variation), or a file of times in seconds."""
-    kind, colon, told = text.partition(":")
+    kind, colon, parameters = text.partition(":")
     if not colon or kind not in ("poisson", "gamma"):
         return _read_file(Path(text))
-    found = re.fullmatch(r"([0-9.eE+]+)/s(?::([0-9.eE+]+))?", told)
+    match = re.fullmatch(r"([0-9.eE+]+)/s(?::([0-9.eE+]+))?", parameters)
     numbers = (0.0, 0.0)
     with suppress(ValueError):
-        numbers = (float(found[1]), float(found[2] or 1.0)) if found else numbers
-    if min(numbers) <= 0 or (kind == "poisson" and found and found[2]):
+        numbers = (float(match[1]), float(match[2] or 1.0)) if match else numbers
+    if min(numbers) <= 0 or (kind == "poisson" and match and match[2]):
         raise ArgumentError(
-            f"arrivals {text!r}: wanted a positive rate, as poisson:200/s, and for gamma a "
-            "positive variation, as gamma:200/s:2."
+            f"arrivals {text!r}: expected a positive rate, for example poisson:200/s, and for "
+            "gamma a positive coefficient of variation, for example gamma:200/s:2."
         )
     return Arrivals(text, *numbers)
 
@@ -68,38 +68,38 @@ def _read_file(path: Path) -> Arrivals:
     gaps = [later - earlier for earlier, later in pairwise(times)]
     if not gaps or min(gaps) < 0 or not sum(gaps):
         raise ArgumentError(
-            f"arrivals {str(path)!r}: wanted two times or more, in seconds, that ascend."
+            f"arrivals {str(path)!r}: expected at least two ascending times in seconds."
         )
     return Arrivals(str(path), len(gaps) / sum(gaps), gaps_s=tuple(gaps))
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How requests are joined.
+    """Dynamic batching of requests.
 
-    `size`: rows of a batch at most; 1: none are joined.
-    `time`: how long a full batch runs, by the time of one row; in between it grows with each row.
+    `size`: maximum rows of a batch; 1 for no batching.
+    `time`: run time of a full batch relative to one row; smaller batches are interpolated.
     """
 
     size: int = 1
     time: float = 1.0
 
     def factor(self, rows: int) -> float:
-        """Return how long so many rows take, by the time of one."""
+        """Return the run time of a batch relative to one row."""
         return 1.0 + (self.time - 1.0) * (rows - 1) / max(1, self.size - 1)
 
 
 def read_batches(text: str) -> Batches:
     """Read ``8`` (eight rows take eight times as long as one), or ``8:1.6``."""
-    found = re.fullmatch(r"([0-9]+)(?::([0-9.]+))?", text)
+    match = re.fullmatch(r"([0-9]+)(?::([0-9.]+))?", text)
     try:
-        size = int(found[1]) if found else 0
-        time = float(found[2] or size) if found else 0.0
+        size = int(match[1]) if match else 0
+        time = float(match[2] or size) if match else 0.0
     except ValueError:
         size = 0
     if size < 1 or time < 1.0:
         raise ArgumentError(
-            f"batch {text!r}: wanted ROWS or ROWS:TIME, as 8:1.6, where eight rows at once take "
-            "1.6 times as long as one; both are 1 or more."
+            f"batch {text!r}: expected ROWS or ROWS:TIME, both at least 1. For example, 8:1.6 "
+            "means that eight rows take 1.6 times as long as one."
         )
     return Batches(size, time)

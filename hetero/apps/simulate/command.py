@@ -1,4 +1,4 @@
-"""``hetero simulate``: what a cluster, there or not, would do with a model."""
+"""``hetero simulate``: capacity planning with the real scheduler in virtual time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from hetero.apps.simulate.advise import Simulation
 from hetero.apps.simulate.page import page_html
+from hetero.apps.simulate.simulation import Simulation
 from hetero.cli.model_command import Job
 from hetero.cli.options import model_options, with_core
 from hetero.cli.output_files import output_file
@@ -21,8 +21,8 @@ from hetero.formatting import seconds_text
 from hetero.scheduler.formats.publish import publish
 from hetero.terminal_tables import Columns, table
 
-#: Devices, links and clients shown before the rest is left to ``--json``.
-_SHOWN = 12
+#: Parts of the fleet that the table shows; ``--json`` has all.
+_MAX_PARTS = 12
 
 
 @click.command()
@@ -31,19 +31,19 @@ _SHOWN = 12
 @click.option(
     "--arrivals",
     metavar="poisson:RATE/s|gamma:RATE/s:VARIATION|FILE",
-    help="When requests come; without it, as fast as they are answered.",
+    help="Arrival process; by default a closed loop, as fast as possible.",
 )
-@click.option("--slo", metavar="TIME", help="What counts as in time, as 50ms or 0.5s.")
+@click.option("--slo", metavar="TIME", help="Deadline of a request, for example 50ms or 0.5s.")
 @click.option(
     "--batch",
     metavar="ROWS[:TIME]",
-    help="Requests are joined, as by AUTO_BATCH_SIZE=ROWS; a full batch takes TIME times "
-    "as long as one row, by default ROWS times.",
+    help="Batch requests, as AUTO_BATCH_SIZE=ROWS does; a full batch takes TIME times as long "
+    "as one row (default: ROWS times).",
 )
 @click.option(
     "--cluster",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A YAML file of devices, links and clients in place of the plan's.",
+    help="YAML file of devices, links and clients that replaces the plan's devices.",
 )
 @click.option(
     "--requests",
@@ -51,10 +51,10 @@ _SHOWN = 12
     type=click.IntRange(min=100),
     default=10_000,
     show_default=True,
-    help="How many requests come.",
+    help="Number of requests.",
 )
-@output_file("--trace", help="Write the requests, a thousand at most, as a trace for Perfetto.")
-@output_file("--page", help="Write an HTML page: times and use against the load, tables.")
+@output_file("--trace", help="Write at most a thousand requests as a trace for Perfetto.")
+@output_file("--page", help="Write an HTML page: latency and utilisation against the load.")
 @with_core(plans=True, imagines=True)
 def simulate(
     job: Job,
@@ -67,17 +67,17 @@ def simulate(
     trace: Path | None,
     page: Path | None,
 ) -> None:
-    """Serve MODEL's requests in virtual time: rates, times, what limits them, what to add.
+    """Simulate serving MODEL on hypothetical hardware: rates, latencies, bottleneck, advice.
 
-    The scheduler is the real one; times are the cost file's (--costs). --devices says how many
-    devices of each plugin there are, which need not exist.
+    The real scheduler runs in virtual time, with the times of the cost file (--costs). --devices
+    gives the number of devices of each plugin; they need not exist.
     """
     if cluster and fleet:
         raise click.UsageError("--cluster lists the devices; leave out --devices.")
     source = job.read()
     job.start()
     with steps("simulating") as step:
-        found = job.core.simulate(
+        simulation = job.core.simulate(
             source,
             job.device,
             job.config,
@@ -93,8 +93,8 @@ def simulate(
             progress=step,
         )
     if page is not None:
-        publish(page, lambda file: file.write(page_html(found).encode()))
-    tell("simulation", found.document(), _parts(found))
+        publish(page, lambda file: file.write(page_html(simulation).encode()))
+    tell("simulation", simulation.document(), _parts(simulation))
 
 
 def _seconds(text: str) -> float:
@@ -104,38 +104,38 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < inf:
-        raise ArgumentError(f"--slo {text!r}: wanted a time, as 50ms or 0.5s.")
+        raise ArgumentError(f"--slo {text!r}: expected a time, for example 50ms or 0.5s.")
     return seconds
 
 
-def _parts(found: Simulation) -> Iterator[RenderableType]:
-    outcome = found.outcome
-    yield f"{found.model}: {found.basis}"
-    served: Columns = {
-        "requests": lambda _: found.arrivals,
-        "answers/s": "{throughput_per_s:.5g}",
-        "in time/s": "{goodput_per_s:.5g}" if found.slo_s < inf else lambda _: "-",
+def _parts(simulation: Simulation) -> Iterator[RenderableType]:
+    outcome = simulation.outcome
+    yield f"{simulation.model}: {simulation.basis}"
+    results: Columns = {
+        "requests": lambda _: simulation.arrivals,
+        "results/s": "{throughput_per_s:.5g}",
+        "in time/s": "{goodput_per_s:.5g}" if simulation.slo_s < inf else lambda _: "-",
         **{name: (f"{name}_s", seconds_text) for name in ("p50", "p95", "p99")},
         "failed": "failed",
     }
-    yield table([outcome], served)
+    yield table([outcome], results)
     used: Columns = {
         "part": "kind",
         "name": "name",
         "busy": "{busy:.1%}",
-        "waited for, a request": ("queued_s", seconds_text),
+        "waiting per request": ("queued_s", seconds_text),
     }
-    yield table(outcome.used[:_SHOWN], used)
-    if len(outcome.used) > _SHOWN:
-        yield f"{len(outcome.used) - _SHOWN} more: --json lists them"
-    yield f"it can answer {found.capacity_per_s:.5g} a second: {found.bottleneck}"
-    if found.knee_per_s is not None:
-        yield f"99 % in time up to {found.knee_per_s:.5g} a second"
+    yield table(outcome.used[:_MAX_PARTS], used)
+    if len(outcome.used) > _MAX_PARTS:
+        yield f"{len(outcome.used) - _MAX_PARTS} more: --json lists them"
+    yield f"capacity {simulation.capacity_per_s:.5g} requests/s: {simulation.bottleneck}"
+    if simulation.knee_per_s is not None:
+        yield f"99 % meet the deadline up to {simulation.knee_per_s:.5g} requests/s"
     changes: Columns = {
         "change": "name",
-        "answers/s": lambda c: f"{c.rate_per_s:.5g}" if c.rate_per_s else "none",
+        "results/s": lambda c: f"{c.rate_per_s:.5g}" if c.rate_per_s else "none",
         "gain": "{gain:+.1%}",
         "price": lambda c: f"{c.price:g}" if c.price else "-",
         "gain per price": lambda c: f"{c.gain_per_price:+.3%}" if c.price else "-",
     }
-    yield table((*found.added, *found.lost), changes)
+    yield table((*simulation.added, *simulation.removed), changes)

@@ -1,4 +1,4 @@
-"""Simulated fleets against what queueing theory and arithmetic say of them."""
+"""Simulated fleets against queueing theory and arithmetic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import onnx
 import pytest
 
 import hetero
-from hetero.apps.simulate.advise import simulate
 from hetero.apps.simulate.arrivals import Arrivals, read_arrivals, read_batches
 from hetero.apps.simulate.fleet import Fleet, FleetNode, Program, planned_fleet, read_fleet
 from hetero.apps.simulate.page import page_html
-from hetero.apps.simulate.run import run
+from hetero.apps.simulate.simulation import simulate
+from hetero.apps.simulate.virtual_run import run
 from hetero.devices.errors import ArgumentError, PlanError
 from hetero.devices.model.reader import read_model
 from hetero.planning.choose import Choice, choose
@@ -31,8 +31,8 @@ from tests.support.costs import costs, task
 
 
 @cache
-def planned(*seconds: float) -> PlanReport:
-    """Return the plan of a chain whose nodes take so long, each on a device of its own."""
+def plan_of(*seconds: float) -> PlanReport:
+    """Return the plan of a chain of nodes with these times, each on its own device."""
     model = read_model(chain(len(seconds)))
     names = [node.name for node in model.nodes]
     times = {f"D{i}": {names[i]: seconds[i]} for i in range(len(seconds))}
@@ -40,17 +40,17 @@ def planned(*seconds: float) -> PlanReport:
 
 
 def fleet(report: PlanReport, **counts: int) -> Fleet:
-    made = planned_fleet(report, counts)
-    return Fleet(made.devices, {}, client_s=0.0)
+    devices = planned_fleet(report, counts).devices
+    return Fleet(devices, {}, client_s=0.0)
 
 
-def test_one_device_is_the_queue_of_the_books() -> None:
-    # M/D/1: callers wait load * time / (2 * (1 - load)) on average (Pollaczek and Khinchine).
-    report = planned(0.01)
+def test_one_device_matches_an_m_d_1_queue() -> None:
+    # M/D/1: the mean wait is load * time / (2 * (1 - load)) (Pollaczek and Khinchine).
+    report = plan_of(0.01)
     for load in (0.3, 0.7):
         arrivals = Arrivals("", load / 0.01)
-        found = run(report, fleet(report), arrivals, requests=4_000, seed=1)
-        (device,) = (used for used in found.used if used.kind == "device")
+        result = run(report, fleet(report), arrivals, requests=4_000, seed=1)
+        (device,) = (part for part in result.used if part.kind == "device")
         assert device.busy == pytest.approx(load, rel=0.05)
         waited_s = load * 0.01 / (2 * (1 - load))
         assert device.queued_s == pytest.approx(waited_s, rel=0.1)
@@ -58,31 +58,31 @@ def test_one_device_is_the_queue_of_the_books() -> None:
 
 def shared(report: PlanReport, devices: int, nodes: Mapping[str, FleetNode]) -> Fleet:
     """Return a fleet whose devices each use one core of their node."""
-    made = planned_fleet(report, {"D0": devices})
-    computing = tuple(replace(device, cores=1.0) for device in made.devices)
+    originals = planned_fleet(report, {"D0": devices}).devices
+    computing = tuple(replace(device, cores=1.0) for device in originals)
     return Fleet(computing, {}, client_s=0.0, nodes=nodes)
 
 
 @pytest.mark.parametrize("load", [0.3, pytest.param(0.6, marks=pytest.mark.slow)])
-def test_devices_share_a_core_as_the_books_say(load: float) -> None:
-    # M/G/1 with processor sharing: load / (1 - load) requests are there on average, whatever
-    # their times are; so many devices are busy, as none has two of them.
-    report = planned(0.01)
+def test_shared_core_matches_processor_sharing(load: float) -> None:
+    # M/G/1 with processor sharing: the mean number of requests is load / (1 - load), and equals
+    # the mean number of busy devices, because no device has two requests.
+    report = plan_of(0.01)
     one_core = shared(report, 12, {"local": FleetNode(1)})
-    found = run(report, one_core, Arrivals("", load / 0.01), requests=6_000, seed=2)
-    busy = sum(used.busy for used in found.used if used.kind == "device")
+    outcome = run(report, one_core, Arrivals("", load / 0.01), requests=6_000, seed=2)
+    busy = sum(part.busy for part in outcome.used if part.kind == "device")
     assert busy == pytest.approx(load / (1 - load), rel=0.12)
-    (cores,) = (used for used in found.used if used.kind == "cores")
+    (cores,) = (part for part in outcome.used if part.kind == "cores")
     assert cores.busy == pytest.approx(load, rel=0.05)
 
 
-def test_cores_that_slow_each_other_down() -> None:
-    report = planned(0.01)
+def test_shared_cores_limit_the_rate() -> None:
+    report = plan_of(0.01)
     for cores, together, rate in ((2, 1.0, 200.0), (2, 0.7, 140.0), (1, 1.0, 100.0)):
         two = shared(report, 2, {"local": FleetNode(cores, together)})
-        found = run(report, two, None, requests=500)
-        assert found.throughput_per_s == pytest.approx(rate, rel=0.02)
-    # A third device on that core brings nothing, and another node as much again.
+        outcome = run(report, two, None, requests=500)
+        assert outcome.throughput_per_s == pytest.approx(rate, rel=0.02)
+    # A third device on that core adds nothing; another node doubles the rate.
     advised = simulate(report, two, requests=500)
     assert "processor of node local is busy 100%" in advised.bottleneck
     gains = {change.name: change.gain for change in advised.added}
@@ -93,24 +93,24 @@ def test_cores_that_slow_each_other_down() -> None:
 @pytest.mark.parametrize(
     ("requests", "near"), [(2_000, 0.3), pytest.param(20_000, 0.12, marks=pytest.mark.slow)]
 )
-def test_runs_that_differ_are_the_queue_of_the_books(requests: int, near: float) -> None:
-    # M/M/1: load * time / (1 - load) is waited for on average; quantiles of an exponential.
-    report = planned(0.01)
+def test_exponential_run_times_match_an_m_m_1_queue(requests: int, near: float) -> None:
+    # M/M/1: the mean wait is load * time / (1 - load); quantiles of an exponential.
+    report = plan_of(0.01)
     times = tuple(-math.log(1 - (i + 0.5) / 400) for i in range(400))
     exponential = replace(fleet(report), program=Program(run=times))
-    found = run(report, exponential, Arrivals("", 60.0), requests=requests, seed=3)
-    (device,) = (used for used in found.used if used.kind == "device")
+    outcome = run(report, exponential, Arrivals("", 60.0), requests=requests, seed=3)
+    (device,) = (part for part in outcome.used if part.kind == "device")
     assert device.queued_s == pytest.approx(0.6 * 0.01 / 0.4, rel=near)
 
 
-def test_what_the_program_takes() -> None:
-    report = planned(0.0001, 0.0001, 0.0001)
+def test_overheads_of_the_scheduler() -> None:
+    report = plan_of(0.0001, 0.0001, 0.0001)
 
     def full(**program: Any) -> float:
-        made = replace(fleet(report), program=Program(**program))
-        return run(report, made, None, requests=500).throughput_per_s
+        with_overheads = replace(fleet(report), program=Program(**program))
+        return run(report, with_overheads, None, requests=500).throughput_per_s
 
-    # Each device for itself; or all in turn, in one interpreter.
+    # Devices in parallel; then one after the other in one interpreter.
     assert full(leave_s=0.001) == pytest.approx(1 / 0.0011, rel=0.02)
     assert full(leave_s=0.001, one_process=True) == pytest.approx(1 / 0.003, rel=0.04)
     assert full(leave_s=0.0005, arrive_s=0.0005, one_process=True) == pytest.approx(
@@ -118,12 +118,12 @@ def test_what_the_program_takes() -> None:
     )
     slow = replace(fleet(report), program=Program(hop_s=(0.002,), idle=(3.0,), leave_s=0.0))
     alone = run(report, slow, Arrivals("", 5.0), requests=100)
-    # Three devices that wake up, and messages to the first, between them, and to the client.
+    # Three devices wake up; messages go to the first, between them, and to the client.
     assert alone.p50_s == pytest.approx(3 * 0.0003 + 4 * 0.002, rel=0.02)
 
 
-def test_a_pipeline_gives_what_its_slowest_stage_can() -> None:
-    report = planned(0.004, 0.010, 0.006)
+def test_pipeline_rate_is_that_of_its_slowest_stage() -> None:
+    report = plan_of(0.004, 0.010, 0.006)
     assert run(report, fleet(report), None, requests=400).throughput_per_s == pytest.approx(
         100, rel=0.01
     )
@@ -133,36 +133,38 @@ def test_a_pipeline_gives_what_its_slowest_stage_can() -> None:
     )
 
 
-def test_it_says_what_limits_it_and_what_to_add() -> None:
-    report = planned(0.004, 0.010, 0.006)
-    found = simulate(report, fleet(report), Arrivals("", 50.0), requests=250, slo_s=0.1)
-    assert "D1" in found.bottleneck
-    assert found.added[0].name == "+1 D1"
-    assert found.added[0].gain == pytest.approx(2 / 3, abs=0.03)
-    assert {change.name: change.rate_per_s for change in found.lost} == {
+def test_simulation_names_bottleneck_and_best_addition() -> None:
+    report = plan_of(0.004, 0.010, 0.006)
+    simulation = simulate(report, fleet(report), Arrivals("", 50.0), requests=250, slo_s=0.1)
+    assert "D1" in simulation.bottleneck
+    assert simulation.added[0].name == "+1 D1"
+    assert simulation.added[0].gain == pytest.approx(2 / 3, abs=0.03)
+    assert {change.name: change.rate_per_s for change in simulation.removed} == {
         "-1 D0": 0.0,
         "-1 D1": 0.0,
         "-1 D2": 0.0,
     }
-    assert found.knee_per_s is not None
-    assert 50 < found.knee_per_s < found.capacity_per_s
-    assert json.loads(json.dumps(found.document()))["capacity_per_s"] == found.capacity_per_s
+    assert simulation.knee_per_s is not None
+    assert 50 < simulation.knee_per_s < simulation.capacity_per_s
+    assert (
+        json.loads(json.dumps(simulation.document()))["capacity_per_s"] == simulation.capacity_per_s
+    )
     again = run(report, fleet(report), Arrivals("", 50.0), requests=250, slo_s=0.1)
-    assert again == found.outcome
+    assert again == simulation.outcome
 
 
-def test_a_client_that_is_busy_is_what_to_add() -> None:
-    report = planned(0.0001)
+def test_busy_client_is_the_bottleneck() -> None:
+    report = plan_of(0.0001)
     devices, nodes = planned_fleet(report, {"D0": 4}).devices, {"local": FleetNode(4)}
     busy = Fleet(devices, {}, client_s=200e-6, nodes=nodes)
-    found = simulate(report, busy, requests=1000)
-    assert "client" in found.bottleneck
-    assert found.added[0].name == "+1 client"
-    assert found.added[0].gain == pytest.approx(1.0, abs=0.05)
+    simulation = simulate(report, busy, requests=1000)
+    assert "client" in simulation.bottleneck
+    assert simulation.added[0].name == "+1 client"
+    assert simulation.added[0].gain == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_cluster_file(tmp_path: Path) -> None:
-    report = planned(0.004, 0.010)
+def test_cluster_file_is_read(tmp_path: Path) -> None:
+    report = plan_of(0.004, 0.010)
     path = tmp_path / "cluster.yaml"
     path.write_text(
         "devices:\n  D0: {node: a}\n  slow: {like: D1, node: b, factor: 2, price: 100}\n"
@@ -171,37 +173,37 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         "clients: {count: 2, microseconds: 0, node: a}\n"
         "nodes: {b: {cores: 3, together: 0.8}}\nprogram: {hop_us: [0, 0], leave_us: 0}\n"
     )
-    found = read_fleet(path, report)
-    assert [(d.name, d.like, d.factor) for d in found.devices] == [
+    fleet_read = read_fleet(path, report)
+    assert [(d.name, d.like, d.factor) for d in fleet_read.devices] == [
         ("D0", "D0", 1.0),
         ("slow", "D1", 2.0),
         ("slower", "D1", 4.0),
     ]
-    assert found.nodes == {"b": FleetNode(3, 0.8)}
-    assert found.program == Program(leave_s=0.0, hop_s=(0.0, 0.0))
-    alone = run(report, found.without("slower"), Arrivals("", 1.0), requests=100)
+    assert fleet_read.nodes == {"b": FleetNode(3, 0.8)}
+    assert fleet_read.program == Program(leave_s=0.0, hop_s=(0.0, 0.0))
+    alone = run(report, fleet_read.without("slower"), Arrivals("", 1.0), requests=100)
     assert alone.p50_s == pytest.approx(0.004 + 0.020 + 2 * 0.003, rel=0.03)
-    assert simulate(report, found, requests=100).added[0].gain_per_price is not None
+    assert simulate(report, fleet_read, requests=100).added[0].gain_per_price is not None
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "words"),
     [
-        ("devices: [D0]", "keys and values"),
+        ("devices: [D0]", "expected keys and values"),
         ("devices: {D0: {}}", "no device is like D1"),
-        ("devices: {D0: {}, D1: {}, X: {like: Y}}", "neither of the plan"),
+        ("devices: {D0: {}, D1: {}, X: {like: Y}}", "neither in the plan"),
         ("devices: {D0: {}, D1: {}, X: {like: Y}, Y: {like: X}}", "like itself: X -> Y -> X"),
         ("devices: {D0: {}, D1: {factor: -1}}", "factor -1"),
         ("devices: {D0: {}, D1: {speed: 2}}", "unknown speed"),
-        ("devices: {D0: {}, D1: {}}\nlinks: [{between: [a, b]}]", "wanted two of"),
+        ("devices: {D0: {}, D1: {}}\nlinks: [{between: [a, b]}]", "expected two of"),
         (
             "devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local], delay_ms: -1}]",
             "delay_ms -1",
         ),
         ("devices: {D0: {}, D1: {}}\nclients: {count: 0}", "count 0"),
-        ("devices: {D0: {}, D1: {}}\nclients: [2]", "clients: wanted keys and values"),
-        ("devices: {D0: {}, D1: 5}", "D1.*wanted keys and values"),
-        ("devices: {D0: {}, D1: {}}\nlinks: {a: b}", "links: wanted a list"),
+        ("devices: {D0: {}, D1: {}}\nclients: [2]", "clients: expected keys and values"),
+        ("devices: {D0: {}, D1: 5}", "D1.*expected keys and values"),
+        ("devices: {D0: {}, D1: {}}\nlinks: {a: b}", "links: expected a list"),
         ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, a]}]", "within a node"),
         (
             (
@@ -219,18 +221,18 @@ def test_a_cluster_file(tmp_path: Path) -> None:
         ("devices: {", "cannot be read"),
     ],
 )
-def test_a_cluster_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+def test_cluster_file_with_an_error(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
-    with pytest.raises(ArgumentError, match=says):
-        read_fleet(path, planned(0.004, 0.010))
+    with pytest.raises(ArgumentError, match=words):
+        read_fleet(path, plan_of(0.004, 0.010))
 
 
 @pytest.mark.parametrize(
     "text",
     ["poisson:0/s", "poisson:x/s", "gamma:3", "gamma:3/s:0", "poisson:3/s:2", "no-such-file"],
 )
-def test_arrivals_that_are_none(text: str) -> None:
+def test_invalid_arrivals(text: str) -> None:
     with pytest.raises(ArgumentError):
         read_arrivals(text)
 
@@ -244,20 +246,20 @@ def test_recorded_arrivals(tmp_path: Path) -> None:
         read_arrivals(str(path))
 
 
-def test_more_than_it_can_serve() -> None:
-    report = planned(0.010)
-    with pytest.raises(ArgumentError, match=r"200 requests come a second.* can answer 100"):
+def test_arrivals_beyond_capacity() -> None:
+    report = plan_of(0.010)
+    with pytest.raises(ArgumentError, match=r"200 requests per second exceed.* capacity of 100"):
         simulate(report, planned_fleet(report, {}), read_arrivals("poisson:200/s"), requests=500)
     with pytest.raises(ArgumentError, match="uses only D0"):
         planned_fleet(report, {"ORT": 2})
 
 
-def test_joined_requests_share_the_time_of_a_run() -> None:
-    report = planned(0.010)
+def test_batching_shares_run_time() -> None:
+    report = plan_of(0.010)
     alone = run(report, fleet(report), None, requests=500)
-    joined = run(report, fleet(report), None, requests=2000, batches=read_batches("4:2"))
+    batched = run(report, fleet(report), None, requests=2000, batches=read_batches("4:2"))
     assert alone.throughput_per_s == pytest.approx(100, rel=0.01)
-    assert joined.throughput_per_s == pytest.approx(200, rel=0.02)
+    assert batched.throughput_per_s == pytest.approx(200, rel=0.02)
     few = run(report, fleet(report), Arrivals("", 10.0), requests=200, batches=read_batches("4:2"))
     assert few.p50_s == pytest.approx(0.010, rel=0.05)
     for text in ("0", "4:0.5", "x", "4:1:1", "4:1.2.3"):
@@ -265,8 +267,8 @@ def test_joined_requests_share_the_time_of_a_run() -> None:
             read_batches(text)
 
 
-def test_the_trace_shows_each_run_for_as_long_as_it_took(tmp_path: Path) -> None:
-    report = planned(0.004, 0.010)
+def test_trace_has_each_run_with_its_duration(tmp_path: Path) -> None:
+    report = plan_of(0.004, 0.010)
     path = tmp_path / "trace.json"
     simulate(report, fleet(report), Arrivals("", 40.0), requests=200, trace=path)
     events = json.loads(path.read_text())["traceEvents"]
@@ -275,27 +277,29 @@ def test_the_trace_shows_each_run_for_as_long_as_it_took(tmp_path: Path) -> None
     assert {round(run["dur"]) for run in runs} == {10_000}
 
 
-def test_the_page_draws_what_the_curve_has() -> None:
-    report = planned(0.004, 0.010)
-    found = simulate(report, fleet(report), Arrivals("", 40.0), requests=200, slo_s=0.1, curve=True)
-    rates = [rate for rate, _ in found.curve]
+def test_page_plots_the_curve() -> None:
+    report = plan_of(0.004, 0.010)
+    simulation = simulate(
+        report, fleet(report), Arrivals("", 40.0), requests=200, slo_s=0.1, curve=True
+    )
+    rates = [rate for rate, _ in simulation.curve]
     assert rates == sorted(rates)
-    assert found.curve[-1][1].p99_s > found.curve[0][1].p99_s
-    page = page_html(found)
+    assert simulation.curve[-1][1].p99_s > simulation.curve[0][1].p99_s
+    page = page_html(simulation)
     tree = ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
     lines = [line.attrib["points"].split() for line in tree.iter("polyline")]
     assert [len(points) for points in lines] == [len(rates)] * 3
     assert all(name in page for name in ("D1", "client 0", "+1 D1"))
 
 
-def test_costs_of_another_model_or_shape() -> None:
+def test_costs_of_another_model() -> None:
     measured = costs(read_model(chain(2)), {"CPU": {"n0": 0.001, "n1": 0.001}})
-    with hetero.Core("inprocess") as core, pytest.raises(PlanError) as told:
+    with hetero.Core("inprocess") as core, pytest.raises(PlanError) as raised:
         core.simulate(chain(3), "HETERO:CPU", costs=measured)
-    assert told.value.differences
+    assert raised.value.differences
 
 
-def test_the_command_writes_what_it_is_asked_for(shell: Shell, tmp_path: Path) -> None:
+def test_command_writes_trace_and_page(shell: Shell, tmp_path: Path) -> None:
     model, file = tmp_path / "model.onnx", tmp_path / "costs.json"
     header = '<ir_version: 8, opset_import: ["": 17]>'
     body = "small (float[1, 64] x) => (float[1, 64] y) { h = Exp(x) y = Neg(h) }"
@@ -304,12 +308,12 @@ def test_the_command_writes_what_it_is_asked_for(shell: Shell, tmp_path: Path) -
         write_costs(core.profile_model(str(model), "HETERO:CPU", seconds=0.5), file)
     trace, page = tmp_path / "trace.json", tmp_path / "page.html"
     words = f"simulate {model} -d HETERO:CPU --costs {file} --executor inprocess -n 200"
-    done = shell(f"{words} --batch 4:2 --slo 1s --trace {trace} --page {page}")
-    assert done.code == 0, done.err
-    assert "it can answer" in done.out
+    result = shell(f"{words} --batch 4:2 --slo 1s --trace {trace} --page {page}")
+    assert result.code == 0, result.err
+    assert "capacity" in result.out
     assert json.loads(trace.read_text())["traceEvents"]
     assert page.read_text().count("<svg") == 2
-    for wrong, says in (("--batch 0", "ROWS:TIME"), ("--arrivals poisson:1e9/s", "can answer")):
-        told = shell(f"{words} {wrong}")
-        assert told.code != 0
-        assert says in told.err
+    for option, message in (("--batch 0", "ROWS:TIME"), ("--arrivals poisson:1e9/s", "capacity")):
+        result = shell(f"{words} {option}")
+        assert result.code != 0
+        assert message in result.err

@@ -1,4 +1,4 @@
-"""`Core.simulate`: a model's plan, served by a fleet."""
+"""`Core.simulate`: plan a model and simulate serving it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hetero.affinity.pins import AffinitySource
-from hetero.apps.simulate.advise import Simulation, simulate
 from hetero.apps.simulate.arrivals import Batches, read_arrivals, read_batches
 from hetero.apps.simulate.fleet import planned_fleet, read_fleet
+from hetero.apps.simulate.simulation import Simulation, simulate
 from hetero.devices.errors import ArgumentError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source
@@ -21,9 +21,9 @@ from hetero.planning.report import PlanReport
 
 
 class _Planner(Protocol):
-    """A Core, as far as it is needed here."""
+    """The method of a Core that plans a model."""
 
-    def plan_model(self, model: Source | Model, *of: Any, **options: Any) -> PlanReport: ...
+    def plan_model(self, model: Source | Model, *arguments: Any, **options: Any) -> PlanReport: ...
 
 
 def simulate_model(

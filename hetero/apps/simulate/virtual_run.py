@@ -1,4 +1,4 @@
-"""A fleet in virtual time: the real scheduler serves requests, and what it took is counted."""
+"""Serve requests with a fleet in virtual time: the real scheduler, with the times of a plan."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from hetero.scheduler.vocabulary.limits import Batching, Limits
 from hetero.scheduler.vocabulary.placement import Placement, share
 from hetero.scheduler.vocabulary.plan import Plan, Stage
 
-#: Share of the requests that come first and are not counted: the pipeline fills.
-_WARMING = 0.1
-#: Seconds that a request waits for others of its batch at most: AUTO_BATCH_TIMEOUT's default.
+#: Share of the first and of the last requests that are not counted: the pipeline fills, drains.
+_WARM_UP = 0.1
+#: Maximum wait for a batch to fill in seconds: the default of AUTO_BATCH_TIMEOUT.
 _TIMEOUT_S = 1.0
-#: Routes of a placement at most; with more, devices of a kind have unlike shares.
-_MOST_ROUTES = 4096
+#: Maximum routes of a placement; with more devices, those of a kind have unequal shares.
+_MAX_ROUTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """How much a device, link or client was used.
+    """Utilisation of one part of the fleet.
 
-    `name`, `kind`: whose it is; ``device``, ``link``, ``client``, or ``cores`` of a node.
-    `busy`: share of the time that it had something to do.
-    `queued_s`: seconds that what came had to wait for it, on average over the requests.
+    `name`, `kind`: the part: ``device``, ``link``, ``client``, or ``cores`` of a node.
+    `busy`: share of the time in which it worked.
+    `queued_s`: mean waiting time for it per request, in seconds.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Used:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fleet did.
+    """Result of a run.
 
-    `requests`, `failed`: requests that were counted, and that ended without an answer.
-    `throughput_per_s`: answers a second.
-    `p50_s`, `p95_s`, `p99_s`: seconds from a request's arrival to its answer.
-    `goodput_per_s`: answers a second that came in time; all of them without a time.
-    `used`: the busiest first.
-    `events`: what happened in the world.
+    `requests`, `failed`: requests counted, and those that ended with an error.
+    `throughput_per_s`: results per second.
+    `p50_s`, `p95_s`, `p99_s`: latency percentiles in seconds, from arrival to result.
+    `goodput_per_s`: results per second within the deadline; all results without a deadline.
+    `used`: utilisation of each part, the busiest first.
+    `events`: number of simulated events.
     """
 
     requests: int
@@ -74,17 +74,17 @@ class Outcome:
     events: int
 
 
-class _Planned(Work):
-    """What the plan says that stages take."""
+class _PlannedWork(Work):
+    """Run times and output sizes of stages, as the plan predicts them."""
 
     def __init__(self, report: PlanReport, fleet: Fleet, batches: Batches, random: Random) -> None:
         self._batches = batches
         self._program = fleet.program
         self._random = random
         self._devices = {device.name: device for device in fleet.devices}
-        self._answer_s = fleet.client_s / 2 * fleet.program.one_process
+        self._result_s = fleet.client_s / 2 * fleet.program.one_process
         self._ends: set[str] = set()
-        #: Whether the device of the run that begins had nothing to do.
+        #: Whether the device of the next run was idle before it.
         self.is_idle = False
         seconds = {(s.variant, s.index): _stage_s(s, fleet) for s in report.stages}
         self._of: dict[tuple[str, ...], float] = {}
@@ -99,7 +99,7 @@ class _Planned(Work):
                     self._nbytes[name] = int(value_nbytes(model.spec(name)))
 
     def _value(self, name: str, rows: int = 1) -> np.ndarray:
-        """Return something as large as so many rows of a value are; the same each time."""
+        """Return a placeholder of the size of `rows` rows of a value."""
         return np.broadcast_to(np.uint8(0), (rows, self._nbytes.get(name, 0)))
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
@@ -107,28 +107,28 @@ class _Planned(Work):
         spread = self._program.run
         if self.is_idle:
             spread = self._program.idle or spread
-        return self._of[stage.node_names] * factor * drawn(spread, self._random, 1.0)
+        return self._of[stage.node_names] * factor * draw(spread, self._random, 1.0)
 
     def num_cores(self, device: str) -> float:
         return self._devices[device].cores
 
     def leave_s(self, stage: Stage) -> float:
         own_s = self._program.leave_s or 0.0
-        # In process, the thread that ran a request's last stage takes its answer to the caller.
-        return own_s + self._answer_s * (not self._ends.isdisjoint(stage.outputs))
+        # In process, the thread that ran a request's last stage delivers the result.
+        return own_s + self._result_s * (not self._ends.isdisjoint(stage.outputs))
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
         rows = _rows(inputs)
         return [self.value(name, rows) for name in stage.outputs]
 
 
-def drawn(quantiles: Sequence[float], random: Random, usual: float) -> float:
-    """Draw one of evenly spaced quantiles; what is usual where there are none."""
-    return quantiles[int(random.random() * len(quantiles))] if quantiles else usual
+def draw(quantiles: Sequence[float], random: Random, default: float) -> float:
+    """Draw one of evenly spaced quantiles; return the default if there are none."""
+    return quantiles[int(random.random() * len(quantiles))] if quantiles else default
 
 
 def _stage_s(stage: StagePrediction, fleet: Fleet) -> float:
-    """Return how long a stage keeps its device busy, but for what the fleet says of it."""
+    """Return the time that a stage keeps its device busy, without the fleet's own overheads."""
     return stage.run_s + (stage.overhead_s if fleet.program.leave_s is None else 0.0)
 
 
@@ -137,7 +137,7 @@ def _rows(inputs: Sequence[Any]) -> int:
 
 
 def place(report: PlanReport, fleet: Fleet) -> Placement:
-    """Return where a plan's stages are: each route takes the next device of each kind."""
+    """Place a plan on a fleet: each route uses the next device of each kind."""
     plans: list[Plan] = []
     shares: list[float] = []
     alike: dict[str, list[FleetDevice]] = {}
@@ -149,7 +149,7 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
             busy_s[s.device] += _stage_s(s, fleet) if s.variant == number else 0.0
         counts = [len(alike[name]) for name in plan.devices]
         count = lcm(*counts)
-        if count > _MOST_ROUTES:
+        if count > _MAX_ROUTES:
             count = max(counts)
         for i in range(count):
             mine = {name: alike[name][i % len(alike[name])] for name in plan.devices}
@@ -161,22 +161,22 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
 
 
 def _shared_cores(world: World, fleet: Fleet) -> dict[str, Cores]:
-    """Return the cores of the nodes where more may compute at once than each has for itself."""
-    wanted = defaultdict[str, float](float)
+    """Return the cores of nodes whose devices and clients may need more than the node has."""
+    demand = defaultdict[str, float](float)
     for device in fleet.devices:
-        wanted[device.node] += device.cores
+        demand[device.node] += device.cores
     if fleet.client_s:
-        wanted[fleet.client_node] += fleet.clients
-    found: dict[str, Cores] = {}
-    for name, width in wanted.items():
+        demand[fleet.client_node] += fleet.clients
+    cores: dict[str, Cores] = {}
+    for name, width in demand.items():
         node = fleet.node(name)
         if width > (node.cores if node.together == 1.0 else 1.0):
-            found[name] = Cores(world, node.cores, node.together)
-    return found
+            cores[name] = Cores(world, node.cores, node.together)
+    return cores
 
 
 class _Serving:
-    """A world that serves a fleet's requests."""
+    """A simulated cluster with clients that send the requests."""
 
     def __init__(
         self,
@@ -187,18 +187,18 @@ class _Serving:
         seed: int,
         observers: Sequence[Observer],
     ) -> None:
-        # Who observes is told when runs began: then programs take the time, in threads.
-        # Its seed is not that of the arrivals, which would go with what runs take.
+        # Observers need the start times of runs: programs then take their time, in threads.
+        # The seed differs from that of the arrivals, so that these do not correlate with run times.
         self.world = World(seed + 2**32, is_threaded=bool(observers))
         self._fleet = fleet
         self._in_flight = in_flight * batches.size
-        self._work = _Planned(report, fleet, batches, self.world.random)
+        self._work = _PlannedWork(report, fleet, batches, self.world.random)
         program = fleet.program
         nodes = {device.name: device.node for device in fleet.devices}
 
         def link(sender: str, receiver: str) -> Link:
-            found = fleet.link(sender, receiver)
-            return Link(found.delay_s, found.nbytes_per_s)
+            between = fleet.link(sender, receiver)
+            return Link(between.delay_s, between.nbytes_per_s)
 
         network = Network(self.world, link, is_coded=False)
         self._network = network
@@ -212,8 +212,8 @@ class _Serving:
             cores=self._cores,
         )
         if program.hop_s:
-            network.weather = lambda *_: (drawn(program.hop_s, self.world.random, 0.0),)
-        self._cluster.on_run = self._begins
+            network.weather = lambda *_: (draw(program.hop_s, self.world.random, 0.0),)
+        self._cluster.on_run = self._on_run
         self._queued_s = dict.fromkeys(nodes, 0.0)
         placement = place(report, fleet)
         inputs = placement.plan.inputs
@@ -238,15 +238,16 @@ class _Serving:
             limits = replace(limits, batching=batching)
         self._deployments = [client.deploy(placement, limits) for client in self.clients]
         self._count = 0
-        self.ended: list[tuple[float, float, bool]] = []
+        #: Start, end, and whether the request failed.
+        self.results: list[tuple[float, float, bool]] = []
         self.on_end: Callable[[], None] = lambda: None
 
-    def _begins(self, device: PlayedDevice, run: Run) -> None:
+    def _on_run(self, device: PlayedDevice, run: Run) -> None:
         self._work.is_idle = self.world.now <= run.ready_s
         self._queued_s[device.name] += max(0.0, self.world.now - run.ready_s)
 
     def arrive(self) -> None:
-        """Have a caller come."""
+        """Simulate a caller's request."""
         number = self._count % len(self.clients)
         self._count += 1
         process = self.clients[number].process
@@ -257,7 +258,7 @@ class _Serving:
         deployment = self._deployments[number]
         load = deployment.current_load()
         submit = partial(self._call, deployment, begun_s)
-        # Only who waits for room needs a thread; where all is done by threads, this is one.
+        # Only a caller that waits for room needs a thread of its own.
         is_full = load.num_waiting or load.num_in_flight >= self._in_flight
         if is_full and not self.world.is_threaded:
             self.world.enter(submit)
@@ -266,22 +267,24 @@ class _Serving:
 
     def _call(self, deployment: Any, begun_s: float) -> None:
         try:
-            made = deployment.submit(self._inputs, DEFAULT_REQUEST)
+            submission = deployment.submit(self._inputs, DEFAULT_REQUEST)
         except HeteroError:
-            self._ends(begun_s, True)
+            self._on_result(begun_s, True)
             return
-        made.future.add_done_callback(lambda f: self._ends(begun_s, f.exception() is not None))
+        submission.future.add_done_callback(
+            lambda future: self._on_result(begun_s, future.exception() is not None)
+        )
 
-    def _ends(self, begun_s: float, failed: bool) -> None:
-        self.ended.append((begun_s, self.world.now, failed))
+    def _on_result(self, begun_s: float, failed: bool) -> None:
+        self.results.append((begun_s, self.world.now, failed))
         self.on_end()
 
     def used(self, elapsed_s: float) -> tuple[Used, ...]:
-        """Return how much each part was used."""
+        """Return the utilisation of each part, the busiest first."""
         rows: list[Used] = []
 
         def add(name: str, kind: str, busy_s: float, queued_s: float = 0.0) -> None:
-            rows.append(Used(name, kind, busy_s / elapsed_s, queued_s / max(1, len(self.ended))))
+            rows.append(Used(name, kind, busy_s / elapsed_s, queued_s / max(1, len(self.results))))
 
         for d in self._cluster.all:
             add(d.name, "device", d.process.busy_s, self._queued_s[d.name])
@@ -307,11 +310,12 @@ def run(
     seed: int = 0,
     observers: Sequence[Observer] = (),
 ) -> Outcome:
-    """Serve requests; return what that took.
+    """Serve requests in virtual time.
 
-    `arrivals`: None: as many are in flight as may be, all the time.
-    `in_flight`: requests, or batches, of one client at most; 0: four of each device, 32 at least.
-    `observers`: told of each request; all takes several times as long then.
+    `arrivals`: None for a closed loop that keeps as many requests in flight as allowed.
+    `in_flight`: maximum requests, or batches, in flight per client; 0 for four per device, at
+        least 32.
+    `observers`: notified of each request, which makes the run several times slower.
     """
     in_flight = in_flight or max(32, 4 * len(fleet.devices))
     serving = _Serving(report, fleet, in_flight, batches, seed, observers)
@@ -320,43 +324,42 @@ def run(
         for time_s in arrivals.times_s(requests, Random(seed)):
             world.after(time_s, serving.arrive)
     else:
-        left = [requests]
+        remaining = [requests]
 
-        def again() -> None:
-            if left[0] > 0:
-                left[0] -= 1
+        def send_next() -> None:
+            if remaining[0] > 0:
+                remaining[0] -= 1
                 serving.arrive()
 
-        serving.on_end = again
+        serving.on_end = send_next
         for _ in range(min(requests, in_flight * batches.size * fleet.clients)):
-            world.after(0.0, again)
-    while len(serving.ended) < requests and world.step():
+            world.after(0.0, send_next)
+    while len(serving.results) < requests and world.step():
         pass
     world.close()
     return _outcome(serving, slo_s)
 
 
 def _outcome(serving: _Serving, slo_s: float) -> Outcome:
-    ended = sorted(serving.ended, key=lambda row: row[1])
-    first = int(len(ended) * _WARMING)
-    # The last ones are answered by a pipeline that runs empty.
-    counted = ended[first : len(ended) - first] or ended
-    begun_s = ended[first - 1][1] if first else 0.0
-    elapsed_s = max(counted[-1][1] - begun_s, 1e-12)
-    took = sorted(end_s - start_s for start_s, end_s, failed in counted if not failed) or [0.0]
-    good = sum(seconds <= slo_s for seconds in took)
+    results = sorted(serving.results, key=lambda row: row[1])
+    skip = int(len(results) * _WARM_UP)
+    steady = results[skip : len(results) - skip] or results
+    start_s = results[skip - 1][1] if skip else 0.0
+    elapsed_s = max(steady[-1][1] - start_s, 1e-12)
+    latencies_s = sorted(end - start for start, end, failed in steady if not failed) or [0.0]
+    num_in_time = sum(seconds <= slo_s for seconds in latencies_s)
 
     def percentile(part: float) -> float:
-        return took[min(len(took) - 1, ceil(part * len(took)) - 1)]
+        return latencies_s[min(len(latencies_s) - 1, ceil(part * len(latencies_s)) - 1)]
 
     return Outcome(
-        requests=len(counted),
-        failed=sum(failed for _, _, failed in counted),
-        throughput_per_s=len(took) / elapsed_s,
+        requests=len(steady),
+        failed=sum(failed for _, _, failed in steady),
+        throughput_per_s=len(latencies_s) / elapsed_s,
         p50_s=percentile(0.5),
         p95_s=percentile(0.95),
         p99_s=percentile(0.99),
-        goodput_per_s=good / elapsed_s,
+        goodput_per_s=num_in_time / elapsed_s,
         used=serving.used(max(serving.world.now, 1e-12)),
         events=serving.world.num_events,
     )
