@@ -12,7 +12,7 @@ from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.inference_request import InferenceRequest, RequestDocument
 from hetero.apps.serve.statistics import ModelStatistics
 from hetero.apps.serve.tensors import datatype_of, find_datatype
-from hetero.apps.serve.tokenizer import Texts
+from hetero.apps.serve.tokenizer import PromptTokenizer
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import TensorNameError, TensorShapeError
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -42,7 +42,7 @@ class ServedModel:
         self.version: Final = version
         self.compiled: Final = compiled
         self.statistics: Final = ModelStatistics()
-        self.texts: Final = Texts(folder)
+        self.tokenizer: Final = PromptTokenizer(folder)
         self._inputs = {port.name: port for port in compiled.inputs}
         self._optional_inputs = {port.name: port for port in compiled.optional_inputs}
         self._ports = self._inputs | self._optional_inputs

@@ -21,7 +21,7 @@ from hetero.apps.serve.errors import ProtocolError
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.repository import ModelSource, Repository
 from hetero.apps.serve.server import Server
-from hetero.apps.serve.tokenizer import Texts
+from hetero.apps.serve.tokenizer import PromptTokenizer
 from hetero.devices.errors import ArgumentError, DeviceLostError
 from tests.support.decoders import VOCABULARY, decoder, decoder_with_places_by, greedy
 from tests.support.serving import Response, ask, connected, posted
@@ -181,15 +181,15 @@ def test_others_are_answered_while_a_long_prompt_becomes_tokens(
 ) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
-    read, is_read, may_end = Texts.ids, threading.Event(), threading.Event()
+    read, is_read, may_end = PromptTokenizer.encode, threading.Event(), threading.Event()
 
-    def slow(texts: Texts, text: str, **options: bool) -> list[int]:
+    def slow(tokenizer: PromptTokenizer, text: str, **options: bool) -> list[int]:
         is_read.set()
         was_told.append(may_end.wait(5))
-        return read(texts, text, **options)
+        return read(tokenizer, text, **options)
 
     was_told: list[bool] = []
-    monkeypatch.setattr(Texts, "ids", slow)
+    monkeypatch.setattr(PromptTokenizer, "encode", slow)
     prompt = {"messages": CHAT, "prompt": None} if "chat" in path else {"prompt": words(PROMPT)}
     with ThreadPoolExecutor(1) as clients:
         answer = clients.submit(complete, server, path, **prompt)
@@ -245,7 +245,7 @@ def test_a_chat_goes_on_to_the_end_of_the_context(
 ) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(generation, "_USUAL", 3)  # of the model that says nothing
+    monkeypatch.setattr(generation, "_DEFAULT_TOKENS", 3)  # of the model that says nothing
     fields = {"prompt": None, "ignore_eos": True, "max_tokens": None, "messages": CHAT}
     for model, total in (("ending", ENDS_AT), ("little", len(PROMPT) + 3)):
         told = complete(server, "/v1/chat/completions", **{"model": model, **fields}).json
@@ -277,7 +277,7 @@ def test_a_configuration_that_is_damaged_says_so(tmp_path: Path, told: str) -> N
     _write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(told)
     with pytest.raises(ArgumentError, match=r"tokenizer_config\.json or chat_template\.jinja"):
-        Texts(tmp_path)
+        PromptTokenizer(tmp_path)
 
 
 def test_a_template_that_is_damaged_says_so(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_template_that_is_damaged_says_so(tmp_path: Path) -> None:
     _write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for")
     with pytest.raises(ProtocolError, match="chat template"):
-        Texts(tmp_path).chat_ids(CHAT, {})
+        PromptTokenizer(tmp_path).encode_chat(CHAT, {})
 
 
 @pytest.mark.parametrize("stream", [False, True])
