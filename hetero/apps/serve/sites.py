@@ -25,7 +25,7 @@ def check_site(options: ServerOptions, headers: Mapping[bytes, bytes]) -> None:
     site = headers.get(b"sec-fetch-site")
     is_foreign = site not in (None, b"same-origin", b"none")
     if site is None and origin is not None:
-        is_foreign = urlsplit(origin).netloc != host
+        is_foreign = origin.rpartition(b"//")[2] != host
     if is_foreign and not _is_allowed(_host_name(origin or b""), options):
         raise protocol_error(
             f"a page of another site ({(origin or b'unknown').decode('latin-1')!r}) sent the "

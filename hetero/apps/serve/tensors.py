@@ -99,8 +99,8 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Raw) -> np
         layout = _STRING.sub(b"", data).translate(None, _NUMBER_BYTES)
     else:
         layout = data.translate(None, _NUMBER_BYTES)
-    is_flat = layout == b"[" + b"," * max(count - 1, 0) + b"]"
-    if not is_flat and layout != _nested_layout(shape, len(layout)):
+    is_flat = _has_layout(layout, [count])
+    if not is_flat and not _has_layout(layout, shape):
         raise protocol_error(
             f"input {name!r}: expected data with the {count} {datatype} elements of shape "
             f"{list(shape)}, flat or nested."
@@ -108,20 +108,24 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], data: Raw) -> np
     if row.element is str:
         return _decode_json_strings(name, shape, data, 1 if is_flat else len(shape))
     numbers = data.translate(None, _LAYOUT_BYTES)
+    if not count:
+        numbers = numbers.strip(b",")
     return _fill(name, datatype, shape, _json_chunks(numbers, row.element))
 
 
-def _nested_layout(shape: Sequence[int], nbytes: int) -> bytes | None:
-    """Return the brackets and commas of nested data; None if they are not `nbytes` long."""
-    lengths = [max(shape[-1] - 1, 0) + 2] if shape else [0]
+def _has_layout(layout: bytes, shape: Sequence[int]) -> bool:
+    """Return whether brackets and commas are those of nested data of a shape."""
+    if not shape:
+        return False
+    length = max(shape[-1] - 1, 0) + 2
     for size in reversed(shape[:-1]):
-        lengths.append(size * lengths[-1] + max(size - 1, 0) + 2)
-    if not shape or lengths[-1] != nbytes:
-        return None
-    layout = b"[" + b"," * max(shape[-1] - 1, 0) + b"]"
+        length = size * length + max(size - 1, 0) + 2
+    if length != len(layout):  # sizes may be enormous
+        return False
+    expected = b"[" + b"," * max(shape[-1] - 1, 0) + b"]"
     for size in reversed(shape[:-1]):
-        layout = b"[" + b",".join([layout] * size) + b"]"
-    return layout
+        expected = b"[" + b",".join([expected] * size) + b"]"
+    return layout == expected
 
 
 def _json_chunks(numbers: bytes, element: type) -> Iterator[list[Any]]:
@@ -188,6 +192,8 @@ def _fill(
             for chunk in chunks:
                 array[start : start + len(chunk)] = np.array(chunk, dtype)
                 start += len(chunk)
+        if start != len(array):
+            raise ValueError(f"{start} elements, expected {len(array)}")
         if dtype.kind == "V" and not np.isfinite(array).all():  # bfloat16 raises no overflow
             raise OverflowError("a value is out of range")
     except (msgspec.MsgspecError, ValueError, ArithmeticError) as error:

@@ -22,6 +22,7 @@ from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.repository import ModelSource, Repository
 from hetero.apps.serve.server import Server
 from hetero.apps.serve.tokenizer import PromptTokenizer
+from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, DeviceLostError
 from tests.support.decoders import VOCABULARY, decoder, decoder_with_places_by, greedy
 from tests.support.serving import Response, ask, connected, posted
@@ -390,3 +391,58 @@ def test_a_client_that_leaves_ends_its_text(server: Server) -> None:
         leaver.sendall(posted(body.encode(), "/v1/completions"))
         assert leaver.recv(100)
     assert complete(server).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
+
+
+@pytest.mark.parametrize("form", ["completion", "generate"])
+def test_long_prompt_is_refused_before_it_is_multiplied(
+    server: Server, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the prompt is read")
+
+    monkeypatch.setattr(CompiledModel, "generate", fail)
+    prompt = [1] * 200_000
+    if form == "completion":
+        answer = complete(server, model="ending", prompt=prompt, n=256)
+        message = answer.json["error"]["message"]
+    else:
+        answer = ask(server, "/v2/models/ending/generate", {"text_input": prompt})
+        message = answer.json["error"]
+    assert answer.status == 400
+    assert f"200000 tokens, expected fewer than the model's context, {ENDS_AT}" in message
+
+
+@pytest.mark.parametrize("fields", [{"prompt": [[1]] * 300}, {"prompt": [[1]] * 2, "n": 129}])
+def test_more_sequences_than_may_ever_run_are_a_bad_request(server: Server, fields: Any) -> None:
+    answer = complete(server, **fields)
+    assert answer.status == 400
+    assert "at most 256" in answer.json["error"]["message"]
+
+
+def test_large_request_for_text_is_refused(server: Server) -> None:
+    assert complete(server, prompt="a" * (2**22 + 1)).status == 413
+
+
+def test_client_that_leaves_stops_its_generation(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, cancel = BatchGeneration.__next__, BatchGeneration.cancel
+    steps, cancelled = threading.Semaphore(0), threading.Event()
+
+    def wait_and_step(self: BatchGeneration) -> list[int | None]:
+        steps.release()
+        cancelled.wait(60)
+        return step(self)
+
+    def note(self: BatchGeneration, *rows: int) -> None:
+        cancelled.set()
+        cancel(self, *rows)
+
+    monkeypatch.setattr(BatchGeneration, "__next__", wait_and_step)
+    monkeypatch.setattr(BatchGeneration, "cancel", note)
+    body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 60})
+    with connected(server) as client:
+        client.sendall(posted(body.encode(), "/v1/completions"))
+        assert steps.acquire(timeout=60)
+        assert not cancelled.is_set()
+    assert cancelled.wait(60)

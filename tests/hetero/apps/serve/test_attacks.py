@@ -1,0 +1,377 @@
+"""Attacks of one client, with a good client alongside that has to be answered all the time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import hetero
+from hetero.apps.serve import options as options_module
+from hetero.apps.serve.server import Server
+from tests.support.serving import (
+    INFER,
+    PATIENCE_S,
+    ask,
+    connected,
+    identity,
+    plus_one,
+    posted,
+    read_answer,
+    serving,
+    tensor,
+    until,
+)
+
+pytest.importorskip("uvicorn")
+grpc = pytest.importorskip("grpc")
+from hetero.apps.serve import grpc_server, tensors  # noqa: E402 - optional packages
+from hetero.apps.serve.proto_file import proto_file  # noqa: E402 - the same
+
+FILE = proto_file("open_inference.proto")
+BODY = json.dumps({"inputs": [tensor("x", "FP32", [1.0, 2.0])]}).encode()
+LIMIT = 2**20
+
+
+def fixed() -> Any:
+    """Return a model whose input has a fixed shape of 3,072 elements."""
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 32, 32]) for name in "xy"
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "fixed", ports[:1], ports[1:]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    text = identity(TensorProto.STRING)
+    with serving(grpc_port=0, plus=plus_one(), text=text, fixed=fixed()) as server:
+        yield server
+
+
+@pytest.fixture
+def limited() -> Iterator[Server]:
+    """A server that takes bodies of 1 MiB, and of 1.5 MiB together."""
+    options = {"body_nbytes": LIMIT, "all_bodies_nbytes": 3 * LIMIT // 2}
+    with serving(grpc_port=0, options=options, plus=plus_one()) as server:
+        yield server
+
+
+def infer_by_grpc(server: Server, *, token: str = "") -> list[float]:
+    message = FILE.messages["ModelInferRequest"](model_name="plus")
+    message.inputs.add(name="x", datatype="FP32", shape=[2]).contents.fp32_contents.extend([1, 2])
+    answer = call(server, "ModelInfer", message.SerializeToString(), token=token)
+    response = FILE.messages["ModelInferResponse"].FromString(answer)
+    return list(response.outputs[0].contents.fp32_contents)
+
+
+def call(server: Server, method: str, data: bytes, *, token: str = "") -> bytes:
+    """Return the response's bytes of a call with these bytes."""
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with grpc.insecure_channel(
+        f"127.0.0.1:{server.grpc_port}", options=[("grpc.max_send_message_length", -1)]
+    ) as channel:
+        answer: bytes = channel.unary_unary(f"/{FILE.service}/{method}")(
+            data, timeout=PATIENCE_S, metadata=metadata
+        )
+        return answer
+
+
+def code_of(server: Server, method: str, data: bytes, **options: Any) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(server, method, data, **options)
+    return str(caught.value.code().name)
+
+
+@contextmanager
+def good_client(server: Server, token: str = "") -> Iterator[None]:
+    """Run a client by HTTP and gRPC in the block; it is answered before, during and after."""
+    stop, answers = threading.Event(), list[str]()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+
+    def run() -> None:
+        try:
+            while not stop.is_set() or not answers:
+                answer = ask(server, INFER, BODY, headers=headers)
+                assert answer.json["outputs"][0]["data"] == [2.0, 3.0]
+                if server.grpc_port:
+                    assert infer_by_grpc(server, token=token) == [2.0, 3.0]
+                answers.append("good")
+        except Exception as error:
+            answers.append(repr(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: bool(answers))
+    try:
+        yield
+    finally:
+        count = len(answers)
+        until(lambda: len(answers) > count or not thread.is_alive())
+        stop.set()
+        thread.join(PATIENCE_S)
+    assert set(answers) == {"good"}
+
+
+def open_calls(server: Server, method: str, count: int, stack: ExitStack) -> list[Any]:
+    """Open calls whose messages never arrive."""
+    ended = threading.Event()
+    stack.callback(ended.set)
+
+    def silent() -> Iterator[bytes]:
+        ended.wait()
+        yield from ()
+
+    channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}"))
+    opened = [channel.stream_stream(f"/{FILE.service}/{method}")(silent()) for _ in range(count)]
+    for one in opened:
+        stack.callback(one.cancel)
+    return opened
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ServerLive"])
+def test_silent_calls_hold_up_no_other(server: Server, method: str) -> None:
+    health = proto_file("health.proto").messages
+    with ExitStack() as stack, good_client(server):
+        open_calls(server, method, 150, stack)
+        for _ in range(3):
+            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+                check = channel.unary_unary("/grpc.health.v1.Health/Check")
+                answer = check(b"", timeout=PATIENCE_S)
+            assert health["HealthCheckResponse"].FromString(answer).status == 1
+
+
+def test_silent_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "STREAM_IDLE_S", 0.1)
+    with (
+        serving(grpc_port=0, options={"body_s": 0.1}, plus=plus_one()) as server,
+        ExitStack() as stack,
+        good_client(server),
+    ):
+        for method in ("ModelInfer", "ModelStreamInfer"):
+            for opened in open_calls(server, method, 3, stack):
+                with pytest.raises(grpc.RpcError) as caught:
+                    next(opened)
+                assert caught.value.code().name == "DEADLINE_EXCEEDED"
+
+
+def test_calls_beyond_the_bound_are_refused_but_not_health(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "MAX_CALLS", 0)
+    assert code_of(server, "ServerLive", b"") == "UNAVAILABLE"
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=PATIENCE_S)
+    monkeypatch.undo()
+    assert infer_by_grpc(server) == [2.0, 3.0]
+
+
+def test_token_is_checked_before_a_message_or_body_arrives() -> None:
+    options = {"tokens": ("secret",)}
+    with serving(grpc_port=0, options=options, plus=plus_one()) as server, ExitStack() as stack:
+        stack.enter_context(good_client(server, token="secret"))
+        for method in ("ModelInfer", "ModelStreamInfer", "RepositoryIndex"):
+            [opened] = open_calls(server, method, 1, stack)
+            with pytest.raises(grpc.RpcError) as caught:
+                next(opened)
+            assert caught.value.code().name == "UNAUTHENTICATED"
+        with connected(server) as client:
+            client.sendall(posted(bytes(1000))[:-1000])
+            assert read_answer(client.makefile("rb"))[0].startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\xff" * 300_000, "INVALID_ARGUMENT"),
+        (b"\x3a" + b"\xff" * 9 + b"\x01", "INVALID_ARGUMENT"),
+        (b"\x3b\x3c" * 100, "INVALID_ARGUMENT"),
+        (b"\x3a\x05abc", "INVALID_ARGUMENT"),
+        (b"\x3a", "INVALID_ARGUMENT"),
+        (b"\x39abc", "INVALID_ARGUMENT"),
+        (b"\x0a\x01\xff", "INVALID_ARGUMENT"),
+        (b"\x3a\x00" * 100_000, "RESOURCE_EXHAUSTED"),
+        (b"\x2a\x00" * 100_000, "RESOURCE_EXHAUSTED"),
+        (b"\x32\x00" * 100_000, "RESOURCE_EXHAUSTED"),
+        (b"\x78\x01" * 100_000, "RESOURCE_EXHAUSTED"),
+    ],
+)
+def test_damaged_messages_are_refused(server: Server, data: bytes, code: str) -> None:
+    with good_client(server):
+        assert code_of(server, "ModelInfer", data) == code
+
+
+def test_fields_inside_inputs_are_bounded(server: Server) -> None:
+    message = FILE.messages["ModelInferRequest"](model_name="text")
+    entry = message.inputs.add(name="x", datatype="BYTES", shape=[100_000])
+    entry.contents.bytes_contents.extend([b""] * 100_000)
+    with good_client(server):
+        assert code_of(server, "ModelInfer", message.SerializeToString()) == "RESOURCE_EXHAUSTED"
+        entry.Clear()
+        entry.shape.extend([1] * 1000)
+        assert code_of(server, "ModelInfer", message.SerializeToString()) == "INVALID_ARGUMENT"
+        entry.Clear()
+        for number in range(1000):
+            entry.parameters[f"{number}"].int64_param = 1
+        assert code_of(server, "ModelInfer", message.SerializeToString()) == "INVALID_ARGUMENT"
+
+
+def test_typed_contents_are_bounded_and_raw_ones_are_not() -> None:
+    message = FILE.messages["ModelInferRequest"](model_name="plus")
+    entry = message.inputs.add(name="x", datatype="FP32", shape=[10_000])
+    entry.contents.fp32_contents.extend([1.0] * 10_000)
+    with serving(grpc_port=0, options={"json_nbytes": 30_000}, plus=plus_one()) as server:
+        assert code_of(server, "ModelInfer", message.SerializeToString()) == "RESOURCE_EXHAUSTED"
+        entry.ClearField("contents")
+        message.raw_input_contents.append(np.ones(10_000, np.float32).tobytes())
+        assert call(server, "ModelInfer", message.SerializeToString())
+
+
+def test_large_message_is_refused_compressed_or_not(limited: Server) -> None:
+    data = bytes(2 * LIMIT)
+    with good_client(limited):
+        assert code_of(limited, "ModelInfer", data) == "RESOURCE_EXHAUSTED"
+        with grpc.insecure_channel(f"127.0.0.1:{limited.grpc_port}") as channel:
+            infer = channel.unary_unary(f"/{FILE.service}/ModelInfer")
+            with pytest.raises(grpc.RpcError) as caught:
+                infer(data, timeout=PATIENCE_S, compression=grpc.Compression.Gzip)
+        assert caught.value.code().name == "RESOURCE_EXHAUSTED"
+
+
+def json_body(count: int, shape: list[int], datatype: str = "FP32") -> bytes:
+    element = b'""' if datatype == "BYTES" else b"0"
+    head = json.dumps({"name": "x", "shape": shape, "datatype": datatype}).encode()[:-1]
+    return b'{"inputs":[%s,"data":[%s]}]}' % (head, b",".join([element] * count))
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+@pytest.mark.parametrize("shape", [[1, 3, 32, 32], [1_000_000], [1, 3, 577, 577]])
+def test_json_that_does_not_fit_the_model_is_not_decoded(
+    server: Server, encoding: str, shape: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the data is decoded")
+
+    monkeypatch.setattr(tensors, "_decoder", fail)
+    body = json_body(1_000_000, shape)
+    headers = {"content-encoding": encoding} if encoding else {}
+    body = gzip.compress(body) if encoding else body
+    assert ask(server, "/v2/models/fixed/infer", body, headers=headers).status == 400
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_large_json_is_refused(encoding: str) -> None:
+    headers = {"content-encoding": encoding} if encoding else {}
+    with serving(options={"json_nbytes": 10**6}, plus=plus_one()) as server, good_client(server):
+        body = json_body(600_000, [600_000])
+        body = gzip.compress(body) if encoding else body
+        refused = ask(server, INFER, body, headers=headers)
+        assert refused.status == 413
+        assert "raw bytes" in refused.json["error"]
+
+
+def test_body_is_bounded_when_it_is_decompressed(limited: Server) -> None:
+    body = gzip.compress(b" " * (2 * LIMIT))
+    with good_client(limited):
+        refused = ask(limited, INFER, body, headers={"content-encoding": "gzip"})
+        assert refused.status == 413
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_many_strings_are_refused(server: Server, is_raw: bool) -> None:
+    count = tensors.MAX_STRINGS + 1
+    body, headers = json_body(count, [count], "BYTES"), {}
+    if is_raw:
+        entry = {"name": "x", "shape": [count], "datatype": "BYTES"}
+        head = {"inputs": [{**entry, "parameters": {"binary_data_size": 4 * count}}]}
+        body = json.dumps(head).encode()
+        headers = {"inference-header-content-length": str(len(body))}
+        body += bytes(4 * count)
+    with good_client(server):
+        refused = ask(server, "/v2/models/text/infer", body, headers=headers)
+        assert refused.status == 413
+
+
+def test_bodies_are_bounded_together(limited: Server) -> None:
+    bodies = limited.service.bodies
+    with good_client(limited):
+        with connected(limited) as holder:
+            holder.sendall(posted(bytes(LIMIT))[:-1])
+            until(lambda: bodies.used >= LIMIT - 1)
+            refused = ask(limited, INFER, bytes(LIMIT))
+            assert refused.status == 503
+            assert refused.headers["retry-after"]
+            message = FILE.messages["ModelInferRequest"](model_name="plus")
+            message.raw_input_contents.append(bytes(LIMIT - 100))
+            assert code_of(limited, "ModelInfer", message.SerializeToString()) == "UNAVAILABLE"
+        until(lambda: bodies.used < LIMIT)
+        assert ask(limited, INFER, bytes(LIMIT)).status == 400
+    until(lambda: bodies.used == 0)
+
+
+def test_limit_of_all_bodies_below_that_of_one_is_refused() -> None:
+    with pytest.raises(hetero.ArgumentError, match="at least body_nbytes"):
+        options_module.ServerOptions(body_nbytes=10, all_bodies_nbytes=9)
+
+
+def test_pipelines_hold_up_no_other(server: Server) -> None:
+    request = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with ExitStack() as stack, good_client(server):
+        for _ in range(4):
+            client = stack.enter_context(connected(server))
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                for _ in range(50):
+                    client.sendall(request * 100)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shape", "[0, 9223372036854775808]"),
+        ("shape", "[4611686018427387904, 4, 0]"),
+        ("shape", f"[0, 1{'0' * 300}]"),
+        ("shape", "[9223372036854775807]"),
+        ("shape", "[1.5]"),
+        ("parameters", f'{{"binary_data_size": 1{"0" * 300}}}'),
+        ("parameters", '{"binary_data_size": -1}'),
+    ],
+)
+@pytest.mark.parametrize("model", ["plus", "text"])
+def test_numbers_out_of_range_are_bad_requests(
+    server: Server, model: str, field: str, value: str
+) -> None:
+    entry = {"name": '"x"', "datatype": '"FP32"', "shape": "[2]", "data": "[1, 2]", field: value}
+    if model == "text":
+        entry |= {"datatype": '"BYTES"', "data": "[]"}
+    fields = ", ".join(f'"{name}": {text}' for name, text in entry.items())
+    refused = ask(server, f"/v2/models/{model}/infer", f'{{"inputs": [{{{fields}}}]}}'.encode())
+    assert refused.status == 400
+
+
+@pytest.mark.parametrize("name", ["timeout", "priority"])
+@pytest.mark.parametrize("value", [f"1{'0' * 400}", "-1", "1e400", "9223372036854775808"])
+def test_parameters_out_of_range_are_bad_requests(server: Server, name: str, value: str) -> None:
+    body = BODY[:-1] + f', "parameters": {{"{name}": {value}}}}}'.encode()
+    assert ask(server, INFER, body).status == 400
+
+
+@pytest.mark.parametrize("prompt", ["hello", [1, 2], ["hello"]])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_prompt_for_a_model_that_is_no_decoder_is_a_bad_request(
+    server: Server, prompt: object, path: str
+) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    asked = {"messages": messages} if "chat" in path else {"prompt": prompt}
+    refused = ask(server, path, {"model": "plus", **asked})
+    assert refused.status == 400
+    assert "not known as a decoder" in refused.json["error"]["message"]
