@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("orjson")
 from hetero.apps.serve import shared_memory
 from hetero.apps.serve.errors import ProtocolError
+from hetero.apps.serve.inference_request import decode_request, requested_outputs
+from hetero.apps.serve.rest_messages import RestMessage
 from hetero.apps.serve.shared_memory import MAX_REGIONS, Location, SharedMemoryRegions
 
 DATA = bytes(range(256)) * 4
@@ -98,6 +102,35 @@ def test_tensor_is_bounded_before_it_is_read(folder: Path) -> None:
         regions.read(Location("large", 0, 2**30))
     assert caught.value.status == 413
     assert len(regions.read(Location("large", 2**39, 2**20))) == 2**20
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, 12, 2**19])
+def test_size_of_a_tensor_is_compared_with_its_shape_before_it_is_read(
+    regions: SharedMemoryRegions, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    parameters = {"shared_memory_region": "all", "shared_memory_byte_size": nbytes}
+    entry = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": parameters}
+    message = RestMessage(json.dumps({"inputs": [entry]}).encode(), None, 1000)
+
+    def fail(*_: object) -> None:
+        pytest.fail("shared memory is read")
+
+    monkeypatch.setattr(SharedMemoryRegions, "read", fail)
+    with pytest.raises(ProtocolError, match="expected 8"):
+        decode_request(message, regions)
+
+
+def test_tensor_is_read_and_written(folder: Path, regions: SharedMemoryRegions) -> None:
+    parameters = {"shared_memory_region": "all", "shared_memory_byte_size": 8}
+    entry = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": parameters}
+    output = {"name": "y", "parameters": {**parameters, "shared_memory_offset": 8}}
+    body = json.dumps({"inputs": [entry], "outputs": [output]}).encode()
+    request = decode_request(RestMessage(body, None, 1000), regions)
+    np.testing.assert_array_equal(request.inputs["x"], np.frombuffer(DATA, np.float32, 2))
+    result = np.array([1.5, -2], np.float32)
+    [written] = requested_outputs(request, ["y"], {"y": result}, regions)
+    assert written.location == output["parameters"]
+    assert (folder / "key").read_bytes() == DATA[:8] + result.tobytes() + DATA[16:]
 
 
 @pytest.mark.parametrize(

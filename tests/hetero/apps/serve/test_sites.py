@@ -10,7 +10,7 @@ pytest.importorskip("orjson")
 from hetero.apps.serve.errors import ProtocolError
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.sites import check_site
-from tests.support.serving import plus_one, serving
+from tests.support.serving import INFER, ask, plus_one, serving, tensor
 
 LOCAL, OPEN = ServerOptions(), ServerOptions(host="0.0.0.0")
 NAMED = ServerOptions(allowed_hosts=("models.example",))
@@ -86,3 +86,15 @@ def test_open_address_without_protection_is_warned_of(
 def test_loopback_address_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with serving(plus=plus_one()):
         assert not [r for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_server_refuses_foreign_requests_except_health_checks() -> None:
+    with serving(plus=plus_one()) as server:
+        for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+            for path in ("/v2", "/v2/models/plus", "/metrics"):
+                refused = ask(server, path, headers=headers)
+                assert refused.status == 403
+            body = {"inputs": [tensor("x", "FP32", [1.0])]}
+            assert ask(server, INFER, body, headers=headers).status == 403
+            assert ask(server, "/v2/health/ready", headers=headers).status == 200
+        assert ask(server, INFER, body).status == 200
