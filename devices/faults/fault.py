@@ -1,10 +1,14 @@
-"""Rows of the fault tables, and the refusal of the nodes that they match."""
+"""Rows of the fault tables with their proofs, and the refusal of the nodes that they match."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import parser
 
 from hetero.devices.model.integer_ranges import Range
 from hetero.devices.model.model import Model, Node
@@ -48,6 +52,39 @@ class NodeView(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """A small model that shows a fault, with inputs on which the runtime is wrong."""
+
+    #: The graph in ONNX's text format.
+    graph: str
+    #: Values of inputs; other inputs are random.
+    values: Mapping[str, Any] = field(default_factory=dict)
+    #: Sizes of symbolic dimensions.
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    opset: int = 17
+
+    def model(self) -> onnx.ModelProto:
+        """Parse the graph."""
+        imports = f'"": {self.opset}, "ai.onnx.ml": 3'
+        return parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> proof {self.graph}")
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Return the inputs by name; random numbers follow a fixed seed."""
+        rng = np.random.default_rng(0)
+        inputs = {}
+        for port in self.model().graph.input:
+            tensor = port.type.tensor_type
+            dims = tensor.shape.dim
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+            if port.name in self.values:
+                inputs[port.name] = np.array(self.values[port.name], dtype)
+            else:
+                shape = [self.sizes[d.dim_param] if d.dim_param else d.dim_value for d in dims]
+                inputs[port.name] = (rng.standard_normal(shape) * 5).astype(dtype)
+        return inputs
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A deviation of a runtime from ONNX: the operators, its description, and its condition."""
 
@@ -58,15 +95,27 @@ class Fault:
     #: Returns whether a node of these operators is affected.
     condition: Callable[[NodeView], Any] = lambda view: True
     domain: str = ""
+    #: A model that shows the fault on the tested version of the runtime.
+    proof: Proof | None = None
 
 
-def fault_refusal(vendor: str, faults: Iterable[Fault], view: NodeView) -> Refusal | None:
-    """Return the refusal of a node that a vendor's runtime computes wrong; None if it is right."""
-    operator = view.node.op_type
-    for fault in faults:
-        is_listed = operator in fault.operators.split() and fault.domain == view.node.domain
-        if is_listed and fault.condition(view):
-            return Refusal(
-                "policy", f"{vendor}'s {operator} differs from ONNX's: {fault.description}"
-            )
-    return None
+class FaultTable:
+    """The known faults of a vendor's runtime, indexed by operator."""
+
+    def __init__(self, vendor: str, faults: Sequence[Fault]) -> None:
+        self.vendor = vendor
+        self.faults = tuple(faults)
+        self._by_operator: dict[tuple[str, str], list[Fault]] = {}
+        for fault in faults:
+            for operator in fault.operators.split():
+                self._by_operator.setdefault((fault.domain, operator), []).append(fault)
+
+    def refusal(self, view: NodeView) -> Refusal | None:
+        """Return the refusal of a node that the runtime computes wrong; None if it is right."""
+        operator = view.node.op_type
+        for fault in self._by_operator.get((view.node.domain, operator), ()):
+            if fault.condition(view):
+                return Refusal(
+                    "policy", f"{self.vendor}'s {operator} differs from ONNX's: {fault.description}"
+                )
+        return None

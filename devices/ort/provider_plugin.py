@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from hetero.devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
-from hetero.devices.faults.fault import Fault, NodeView, fault_refusal
+from hetero.devices.faults.fault import Fault, FaultTable, NodeView
 from hetero.devices.faults.openvino import newer_feature, refusal
 from hetero.devices.model.model import Model, Node
 from hetero.devices.ort.errors import ERRORS
@@ -38,19 +38,22 @@ _SMOKE_TEST: Final = onnx.parser.parse_model(
 
 
 #: Further faults of the OpenVINO version inside the provider, which is older than device OV's.
-_OPENVINO_FAULTS: Final = (
-    Fault(
-        "AveragePool MaxPool",
-        "with ceil_mode it adds windows that begin in the padding",
-        lambda v: v.attribute("ceil_mode"),
+_OPENVINO_FAULTS: Final = FaultTable(
+    "OpenVINO",
+    (
+        Fault(
+            "AveragePool MaxPool",
+            "with ceil_mode it adds windows that begin in the padding",
+            lambda v: v.attribute("ceil_mode"),
+        ),
+        Fault(
+            "Max Mean Min Sum",
+            "with a single input its result is undefined",
+            lambda v: len(v.node.inputs) == 1,
+        ),
+        Fault("CenterCropPad", "its result is empty"),
+        Fault("LpNormalization", "its result is NaN if the norm is 0"),
     ),
-    Fault(
-        "Max Mean Min Sum",
-        "with a single input its result is undefined",
-        lambda v: len(v.node.inputs) == 1,
-    ),
-    Fault("CenterCropPad", "its result is empty"),
-    Fault("LpNormalization", "its result is NaN if the norm is 0"),
 )
 
 
@@ -171,7 +174,7 @@ class ProviderPlugin(ORTPlugin):
             return None
         if feature := newer_feature(node, model.opset_imports.get("", 0)):
             return Refusal("opset", f"OpenVINO ignores {feature}, which is newer than its frontend")
-        fault = fault_refusal("OpenVINO", _OPENVINO_FAULTS, NodeView(node, model))
+        fault = _OPENVINO_FAULTS.refusal(NodeView(node, model))
         return fault or refusal(node, model, False, model.integer_ranges)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from hetero.devices.faults.fault import NodeView, fault_refusal
+from hetero.devices.faults.fault import FaultTable, NodeView
 from hetero.devices.faults.onnxruntime import FAULTS, FAULTS_BEFORE_1_25
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -38,7 +38,9 @@ _LARGEST_CONSTANT: Final = 64
 #: Operators whose support depends on the contents of floating-point constants.
 _FLOAT_DEPENDENT: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
 _VERSION: Final = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-_FAULTS: Final = (*FAULTS, *(FAULTS_BEFORE_1_25 if _VERSION < (1, 25) else ()))
+_FAULTS: Final = FaultTable(
+    "ONNX Runtime", (*FAULTS, *(FAULTS_BEFORE_1_25 if _VERSION < (1, 25) else ()))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def _refusal(node: Node, model: Model) -> Refusal | None:
         )
     if newer := newer_operator(node.proto, dict(model.opset_imports)):
         return Refusal("opset", f"ONNX Runtime does not have this operator: {newer}")
-    if fault := fault_refusal("ONNX Runtime", _FAULTS, NodeView(node, model)):
+    if fault := _FAULTS.refusal(NodeView(node, model)):
         return fault
     outputs = {port.name for port in model.outputs}
     for value in (*node.reads, *node.writes):
