@@ -1,4 +1,4 @@
-"""The CPU plugin: the interpreter on numpy."""
+"""The CPU plugin: the interpreter on numpy, the reference for the other devices."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ from hetero.devices.plugin.properties import (
 from hetero.devices.transforms import CLEANUP_PASSES, OPTIMIZATION_PASSES, PASSES, Pass, transform
 from hetero.devices.transforms.single_precision import promote_to_single_precision
 
-#: Passes that change how results are rounded, among those of every device.
-_FAST_PASSES: Final = (*CLEANUP_PASSES, Pass(promote_to_single_precision), *OPTIMIZATION_PASSES)
+#: The passes of every device, and one that computes half precision in single precision.
+_PERFORMANCE_PASSES: Final = (
+    *CLEANUP_PASSES,
+    Pass(promote_to_single_precision),
+    *OPTIMIZATION_PASSES,
+)
 
 
 class CPUProgram(InterpretedProgram):
-    """A transformed model, interpreted.
-
-    `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
-    """
+    """An interpreted model; `threads` is its number of BLAS threads, 0 for BLAS's default."""
 
     def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = NUMPY) -> None:
         super().__init__(model, backend)
         self._threads = threads
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Compute the outputs; KernelError where a node's inputs break its specification."""
+        """Compute the outputs; KernelError if a node's inputs break its specification."""
         use_threads(self._threads)
         return super().run(inputs, context)
 
 
 class CPUPlugin(InterpreterPlugin):
-    """The reference device, always there."""
+    """The reference device, which needs no extra package."""
 
     name: ClassVar[str] = "CPU"
     rank: ClassVar[int] = 90
@@ -60,14 +61,14 @@ class CPUPlugin(InterpreterPlugin):
             tuple,
             ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
             False,
-            "Element types and abilities.",
+            "Element types and capabilities.",
         ),
         Property(
             "EXECUTION_MODE_HINT",
             str,
             "PERFORMANCE",
             True,
-            "ACCURACY: half precision rounds as the model is written.",
+            "ACCURACY: half precision is rounded at every operator, as the model is written.",
             choices=("PERFORMANCE", "ACCURACY"),
             shapes_result=True,
         ),
@@ -75,34 +76,34 @@ class CPUPlugin(InterpreterPlugin):
     )
 
     def transform_model(self, model: Model, config: Config) -> Model:
-        """Return the model with constants folded, patterns fused and dead nodes gone."""
+        """Fold constants, fuse patterns and remove dead nodes."""
         model = allowed_extensions(model, config["EXTENSIONS"])
         if config["DISABLE_TRANSFORMATIONS"]:
             return model
         accurate = config["EXECUTION_MODE_HINT"] == "ACCURACY"
-        return transform(model, PASSES if accurate else _FAST_PASSES)
+        return transform(model, PASSES if accurate else _PERFORMANCE_PASSES)
 
     def compile(self, model: Model, config: Config) -> Program:
-        """Return the interpreter's program."""
+        """Return an interpreted program."""
         return CPUProgram(model, config["INFERENCE_NUM_THREADS"], self.backend)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make a program from an exported one, without transforming again."""
-        target = {"threads": config["INFERENCE_NUM_THREADS"], "backend": self.backend}
-        return CPUProgram.load(payload, config["EXTENSIONS"], **target)
+        """Make a program from an exported one, without transforming it again."""
+        options = {"threads": config["INFERENCE_NUM_THREADS"], "backend": self.backend}
+        return CPUProgram.load(payload, config["EXTENSIONS"], **options)
 
     def version(self) -> str:
         """Return the versions that results depend on."""
         return f"8 (numpy {np.__version__}, onnx {onnx.__version__})"
 
     def full_name(self, device_id: str) -> str:
-        """Return the processor's name where the system tells it."""
+        """Return the processor's name, or its architecture if the system reports no name."""
         try:
             lines = Path("/proc/cpuinfo").read_text().splitlines()
         except OSError:
             lines = []
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(named, platform.processor() or platform.machine())
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(names, platform.processor() or platform.machine())
 
     def fingerprint(self, device_id: str) -> str:
         """Return the instruction set, numpy's version and its BLAS."""

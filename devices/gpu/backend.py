@@ -61,7 +61,7 @@ for _op, _kernel in (("ScatterElements", scatter_elements_11), ("ScatterND", sca
     op(
         _op,
         since=11,
-        added={"reduction": 16},
+        additions={"reduction": 16},
         choices={"reduction": ("none", "add", "max", "min")},
         registry=GPU_KERNELS,
     )(_kernel)

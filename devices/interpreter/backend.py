@@ -1,4 +1,4 @@
-"""What the interpreter computes with: an array namespace, and kernels of the device's own."""
+"""Array backends of the interpreter: an array namespace and a device's own kernels."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ from hetero.devices.plugin.program import Value
 
 @dataclass(frozen=True, eq=False)
 class ArrayBackend:
-    """Arrays of one library, and how a device computes with them."""
+    """An array library, and the kernels that a device runs on its arrays.
 
-    #: The library's, for the runtime model.
+    The base is numpy on the host; devices with their own memory override the methods.
+    """
+
+    #: Name of the library, for the runtime model.
     name: str
-    #: The array namespace that kernels are given: numpy, or one with numpy's API.
+    #: The array namespace that kernels receive: numpy, or one with numpy's API.
     xp: Any
-    #: The device's own: each replaces the shared kernel of its operator until that has a newer one.
+    #: Kernels of the device, each used instead of a shared kernel that is not newer.
     kernels: KernelRegistry = field(default_factory=KernelRegistry)
 
     @property
     def is_on_host(self) -> bool:
-        """Whether its arrays are numpy's, which stay where they are from run to run."""
+        """Whether the arrays are numpy's."""
         return self.xp is np
 
     def find_kernel(self, domain: str, op_type: str, opset: int) -> Kernel | None:
-        """Return what computes an operator at this opset, or None."""
+        """Return the kernel of an operator at this opset, or None."""
         own = self.kernels.find(domain, op_type, opset)
         shared = KERNELS.find(domain, op_type, opset)
         if own is None or shared is None:
             return own or shared
         return own if own.since >= shared.since else shared
 
-    # What a device with memory of its own does otherwise.
-
     def upload(self, array: np.ndarray) -> Value:
-        """Return a host array as the kernels want it."""
+        """Return a host array as an array of the library."""
         return array
 
     def function(
         self, kernel: Kernel, keywords: Mapping[str, Any], on_host: bool
     ) -> Callable[..., Any]:
-        """Return the kernel as a function of a node's inputs; `on_host`: run there, with numpy."""
+        """Return the kernel as a function of a node's inputs; `on_host` runs it with numpy."""
         return partial(kernel.function, self.xp, **keywords)
 
     def host_values(self, nodes: Sequence[Node], constants: Mapping[str, np.ndarray]) -> set[str]:
-        """Return what is better computed on the host, of what `nodes` make in this order."""
+        """Return the outputs of `nodes`, in topological order, to compute on the host."""
         return set()
 
     def finish(self) -> None:
-        """Return once everything that this thread began is done."""
+        """Wait for the work that this thread started on the device."""
 
 
-#: The host's arrays, and the kernels that every device shares.
+#: numpy on the host, with the shared kernels only.
 NUMPY: Final = ArrayBackend("numpy", np)

@@ -177,8 +177,8 @@ def build_block(
     # A node whose results belong on the host runs there, and reads its inputs there.
     on_host = [not host_values.isdisjoint(node.writes) for node in nodes]
     reads = [
-        [(name, host or found.reads_on_host(i)) for i, name in enumerate(_trimmed(node.inputs))]
-        for node, found, host in zip(nodes, implementations, on_host, strict=True)
+        [(name, host or code.reads_on_host(i)) for i, name in enumerate(_trim(node.inputs))]
+        for node, code, host in zip(nodes, implementations, on_host, strict=True)
     ]
     last_reader = {value: i for i, node in enumerate(nodes) for value in node.reads}
     lasting = {*outputs, *fixed}
@@ -190,7 +190,7 @@ def build_block(
         clears = dict.fromkeys(value for value in (*last, *unread) if value not in lasting)
         slots = Slots(
             tuple(table.slot(name, host) for name, host in reads[i]),
-            tuple(table.slot(name) if name else None for name in _trimmed(node.outputs)),
+            tuple(table.slot(name) if name else None for name in _trim(node.outputs)),
             tuple(table.slot(value) for value in clears),
         )
         task = Task(node, implementations[i], scope.opset(node.domain), slots)
@@ -218,18 +218,18 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _implementation(node: Node, scope: Scope) -> Implementation:
-    found = find_implementation(node, scope)
-    if isinstance(found, Refusal):
+    result = find_implementation(node, scope)
+    if isinstance(result, Refusal):
         raise KernelError(
-            f"node {node.name!r} ({node.op_type}): {found}",
+            f"node {node.name!r} ({node.op_type}): {result}",
             node=node.name,
             op_type=node.op_type,
             opset=scope.opset(node.domain),
         )
-    return found
+    return result
 
 
-def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
+def _trim(names: Sequence[str]) -> tuple[str, ...]:
     """Return names without the empty ones at the end."""
     count = len(names)
     while count and not names[count - 1]:
@@ -260,7 +260,7 @@ def _step(
         else:
             attributes[attribute.name] = attribute_value(attribute)
     reserved = {"memo": {}, "n_outputs": len(slots.writes), "version": task.opset}
-    attributes |= {name: reserved[name] for name in kernel.wants}
+    attributes |= {name: reserved[name] for name in kernel.reserved}
     return _call_step(scope.backend.function(kernel, attributes, on_host), slots, bodies)
 
 
@@ -291,7 +291,7 @@ def _body(
 
 
 def _call_step(call: Callable[..., Any], slots: Slots, bodies: Mapping[str, _Body]) -> Step:
-    """Return the step of a kernel; its bodies capture outer values as they are at the call."""
+    """Return the step of a kernel; its bodies capture the outer values at the time of the call."""
     reads, writes, clears = slots
 
     def step(values: list[Value], context: RunContext) -> None:
@@ -341,34 +341,34 @@ def _single(result: Any) -> Value:
 
 
 def _store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> None:
-    """Put what a kernel returned into the slots of the node's outputs."""
+    """Write a kernel's results to the slots of the node's outputs."""
     results = result if isinstance(result, tuple) else (result,)
     if len(results) < len(writes):
-        raise ValueError(f"{len(writes)} outputs are named; there are only {len(results)}")
+        raise ValueError(f"the node names {len(writes)} outputs; the kernel returns {len(results)}")
     for slot, value in zip(writes, results, strict=False):
         if slot is not None:
             values[slot] = _single(value)
 
 
 def _kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:
-    """Return what tells of a failed node: which, on what inputs, and why."""
+    """Return an error that names the node, its inputs' types and shapes, and the reason."""
     node = task.node
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    inputs = ", ".join(_described(values[slot]) for slot in task.slots.reads)
-    merged = f", made of {', '.join(node.covers)}" if node.covers != (node.name,) else ""
-    said = str(error) or type(error).__name__
+    inputs = ", ".join(_describe(values[slot]) for slot in task.slots.reads)
+    merged = f", merged from {', '.join(node.covers)}" if node.covers != (node.name,) else ""
+    reason = str(error) or type(error).__name__
     kernel = task.implementation.definition
     since = f" (kernel since {kernel.since})" if isinstance(kernel, Kernel) else ""
     return KernelError(
         f"node {node.name!r}{merged}: {operator}, opset {task.opset}{since}, on inputs "
-        f"({inputs}): {said}. Check what feeds the node.",
+        f"({inputs}): {reason}. Check the nodes and inputs that feed it.",
         node=node.name,
         op_type=node.op_type,
         opset=task.opset,
     )
 
 
-def _described(value: Value) -> str:
+def _describe(value: Value) -> str:
     if hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     return "absent" if value is None else type(value).__name__

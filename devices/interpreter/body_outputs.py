@@ -1,4 +1,4 @@
-"""What a body would return: the types of a loop's scan outputs where it makes no trip."""
+"""Output types of the body of a loop that makes no trip, which give its scan outputs' types."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BodyOutput = tuple[np.dtype | None, tuple[int | str | None, ...] | None]
 def body_outputs(
     graph: onnx.GraphProto, captures: Sequence[str], values: Sequence[Any], scope: Scope
 ) -> list[BodyOutput]:
-    """Return the type of each of a body's outputs, by ONNX's shape inference.
+    """Infer the type of each of a body's outputs by ONNX's shape inference.
 
-    `values` are what it would be called with, its inputs and then its captures: they type what the
-    body itself leaves untyped.
+    `values` are the inputs and then the captures of a call; they give types to the values whose
+    types the body does not declare.
     """
     model = onnx.ModelProto(ir_version=onnx.IR_VERSION)
     model.graph.CopyFrom(graph)

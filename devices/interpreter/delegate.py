@@ -1,4 +1,4 @@
-"""Delegation: rare operators run by onnx's own evaluator, one node at a time, on the host."""
+"""Delegation: onnx's own evaluator runs rare operators, one node at a time, on the host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from hetero.devices.kernels import ALL, Kernel
 from hetero.devices.model.model import Node
 
-#: (domain, operator) -> the versions of its schema at which onnx.reference computes what the
-#: specification says. An operator whose meaning changed is right only from the listed one on.
+#: (domain, operator) -> the schema versions whose specification onnx.reference implements.
 DELEGATED: Final[dict[tuple[str, str], frozenset[int]]] = {
     ("", "ImageDecoder"): frozenset({20}),
     ("", "RegexFullMatch"): frozenset({20}),
@@ -24,7 +23,7 @@ DELEGATED: Final[dict[tuple[str, str], frozenset[int]]] = {
 
 
 def is_delegated(domain: str, op_type: str, opset: int) -> bool:
-    """Tell whether onnx.reference is right for the operator at this opset."""
+    """Tell whether onnx.reference implements the operator at this opset."""
     versions = DELEGATED.get((domain, op_type))
     if versions is None or not onnx.defs.has(op_type, opset, domain):
         return False
@@ -32,7 +31,7 @@ def is_delegated(domain: str, op_type: str, opset: int) -> bool:
 
 
 def delegate(node: Node, opset: int) -> Kernel:
-    """Return what runs a node without bodies in onnx.reference, its attributes bound."""
+    """Return a kernel that runs a node without bodies, and its attributes, in onnx.reference."""
     names = [f"input_{i}" if name else "" for i, name in enumerate(node.inputs)]
     outputs = [f"output_{i}" for i in range(len(node.outputs))]
     proto = deepcopy(node.proto)

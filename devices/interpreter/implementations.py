@@ -1,4 +1,4 @@
-"""Which implementation runs a node: a kernel, a function body, onnx's own evaluator, or none."""
+"""Implementations of nodes: a kernel, a function's body, or onnx's own evaluator."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hetero.devices.model.functions import (
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.support import Refusal
 
-#: The domain of operators that `transform_model` makes.
+#: Domain of the fused operators that `transform_model` makes.
 FUSED: Final = "hetero"
-#: Operators whose result is not a function of their inputs, or whose time has no bound: nobody
-#: computes them before the run.
-ONLY_IN_A_RUN: Final = frozenset(
+#: Operators that constant folding leaves to the run: their results are random, or their time is
+#: unlimited.
+NOT_FOLDABLE: Final = frozenset(
     [
         "Bernoulli",
         "Multinomial",
@@ -46,20 +46,18 @@ ONLY_IN_A_RUN: Final = frozenset(
 
 @dataclass(frozen=True)
 class Scope:
-    """What a node's meaning depends on besides itself.
+    """The context in which a node is interpreted."""
 
-    `opsets` maps a domain to its version; `functions` are the model's own, by `FunctionKey`.
-    """
-
+    #: Domain -> imported version.
     opsets: Mapping[str, int]
+    #: The model's own functions.
     functions: Mapping[FunctionKey, onnx.FunctionProto] = field(default_factory=dict)
     #: Custom operators, by domain and name.
     extensions: Mapping[Operator, Kernel | Refusal] = field(default_factory=dict)
-    #: What was found of the model's own functions, each call with other attributes once.
-    found: dict[tuple[Any, ...], Implementation | Refusal] = field(default_factory=dict)
-    #: Their blocks, likewise.
+    #: Function and attributes of a call -> its implementation, found once for all equal calls.
+    calls: dict[tuple[Any, ...], Implementation | Refusal] = field(default_factory=dict)
+    #: Function and attributes of a call -> its block.
     blocks: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    #: What computes.
     backend: ArrayBackend = NUMPY
 
     @classmethod
@@ -68,38 +66,39 @@ class Scope:
         scopes = _scopes.setdefault(model, {})
         if backend not in scopes:
             functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
-            named = named_extensions(model).items()
-            extensions = {operator: _extension_kernel(origin) for operator, origin in named}
+            origins = named_extensions(model).items()
+            extensions = {operator: _extension_kernel(origin) for operator, origin in origins}
             scopes[backend] = cls(model.opset_imports, functions, extensions, backend=backend)
         return scopes[backend]
 
     def of_function(self, function: onnx.FunctionProto) -> Scope:
-        """Return the scope inside a function, which imports its own operator sets."""
+        """Return the scope of a function's body, which imports its own operator sets."""
         return replace(self, opsets=function_opsets(function))
 
     def opset(self, domain: str) -> int:
-        """Return the imported version of a domain; the fused operators' own is always 1."""
+        """Return the imported version of a domain; that of fused operators is always 1."""
         return self.opsets.get(domain, 1 if domain == FUSED else 0)
 
 
-#: One scope for each model that lives and backend, for its nodes are asked about one by one.
+#: One scope per model and backend: a query looks up the nodes of a model one by one.
 _scopes: WeakKeyDictionary[Model, dict[ArrayBackend, Scope]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """What runs a node: a `Constant`'s literal, a kernel, a function's body or onnx.reference.
+    """The code that runs a node: a kernel, a function's body or onnx.reference.
 
-    `definition` is the kernel or the function, if it is one.
+    A `Constant` node has kind "literal" and does not run.
     """
 
     kind: Literal["literal", "kernel", "function", "delegate"]
+    #: The kernel or the function; None for the other kinds.
     definition: Any = None
-    #: The library whose arrays a kernel computes on.
+    #: Name of the array library that a kernel computes with.
     library: str = NUMPY.name
 
     def reads_on_host(self, position: int) -> bool:
-        """Whether the input there is wanted in the host's memory."""
+        """Tell whether the input at a position has to be in the host's memory."""
         return isinstance(self.definition, Kernel) and self.definition.reads_on_host(position)
 
     @property
@@ -113,10 +112,10 @@ class Implementation:
 
 
 def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
-    """Return what runs `node`, or why nothing does.
+    """Return the implementation of `node`, or a refusal if there is none.
 
-    The model's own functions come first, for they may redefine an operator; then our kernels; then
-    the function body that the specification gives; then delegation.
+    The model's own functions come first, because they may redefine an operator. Custom operators
+    and kernels are next, then delegation, then the function body in the operator's specification.
     """
     if node.is_constant:
         return Implementation("literal")
@@ -124,9 +123,9 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     key = function_key(node)
     if key in scope.functions:
         call = (key, *(a.SerializeToString(deterministic=True) for a in node.proto.attribute))
-        if call not in scope.found:
-            scope.found[call] = _function(scope.functions[key], node, scope, operator)
-        return scope.found[call]
+        if call not in scope.calls:
+            scope.calls[call] = _function(scope.functions[key], node, scope, operator)
+        return scope.calls[call]
     if node.domain not in scope.opsets and node.domain != FUSED:
         return Refusal("opset", f"{operator}: the model imports no opset of domain {node.domain!r}")
     opset = scope.opset(node.domain)
@@ -144,9 +143,10 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     versions = KERNELS.versions(node.domain, node.op_type)
     if versions:
         return Refusal(
-            "opset", f"{operator}: kernels from opset {versions[0]} on; the model imports {opset}"
+            "opset",
+            f"{operator}: expected opset {versions[0]} or later, got {opset}; convert the model",
         )
-    hint = "; Core.add_extension gives it one" if node.domain else ""
+    hint = "; register one with Core.add_extension" if node.domain else ""
     return Refusal("no_kernel", f"{operator}: no kernel at opset {opset}{hint}")
 
 
@@ -155,11 +155,11 @@ def _check_kernel(
 ) -> Implementation | Refusal:
     for attribute in node.proto.attribute:
         if attribute.name not in kernel.attributes:
-            known = ", ".join(sorted(kernel.attributes)) or "none"
+            names = ", ".join(sorted(kernel.attributes)) or "none"
             return Refusal(
                 "attribute",
                 f"{operator}: attribute {attribute.name!r} is unknown at opset "
-                f"{scope.opset(node.domain)}; known: {known}",
+                f"{scope.opset(node.domain)}; known: {names}",
             )
         if attribute.name in kernel.choices:
             value, valid = attribute_value(attribute), kernel.choices[attribute.name]
@@ -187,14 +187,14 @@ def _function(
 
 def _first_refusal(nodes: Any, scope: Scope) -> Refusal | None:
     for proto in nodes:
-        found = find_implementation(Node.from_proto(proto), scope)
-        if isinstance(found, Refusal):
-            return found
+        result = find_implementation(Node.from_proto(proto), scope)
+        if isinstance(result, Refusal):
+            return result
     return None
 
 
 def _extension_kernel(origin: str) -> Kernel | Refusal:
-    """Return what runs a custom operator, held to its rule, or why nothing does."""
+    """Return a kernel that runs and checks a custom operator, or why it cannot be loaded."""
     try:
         extension = load_extension(origin)
     except ArgumentError as error:

@@ -1,4 +1,4 @@
-"""What devices that interpret have in common: what they run, and what they say of it."""
+"""Common base of the plugins whose devices interpret models: queries and their notes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXTENSIONS: Final = Property(
     tuple,
     (),
     True,
-    "Custom operators that a model may import: Core lists those added to it.",
+    "Custom operators that a model may import; Core sets it to those that were added to it.",
     shapes_result=True,
 )
 
@@ -24,30 +24,31 @@ EXTENSIONS: Final = Property(
 class InterpreterPlugin(Plugin):
     """A device that runs every operator that has a kernel, a function body or a delegate."""
 
-    #: What its kernels compute with.
     backend: ArrayBackend
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Return why no kernel, function body or delegate runs the node, or None."""
-        found = find_implementation(node, Scope.of_model(model, self.backend))
-        return found if isinstance(found, Refusal) else _meaningless(node, model)
+        """Return a refusal if no kernel, function body or delegate runs the node."""
+        implementation = find_implementation(node, Scope.of_model(model, self.backend))
+        if isinstance(implementation, Refusal):
+            return implementation
+        return _refuse_element_type(node, model)
 
     def note(self, node: Node, model: Model, config: Config) -> str | None:
-        """Say which nodes are delegated, and which run as the body of a function."""
-        found = find_implementation(node, Scope.of_model(model, self.backend))
-        if isinstance(found, Refusal) or found.kind not in ("delegate", "function"):
+        """Name the implementation of a node that is delegated or runs as a function's body."""
+        implementation = find_implementation(node, Scope.of_model(model, self.backend))
+        if isinstance(implementation, Refusal):
             return None
-        return found.label
+        return implementation.label if implementation.kind in ("delegate", "function") else None
 
 
-def _meaningless(node: Node, model: Model) -> Refusal | None:
-    """Refuse element types that ONNX allows an operator, though they cannot be computed with."""
+def _refuse_element_type(node: Node, model: Model) -> Refusal | None:
+    """Refuse element types that an operator's schema allows but its definition cannot compute."""
     if node.domain or node.op_type not in ("Col2Im", "GridSample"):
         return None
     kind = model.spec(node.inputs[0]).element_type
     if node.op_type == "Col2Im" and kind == "string":
-        return Refusal("dtype", "Col2Im adds up elements, and strings have no sum")
+        return Refusal("dtype", "Col2Im adds elements, and strings have no sum")
     nearest = node.attributes.get("mode", "linear") == "nearest"
     if node.op_type == "GridSample" and kind in ("string", "bool") and not nearest:
-        return Refusal("dtype", f"GridSample: {kind} has no values between two pixels")
+        return Refusal("dtype", f"GridSample interpolates, and {kind} has no values in between")
     return None

@@ -1,4 +1,4 @@
-"""An interpreted program: the main graph as a block, run under numpy's silence."""
+"""An interpreted program: the main graph as a block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
-#: Version of what `export` writes.
+#: Version of the exported format.
 _FORMAT: Final = 1
 
 
@@ -37,8 +37,8 @@ class InterpretedProgram(Program):
         )
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Compute the outputs; KernelError where a node's inputs break its specification."""
-        with np.errstate(all="ignore"):
+        """Compute the outputs; KernelError if a node's inputs break its specification."""
+        with np.errstate(all="ignore"):  # infinity and NaN are results, not warnings
             return self._block.run(inputs, context, profile=context.profile)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
@@ -49,7 +49,7 @@ class InterpretedProgram(Program):
         )
 
     def export(self) -> Payload:
-        """Return the transformed graph without weights, and the weights."""
+        """Return the transformed graph without weights, and the weights as tensors."""
         skeleton = self._model.to_proto(weights="stub")
         return Payload(
             {
@@ -66,14 +66,15 @@ class InterpretedProgram(Program):
 
     @classmethod
     def load(cls, payload: Payload, extensions: Sequence[str] = (), **options: Any) -> Self:
-        """Make a program from what `export` gave, as transformed then, or raise BlobError.
+        """Make a program from an exported one, without transforming it again.
 
-        `options` are the constructor's.
+        `options` are arguments of the constructor. BlobError: the payload is damaged, or of another
+        format.
         """
         header = payload.header
         if header.get("format") != _FORMAT:
             raise BlobError(
-                f"payload of format {header.get('format')!r}; this version reads {_FORMAT}. "
+                f"expected a payload of format {_FORMAT}, got {header.get('format')!r}. "
                 "Compile the model again."
             )
         proto = onnx.ModelProto()

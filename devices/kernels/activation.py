@@ -1,13 +1,10 @@
-"""Activation functions.
-
-Those on the path of common networks write each step into one buffer.
-"""
+"""Activation functions."""
 
 from __future__ import annotations
 
 import math
 
-from hetero.devices.kernels.element_types import Array, Xp, in_float32, same_type
+from hetero.devices.kernels.element_types import Array, Xp, check_same_type, in_float32
 from hetero.devices.kernels.elementwise import erf_9
 from hetero.devices.kernels.registry import op
 
@@ -16,7 +13,7 @@ from hetero.devices.kernels.registry import op
 def relu(xp: Xp, x: Array) -> Array:
     """Return max(0, x)."""
     if x.dtype.kind == "f":
-        return xp.clip(x, 0, xp.inf)  # faster than `maximum` with a scalar by three times
+        return xp.clip(x, 0, xp.inf)  # three times faster than `maximum` with a scalar
     return xp.maximum(x, x.dtype.type(0))
 
 
@@ -30,7 +27,7 @@ def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
 
 
 def _sloped(xp: Xp, x: Array, slope: Array) -> Array:
-    same_type(x, slope)
+    check_same_type(x, slope)
     return xp.where(x < 0, x * slope, x)
 
 
@@ -40,7 +37,7 @@ def prelu_6(xp: Xp, x: Array, slope: Array) -> Array:
     """Return x, multiplied by slope where it is negative; slope is a scalar or one per channel."""
     channels = x.shape[1] if x.ndim > 1 else 1
     if slope.size not in (1, channels):
-        raise ValueError(f"slope has shape {slope.shape}; (1,) or ({channels},) wanted")
+        raise ValueError(f"slope: expected shape (1,) or ({channels},), got {slope.shape}")
     return _sloped(xp, x, slope.reshape((-1,) + (1,) * max(x.ndim - 2, 0)))
 
 
@@ -50,14 +47,14 @@ def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     """Return x, multiplied by slope where it is negative; slope broadcasts to x's shape."""
     y = _sloped(xp, x, slope)
     if y.shape != x.shape:
-        raise ValueError(f"slope of shape {slope.shape} does not broadcast to x's {x.shape}")
+        raise ValueError(f"slope: expected a shape that broadcasts to {x.shape}, got {slope.shape}")
     return y
 
 
 @op("ThresholdedRelu", since=10)
 @in_float32
 def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
-    """Return x where it is greater than alpha, 0 elsewhere."""
+    """Return x where x is greater than alpha, 0 elsewhere."""
     return xp.where(x > alpha, x, x.dtype.type(0))
 
 
@@ -96,7 +93,7 @@ def selu(
 def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     """Return max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
     if alpha == 0:
-        raise ValueError("alpha is 0; Celu divides by it")
+        raise ValueError("alpha: expected a number other than 0, by which Celu divides")
     return _exponential(xp, x, alpha, alpha)
 
 
@@ -142,9 +139,9 @@ def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 @op("SwiGLU", since=28)
 @in_float32
 def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
-    """Return swish(a) * b, of equal shapes."""
+    """Return swish(a) * b; both inputs have the same shape."""
     if a.shape != b.shape:
-        raise ValueError(f"the gate has shape {a.shape}, the value {b.shape}; they must be equal")
+        raise ValueError(f"expected gate and value of one shape, got {a.shape} and {b.shape}")
     y = swish(xp, a, alpha=alpha)
     y *= b
     return y
@@ -154,7 +151,7 @@ def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
 @in_float32
 def softplus(xp: Xp, x: Array) -> Array:
     """Return log(exp(x) + 1)."""
-    # Written so that exp cannot overflow.
+    # An equal form in which exp cannot overflow.
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.absolute(x)))
 
 
@@ -169,7 +166,7 @@ def softsign(xp: Xp, x: Array) -> Array:
 @in_float32
 def mish(xp: Xp, x: Array) -> Array:
     """Return x * tanh(log(1 + exp(x)))."""
-    # tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), which is 1 long before exp(20).
+    # tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), which rounds to 1 long before e = exp(20).
     e = xp.exp(xp.clip(x, -xp.inf, 20))
     w = e + 2
     w *= e
@@ -181,7 +178,7 @@ def mish(xp: Xp, x: Array) -> Array:
 @op("Gelu", since=20, choices={"approximate": ("none", "tanh")})
 @in_float32
 def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
-    """Return x / 2 * (1 + erf(x / sqrt(2))), or the approximation of it by tanh."""
+    """Return x / 2 * (1 + erf(x / sqrt(2))), or its approximation by tanh."""
     if approximate == "none":
         y = erf_9(xp, x * math.sqrt(0.5))
     else:
@@ -199,6 +196,6 @@ def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
 @op("Shrink", since=9)
 @in_float32
 def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
-    """Return x brought `bias` nearer to 0 where it is beyond ±lambd, and 0 between."""
+    """Return 0 where |x| is at most lambd, elsewhere x moved towards 0 by `bias`."""
     y = xp.where(x > lambd, x - bias, 0)
     return xp.where(x < -lambd, x + bias, y).astype(x.dtype)

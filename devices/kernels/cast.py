@@ -1,7 +1,8 @@
-"""Conversions between element types: Cast, CastLike, BitCast, and Identity, which converts nothing.
+"""Conversions between element types: Cast, CastLike, BitCast, and Identity.
 
-The narrow types are extension types, for which not every pair has a direct conversion; those go by
-way of float32, which holds all their values. Strings are Python objects, on the host.
+The narrow types are numpy extension types. Some pairs of them have no direct conversion, so they
+are converted through float32, which holds all their values. Strings are Python objects, on the
+host.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hetero.devices.kernels.element_types import (
 )
 from hetero.devices.kernels.registry import op
 
-#: Greatest finite value of each float8 type that `saturate` concerns.
+#: Greatest finite value of each float8 type that `saturate` applies to.
 FLOAT8_MAX: Final = {
     "float8_e4m3fn": 448.0,
     "float8_e4m3fnuz": 240.0,
@@ -28,7 +29,7 @@ FLOAT8_MAX: Final = {
     "float8_e5m2fnuz": 57344.0,
 }
 
-#: Types of less than a byte, which take a whole byte each in memory, and their bits.
+#: Number of bits of the types that are smaller than a byte; in memory each takes a whole byte.
 SUBBYTE_BITS: Final = {
     "int2": 2,
     "uint2": 2,
@@ -41,10 +42,11 @@ SUBBYTE_BITS: Final = {
 
 
 def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str = "up") -> Array:
-    """Return x, strings included, as element type `to`, by the rules of Cast.
+    """Return x as element type `to`, by the rules of Cast; either may be strings.
 
-    Beyond a float8's range, `saturate` gives its greatest value, else NaN or infinity. `round_mode`
-    says to which power of two float8_e8m0 rounds: ``"up"``, ``"down"`` or ``"nearest"``.
+    A value outside a float8's range becomes its greatest value with `saturate`, otherwise NaN or
+    infinity. `round_mode` is the direction in which float8_e8m0 rounds to a power of two: ``"up"``,
+    ``"down"`` or ``"nearest"``.
     """
     if is_string(x):
         return _parse(xp, x, to, saturate, round_mode)
@@ -55,8 +57,8 @@ def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str
     if to.name == "float8_e8m0fnu":
         return _to_power_of_two(xp, x.astype(xp.float32), to, saturate, round_mode)
     if saturate and to.name in FLOAT8_MAX:
-        wide = x if x.dtype in (xp.float32, xp.float64) else x.astype(xp.float32)
-        return xp.clip(wide, -FLOAT8_MAX[to.name], FLOAT8_MAX[to.name]).astype(to)
+        single = x if x.dtype in (xp.float32, xp.float64) else x.astype(xp.float32)
+        return xp.clip(single, -FLOAT8_MAX[to.name], FLOAT8_MAX[to.name]).astype(to)
     if _is_extension(x.dtype) and _is_extension(to):
         x = x.astype(xp.float32)
     return x.astype(to)
@@ -76,7 +78,7 @@ def _to_power_of_two(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str)
         power = exponent - 1
     else:
         power = exponent - (mantissa < 0.75)
-    # Zero lies below every power, infinity above; the code is the power + 127, and 255 is NaN.
+    # Zero is below every power and infinity above. The code is the power + 127; 255 is NaN.
     power = xp.where(x == 0, -128, xp.where(xp.isinf(x), 128, power))
     code = xp.clip(power + 127, 0, 254)
     invalid = xp.isnan(x) if saturate else xp.isnan(x) | (power < -127) | (power > 127)
@@ -92,8 +94,8 @@ def _parse(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str) -> Array:
             return objects.astype(xp.int64 if to.kind == "i" else xp.uint64).astype(to)
         except ValueError:
             return objects.astype(xp.float64).astype(to)
-    wide = objects.astype(xp.float64)
-    return convert(xp, wide, to, saturate=saturate, round_mode=round_mode)
+    doubles = objects.astype(xp.float64)
+    return convert(xp, doubles, to, saturate=saturate, round_mode=round_mode)
 
 
 def _spell(xp: Xp, x: Array) -> Array:
@@ -105,16 +107,16 @@ def _spell(xp: Xp, x: Array) -> Array:
 _ROUND_MODES = {"round_mode": ("up", "down", "nearest")}
 
 
-@op("Cast", since=6, added={"saturate": 19, "round_mode": 24}, choices=_ROUND_MODES)
+@op("Cast", since=6, additions={"saturate": 19, "round_mode": 24}, choices=_ROUND_MODES)
 def cast_6(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
     """Return x as element type `to`.
 
-    Out of a float8's range saturates or not; `round_mode` is for float8_e8m0.
+    `saturate` applies to values outside a float8's range, `round_mode` to float8_e8m0.
     """
     return convert(xp, x, element_type(to), saturate=bool(saturate), round_mode=round_mode)
 
 
-@op("CastLike", since=15, added={"saturate": 19, "round_mode": 24}, choices=_ROUND_MODES)
+@op("CastLike", since=15, additions={"saturate": 19, "round_mode": 24}, choices=_ROUND_MODES)
 def cast_like_15(
     xp: Xp, x: Array, target: Array, *, saturate: int = 1, round_mode: str = "up"
 ) -> Array:
@@ -124,25 +126,25 @@ def cast_like_15(
 
 @op("BitCast", since=26)
 def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
-    """Return x's bits read as element type `to`, of the same width."""
+    """Return x's bits as element type `to`, which has the same width."""
     target = element_type(to)
     if is_string(x) or to == TensorProto.STRING:
-        raise TypeError("BitCast takes no strings")
+        raise TypeError("BitCast: expected numbers, got strings")
     widths = [SUBBYTE_BITS.get(t.name, 8 * t.itemsize) for t in (x.dtype, target)]
     if widths[0] != widths[1]:
         raise ValueError(
-            f"{x.dtype} has {widths[0]} bits and {target} has {widths[1]}; they must be equal"
+            f"expected a type of {widths[0]} bits as {x.dtype}, got {target} of {widths[1]}"
         )
     if x.dtype == target:
         return x
     if widths[0] >= 8:
         return x.view(target)
-    # The bits above the value's own are the sign's copies in signed types, zero in the others.
+    # The unused high bits are copies of the sign in signed types and zero in the others.
     bits = x.view(xp.uint8) & ((1 << widths[0]) - 1)
     return bits.view(target) if is_float_type(target) else bits.astype(target)
 
 
 @op("Identity", since=1)
 def identity(xp: Xp, x: Any) -> Any:
-    """Return x: a tensor, sequence or optional."""
+    """Return x, which is a tensor, a sequence or an optional."""
     return x

@@ -1,8 +1,8 @@
-"""Control flow: operators whose attribute is a graph, here a callable ``body(*inputs) -> tuple``.
+"""Control flow: operators with a graph attribute, a callable ``body(*inputs) -> tuple``.
 
-What the graph captures from outside is bound already. ``body.outputs(*inputs)`` gives one pair
-(element type, shape) for each of its outputs, were it called with inputs of these types: it shapes
-the scan outputs of a loop that makes no trip. The tensors that a body returns are kept while later
+The callable holds the values that the graph captures from outside. ``body.outputs(*inputs)``
+returns the element type and shape of each output for inputs of these types; they become the type
+of the scan outputs if a loop makes no trip. The tensors that a body returns stay in use while later
 trips run, so a body must not reuse their memory.
 """
 
@@ -24,12 +24,12 @@ class Body(Protocol):
         """Return the graph's outputs."""
 
     def outputs(self, *inputs: Any) -> Sequence[tuple[Any, Sequence[Any] | None]]:
-        """Return element type and shape of each, None if unknown, as is the size of an axis."""
+        """Return the element type and shape of each output; unknown parts are None."""
 
 
 @op("If", since=1, host=(0,))
 def if_(xp: Xp, cond: Array, *, then_branch: Body, else_branch: Body) -> tuple[Any, ...]:
-    """Run one of two graphs."""
+    """Run one of two graphs, selected by the condition."""
     return then_branch() if cond.item() else else_branch()
 
 
@@ -49,33 +49,32 @@ def loop(
     the trips.
     """
     limit = None if trip_count is None else int(trip_count.item())
-    going = cond is None or bool(cond.item())
-    carried = tuple(initial)
+    is_running = cond is None or bool(cond.item())
+    states = tuple(initial)
     trips: list[tuple[Any, ...]] = []
     trip = 0
-    while going and (limit is None or trip < limit):
-        number, condition = xp.asarray(trip, dtype=xp.int64), xp.asarray(True)
-        again, *results = body(number, condition, *carried)
-        carried = tuple(results[: len(initial)])
+    while is_running and (limit is None or trip < limit):
+        condition, *results = body(xp.asarray(trip, dtype=xp.int64), xp.asarray(True), *states)
+        states = tuple(results[: len(initial)])
         trips.append(tuple(results[len(initial) :]))
-        going = bool(again.item())
+        is_running = bool(condition.item())
         trip += 1
     if trips:
-        scanned = tuple(xp.stack(values) for values in zip(*trips, strict=True))
+        scans = tuple(xp.stack(values) for values in zip(*trips, strict=True))
     elif n_outputs > len(initial):
         types = body.outputs(xp.asarray(0, dtype=xp.int64), xp.asarray(True), *initial)
-        scanned = tuple(_of_no_trips(xp, *output, 0) for output in types[1 + len(initial) :])
+        scans = tuple(_empty_stack(xp, *output, 0) for output in types[1 + len(initial) :])
     else:
-        scanned = ()
-    return carried + scanned
+        scans = ()
+    return states + scans
 
 
-def _of_no_trips(xp: Xp, dtype: Any, shape: Sequence[Any] | None, axis: int) -> Array:
-    """Return the stack of no tensors of this type; axes of unknown size are empty."""
+def _empty_stack(xp: Xp, dtype: Any, shape: Sequence[Any] | None, axis: int) -> Array:
+    """Return the stack of no tensors of this type; axes of unknown size get size 0."""
     if dtype is None:
         raise ValueError(
-            "the loop makes no trip, and the element type of what its body would return is not "
-            "known. Declare it in the body"
+            "the loop makes no trip, and the element type of its body's output is unknown. Declare "
+            "the type in the body"
         )
     sizes = [size if isinstance(size, int) else 0 for size in shape or ()]
     sizes.insert(axis_of(axis, len(sizes) + 1), 0)
@@ -91,31 +90,30 @@ def scan_8(
     num_scan_inputs: int,
     directions: Sequence[int] | None = None,
 ) -> tuple[Array, ...]:
-    """Scan each batch entry on its own; every tensor has the batch first, scanned ones time next.
+    """Scan each batch entry separately; tensors have the batch first, scanned ones time next.
 
-    Scan outputs of an entry shorter than the longest are filled up with zeros.
+    Scan outputs of an entry shorter than the longest end with zeros.
     """
     states = len(inputs) - num_scan_inputs
     batch, steps = inputs[-1].shape[:2]
     lengths = [steps] * batch if sequence_lens is None else sequence_lens.tolist()
     if len(lengths) != batch or not all(0 <= n <= steps for n in lengths):
-        raise ValueError(f"sequence_lens {lengths} must be {batch} numbers from 0 to {steps}")
+        raise ValueError(
+            f"sequence_lens: expected {batch} numbers from 0 to {steps}, got {lengths}"
+        )
     if not batch:
         own = [xp.empty(x.shape[1:], dtype=x.dtype) for x in inputs[:states]]
         slices = [xp.empty(x.shape[2:], dtype=x.dtype) for x in inputs[states:]]
-        types = body.outputs(*own, *slices)[states:]
-        scans = (_of_no_trips(xp, kind, shape, 0) for kind, shape in types)
-        return (
-            *inputs[:states],
-            *(xp.empty((0, steps, *y.shape[1:]), dtype=y.dtype) for y in scans),
-        )
+        stacks = [_empty_stack(xp, *y, 0) for y in body.outputs(*own, *slices)[states:]]
+        scans = (xp.empty((0, steps, *y.shape[1:]), dtype=y.dtype) for y in stacks)
+        return (*inputs[:states], *scans)
     entries = []
     for entry, length in enumerate(lengths):
         own = [x[entry] for x in inputs[:states]]
         scanned = [x[entry, :length] for x in inputs[states:]]
         results = _scan(xp, body, own, scanned, directions)
-        filled = (pad(xp, y, (0, steps - length), axes=(0,)) for y in results[states:])
-        entries.append((*results[:states], *filled))
+        scans = (pad(xp, y, (0, steps - length), axes=(0,)) for y in results[states:])
+        entries.append((*results[:states], *scans))
     return tuple(xp.stack(values) for values in zip(*entries, strict=True))
 
 
@@ -132,8 +130,8 @@ def scan_9(
 ) -> tuple[Array, ...]:
     """Run a graph over the slices of tensors, carrying state from step to step.
 
-    The body maps (states..., slices...) to (states..., output slices...); the scan returns the last
-    states, and each output's slices stacked on its axis. A direction of 1 goes backwards.
+    The body maps (states..., slices...) to (states..., output slices...). The scan returns the last
+    states, and each output's slices stacked on its axis. Direction 1 is backward.
     """
     states = len(inputs) - num_scan_inputs
     axes = scan_input_axes or (0,) * num_scan_inputs
@@ -163,7 +161,7 @@ def _scan(
 ) -> tuple[Array, ...]:
     lengths = {x.shape[0] for x in scanned}
     if len(lengths) != 1:
-        raise ValueError(f"the scanned tensors must be equally long, not {sorted(lengths)}")
+        raise ValueError(f"expected scanned tensors of one length, got {sorted(lengths)}")
     directions = input_directions or (0,) * len(scanned)
     forward = [x[::-1] if backward else x for x, backward in zip(scanned, directions, strict=True)]
     current = tuple(states)
@@ -176,7 +174,7 @@ def _scan(
         slices = tuple(xp.empty(x.shape[1:], dtype=x.dtype) for x in scanned)
         types = body.outputs(*current, *slices)[len(states) :]
         axes = output_axes or (0,) * len(types)
-        empty = (_of_no_trips(xp, *output, axis) for output, axis in zip(types, axes, strict=True))
+        empty = (_empty_stack(xp, *output, axis) for output, axis in zip(types, axes, strict=True))
         return (*current, *empty)
     columns = list(zip(*steps, strict=True))
     axes = output_axes or (0,) * len(columns)
@@ -192,13 +190,13 @@ def _scan(
 def sequence_map(
     xp: Xp, input_sequence: list[Array], *inputs: Any, body: Body, n_outputs: int
 ) -> tuple[list[Array], ...]:
-    """Run a graph on each tensor of a sequence; return one sequence for each of its outputs.
+    """Run a graph on each tensor of a sequence; return one sequence per output of the graph.
 
-    Further sequences are walked in step; further tensors go to each run as they are.
+    Each run takes one tensor of every further sequence, and every further tensor whole.
     """
     length = len(input_sequence)
     if any(len(x) != length for x in inputs if isinstance(x, list)):
-        raise ValueError(f"the sequences must all have {length} tensors")
-    walked = [x if isinstance(x, list) else [x] * length for x in inputs]
-    runs = [body(*each) for each in zip(input_sequence, *walked, strict=True)]
+        raise ValueError(f"expected sequences of {length} tensors each")
+    sequences = [x if isinstance(x, list) else [x] * length for x in inputs]
+    runs = [body(*each) for each in zip(input_sequence, *sequences, strict=True)]
     return tuple([run[i] for run in runs] for i in range(n_outputs))

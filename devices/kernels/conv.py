@@ -8,7 +8,7 @@ from typing import Any
 
 from hetero.devices.kernels.convolve import add_windows, convolve
 from hetero.devices.kernels.element_types import Array, Xp, in_float32
-from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.registry import op, with_attributes_of
 from hetero.devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
@@ -16,9 +16,13 @@ Ints = Sequence[int]
 
 def _check_weights(x: Array, w: Array, kernel_shape: Ints | None) -> None:
     if x.ndim < 3 or w.ndim != x.ndim:
-        raise ValueError(f"input has shape {x.shape}, weights {w.shape}: ranks must agree, above 2")
+        raise ValueError(
+            f"expected input and weights of one rank above 2, got shapes {x.shape} and {w.shape}"
+        )
     if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
-        raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of weights {w.shape}")
+        raise ValueError(
+            f"kernel_shape: expected {w.shape[2:]}, as in the weights, got {tuple(kernel_shape)}"
+        )
 
 
 def _conv_window(
@@ -27,15 +31,15 @@ def _conv_window(
     _check_weights(x, w, kernel_shape)
     if group < 1 or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
         raise ValueError(
-            f"input has {x.shape[1]} channels, weights {w.shape} with group {group} want "
-            f"{w.shape[1] * group}, and output channels divisible by group"
+            f"expected {w.shape[1] * group} input channels and output channels that group {group} "
+            f"divides for weights {w.shape}, got {x.shape[1]} and {w.shape[0]} channels"
         )
     return sliding_window(x.shape[2:], w.shape[2:], **sliding)
 
 
 @op("Conv", since=1)
 @in_float32
-@taking(sliding_window)
+@with_attributes_of(sliding_window)
 def conv_1(
     xp: Xp,
     x: Array,
@@ -62,7 +66,7 @@ def transposed_window(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Window:
-    """Return the window of the convolution whose transpose this is: its input is our output."""
+    """Return the window of the transposed operation, a convolution from our output to our input."""
     rank = len(spatial)
     strides, dilations = per_axis(strides, rank, "strides"), per_axis(dilations, rank, "dilations")
     extra = per_axis(output_padding, rank, "output_padding", default=0)
@@ -70,29 +74,32 @@ def transposed_window(
     full = [s * (n - 1) + p + e for s, n, p, e in zip(strides, spatial, extra, extent, strict=True)]
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         same = tuple(min(n * s, f) for n, s, f in zip(spatial, strides, full, strict=True))
-        wanted = tuple(output_shape)[-rank:] if output_shape else same
-        # A convolution drops less than a stride at the end, so its transpose may add as much.
+        output = tuple(output_shape)[-rank:] if output_shape else same
+        # A convolution ignores less than a stride at the end, which its transpose may add.
         most = tuple(f - p + s - 1 for f, p, s in zip(full, extra, strides, strict=True))
-        if any(o > m for o, m in zip(wanted, most, strict=True)):
+        if any(o > m for o, m in zip(output, most, strict=True)):
             raise ValueError(
-                f"output_shape has spatial size {wanted}; an input of {tuple(spatial)} reaches at "
-                f"most {most} with kernel {tuple(kernel)} and strides {strides}"
+                f"output_shape: expected at most {most} for an input of {tuple(spatial)}, kernel "
+                f"{tuple(kernel)} and strides {strides}, got {output}"
             )
-        total = [max(f - o, 0) for f, o in zip(full, wanted, strict=True)]
+        total = [max(f - o, 0) for f, o in zip(full, output, strict=True)]
         begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)
         end = tuple(t - s for t, s in zip(total, begin, strict=True))
     else:
         both = per_axis(None if auto_pad == "VALID" else pads, 2 * rank, "pads", default=0)
         begin, end = both[:rank], both[rank:]
-        wanted = tuple(f - s - e for f, s, e in zip(full, begin, end, strict=True))
-    if min(wanted) < 1:
-        raise ValueError(f"the output would have spatial size {wanted}: padding exceeds it")
-    return Window(tuple(kernel), strides, dilations, begin, end, wanted, tuple(spatial))
+        output = tuple(f - s - e for f, s, e in zip(full, begin, end, strict=True))
+    if min(output) < 1:
+        raise ValueError(
+            f"pads: expected padding smaller than the output, got {begin} and {end} for spatial "
+            f"size {tuple(full)}"
+        )
+    return Window(tuple(kernel), strides, dilations, begin, end, output, tuple(spatial))
 
 
 @op("ConvTranspose", since=1)
 @in_float32
-@taking(transposed_window)
+@with_attributes_of(transposed_window)
 def conv_transpose_1(
     xp: Xp,
     x: Array,
@@ -105,11 +112,14 @@ def conv_transpose_1(
 ) -> Array:
     """Return the transposed convolution of x (N, C, ...) with w (C, M/group, ...), plus b (M).
 
-    Each input element adds its multiple of the kernel to the output, `strides` apart.
+    Each input element adds a multiple of the kernel to the output, at distances of `strides`.
     """
     _check_weights(x, w, kernel_shape)
     if group < 1 or x.shape[1] != w.shape[0] or w.shape[0] % group:
-        raise ValueError(f"input has {x.shape[1]} channels; weights {w.shape} with group {group}")
+        raise ValueError(
+            f"expected {w.shape[0]} input channels, which group {group} divides, for weights "
+            f"{w.shape}, got {x.shape[1]}"
+        )
     window = transposed_window(x.shape[2:], w.shape[2:], **sliding)
     n, c, m = x.shape[0], x.shape[1] // group, w.shape[1] * group
     weights = w.reshape(group, c, -1).swapaxes(1, 2)
@@ -138,20 +148,20 @@ def deform_conv_19(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """Return a 2-D convolution whose every window element is read at its own offset.
+    """Return a 2-D convolution in which each element of a window is read at its own offset.
 
     `offset` (N, offset_group * kh * kw * 2, oh, ow) holds (y, x) shifts, `mask` (N,
     offset_group * kh * kw, oh, ow) factors. Values between pixels are interpolated bilinearly;
-    outside the input they are zero.
+    values outside the input are zero.
     """
     if x.ndim != 4:
-        raise ValueError(f"input has shape {x.shape}; DeformConv is for two spatial axes")
+        raise ValueError(f"DeformConv: expected an input of shape (N, C, H, W), got {x.shape}")
     sliding = {"dilations": dilations, "pads": pads, "strides": strides}
     window = _conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     (n, c, height, width), (oh, ow), size = x.shape, window.output, prod(window.kernel)
     if offset.shape != (n, offset_group * size * 2, oh, ow) or c % offset_group:
         raise ValueError(
-            f"offset has shape {offset.shape}; {(n, offset_group * size * 2, oh, ow)} wanted"
+            f"offset: expected shape {(n, offset_group * size * 2, oh, ow)}, got {offset.shape}"
         )
     shift = offset.reshape(n, offset_group, size, 2, oh, ow)
     kernel = xp.asarray(list(window.positions()), dtype=x.dtype)
@@ -170,8 +180,7 @@ def deform_conv_19(
         inside = (at_row >= 0) & (at_row < height) & (at_column >= 0) & (at_column < width)
         index = xp.where(inside, at_row * width + at_column, 0).astype(xp.int64)
         weight = xp.where(inside, weight, 0)
-        taken = xp.take_along_axis(planes, index.reshape(flat), axis=3)
-        values += taken * weight.reshape(flat)
+        values += xp.take_along_axis(planes, index.reshape(flat), axis=3) * weight.reshape(flat)
     if mask is not None:
         values *= mask.reshape(flat)
     y = xp.matmul(

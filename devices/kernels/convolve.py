@@ -1,4 +1,4 @@
-"""Convolution as a product of matrices: the weights' rows with the input's windows as columns.
+"""Convolution as a matrix product: rows of weights times columns of input windows (im2col).
 
 Sizes are written N, C, M (output channels), and G (groups).
 """
@@ -10,20 +10,20 @@ from math import prod
 from hetero.devices.kernels.element_types import Array, Xp
 from hetero.devices.kernels.window import Window
 
-#: Bytes of columns to hold at once, so that large images take no memory many times their own.
+#: Bytes of columns in memory at once, which limits the memory that large images take.
 _COLUMN_BYTES = 1 << 21
-#: Columns below which a matrix product no longer pays for reading the weights.
+#: Least number of columns per product: with fewer, reading the weights takes most of the time.
 _FEWEST_COLUMNS = 192
 
 
 def convolve(xp: Xp, x: Array, w: Array, b: Array | None, window: Window, group: int) -> Array:
-    """Return ``x convolved with w, + b`` of shape (N, M, *window.output).
+    """Return the convolution of x with w, plus b, of shape (N, M, *window.output).
 
-    x is (N, C, ...), w (M, C/group, ...) of its type, b (M).
+    x is (N, C, ...), w (M, C/group, ...) and b (M); all have one element type.
     """
     n, m = x.shape[0], w.shape[0]
     if b is not None and b.shape != (m,):
-        raise ValueError(f"bias has shape {b.shape}; {(m,)} wanted")
+        raise ValueError(f"bias: expected shape {(m,)}, got {b.shape}")
     y = xp.empty((n, m, *window.output), x.dtype)
     weights = w.reshape(group, m // group, -1)
     pointwise = set(window.kernel) == {1} and not any(window.begin) and not any(window.end)
@@ -36,20 +36,20 @@ def convolve(xp: Xp, x: Array, w: Array, b: Array | None, window: Window, group:
 
 
 def _pointwise(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
-    """Put the product into y (M, ...): with a kernel of one element x is its own columns."""
-    read = x[(slice(None), *window.slices((0,) * len(window.kernel)))]
+    """Write the product into y (M, ...); x itself is the columns of a kernel of one element."""
+    columns = x[(slice(None), *window.slices((0,) * len(window.kernel)))]
     group, m, c = w.shape
-    xp.matmul(w, read.reshape(group, c, -1), out=y.reshape(group, m, -1))
+    xp.matmul(w, columns.reshape(group, c, -1), out=y.reshape(group, m, -1))
 
 
 def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
-    """Put the products into y (M, ...), some rows at a time: windows are copied to columns."""
+    """Write the products into y (M, ...), some rows at a time, from windows copied to columns."""
     group, m, depth = w.shape
     size, (height, *rest) = prod(window.kernel), window.output
     width = prod(rest)
     most = max(_FEWEST_COLUMNS, _COLUMN_BYTES // max(1, depth * group * x.dtype.itemsize))
     step = max(1, most // width)
-    padded = _padded(xp, x, window)
+    padded = _pad(xp, x, window)
     buffer = xp.empty(depth * group * min(step, height) * width, x.dtype)
     flat = y.reshape(group, m, height * width)
     for first in range(0, height, step):
@@ -64,8 +64,8 @@ def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
         xp.matmul(w, columns.reshape(group, depth, count * width), out=part)
 
 
-def _padded(xp: Xp, x: Array, window: Window) -> Array:
-    """Return x (C, ...) with zeros around it."""
+def _pad(xp: Xp, x: Array, window: Window) -> Array:
+    """Return x (C, ...) with the window's zero padding."""
     if not any(window.begin) and not any(window.end):
         return x
     shape = [b + n + e for b, n, e in zip(window.begin, window.input, window.end, strict=True)]
@@ -76,7 +76,7 @@ def _padded(xp: Xp, x: Array, window: Window) -> Array:
 
 
 def add_windows(xp: Xp, columns: Array, window: Window) -> Array:
-    """Return what a window reads, (N, C, *input): the sum of columns (N, C, size, *output)."""
+    """Add columns (N, C, size, *output) at the elements that the window reads, (N, C, *input)."""
     size = [
         max(slide.stop, begin + n)
         for slide, begin, n in zip(

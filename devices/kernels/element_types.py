@@ -1,8 +1,8 @@
-"""Which element type an operator computes in, and what ONNX's type numbers mean.
+"""Element types: conversions for computing, checks, and ONNX's type numbers.
 
-Half-width floats are rounded once per operator, not once per step: a kernel of several steps is
-decorated with `in_float32`, or makes its arrays `wide`, and then sees float32. Types narrower than
-a byte, float8 and bfloat16 arrive as numpy extension types, whose kind is ``"V"``.
+16-bit floats are rounded once per operator, not once per step: kernels of several steps compute in
+float32, by the decorator `in_float32` or by `widen`. bfloat16, float8 and types narrower than a
+byte are numpy extension types, whose kind is ``"V"``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kernel = Callable[..., Any]
 
 
 def is_narrow_float(array: Array) -> bool:
-    """Tell whether the elements are floats of less than 32 bits (or an extension integer)."""
+    """Tell whether the elements are floats of less than 32 bits or extension integers."""
     return array.dtype.itemsize < 4 and array.dtype.kind in "fV"
 
 
@@ -41,16 +41,16 @@ def is_string(array: Array) -> bool:
 
 
 def is_on_host(array: Array) -> bool:
-    """Tell whether the host can look at an element, or whether any are odd, without waiting.
+    """Tell whether the host can read the elements without waiting for a device.
 
-    A kernel that only looks whether its inputs are in range leaves that out elsewhere: the host
-    would wait for all that the device was given to do before.
+    Kernels skip checks of values that are on a device: the host would have to wait for all earlier
+    work of that device.
     """
     return bool(array.device == "cpu")
 
 
 def zeros(xp: Xp, shape: int | Sequence[int], dtype: Any) -> Array:
-    """Return an array of zeros; of empty strings where the elements are strings."""
+    """Return an array of zeros, or of empty strings if the type is strings."""
     return xp.full(shape, "", dtype=object) if dtype.kind in "OUST" else xp.zeros(shape, dtype)
 
 
@@ -58,16 +58,16 @@ def element_type(number: int) -> Any:
     """Return the array element type of a `TensorProto.DataType`; ValueError if there is none."""
     if number == TensorProto.UNDEFINED or number not in TensorProto.DataType.values():
         raise ValueError(
-            f"element type {number} is not one of TensorProto.DataType's: give 1 (float) to "
-            f"{max(TensorProto.DataType.values())}"
+            "element type: expected a number of TensorProto.DataType from 1 (float) to "
+            f"{max(TensorProto.DataType.values())}, got {number}"
         )
     return helper.tensor_dtype_to_np_dtype(number)
 
 
 def in_float32(kernel: Kernel) -> Kernel:
-    """Make a kernel of floats see float32 where the tensors are float16 or bfloat16.
+    """Decorate a kernel to receive float32 instead of float16 or bfloat16.
 
-    The result, or each result of a tuple, is rounded to the first input's type at the end.
+    Its float32 results are rounded to the first input's type.
     """
 
     @wraps(kernel)
@@ -75,8 +75,10 @@ def in_float32(kernel: Kernel) -> Kernel:
         if not is_narrow_float(x):
             return kernel(xp, x, *inputs, **keywords)
         narrow = x.dtype
-        wide = [y.astype(xp.float32) if y is not None and is_narrow_float(y) else y for y in inputs]
-        result = kernel(xp, x.astype(xp.float32), *wide, **keywords)
+        singles = [
+            y.astype(xp.float32) if y is not None and is_narrow_float(y) else y for y in inputs
+        ]
+        result = kernel(xp, x.astype(xp.float32), *singles, **keywords)
         if isinstance(result, tuple):
             return tuple(r.astype(narrow) if r.dtype == xp.float32 else r for r in result)
         return result.astype(narrow) if result.dtype == xp.float32 else result
@@ -84,31 +86,31 @@ def in_float32(kernel: Kernel) -> Kernel:
     return widened
 
 
-def wide(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
-    """Return the arrays, floats under 32 bits as float32; None stays None."""
+def widen(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
+    """Return the arrays with floats of less than 32 bits as float32; None stays None."""
     return tuple(a if a is None or not is_narrow_float(a) else a.astype(xp.float32) for a in arrays)
 
 
 def stash(xp: Xp, array: Array, stash_type: int) -> Array:
-    """Return the array in the type that a normalisation computes in.
+    """Return the array in the type in which a normalisation computes.
 
-    `stash_type` 1 is float32, 11 float64; 10 and 16 (16-bit floats) compute in float32.
+    `stash_type` 11 is float64; 1 (float32), 10 and 16 (16-bit floats) compute in float32.
     """
     return array.astype(xp.float64 if stash_type == 11 else xp.float32, copy=False)
 
 
 def to_integers(xp: Xp, x: Array, dtype: Any) -> Array:
-    """Return interpolated values as an integer type: rounded to even, kept within its range."""
+    """Return interpolated values as an integer type, rounded to even and clipped to its range."""
     if x.dtype == dtype:
         return x
     limits = xp.iinfo(dtype)
     return xp.clip(xp.rint(x), limits.min, limits.max).astype(dtype)
 
 
-def same_type(*arrays: Array) -> None:
-    """Raise TypeError unless all element types are equal: ONNX promotes nothing."""
+def check_same_type(*arrays: Array) -> None:
+    """Raise TypeError unless all element types are equal; ONNX does not promote types."""
     first = arrays[0].dtype
     for array in arrays:
         if array.dtype != first:
             names = ", ".join(str(a.dtype) for a in arrays)
-            raise TypeError(f"element types differ: {names}; cast them to one type first")
+            raise TypeError(f"expected one element type, got {names}; cast the inputs to one type")

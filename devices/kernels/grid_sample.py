@@ -1,4 +1,4 @@
-"""GridSample: an image read at the points of a grid."""
+"""GridSample: images sampled at the points of a grid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from hetero.devices.kernels.element_types import Array, Xp, in_float32, to_integers, zeros
-from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.registry import op, with_attributes_of
 from hetero.devices.kernels.resize import cubic_filter, linear_filter
 
 _PADDINGS = {"padding_mode": ("zeros", "border", "reflection")}
@@ -24,25 +24,27 @@ def grid_sample_20(
     padding_mode: str = "zeros",
     align_corners: int = 0,
 ) -> Array:
-    """Read images (N, C, D1, ..., Dr) at the grid's points (N, D1', ..., Dr', r).
+    """Sample images (N, C, D1, ..., Dr) at the grid's points (N, D1', ..., Dr', r).
 
-    A point's coordinates run from -1 to 1, the last axis first.
+    A point's coordinates are from -1 to 1, in the reverse order of the axes.
     """
     rank = x.ndim - 2
     if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
-        raise ValueError(f"a grid of shape {grid.shape} does not fit images of shape {x.shape}")
+        raise ValueError(
+            f"grid: expected shape ({x.shape[0]}, ..., {rank}) of rank {x.ndim}, got {grid.shape}"
+        )
     n, c, *dims = x.shape
     if 0 in dims and grid.size:
-        raise ValueError(f"images of shape {x.shape} have no pixels to read")
-    whole = x.dtype.kind in "iu"
-    if x.dtype.kind not in "f" and not (whole or mode == "nearest"):
-        raise TypeError(f"{x.dtype} has no values between two pixels; mode 'nearest' reads it")
+        raise ValueError(f"expected images with pixels, got shape {x.shape}")
+    is_integer = x.dtype.kind in "iu"
+    if x.dtype.kind not in "f" and not (is_integer or mode == "nearest"):
+        raise TypeError(f"{x.dtype} cannot be interpolated between two pixels; use mode 'nearest'")
     points = grid.reshape(n, -1, rank).astype(x.dtype if x.dtype.kind == "f" else xp.float64)
     axes = [
         _axis_taps(xp, points[..., rank - 1 - i], size, mode, padding_mode, bool(align_corners))
         for i, size in enumerate(dims)
     ]
-    # Pixels as rows of channels, so that one take reads all channels of a point.
+    # One row per pixel, so that one `take` reads all channels of a point.
     pixels = xp.ascontiguousarray(xp.moveaxis(x, 1, -1)).reshape(-1, c)
     image = xp.arange(n)[:, None] * math.prod(dims)
     y = 0
@@ -52,26 +54,26 @@ def grid_sample_20(
             row = row * size + index
             weight = weight * factor
             outside = outside | (index < 0)
-        read = xp.take(pixels, image + xp.where(outside, 0, row), axis=0)
+        values = xp.take(pixels, image + xp.where(outside, 0, row), axis=0)
         if padding_mode == "zeros":
-            read = xp.where(outside[..., None], zeros(xp, 1, x.dtype), read)
-        y = read if mode == "nearest" else y + read * weight[..., None]
-    if whole:
+            values = xp.where(outside[..., None], zeros(xp, 1, x.dtype), values)
+        y = values if mode == "nearest" else y + values * weight[..., None]
+    if is_integer:
         y = to_integers(xp, y, x.dtype)
     return xp.moveaxis(y, -1, 1).reshape(n, c, *grid.shape[1:-1])
 
 
 @op("GridSample", since=16, choices={"mode": ("bilinear", "nearest", "bicubic")} | _PADDINGS)
 @in_float32
-@taking(grid_sample_20)
+@with_attributes_of(grid_sample_20)
 def grid_sample_16(
-    xp: Xp, x: Array, grid: Array, *, mode: str = "bilinear", **outside: Any
+    xp: Xp, x: Array, grid: Array, *, mode: str = "bilinear", **attributes: Any
 ) -> Array:
-    """Read images (N, C, H, W) at the grid's points (N, H', W', 2)."""
+    """Sample images (N, C, H, W) at the grid's points (N, H', W', 2)."""
     names = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
     if x.ndim != 4:
-        raise ValueError(f"images of shape {x.shape} are not (N, C, H, W)")
-    return grid_sample_20(xp, x, grid, mode=names[mode], **outside)
+        raise ValueError(f"images: expected shape (N, C, H, W), got {x.shape}")
+    return grid_sample_20(xp, x, grid, mode=names[mode], **attributes)
 
 
 Taps = list[tuple[Array, Array]]
@@ -80,17 +82,17 @@ Taps = list[tuple[Array, Array]]
 def _axis_taps(
     xp: Xp, point: Array, size: int, mode: str, padding_mode: str, align_corners: bool
 ) -> Taps:
-    """Return the pixels on one axis that each point reads (-1: none), with their weights."""
+    """Return the positions of the pixels on one axis around each point (-1: none) and weights."""
     place = (point + 1) / 2 * (size - 1) if align_corners else ((point + 1) * size - 1) / 2
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     if mode == "nearest":
         place = xp.rint(place)
-    # Cubic's four pixels are clamped one by one, as the frameworks that export it do.
+    # The four pixels of cubic are clamped one by one, as in the frameworks that export it.
     if padding_mode == "border" and mode != "cubic":
         place = xp.where((place < low) | (place > high), xp.clip(place, 0, size - 1), place)
     elif padding_mode == "reflection":
         place = _reflect(xp, place, low, high)
-    # A point that is not a number, or far away, still needs some index; its weight stays NaN or 0.
+    # A distant point or NaN also needs a valid index; its weight remains 0 or NaN.
     place = xp.clip(place, -4, size + 4)
     result = []
     for position, weight in _taps(xp, place, mode):
@@ -106,7 +108,7 @@ def _axis_taps(
 
 
 def _reflect(xp: Xp, place: Array, low: float, high: float) -> Array:
-    """Fold places into low..high by reflecting at both ends."""
+    """Map places into low..high by reflection at both ends."""
     extent = high - low
     if extent == 0:
         return xp.full(place.shape, low, dtype=place.dtype)
@@ -114,7 +116,7 @@ def _reflect(xp: Xp, place: Array, low: float, high: float) -> Array:
 
 
 def _taps(xp: Xp, place: Array, mode: str) -> Taps:
-    """Return the positions next to each place, and their weights."""
+    """Return the positions around each place, and their weights."""
     if mode == "nearest":
         return [(xp.rint(place), xp.ones_like(place))]
     first = xp.floor(place)

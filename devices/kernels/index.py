@@ -1,4 +1,4 @@
-"""Operators that read by index: gathers, one-hot, masks, and shapes that depend on the data."""
+"""Operators on indices: gathers, one-hot, masks, sorting, and shapes that depend on the data."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from hetero.devices.kernels.registry import op
 
 
 def check_indices(indices: Array, size: int, what: str = "index") -> None:
-    """Raise IndexError unless every index is in -size..size-1, where the host can look."""
+    """Raise IndexError unless every index is in -size..size-1; skipped outside the host."""
     if not are_within(indices, -size, size):
         bad = indices.max() if indices.max() >= size else indices.min()
         raise IndexError(f"{what} {int(bad)} is out of range for a dimension of {size}")
 
 
-def from_start(xp: Xp, indices: Array, size: int) -> Array:
-    """Return checked indices, negative ones counted from the start, as int64."""
+def normalize_indices(xp: Xp, indices: Array, size: int) -> Array:
+    """Return checked indices as int64 numbers from 0 on."""
     check_indices(indices, size)
     if not is_on_host(indices) or (indices.size and indices.min() < 0):
         indices = xp.where(indices < 0, indices + size, indices)
     return indices.astype(xp.int64, copy=False)
 
 
-def element_numbers(xp: Xp, data: Array, indices: Array, axis: int) -> Array:
-    """Return the row-major numbers of data's elements that have `indices` along `axis`, checked."""
+def flat_indices(xp: Xp, data: Array, indices: Array, axis: int) -> Array:
+    """Return the flat (row-major) indices of the elements at `indices` along `axis`, checked."""
     if indices.ndim != data.ndim or any(
         m > n for i, (m, n) in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis
     ):
         raise ValueError(
-            f"indices of shape {indices.shape} do not fit data of shape {data.shape} "
-            f"off axis {axis}"
+            f"indices: expected at most the sizes of {data.shape} except on axis {axis}, got shape "
+            f"{indices.shape}"
         )
-    number = from_start(xp, indices, data.shape[axis]) * math.prod(data.shape[axis + 1 :])
+    flat = normalize_indices(xp, indices, data.shape[axis]) * math.prod(data.shape[axis + 1 :])
     for i, size in enumerate(indices.shape):
         if i != axis and size > 1:
             places = xp.arange(size) * math.prod(data.shape[i + 1 :])
-            number += places.reshape([-1 if j == i else 1 for j in range(indices.ndim)])
-    return number
+            flat += places.reshape([-1 if j == i else 1 for j in range(indices.ndim)])
+    return flat
 
 
-def row_numbers(xp: Xp, indices: Array, shape: tuple[int, ...]) -> Array:
-    """Return the row-major numbers of the index tuples in the last dimension, checked."""
-    number = from_start(xp, indices[..., 0], shape[0])
+def flat_row_indices(xp: Xp, indices: Array, shape: tuple[int, ...]) -> Array:
+    """Return the flat (row-major) indices of the index tuples in the last axis, checked."""
+    flat = normalize_indices(xp, indices[..., 0], shape[0])
     for i, size in enumerate(shape[1:], 1):
-        number = number * size + from_start(xp, indices[..., i], size)
-    return number
+        flat = flat * size + normalize_indices(xp, indices[..., i], size)
+    return flat
 
 
 @op("Gather", since=1)
 def gather(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
-    """Take the slices along `axis` that `indices` names."""
+    """Return the slices of data at `indices` along `axis`."""
     axis = axis_of(axis, data.ndim)
     if indices.ndim == 0 and is_on_host(indices):
         check_indices(indices, data.shape[axis])
@@ -69,14 +69,14 @@ def gather(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
 
 @op("GatherElements", since=11)
 def gather_elements(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
-    """Take, at each place of `indices`, the element with that index along `axis`."""
+    """Return for each place of `indices` the element with that index along `axis`."""
     axis = axis_of(axis, data.ndim)
-    return xp.take(data.reshape(-1), element_numbers(xp, data, indices, axis))
+    return xp.take(data.reshape(-1), flat_indices(xp, data, indices, axis))
 
 
-@op("GatherND", since=11, added={"batch_dims": 12})
+@op("GatherND", since=11, additions={"batch_dims": 12})
 def gather_nd_11(xp: Xp, data: Array, indices: Array, *, batch_dims: int = 0) -> Array:
-    """Take the slice that each index tuple names, within each of the first `batch_dims`."""
+    """Return the slice at each index tuple, separately within the first `batch_dims` axes."""
     if not 0 <= batch_dims < min(data.ndim, indices.ndim):
         raise ValueError(
             f"batch_dims {batch_dims} is out of range for ranks {data.ndim} and {indices.ndim}"
@@ -89,7 +89,7 @@ def gather_nd_11(xp: Xp, data: Array, indices: Array, *, batch_dims: int = 0) ->
         )
     picked = data.shape[batch_dims : batch_dims + depth]
     rest = data.shape[batch_dims + depth :]
-    rows = row_numbers(xp, indices, picked)
+    rows = flat_row_indices(xp, indices, picked)
     if batch:
         first = xp.arange(math.prod(batch)) * math.prod(picked)
         rows = rows + first.reshape(batch + (1,) * (rows.ndim - batch_dims))
@@ -99,40 +99,42 @@ def gather_nd_11(xp: Xp, data: Array, indices: Array, *, batch_dims: int = 0) ->
 
 @op("OneHot", since=9, host=(1,))
 def one_hot(xp: Xp, indices: Array, depth: Array, values: Array, *, axis: int = -1) -> Array:
-    """Put ``values[1]`` where the new axis has the index, ``values[0]`` elsewhere.
+    """Return ``values[1]`` at each index along a new axis, ``values[0]`` elsewhere.
 
-    An index outside -depth..depth-1 has no place: all of its column is ``values[0]``.
+    The column of an index outside -depth..depth-1 is all ``values[0]``.
     """
     size = int(depth.item())
     if size < 1 or values.shape != (2,):
-        raise ValueError(f"depth {size} must be positive, values {values.shape} be of shape (2,)")
+        raise ValueError(
+            f"expected a positive depth and values of shape (2,), got {size} and {values.shape}"
+        )
     axis = axis_of(axis, indices.ndim + 1)
-    wanted = indices.astype(xp.int64)
-    wanted = xp.expand_dims(xp.where(wanted < 0, wanted + size, wanted), axis)
-    places = xp.arange(size).reshape([-1] + [1] * (indices.ndim - axis))
-    return xp.where(wanted == places, values[1:], values[:1])
+    indices = indices.astype(xp.int64)
+    indices = xp.expand_dims(xp.where(indices < 0, indices + size, indices), axis)
+    places = xp.arange(size).reshape([-1] + [1] * (indices.ndim - 1 - axis))
+    return xp.where(indices == places, values[1:], values[:1])
 
 
 @op("NonZero", since=9)
 def non_zero(xp: Xp, x: Array) -> Array:
     """Return the indices of the elements that are not zero, (rank, count), row-major, int64."""
-    kept = x != "" if is_string(x) else x.astype(xp.bool_)
+    mask = x != "" if is_string(x) else x.astype(xp.bool_)
     if x.ndim == 0:
-        return xp.zeros((0, int(kept)), dtype=xp.int64)
-    return xp.stack(xp.nonzero(kept))
+        return xp.zeros((0, int(mask)), dtype=xp.int64)
+    return xp.stack(xp.nonzero(mask))
 
 
 @op("Compress", since=9)
 def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> Array:
-    """Keep the slices along `axis` (or of the flat input) for which `condition` is true."""
+    """Return the slices along `axis` (or of the flat input) for which `condition` is true."""
     if condition.ndim != 1:
-        raise ValueError(f"the condition is of rank {condition.ndim}, not 1")
+        raise ValueError(f"condition: expected rank 1, got {condition.ndim}")
     if axis is None:
         x, axis = x.reshape(-1), 0
     axis = axis_of(axis, x.ndim)
-    (kept,) = xp.nonzero(condition)
-    check_indices(kept, x.shape[axis], "the condition is true at position")
-    return xp.take(x, kept, axis=axis)
+    (places,) = xp.nonzero(condition)
+    check_indices(places, x.shape[axis], "the condition is true at position")
+    return xp.take(x, places, axis=axis)
 
 
 @op("ReverseSequence", since=10)
@@ -142,14 +144,14 @@ def reverse_sequence(
     """Reverse the first ``sequence_lens[b]`` time steps of each batch entry b."""
     if {batch_axis, time_axis} != {0, 1} or x.ndim < 2:
         raise ValueError(
-            f"batch_axis {batch_axis} and time_axis {time_axis} must be 0 and 1 of a rank of at "
-            f"least 2, here {x.ndim}"
+            "expected batch_axis and time_axis 0 and 1 and a rank of at least 2, got "
+            f"{batch_axis}, {time_axis} and rank {x.ndim}"
         )
     steps, batch = x.shape[time_axis], x.shape[batch_axis]
     if sequence_lens.shape != (batch,):
-        raise ValueError(f"sequence_lens of shape {sequence_lens.shape} is not ({batch},)")
+        raise ValueError(f"sequence_lens: expected shape ({batch},), got {sequence_lens.shape}")
     if not are_within(sequence_lens, 0, steps + 1):
-        raise ValueError(f"sequence_lens must be from 0 to the {steps} time steps")
+        raise ValueError(f"sequence_lens: expected numbers from 0 to {steps}")
     time = xp.arange(steps)[:, None]
     source = xp.where(time < sequence_lens, sequence_lens - 1 - time, time)
     entry = xp.arange(batch)
@@ -158,38 +160,38 @@ def reverse_sequence(
 
 @op("Trilu", since=14, host=(1,))
 def trilu(xp: Xp, x: Array, k: Array | None = None, *, upper: int = 1) -> Array:
-    """Keep each matrix's upper (or lower) triangle from its k-th diagonal, zero the rest."""
+    """Return the upper (or lower) triangle of each matrix from its k-th diagonal, else zeros."""
     if x.ndim < 2:
-        raise ValueError(f"a triangle needs a rank of at least 2, not {x.ndim}")
+        raise ValueError(f"expected a rank of at least 2, got {x.ndim}")
     diagonal = 0 if k is None else int(k.item())
     triangle = xp.triu if upper else xp.tril
-    kept = triangle(xp.ones(x.shape[-2:], xp.bool_), diagonal)
-    return xp.where(kept, x, zeros(xp, 1, x.dtype))
+    mask = triangle(xp.ones(x.shape[-2:], xp.bool_), diagonal)
+    return xp.where(mask, x, zeros(xp, 1, x.dtype))
 
 
 @op("EyeLike", since=9)
 def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
     """Return a matrix of the input's shape with ones on its k-th diagonal."""
     if x.ndim != 2:
-        raise ValueError(f"an identity matrix has rank 2, not {x.ndim}")
-    wanted = x.dtype if dtype is None else element_type(dtype)
-    return xp.eye(*x.shape, k=k).astype(wanted)
+        raise ValueError(f"expected rank 2, got {x.ndim}")
+    to = x.dtype if dtype is None else element_type(dtype)
+    return xp.eye(*x.shape, k=k).astype(to)
 
 
 @op("Unique", since=11)
 def unique(
     xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1, n_outputs: int = 1
 ) -> Any:
-    """Return the distinct elements, or slices along `axis`, ascending or as they first appear.
+    """Return the distinct elements, or slices along `axis`, sorted or in order of appearance.
 
-    The other outputs, int64: where each first appears; which of them each input element is; how
-    often each appears.
+    The other outputs are int64: the index of each one's first appearance, the number of the
+    distinct element for each input element, and the counts.
     """
     if axis is None:
         x, axis = x.reshape(-1), 0
     axis = axis_of(axis, x.ndim)
     keys = x
-    if is_string(x):  # slices of Python objects cannot be sorted; their places in order can
+    if is_string(x):  # slices of Python objects cannot be sorted; their ranks can
         keys = xp.unique(x.reshape(-1), return_inverse=True)[1].reshape(x.shape)
     _, first, inverse, counts = xp.unique(
         keys, return_index=True, return_inverse=True, return_counts=True, axis=axis
@@ -209,22 +211,22 @@ def top_k_1(xp: Xp, x: Array, *, k: int, axis: int = -1) -> tuple[Array, Array]:
     return values, indices
 
 
-@op("TopK", since=10, host=(1,), added={"largest": 11, "sorted": 11})
+@op("TopK", since=10, host=(1,), additions={"largest": 11, "sorted": 11})
 def top_k_10(
     xp: Xp, x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Array, Array]:
-    """Return the k largest (or smallest) elements along `axis`, and their indices, in order."""
+    """Return the k largest (or smallest) elements along `axis`, sorted, and their indices."""
     axis = axis_of(axis, x.ndim)
     size, k = x.shape[axis], int(k.item())
     if not 0 <= k <= size:
-        raise ValueError(f"k {k} is out of range for the {size} elements of axis {axis}")
+        raise ValueError(f"k: expected a number from 0 to {size}, the size of axis {axis}, got {k}")
     keys = xp.moveaxis(x, axis, -1)
     if keys.dtype.kind == "V":
         keys = keys.astype(xp.float32)
-    if largest:  # backwards, so that of equal elements the one with the lower index comes first
+    if largest:  # reversed, so that among equal elements the one with the lower index is first
         backwards = xp.argsort(keys[..., ::-1], axis=-1, kind="stable")[..., ::-1]
         indices = size - 1 - backwards[..., :k]
     else:
         indices = xp.argsort(keys, axis=-1, kind="stable")[..., :k]
     indices = xp.moveaxis(indices, -1, axis)
-    return xp.take(x.reshape(-1), element_numbers(xp, x, indices, axis)), indices
+    return xp.take(x.reshape(-1), flat_indices(xp, x, indices, axis)), indices

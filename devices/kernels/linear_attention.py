@@ -1,17 +1,17 @@
-"""Attention by a recurrent state: LinearAttention, and the causal convolution before it."""
+"""Linear attention with a recurrent state, and the causal convolution that precedes it."""
 
 from __future__ import annotations
 
 from math import sqrt
 
-from hetero.devices.kernels.element_types import Array, Xp, wide
+from hetero.devices.kernels.element_types import Array, Xp, widen
 from hetero.devices.kernels.registry import op
 
 
 def _by_head(x: Array, heads: int, name: str) -> Array:
     """Return (B, T, heads * D) as (T, B, heads, D)."""
     if x.ndim != 3 or heads < 1 or x.shape[2] % heads:
-        raise ValueError(f"{name} has shape {x.shape}; rank 3 and {heads} heads wanted")
+        raise ValueError(f"{name}: expected rank 3 and {heads} heads, got shape {x.shape}")
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(0, 1)
 
 
@@ -34,23 +34,23 @@ def linear_attention_27(
     scale: float = 0.0,
     update_rule: str = "gated_delta",
 ) -> tuple[Array, Array]:
-    """Return every token's query applied to a state that keys and values update, and the state.
+    """Apply each token's query to a state that keys and values update; also return the state.
 
-    ``S = exp(decay) S + beta k (v - exp(decay) S' k)'``; the rules without `gated` leave the decay
-    out, those without `delta` the correction. The state is kept in float32 at least. `chunk_size`
-    is a hint that does not change the result.
+    ``S = exp(decay) S + beta k (v - exp(decay) S' k)'``; rules without `gated` have no decay, rules
+    without `delta` no correction. The state is float32 or wider. `chunk_size` is a hint that does
+    not change the result.
     """
-    for name, given, wanted in (
+    for name, tensor, is_needed in (
         ("decay", decay, "gated" in update_rule),
         ("beta", beta, "delta" in update_rule),
     ):
-        if (given is not None) != wanted:
+        if (tensor is not None) != is_needed:
             raise ValueError(
-                f"update_rule {update_rule!r} {'needs' if wanted else 'has no'} {name}"
+                f"update_rule {update_rule!r} {'needs' if is_needed else 'has no'} {name}"
             )
     dtype = query.dtype
     state_dtype = dtype if past_state is None else past_state.dtype
-    query, key, value, past_state, decay, beta = wide(
+    query, key, value, past_state, decay, beta = widen(
         xp, query, key, value, past_state, decay, beta
     )
     q = _by_head(query, q_num_heads, "query")
@@ -63,8 +63,8 @@ def linear_attention_27(
     shape = (batch, kv_num_heads, dk, v.shape[3])
     state = xp.zeros(shape, q.dtype) if past_state is None else past_state
     if state.shape != shape:
-        raise ValueError(f"past_state has shape {state.shape}; {shape} wanted")
-    # Query heads that share a key head are rows of one product.
+        raise ValueError(f"past_state: expected shape {shape}, got {state.shape}")
+    # Query heads that share a key head are rows of one matrix product.
     q = q.reshape(steps, batch, kv_num_heads, q_num_heads // kv_num_heads, dk)
     outputs = xp.empty((*q.shape[:4], v.shape[3]), q.dtype)
     for t in range(steps):
@@ -72,8 +72,8 @@ def linear_attention_27(
             state = state * gates[t][..., None]
         update = v[t]
         if rates is not None:
-            known = xp.matmul(k[t][..., None, :], state)[..., 0, :]
-            update = rates[t] * (update - known)
+            prediction = xp.matmul(k[t][..., None, :], state)[..., 0, :]
+            update = rates[t] * (update - prediction)
         state = state + k[t][..., :, None] * update[..., None, :]
         outputs[t] = xp.matmul(q[t], state)
     outputs *= outputs.dtype.type(scale or 1 / sqrt(dk))
@@ -91,16 +91,19 @@ def causal_conv_with_state_27(
     *,
     activation: str = "none",
 ) -> tuple[Array, Array]:
-    """Return a depthwise convolution over the past (B, C, L), and the last k - 1 inputs."""
+    """Return a depthwise convolution over past inputs (B, C, L), and the last k - 1 inputs."""
     if x.ndim != 3 or weight.ndim != 3 or weight.shape[:2] != (x.shape[1], 1):
-        raise ValueError(f"input has shape {x.shape}, weight {weight.shape}; (C, 1, k) wanted")
+        raise ValueError(
+            "expected an input of shape (B, C, L) and a weight of shape (C, 1, k), got "
+            f"{x.shape} and {weight.shape}"
+        )
     k, length = weight.shape[2], x.shape[2]
     shape = (*x.shape[:2], k - 1)
     past = xp.zeros(shape, x.dtype) if past_state is None else past_state
     if past.shape != shape:
-        raise ValueError(f"past_state has shape {past.shape}; {shape} wanted")
+        raise ValueError(f"past_state: expected shape {shape}, got {past.shape}")
     padded = xp.concatenate((past, x), axis=2)
-    signal, taps, offset = wide(xp, padded, weight, bias)
+    signal, taps, offset = widen(xp, padded, weight, bias)
     y = sum(signal[:, :, i : i + length] * taps[:, :, i] for i in range(k))
     if offset is not None:
         y = y + offset[:, None]

@@ -14,24 +14,24 @@ def _negative_log_likelihood(
     ignore_index: int | None,
     reduction: str,
 ) -> Array:
-    """Return minus the log-probability (N, C, ...) of each target (N, ...), weighted, reduced."""
+    """Return the weighted, reduced negative log-probability (N, C, ...) of targets (N, ...)."""
     shape, classes = log_prob.shape, log_prob.shape[1] if log_prob.ndim > 1 else 0
     if target.shape != (shape[0], *shape[2:]):
-        raise ValueError(f"target has shape {target.shape}; {(shape[0], *shape[2:])} wanted")
+        raise ValueError(f"target: expected shape {(shape[0], *shape[2:])}, got {target.shape}")
     if weight is not None and weight.shape != (classes,):
-        raise ValueError(f"weight has shape {weight.shape}; {(classes,)} wanted")
-    known = (target >= 0) & (target < classes)
-    counted = xp.full(target.shape, True) if ignore_index is None else target != ignore_index
-    if is_on_host(target) and not bool((known | ~counted).all()):
+        raise ValueError(f"weight: expected shape {(classes,)}, got {weight.shape}")
+    is_class = (target >= 0) & (target < classes)
+    counts = xp.full(target.shape, True) if ignore_index is None else target != ignore_index
+    if is_on_host(target) and not bool((is_class | ~counts).all()):
         raise IndexError(
-            f"a target is outside [0, {classes})"
-            + ("" if ignore_index is None else f" and is not ignore_index {ignore_index}")
+            f"target: expected classes from 0 to {classes - 1}"
+            + ("" if ignore_index is None else f" or ignore_index {ignore_index}")
         )
-    label = xp.where(known, target, 0)
+    label = xp.where(is_class, target, 0)
     loss = -xp.take_along_axis(log_prob, xp.expand_dims(label, 1), axis=1)[:, 0]
     one = log_prob.dtype.type(1)
-    factor = xp.where(counted, one if weight is None else weight[label], one * 0)
-    loss = xp.where(counted, loss * factor, loss.dtype.type(0))
+    factor = xp.where(counts, one if weight is None else weight[label], one * 0)
+    loss = xp.where(counts, loss * factor, loss.dtype.type(0))
     if reduction == "none":
         return loss
     total = xp.sum(loss)
@@ -51,7 +51,7 @@ def negative_log_likelihood_loss_12(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> Array:
-    """Return the loss of log-probabilities x (N, C, ...) against class indices (N, ...)."""
+    """Return the loss of log-probabilities x (N, C, ...) for target classes (N, ...)."""
     return _negative_log_likelihood(xp, x, target, weight, ignore_index, reduction)
 
 
@@ -66,7 +66,7 @@ def softmax_cross_entropy_loss_12(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> tuple[Array, Array]:
-    """Return the loss of scores (N, C, ...) against class indices, and their log-softmax."""
+    """Return the loss of scores (N, C, ...) for target classes, and their log-softmax."""
     shifted = scores - xp.max(scores, axis=1, keepdims=True)
     log_prob = shifted - xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True))
     loss = _negative_log_likelihood(xp, log_prob, labels, weights, ignore_index, reduction)

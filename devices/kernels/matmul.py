@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from hetero.devices.kernels.element_types import Array, Xp, in_float32, same_type, wide
+from hetero.devices.kernels.element_types import Array, Xp, check_same_type, in_float32, widen
 from hetero.devices.kernels.registry import op
 
 
 def _product(xp: Xp, a: Array, b: Array) -> Array:
     if a.ndim == 0 or b.ndim == 0:
-        raise ValueError(f"shapes {a.shape} and {b.shape}: MatMul takes no scalars")
+        raise ValueError(f"MatMul: expected no scalars, got shapes {a.shape} and {b.shape}")
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        raise ValueError(f"shapes {a.shape} and {b.shape} have different inner sizes")
-    same_type(a, b)
+        raise ValueError(f"expected equal inner sizes, got shapes {a.shape} and {b.shape}")
+    check_same_type(a, b)
     if a.ndim > 2 and b.ndim == 2 and a.size:
-        # One product of all rows, copied where they lie in no order, instead of one per matrix.
+        # One product of all rows is faster than one per matrix, even if it copies a.
         return xp.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
     return xp.matmul(a, b)
 
 
 @op("MatMul", since=1)
 def matmul_1(xp: Xp, a: Array, b: Array) -> Array:
-    """Return the matrix product over the last two axes, the others broadcast."""
+    """Return the matrix product over the last two axes; the other axes broadcast."""
     dtype = a.dtype
-    same_type(a, b)
-    a, b = wide(xp, a, b)
+    check_same_type(a, b)
+    a, b = widen(xp, a, b)
     return _product(xp, a, b).astype(dtype, copy=False)
 
 
@@ -43,7 +43,7 @@ def gemm_1(
     """Return ``alpha * a @ b + beta * c``; c broadcasts only with `broadcast`."""
     y = gemm_7(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     if not broadcast and c.shape != y.shape:
-        raise ValueError(f"C has shape {c.shape}; {y.shape} wanted without broadcast=1")
+        raise ValueError(f"C: expected shape {y.shape} without broadcast=1, got {c.shape}")
     return y
 
 
@@ -61,33 +61,33 @@ def gemm_7(
 ) -> Array:
     """Return ``alpha * a @ b + beta * c`` of matrices; c broadcasts to the product."""
     if a.ndim != 2 or b.ndim != 2:
-        raise ValueError(f"shapes {a.shape} and {b.shape}: Gemm takes matrices")
-    same_type(a, b)
+        raise ValueError(f"Gemm: expected matrices, got shapes {a.shape} and {b.shape}")
+    check_same_type(a, b)
     dtype = a.dtype
-    a, b, c = wide(xp, a, b, c)
+    a, b, c = widen(xp, a, b, c)
     a, b = (a.T if transA else a), (b.T if transB else b)
     y = _product(xp, a, b)
     if alpha != 1:
-        y = _scaled(xp, y, alpha)
+        y = _scale(xp, y, alpha)
     if c is not None and beta != 0:
         padded = (1,) * (y.ndim - c.ndim) + c.shape
         if c.ndim > y.ndim or any(n not in (1, m) for n, m in zip(padded, y.shape, strict=True)):
-            raise ValueError(f"C has shape {c.shape}, which does not broadcast to {y.shape}")
-        xp.add(y, c if beta == 1 else _scaled(xp, c, beta), out=y)
+            raise ValueError(f"C: expected a shape that broadcasts to {y.shape}, got {c.shape}")
+        xp.add(y, c if beta == 1 else _scale(xp, c, beta), out=y)
     return y.astype(dtype, copy=False)
 
 
-def _scaled(xp: Xp, y: Array, factor: float) -> Array:
-    """Return y times a real factor, in y's type; integers are cut towards zero."""
+def _scale(xp: Xp, y: Array, factor: float) -> Array:
+    """Return y times a real factor, in y's type; integers are truncated towards zero."""
     return (y * factor).astype(y.dtype, copy=False)
 
 
 @op("Einsum", since=12)
 def einsum_12(xp: Xp, *inputs: Array, equation: str) -> Array:
-    """Return the sum of products that `equation` names; `...` stands for broadcast axes."""
+    """Return the sum of products given by `equation`; `...` are broadcast axes."""
     dtype = inputs[0].dtype
-    same_type(*inputs)
-    y = xp.einsum(equation.replace(" ", ""), *wide(xp, *inputs), optimize=len(inputs) > 1)
+    check_same_type(*inputs)
+    y = xp.einsum(equation.replace(" ", ""), *widen(xp, *inputs), optimize=len(inputs) > 1)
     return xp.asarray(y).astype(dtype, copy=False)
 
 
@@ -96,5 +96,5 @@ def einsum_12(xp: Xp, *inputs: Array, equation: str) -> Array:
 def det_11(xp: Xp, x: Array) -> Array:
     """Return the determinant of each matrix in the last two axes."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise ValueError(f"input has shape {x.shape}; square matrices wanted")
+        raise ValueError(f"expected square matrices, got shape {x.shape}")
     return xp.asarray(xp.linalg.det(x)).astype(x.dtype, copy=False)

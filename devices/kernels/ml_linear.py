@@ -12,20 +12,22 @@ from hetero.devices.kernels.ml_scores import (
     Floats,
     Ints,
     Strings,
+    apply_post_transform,
     both_classes,
     labels_of,
     rows_of,
-    transformed,
 )
 from hetero.devices.kernels.registry import op
 
 
 def _linear(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None) -> Array:
-    """Return x (N, C) times each row of coefficients (K * C), plus the intercepts (K)."""
+    """Return x (N, C) times the rows of coefficients (K * C), plus the intercepts (K)."""
     x = rows_of(xp, x)
     weights = xp.asarray(coefficients, dtype=x.dtype)
     if weights.size % x.shape[1]:
-        raise ValueError(f"{weights.size} coefficients do not fit {x.shape[1]} features")
+        raise ValueError(
+            f"coefficients: expected a multiple of {x.shape[1]} (features), got {weights.size}"
+        )
     scores = xp.matmul(x, weights.reshape(-1, x.shape[1]).T)
     return scores + xp.asarray(intercepts, dtype=x.dtype) if intercepts else scores
 
@@ -43,8 +45,10 @@ def linear_regressor(
     """Return ``x @ coefficients + intercepts``, (N, targets)."""
     scores = _linear(xp, x, coefficients, intercepts)
     if scores.shape[1] != targets:
-        raise ValueError(f"{len(coefficients)} coefficients do not give {targets} targets")
-    return transformed(xp, scores, post_transform)
+        raise ValueError(
+            f"coefficients: expected {targets} rows (targets), got {scores.shape[1]} rows"
+        )
+    return apply_post_transform(xp, scores, post_transform)
 
 
 @op("LinearClassifier", since=1, domain=ML, choices={"post_transform": POST_TRANSFORMS})
@@ -61,8 +65,8 @@ def linear_classifier(
 ) -> tuple[Array, Array]:
     """Return the label with the greatest score, and the scores (N, classes).
 
-    One row of coefficients for two labels scores the second. `multi_class` changes nothing: the
-    coefficients are the same for both of its meanings.
+    A single row of coefficients for two labels scores the second. `multi_class` has no effect: both
+    of its values have the same coefficients.
     """
     labels = labels_of(xp, classlabels_ints, classlabels_strings)
     scores = _linear(xp, x, coefficients, intercepts)
@@ -71,12 +75,14 @@ def linear_classifier(
         negated = post_transform == "LOGISTIC"
         return labels[best], both_classes(xp, scores, post_transform, negated=negated)
     if scores.shape[1] != labels.size:
-        raise ValueError(f"{len(coefficients)} coefficients do not score {labels.size} labels")
-    return labels[xp.argmax(scores, axis=1)], transformed(xp, scores, post_transform)
+        raise ValueError(
+            f"coefficients: expected {labels.size} rows (labels), got {scores.shape[1]} rows"
+        )
+    return labels[xp.argmax(scores, axis=1)], apply_post_transform(xp, scores, post_transform)
 
 
 def _kernel(xp: Xp, x: Array, vectors: Array, kernel_type: str, params: Floats | None) -> Array:
-    """Return the kernel of each row of x with each support vector."""
+    """Return the kernel function of each row of x and each support vector."""
     gamma, coef0, degree = params or (0.0, 0.0, 0.0)
     if kernel_type == "RBF":
         differences = x[:, None] - vectors
@@ -106,7 +112,7 @@ def svm_regressor(
     rho: Floats = (0.0,),
     support_vectors: Floats = (),
 ) -> Array:
-    """Return the regression (N, 1); with `one_class` 1 for what belongs to the class, else -1."""
+    """Return the regression (N, 1); with `one_class`, 1 for members of the class and else -1."""
     x = rows_of(xp, x)
     weights = xp.asarray(coefficients, dtype=x.dtype)
     if n_supports:
@@ -115,7 +121,7 @@ def svm_regressor(
     scores = (xp.matmul(x, weights) + rho[0]).reshape(-1, 1)
     if one_class:
         return xp.where(scores > 0, xp.float32(1), xp.float32(-1))
-    return transformed(xp, scores, post_transform)
+    return apply_post_transform(xp, scores, post_transform)
 
 
 @op("SVMClassifier", since=1, domain=ML, choices=_CHOICES)
@@ -137,25 +143,25 @@ def svm_classifier(
 ) -> tuple[Array, Array]:
     """Return the label with most votes, and scores.
 
-    Scores are probabilities (N, classes) with `prob_a` and `prob_b`, else one for each pair of
-    classes. Without support vectors there is a row of coefficients for each class.
+    With `prob_a` and `prob_b` the scores are probabilities (N, classes), otherwise one per pair of
+    classes. Without support vectors, the coefficients are one row per class.
     """
     labels = labels_of(xp, classlabels_ints, classlabels_strings)
     x = rows_of(xp, x)
     if not vectors_per_class:
         weights = xp.asarray(coefficients, dtype=x.dtype).reshape(labels.size, -1)
         scores = xp.matmul(x, weights.T) + rho[0]
-        return labels[xp.argmax(scores, axis=1)], transformed(xp, scores, post_transform)
+        return labels[xp.argmax(scores, axis=1)], apply_post_transform(xp, scores, post_transform)
     count = sum(vectors_per_class)
     vectors = xp.asarray(support_vectors, dtype=x.dtype).reshape(count, -1)
     weights = xp.asarray(coefficients, dtype=x.dtype).reshape(-1, count)
     kernels = _kernel(xp, x, vectors, kernel_type, kernel_params)
-    of = [slice(*ends) for ends in pairwise(accumulate(vectors_per_class, initial=0))]
+    vectors_of = [slice(*ends) for ends in pairwise(accumulate(vectors_per_class, initial=0))]
     pairs = list(combinations(range(len(vectors_per_class)), 2))
     scores = xp.stack(
         [
-            xp.matmul(kernels[:, of[i]], weights[j - 1, of[i]])
-            + xp.matmul(kernels[:, of[j]], weights[i, of[j]])
+            xp.matmul(kernels[:, vectors_of[i]], weights[j - 1, vectors_of[i]])
+            + xp.matmul(kernels[:, vectors_of[j]], weights[i, vectors_of[j]])
             + rho[p]
             for p, (i, j) in enumerate(pairs)
         ],
@@ -171,13 +177,13 @@ def svm_classifier(
     elif len(pairs) == 1 and labels.size == 2:
         negated = post_transform in ("NONE", "LOGISTIC")
         return best, both_classes(xp, scores, post_transform, negated=negated)
-    return best, transformed(xp, scores, post_transform)
+    return best, apply_post_transform(xp, scores, post_transform)
 
 
 def _probabilities(
     xp: Xp, scores: Array, pairs: Sequence[tuple[int, int]], prob_a: Floats, prob_b: Floats
 ) -> Array:
-    """Return the classes' probabilities, coupled from those of each pair (Wu, Lin, Weng 2004)."""
+    """Return class probabilities by pairwise coupling (Wu, Lin and Weng, JMLR 5, 2004)."""
     n, k = scores.shape[0], pairs[-1][1] + 1
     values = xp.asarray(prob_a, scores.dtype) * scores + xp.asarray(prob_b, scores.dtype)
     wins = xp.clip(1 / (1 + xp.exp(values)), 1e-7, 1 - 1e-7)
@@ -191,11 +197,11 @@ def _probabilities(
     for _ in range(max(100, k)):
         qp = xp.matmul(q, p[:, :, None])[:, :, 0]
         pqp = xp.sum(p * qp, axis=1)
-        going = xp.max(xp.absolute(qp - pqp[:, None]), axis=1) >= 0.005 / k
-        if not bool(going.any()):
+        is_unfinished = xp.max(xp.absolute(qp - pqp[:, None]), axis=1) >= 0.005 / k
+        if not bool(is_unfinished.any()):
             break
         for i in range(k):
-            step = xp.where(going, (pqp - qp[:, i]) / q[:, i, i], 0)
+            step = xp.where(is_unfinished, (pqp - qp[:, i]) / q[:, i, i], 0)
             pqp = (pqp + step * (step * q[:, i, i] + 2 * qp[:, i])) / (1 + step) ** 2
             qp = (qp + step[:, None] * q[:, i]) / (1 + step[:, None])
             p[:, i] += step

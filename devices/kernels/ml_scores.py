@@ -1,4 +1,4 @@
-"""Scores of `ai.onnx.ml` models: post-transforms, and the label that goes with them."""
+"""Scores of `ai.onnx.ml` models: features, labels and post-transforms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetero.devices.kernels.activation import sigmoid
 from hetero.devices.kernels.element_types import Array, Xp
 from hetero.devices.kernels.softmax import softmax
 
-#: The domain of classical models, and its lists of numbers and names.
+#: The domain of classical models.
 ML = "ai.onnx.ml"
 Floats = Sequence[float]
 Ints = Sequence[int]
@@ -18,31 +18,31 @@ Strings = Sequence[str]
 
 
 def rows_of(xp: Xp, x: Array) -> Array:
-    """Return features as rows (N, C) of floats; a vector is one row."""
+    """Return features as rows (N, C) of floats; a vector becomes one row."""
     x = x if x.dtype.kind == "f" else x.astype(xp.float32)
     if x.ndim not in (1, 2):
-        raise ValueError(f"features have shape {x.shape}; (C,) or (N, C) wanted")
+        raise ValueError(f"features: expected shape (C,) or (N, C), got {x.shape}")
     return x.reshape(-1, x.shape[-1])
 
 
 def labels_of(xp: Xp, ints: Sequence[int] | None, strings: Sequence[str] | None) -> Array:
-    """Return the class labels: int64, or strings."""
+    """Return the class labels, int64 or strings."""
     if strings:
         return xp.asarray(strings, dtype=object)
     if not ints:
-        raise ValueError("class labels are needed, as integers or as strings")
+        raise ValueError("expected class labels, as integers or as strings; got none")
     return xp.asarray(ints, dtype=xp.int64)
 
 
 def _softmax_zero(xp: Xp, x: Array) -> Array:
-    """Return the softmax of what is not zero; zeros stay."""
-    counts = xp.absolute(x) > 1e-7
-    e = xp.where(counts, xp.exp(x - xp.max(x, axis=-1, keepdims=True)), 0)
+    """Return the softmax of the elements that are not zero, and zero for the others."""
+    is_nonzero = xp.absolute(x) > 1e-7
+    e = xp.where(is_nonzero, xp.exp(x - xp.max(x, axis=-1, keepdims=True)), 0)
     return e / xp.sum(e, axis=-1, keepdims=True)
 
 
 def _probit(xp: Xp, x: Array) -> Array:
-    """Return the normal distribution's quantile, by ONNX Runtime's (Winitzki's) inverse of erf."""
+    """Return the normal quantile by Winitzki's inverse of erf, which ONNX Runtime uses."""
     x = 2 * x - 1
     log = xp.log((1 - x) * (1 + x))
     half = 2 / (pi * 0.147) + 0.5 * log
@@ -61,17 +61,17 @@ _TRANSFORMS = {
 POST_TRANSFORMS = tuple(_TRANSFORMS)
 
 
-def transformed(xp: Xp, scores: Array, post_transform: str, dtype: Any = None) -> Array:
-    """Return scores (N, K) after the post-transform, as float32 or another type."""
+def apply_post_transform(xp: Xp, scores: Array, post_transform: str, dtype: Any = None) -> Array:
+    """Apply a post-transform to scores (N, K); the result is float32 unless `dtype` is given."""
     return _TRANSFORMS[post_transform](xp, scores).astype(dtype or xp.float32)
 
 
 def both_classes(xp: Xp, score: Array, post_transform: str, *, negated: bool) -> Array:
-    """Return the scores of two classes (N, 2), given that of the second (N, 1).
+    """Return the scores of two classes (N, 2) from the score of the second (N, 1).
 
-    That of the first is the negative one, or else what is missing to one. As in ONNX Runtime only
-    LOGISTIC, of negated scores, and PROBIT transform them.
+    The score of the first is the negative score or, unless `negated`, 1 minus the score. As in ONNX
+    Runtime, only PROBIT and LOGISTIC with `negated` transform them.
     """
     both = xp.concatenate([-score if negated else 1 - score, score], axis=1)
     applies = post_transform == "PROBIT" or (post_transform == "LOGISTIC" and negated)
-    return transformed(xp, both, post_transform if applies else "NONE")
+    return apply_post_transform(xp, both, post_transform if applies else "NONE")

@@ -1,4 +1,4 @@
-"""Tree ensembles of `ai.onnx.ml`: all rows go down all trees together, level by level."""
+"""Tree ensembles of `ai.onnx.ml`; all rows descend all trees together, level by level."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hetero.devices.kernels.ml_scores import (
     Floats,
     Ints,
     Strings,
+    apply_post_transform,
     both_classes,
     labels_of,
     rows_of,
-    transformed,
 )
-from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.registry import op, with_attributes_of
 
-#: The comparisons of a branch, in the order of TreeEnsemble's numbers for them.
+#: The comparisons of a branch, in the order of their numbers in TreeEnsemble.
 _MODES = (
     "BRANCH_LEQ",
     "BRANCH_LT",
@@ -36,10 +36,10 @@ _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 _CLASSES = {"nodes_modes": (*_MODES, "LEAF"), "post_transform": POST_TRANSFORMS}
 _TARGETS = _CLASSES | {"aggregate_function": _AGGREGATES}
 
-#: What version 3 of the older operators takes also as a tensor, beside the leaves' weights.
+#: Attributes that version 3 of the older operators also accepts as tensors, besides the weights.
 _TENSORS = ("base_values_as_tensor", "nodes_hitrates_as_tensor", "nodes_values_as_tensor")
 
-#: A node's own dict, the same in every run; see `registry`.
+#: The dict of a node, the same in every run; see `registry`.
 Memo = dict[str, Any]
 
 #: Elements of one block of leaves' weights.
@@ -47,9 +47,9 @@ _BLOCK = 1 << 20
 
 
 class Trees(NamedTuple):
-    """An ensemble whose nodes are numbered through; a leaf is its own child."""
+    """An ensemble whose nodes have consecutive numbers; a leaf is its own child."""
 
-    #: Per node: comparison (`_LEAF` at a leaf), feature, value compared with, the two children.
+    #: Per node: comparison (`_LEAF` for a leaf), feature, threshold, and the two children.
     mode: Array
     feature: Array
     value: Array
@@ -57,10 +57,10 @@ class Trees(NamedTuple):
     if_false: Array
     missing_is_true: Array
     roots: Array
-    #: (nodes, targets): what a leaf adds to each target, and whether it does.
+    #: (nodes, targets): the weights that a leaf adds to targets, and a mask of its targets.
     weights: Array
     adds: Array
-    #: Node -> the values that a BRANCH_MEMBER looks for.
+    #: BRANCH_MEMBER node -> the set of values for which its condition is true.
     members: dict[int, Array]
 
 
@@ -71,25 +71,27 @@ def _leaves(xp: Xp, x: Array, trees: Trees) -> Array:
     modes = [int(mode) for mode in xp.unique(trees.mode) if mode != _LEAF]
     while bool((trees.mode[at] != _LEAF).any()):
         value, split = x[rows, trees.feature[at]], trees.value[at]
-        taken = xp.isnan(value) & trees.missing_is_true[at]
+        is_true = xp.isnan(value) & trees.missing_is_true[at]
         for mode in modes:
-            here = taken | _compare(xp, mode, value, split, at, trees)
-            taken = here if len(modes) == 1 else xp.where(trees.mode[at] == mode, here, taken)
-        at = xp.where(taken, trees.if_true[at], trees.if_false[at])
+            matches = is_true | _compare(xp, mode, value, split, at, trees)
+            if len(modes) > 1:
+                matches = xp.where(trees.mode[at] == mode, matches, is_true)
+            is_true = matches
+        at = xp.where(is_true, trees.if_true[at], trees.if_false[at])
     return at
 
 
 def _compare(xp: Xp, mode: int, value: Array, split: Array, at: Array, trees: Trees) -> Array:
     if mode == _MODES.index("BRANCH_MEMBER"):
-        found = xp.zeros(value.shape, bool)
+        is_member = xp.zeros(value.shape, bool)
         for node, members in trees.members.items():
-            found |= (at == node) & xp.isin(value, members)
-        return found
+            is_member |= (at == node) & xp.isin(value, members)
+        return is_member
     return (le, lt, ge, gt, eq, ne)[mode](value, split)
 
 
-def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, Array]:
-    """Return each target's score (N, targets), and whether any leaf added to it."""
+def _aggregate(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, Array]:
+    """Return each target's score (N, targets), and a mask of those to which a leaf added."""
     targets = trees.weights.shape[1]
     kind = xp.float64 if x.dtype == xp.float64 else trees.weights.dtype
     scores = xp.empty((x.shape[0], targets), kind)
@@ -105,7 +107,7 @@ def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, 
             best = extreme(xp.where(adds, weights, worst), axis=1)
             scores[part] = xp.where(scored[part], best, 0)
         else:
-            # One tree after the other, as ONNX Runtime adds them: forests often are at a tie.
+            # Trees are added in ONNX Runtime's order, because scores of forests often tie.
             scores[part] = xp.cumsum(weights, axis=1, dtype=scores.dtype)[:, -1]
     if aggregate == "AVERAGE":
         scores /= trees.roots.size
@@ -120,7 +122,7 @@ def _once(memo: Memo, build: Callable[..., Trees], *inputs: Any, **attributes: A
     return trees
 
 
-def _numbered(
+def _number_nodes(
     xp: Xp,
     n_targets: int,
     leaf_trees: Ints,
@@ -141,7 +143,7 @@ def _numbered(
     nodes_values: Floats | None = None,
     nodes_values_as_tensor: Array | None = None,
 ) -> Trees:
-    """Number the nodes of an ensemble whose attributes name tree and node."""
+    """Build an ensemble from attributes that identify nodes by tree and node id."""
     values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
     if isinstance(values, tuple):
         values = xp.asarray(values, dtype=xp.float32)  # an attribute's floats have 32 bits
@@ -156,15 +158,15 @@ def _numbered(
         if_true, if_false = children(nodes_truenodeids), children(nodes_falsenodeids)
         leaf = [place[pair] for pair in zip(leaf_trees, leaf_nodes, strict=True)]
     except KeyError as error:
-        raise ValueError(f"the ensemble has no node (tree, node) {error}") from error
+        raise ValueError(f"the ensemble has no node with (tree id, node id) {error}") from error
     roots: dict[int, int] = {}
     for i, tree in enumerate(nodes_treeids):
         roots.setdefault(tree, i)
-    given = _either("weights", weights, tensor)
-    added = xp.zeros((mode.size, n_targets), xp.float32 if tensor is None else tensor.dtype)
-    adds = xp.zeros(added.shape, bool)
+    values_of_leaves = _either("weights", weights, tensor)
+    sums = xp.zeros((mode.size, n_targets), xp.float32 if tensor is None else tensor.dtype)
+    adds = xp.zeros(sums.shape, bool)
     at = (leaf, list(targets))
-    xp.add.at(added, at, xp.asarray(given, added.dtype))
+    xp.add.at(sums, at, xp.asarray(values_of_leaves, sums.dtype))
     adds[at] = True
     missing_is_true = xp.asarray(nodes_missing_value_tracks_true or (0,) * mode.size, dtype=bool)
     return Trees(
@@ -175,7 +177,7 @@ def _numbered(
         if_false,
         missing_is_true,
         xp.asarray(list(roots.values())),
-        added,
+        sums,
         adds,
         {},
     )
@@ -183,7 +185,7 @@ def _numbered(
 
 def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
     if values and tensor is not None:
-        raise ValueError(f"{name} is given twice, as numbers and as a tensor")
+        raise ValueError(f"{name}: expected numbers or a tensor, got both")
     return values if tensor is None else tensor
 
 
@@ -192,9 +194,9 @@ def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
     since=1,
     domain=ML,
     choices=_TARGETS,
-    added=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3),
+    additions=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3),
 )
-@taking(_numbered)
+@with_attributes_of(_number_nodes)
 def tree_ensemble_regressor_1(
     xp: Xp,
     x: Array,
@@ -216,7 +218,7 @@ def tree_ensemble_regressor_1(
     base_values = _either("base_values", base_values, base_values_as_tensor)
     trees = _once(
         memo,
-        _numbered,
+        _number_nodes,
         xp,
         n_targets,
         target_treeids,
@@ -226,10 +228,10 @@ def tree_ensemble_regressor_1(
         target_weights_as_tensor,
         **nodes,
     )
-    scores, _ = _aggregated(xp, rows_of(xp, x), trees, aggregate_function)
+    scores, _ = _aggregate(xp, rows_of(xp, x), trees, aggregate_function)
     if base_values is not None and len(base_values):
         scores = scores + xp.asarray(base_values)
-    return transformed(xp, scores, post_transform)
+    return apply_post_transform(xp, scores, post_transform)
 
 
 @op(
@@ -237,9 +239,9 @@ def tree_ensemble_regressor_1(
     since=1,
     domain=ML,
     choices=_CLASSES,
-    added=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3),
+    additions=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3),
 )
-@taking(_numbered)
+@with_attributes_of(_number_nodes)
 def tree_ensemble_classifier_1(
     xp: Xp,
     x: Array,
@@ -259,14 +261,14 @@ def tree_ensemble_classifier_1(
 ) -> tuple[Array, Array]:
     """Return the label with the greatest sum of the leaves' weights, and the sums (N, classes).
 
-    Where the leaves of two classes all add to one score, that is the second one's: more than one
-    half decides for it where all weights are positive, else more than zero.
+    If there are two classes and all leaves add to one score, it is the score of the second class.
+    That class is chosen if the score exceeds 0.5, or 0 if any weight is negative.
     """
     labels = labels_of(xp, classlabels_int64s, classlabels_strings)
     base_values = _either("base_values", base_values, base_values_as_tensor)
     trees = _once(
         memo,
-        _numbered,
+        _number_nodes,
         xp,
         labels.size,
         class_treeids,
@@ -276,11 +278,11 @@ def tree_ensemble_classifier_1(
         class_weights_as_tensor,
         **nodes,
     )
-    scores, scored = _aggregated(xp, rows_of(xp, x), trees, "SUM")
+    scores, scored = _aggregate(xp, rows_of(xp, x), trees, "SUM")
     base = None if base_values is None or not len(base_values) else xp.asarray(base_values)
     if base is not None:
         if labels.size == 2 and (base.size == 1 or not any(class_ids)):
-            # Where leaves score one of two classes, its base value may stand alone, or last.
+            # If leaves score one of two classes, its base value is the only one or the last.
             scores[:, 0] += base[-1]
         else:
             scores += base
@@ -291,13 +293,13 @@ def tree_ensemble_classifier_1(
         if class_ids[0] == 0:
             negated = signed or post_transform == "LOGISTIC"
             return best, both_classes(xp, score[:, None], post_transform, negated=negated)
-        return best, transformed(xp, scores, post_transform)
-    # A class that no leaf adds to is not chosen, unless it has a base value.
+        return best, apply_post_transform(xp, scores, post_transform)
+    # A class to which no leaf adds is not chosen, unless it has a base value.
     eligible = scores if base is not None else xp.where(scored, scores, -xp.inf)
-    return labels[xp.argmax(eligible, axis=1)], transformed(xp, scores, post_transform)
+    return labels[xp.argmax(eligible, axis=1)], apply_post_transform(xp, scores, post_transform)
 
 
-def _joined(
+def _number_leaves(
     xp: Xp,
     n_targets: int,
     modes: Array,
@@ -313,7 +315,7 @@ def _joined(
     missing: Ints | None,
     members: Array | None,
 ) -> Trees:
-    """Number the leaves of a TreeEnsemble after its branches."""
+    """Build the ensemble of a TreeEnsemble, whose leaves are numbered after its branches."""
     branches, leaves = len(trues), len(targets)
     own = xp.arange(branches, branches + leaves)
 
@@ -321,27 +323,27 @@ def _joined(
         return xp.concatenate([xp.asarray(ids) + branches * xp.asarray(are_leaves), own])
 
     mode = xp.concatenate([modes.astype(xp.int64), xp.full(leaves, _LEAF)])
-    nothing = xp.zeros(leaves, xp.int64)
+    zeros = xp.zeros(leaves, xp.int64)
     missing_is_true = xp.asarray([*(missing or (0,) * branches), *(0,) * leaves], dtype=bool)
-    added = xp.zeros((mode.size, n_targets), weights.dtype)
-    adds = xp.zeros(added.shape, bool)
-    added[own, list(targets)], adds[own, list(targets)] = weights, True
+    sums = xp.zeros((mode.size, n_targets), weights.dtype)
+    adds = xp.zeros(sums.shape, bool)
+    sums[own, list(targets)], adds[own, list(targets)] = weights, True
     return Trees(
         mode,
-        xp.concatenate([xp.asarray(features), nothing]),
-        xp.concatenate([splits, nothing.astype(splits.dtype)]),
+        xp.concatenate([xp.asarray(features), zeros]),
+        xp.concatenate([splits, zeros.astype(splits.dtype)]),
         children(trues, true_leafs),
         children(falses, false_leafs),
         missing_is_true,
         xp.asarray(roots),
-        added,
+        sums,
         adds,
         _members(xp, mode, members),
     )
 
 
 def _members(xp: Xp, mode: Array, values: Array | None) -> dict[int, Array]:
-    """Return each BRANCH_MEMBER's set; in `values` a NaN ends each."""
+    """Return the set of each BRANCH_MEMBER node; in `values` a NaN ends each set."""
     nodes = [int(i) for i in xp.nonzero(mode == _MODES.index("BRANCH_MEMBER"))[0]]
     sets: list[list[float]] = [[]]
     for value in () if values is None else values.tolist():
@@ -350,7 +352,7 @@ def _members(xp: Xp, mode: Array, values: Array | None) -> dict[int, Array]:
         else:
             sets[-1].append(value)
     if len(sets) < len(nodes):
-        raise ValueError(f"membership_values has {len(sets)} sets for {len(nodes)} branches")
+        raise ValueError(f"membership_values: expected {len(nodes)} sets, got {len(sets)}")
     return {node: xp.asarray(each) for node, each in zip(nodes, sets, strict=False)}
 
 
@@ -386,7 +388,7 @@ def tree_ensemble(
     """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
     trees = _once(
         memo,
-        _joined,
+        _number_leaves,
         xp,
         n_targets,
         nodes_modes,
@@ -402,5 +404,5 @@ def tree_ensemble(
         nodes_missing_value_tracks_true,
         membership_values,
     )
-    scores, _ = _aggregated(xp, rows_of(xp, x), trees, _AGGREGATES[aggregate_function])
-    return transformed(xp, scores, _TRANSFORMS[post_transform], x.dtype)
+    scores, _ = _aggregate(xp, rows_of(xp, x), trees, _AGGREGATES[aggregate_function])
+    return apply_post_transform(xp, scores, _TRANSFORMS[post_transform], x.dtype)

@@ -1,8 +1,8 @@
 """Pooling: maximum, average and Lp over windows or whole planes, and MaxUnpool.
 
-A maximum or a sum over a window is one over its rows of one over their elements, so that each
-spatial axis is reduced by itself: kernel height plus kernel width passes, not their product.
-Padding is never stored; outputs at the border read fewer elements.
+Maxima and sums over windows are separable: each spatial axis is reduced by itself, in kernel height
+plus kernel width passes instead of their product. Padding is not stored; outputs at the border read
+fewer elements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from hetero.devices.kernels.axes import are_within
 from hetero.devices.kernels.element_types import Array, Xp, in_float32
-from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.registry import op, with_attributes_of
 from hetero.devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
@@ -22,12 +22,14 @@ Ints = Sequence[int]
 
 def _pool_window(x: Array, kernel_shape: Ints, ceil_mode: int = 0, **sliding: Any) -> Window:
     if x.ndim < 3:
-        raise ValueError(f"input has shape {x.shape}; pooling needs (N, C, spatial axes...)")
+        raise ValueError(f"expected an input of shape (N, C, spatial axes...), got {x.shape}")
     window = sliding_window(x.shape[2:], kernel_shape, ceil_mode, **sliding)
     extent = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
     for before, after, size in zip(window.begin, window.end, extent, strict=True):
         if max(before, after) >= size:
-            raise ValueError(f"padding {before}, {after} leaves nothing in a window of {size}")
+            raise ValueError(
+                f"pads: expected less than the window's extent {size}, got {before} and {after}"
+            )
     return window
 
 
@@ -38,12 +40,12 @@ def _reduce_windows(
     for axis in range(len(window.kernel)):
         before = (slice(None),) * (2 + axis)
         shape = (*x.shape[: 2 + axis], window.output[axis], *x.shape[3 + axis :])
-        y = xp.full_like(x, start, shape=shape)  # its axes in x's order in memory
+        y = xp.full_like(x, start, shape=shape)  # its axes have x's order in memory
         for k in range(window.kernel[axis]):
-            to, at = window.valid(axis, k)
-            if to.start < to.stop:
-                part = y[(*before, to)]
-                combine(part, x[(*before, at)], out=part)
+            outputs, inputs = window.valid(axis, k)
+            if outputs.start < outputs.stop:
+                part = y[(*before, outputs)]
+                combine(part, x[(*before, inputs)], out=part)
         x = y
     return x
 
@@ -53,7 +55,7 @@ def _lowest(xp: Xp, x: Array) -> object:
 
 
 def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> tuple[Array, Array]:
-    """Return maxima and, for each, where it is in the flattened input (the first one on ties)."""
+    """Return the maxima and the flat index of each in the input, the first if several are equal."""
     spatial = window.input
     n, c = x.shape[:2]
     order = xp.arange(prod(spatial), dtype=xp.int64)
@@ -64,18 +66,18 @@ def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> t
     y = xp.full((n, c, *window.output), _lowest(xp, x), dtype=x.dtype)
     index = xp.full(y.shape, -1, dtype=xp.int64)
     for position in window.positions():
-        reads = [window.valid(axis, k) for axis, k in enumerate(position)]
-        to = (..., *(r[0] for r in reads))
-        at = (..., *(r[1] for r in reads))
-        better = (x[at] > y[to]) | (index[to] < 0)
-        xp.copyto(y[to], x[at], where=better)
-        xp.copyto(index[to], order[at], where=better)
+        ranges = [window.valid(axis, k) for axis, k in enumerate(position)]
+        outputs = (..., *(output for output, _ in ranges))
+        inputs = (..., *(read for _, read in ranges))
+        is_greater = (x[inputs] > y[outputs]) | (index[outputs] < 0)
+        xp.copyto(y[outputs], x[inputs], where=is_greater)
+        xp.copyto(index[outputs], order[inputs], where=is_greater)
     return y, index + planes
 
 
-@op("MaxPool", since=1, added={"storage_order": 8, "ceil_mode": 10, "dilations": 10})
+@op("MaxPool", since=1, additions={"storage_order": 8, "ceil_mode": 10, "dilations": 10})
 @in_float32
-@taking(sliding_window)
+@with_attributes_of(sliding_window)
 def max_pool_1(
     xp: Xp,
     x: Array,
@@ -86,7 +88,7 @@ def max_pool_1(
     n_outputs: int = 1,
     **sliding: Any,
 ) -> Array | tuple[Array, ...]:
-    """Return the maximum of each window, and where it is."""
+    """Return the maximum of each window, and its flat index in the input."""
     window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if n_outputs > 1:
         return _max_pool_indices(xp, x, window, storage_order)
@@ -94,9 +96,9 @@ def max_pool_1(
     return xp.ascontiguousarray(y) if x.flags.c_contiguous else y  # channels may be last
 
 
-@op("AveragePool", since=1, added={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})
+@op("AveragePool", since=1, additions={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})
 @in_float32
-@taking(sliding_window)
+@with_attributes_of(sliding_window)
 def average_pool_1(
     xp: Xp,
     x: Array,
@@ -106,23 +108,23 @@ def average_pool_1(
     kernel_shape: Ints,
     **sliding: Any,
 ) -> Array:
-    """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
+    """Return the mean of each window, without the elements that `ceil_mode` adds at the end."""
     window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if window.kernel == window.input and not any(window.begin) and not any(window.end):
         return global_average_pool_1(xp, x)
-    counted = window
+    count_window = window
     if count_include_pad:
         sides = zip(window.begin, window.input, window.end, strict=True)
-        none = (0,) * len(window.input)
-        counted = replace(window, begin=none, input=tuple(map(sum, sides)), end=none)
-    ones = xp.ones((1, 1, *counted.input), x.dtype)
-    counts = _reduce_windows(xp, ones, counted, xp.add, 0)
+        zeros = (0,) * len(window.input)
+        count_window = replace(window, begin=zeros, input=tuple(map(sum, sides)), end=zeros)
+    ones = xp.ones((1, 1, *count_window.input), x.dtype)
+    counts = _reduce_windows(xp, ones, count_window, xp.add, 0)
     return _reduce_windows(xp, x, window, xp.add, 0) / counts
 
 
-@op("LpPool", since=2, added={"ceil_mode": 18, "dilations": 18})
+@op("LpPool", since=2, additions={"ceil_mode": 18, "dilations": 18})
 @in_float32
-@taking(sliding_window)
+@with_attributes_of(sliding_window)
 def lp_pool_2(
     xp: Xp, x: Array, *, ceil_mode: int = 0, kernel_shape: Ints, p: int = 2, **sliding: Any
 ) -> Array:
@@ -133,9 +135,9 @@ def lp_pool_2(
     return xp.sqrt(y) if p == 2 else y ** (1 / p)
 
 
-def _planes(x: Array) -> tuple[int, ...]:
+def _spatial_axes(x: Array) -> tuple[int, ...]:
     if x.ndim < 3:
-        raise ValueError(f"input has shape {x.shape}; pooling needs (N, C, spatial axes...)")
+        raise ValueError(f"expected an input of shape (N, C, spatial axes...), got {x.shape}")
     return tuple(range(2, x.ndim))
 
 
@@ -143,21 +145,21 @@ def _planes(x: Array) -> tuple[int, ...]:
 @in_float32
 def global_max_pool_1(xp: Xp, x: Array) -> Array:
     """Return the maximum of each channel's plane."""
-    return xp.max(x, axis=_planes(x), keepdims=True)
+    return xp.max(x, axis=_spatial_axes(x), keepdims=True)
 
 
 @op("GlobalAveragePool", since=1)
 @in_float32
 def global_average_pool_1(xp: Xp, x: Array) -> Array:
     """Return the mean of each channel's plane."""
-    return xp.mean(x, axis=_planes(x), keepdims=True)
+    return xp.mean(x, axis=_spatial_axes(x), keepdims=True)
 
 
 @op("GlobalLpPool", since=2)
 @in_float32
 def global_lp_pool_2(xp: Xp, x: Array, *, p: int = 2) -> Array:
     """Return the p-norm of each channel's plane."""
-    return xp.sum(abs(x) ** p, axis=_planes(x), keepdims=True) ** (1 / p)
+    return xp.sum(abs(x) ** p, axis=_spatial_axes(x), keepdims=True) ** (1 / p)
 
 
 @op("MaxUnpool", since=9, host=(2,))
@@ -171,13 +173,13 @@ def max_unpool_9(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """Return x's values at the places that MaxPool's `indices` name, zeros elsewhere.
+    """Return x's values at the places given by MaxPool's `indices`, zeros elsewhere.
 
-    The indices count within the shape that undoes the pooling; a larger `output_shape` keeps it in
-    its first corner.
+    The indices refer to the shape before pooling, which is the first corner of a larger
+    `output_shape`.
     """
     if x.shape != indices.shape:
-        raise ValueError(f"indices have shape {indices.shape}, the input {x.shape}")
+        raise ValueError(f"indices: expected shape {x.shape}, got {indices.shape}")
     rank = x.ndim - 2
     step, both = per_axis(strides, rank, "strides"), per_axis(pads, 2 * rank, "pads", default=0)
     spatial = [
@@ -189,15 +191,15 @@ def max_unpool_9(
     shape = (*x.shape[:2], *spatial)
     places = indices.reshape(-1)
     if not are_within(places, 0, prod(shape)):
-        raise IndexError(f"an index is outside the {prod(shape)} elements of output {shape}")
+        raise IndexError(f"expected indices from 0 to {prod(shape) - 1} for output {shape}")
     y = xp.zeros(prod(shape), x.dtype)
     y[places] = x.reshape(-1)
     y = y.reshape(shape)
     if output_shape is None:
         return y
-    wanted = tuple(int(n) for n in output_shape)
-    if len(wanted) != x.ndim or any(a < b for a, b in zip(wanted, shape, strict=True)):
-        raise ValueError(f"output_shape {wanted} is smaller than the unpooled shape {shape}")
-    larger = xp.zeros(wanted, x.dtype)
+    sizes = tuple(int(n) for n in output_shape)
+    if len(sizes) != x.ndim or any(a < b for a, b in zip(sizes, shape, strict=True)):
+        raise ValueError(f"output_shape: expected {shape} or larger, got {sizes}")
+    larger = xp.zeros(sizes, x.dtype)
     larger[tuple(slice(0, n) for n in shape)] = y
     return larger

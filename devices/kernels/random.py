@@ -1,7 +1,7 @@
 """Operators that draw random numbers.
 
-A seeded node draws the same numbers in each run: from `RandomState`, whose stream numpy has frozen.
-The specification leaves the generator open; without a seed each run draws others.
+The specification leaves the generator open. A node with a seed draws the same numbers in each run,
+from `RandomState`, whose stream numpy guarantees; without a seed each run draws other numbers.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hetero.devices.kernels.element_types import Array, Kernel, Xp, element_type
-from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.registry import op, with_attributes_of
 
 
 def _generator(xp: Xp, seed: float | None) -> Any:
-    """Return a generator of the seed: a whole one as it is, others by their float32 bits."""
+    """Return a generator; a seed that is no 32-bit integer is used by its float32 bits."""
     if seed is None:
         return xp.random.RandomState()
     if seed == int(seed) and 0 <= seed < 2**32:
@@ -27,9 +27,12 @@ def _generator(xp: Xp, seed: float | None) -> Any:
 def dropout_7(
     xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1, version: int = 10
 ) -> Any:
-    """Return the data, and a mask that keeps all, before opset 10 of its type: both only infer."""
-    kept = xp.bool_ if version >= 10 else data.dtype
-    return (data, xp.ones(data.shape, dtype=kept)) if n_outputs > 1 else data
+    """Return the data unchanged, as in inference, and a mask of ones.
+
+    The mask is bool, before opset 10 of the data's type.
+    """
+    mask_type = xp.bool_ if version >= 10 else data.dtype
+    return (data, xp.ones(data.shape, dtype=mask_type)) if n_outputs > 1 else data
 
 
 @op("Dropout", since=12, host=(1, 2))
@@ -42,15 +45,15 @@ def dropout_12(
     seed: int | None = None,
     n_outputs: int = 1,
 ) -> Any:
-    """Zero a share of `ratio` of the elements and scale the others, in training; and the mask."""
+    """Zero a share of `ratio` of the elements in training, and scale the others; also the mask."""
     share = 0.5 if ratio is None else float(ratio.item())
     if not 0 <= share < 1:
-        raise ValueError(f"ratio {share} is not from 0 up to, but not including, 1")
+        raise ValueError(f"ratio: expected a number of at least 0 and below 1, got {share}")
     if training_mode is None or not training_mode.item() or share == 0:
         return dropout_7(xp, data, n_outputs=n_outputs)
-    kept = _generator(xp, seed).uniform(0.0, 1.0, data.shape) >= share
-    scaled = data * kept.astype(data.dtype) * xp.asarray(1 / (1 - share)).astype(data.dtype)
-    return (scaled, kept) if n_outputs > 1 else scaled
+    mask = _generator(xp, seed).uniform(0.0, 1.0, data.shape) >= share
+    y = data * mask.astype(data.dtype) * xp.asarray(1 / (1 - share)).astype(data.dtype)
+    return (y, mask) if n_outputs > 1 else y
 
 
 def _normal(
@@ -78,17 +81,17 @@ def _uniform(
 
 
 def _register(op_type: str, draw: Kernel) -> None:
-    """Register what draws an array of a shape, and what draws one like another."""
+    """Register the operator that draws an array of a shape, and its form `<op_type>Like`."""
 
     @op(op_type, since=1)
-    @taking(draw)
-    def drawn(xp: Xp, *, shape: Sequence[int], dtype: int = 1, **law: Any) -> Array:
-        return draw(xp, shape, element_type(dtype), **law)
+    @with_attributes_of(draw)
+    def random(xp: Xp, *, shape: Sequence[int], dtype: int = 1, **parameters: Any) -> Array:
+        return draw(xp, shape, element_type(dtype), **parameters)
 
     @op(f"{op_type}Like", since=1)
-    @taking(draw)
-    def drawn_like(xp: Xp, x: Array, *, dtype: int | None = None, **law: Any) -> Array:
-        return draw(xp, x.shape, x.dtype if dtype is None else element_type(dtype), **law)
+    @with_attributes_of(draw)
+    def random_like(xp: Xp, x: Array, *, dtype: int | None = None, **parameters: Any) -> Array:
+        return draw(xp, x.shape, x.dtype if dtype is None else element_type(dtype), **parameters)
 
 
 _register("RandomNormal", _normal)
@@ -97,32 +100,32 @@ _register("RandomUniform", _uniform)
 
 @op("Bernoulli", since=15)
 def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
-    """Draw 1 with the probability that the input gives, else 0."""
-    wanted = x.dtype if dtype is None else element_type(dtype)
+    """Draw 1 with the probabilities in the input, else 0."""
+    to = x.dtype if dtype is None else element_type(dtype)
     draws = _generator(xp, seed).uniform(0.0, 1.0, x.shape)
-    return (draws < x.astype(xp.float64)).astype(wanted)
+    return (draws < x.astype(xp.float64)).astype(to)
 
 
 @op("Multinomial", since=7)
 def multinomial(
     xp: Xp, x: Array, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None
 ) -> Array:
-    """Draw classes by their log-probabilities x (batch, classes), which need not be normalised.
+    """Draw classes with unnormalised log-probabilities x (batch, classes).
 
     The result is (batch, sample_size), of `dtype` int32 or int64.
     """
     if x.ndim != 2 or x.shape[1] == 0:
-        raise ValueError(f"log-probabilities of shape {x.shape} are not (batch, classes)")
+        raise ValueError(f"log-probabilities: expected shape (batch, classes), got {x.shape}")
     batch, classes = x.shape
     logits = x.astype(xp.float64)
-    likely = xp.exp(logits - xp.max(logits, axis=1, keepdims=True))
-    upto = xp.cumsum(likely, axis=1)
-    if not (upto[:, -1] > 0).all():
-        raise ValueError("a row of log-probabilities makes no class possible, or holds NaN or inf")
-    upto /= upto[:, -1:]
-    # Row b's distribution function runs from b to b + 1, so that one search serves all rows.
+    weights = xp.exp(logits - xp.max(logits, axis=1, keepdims=True))
+    cumulative = xp.cumsum(weights, axis=1)
+    if not (cumulative[:, -1] > 0).all():
+        raise ValueError("expected log-probabilities without NaN, inf or rows of -inf only")
+    cumulative /= cumulative[:, -1:]
+    # The distribution function of row b is shifted to b..b+1, so that one search serves all rows.
     row = xp.arange(batch)[:, None]
     draws = _generator(xp, seed).uniform(0.0, 1.0, (batch, sample_size)) + row
-    drawn = xp.searchsorted((upto + row).reshape(-1), draws.reshape(-1), side="right")
-    drawn = drawn.reshape(draws.shape) - row * classes
-    return xp.clip(drawn, 0, classes - 1).astype(element_type(dtype))
+    samples = xp.searchsorted((cumulative + row).reshape(-1), draws.reshape(-1), side="right")
+    samples = samples.reshape(draws.shape) - row * classes
+    return xp.clip(samples, 0, classes - 1).astype(element_type(dtype))

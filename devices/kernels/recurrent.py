@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hetero.devices.kernels.axes import are_within
-from hetero.devices.kernels.element_types import Array, Xp, wide
-from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.element_types import Array, Xp, widen
+from hetero.devices.kernels.registry import op, with_attributes_of
 
 Floats = Sequence[float]
 Strings = Sequence[str]
@@ -118,29 +118,31 @@ def _layer(
     layout: int = 0,
 ) -> _Layer:
     if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
-        raise ValueError(f"X, W and R have shapes {x.shape}, {w.shape}, {r.shape}: rank 3 wanted")
+        raise ValueError(f"X, W and R: expected rank 3, got shapes {x.shape}, {w.shape}, {r.shape}")
     directions = 2 if direction == "bidirectional" else 1
     hidden = r.shape[-1]
     dtype = x.dtype
-    x, w, r, b, initial_h = wide(xp, x, w, r, b, initial_h)
+    x, w, r, b, initial_h = widen(xp, x, w, r, b, initial_h)
     x = x.swapaxes(0, 1) if layout else x
     steps, batch, size = x.shape
-    wanted = {
+    shapes = {
         "W": (w, (directions, gates * hidden, size)),
         "R": (r, (directions, gates * hidden, hidden)),
         "B": (b, (directions, 2 * gates * hidden)),
     }
-    for name, (array, shape) in wanted.items():
+    for name, (array, shape) in shapes.items():
         if array is not None and array.shape != shape:
-            raise ValueError(f"{name} has shape {array.shape}; {shape} wanted for X {x.shape}")
+            raise ValueError(
+                f"{name}: expected shape {shape} for X of shape {x.shape}, got {array.shape}"
+            )
     if hidden_size not in (None, hidden):
-        raise ValueError(f"hidden_size is {hidden_size}, but R has shape {r.shape}")
+        raise ValueError(f"hidden_size: expected {hidden}, as in R, got {hidden_size}")
     if b is None:
         b = xp.zeros((directions, 2 * gates * hidden), x.dtype)
     if lengths is not None:
         lengths = xp.asarray(lengths)
         if lengths.shape != (batch,) or not are_within(lengths, 0, steps + 1):
-            raise ValueError(f"sequence_lens must be {batch} numbers from 0 to {steps}")
+            raise ValueError(f"sequence_lens: expected {batch} numbers from 0 to {steps}")
     defaults = _DEFAULTS[gates] * directions
     functions = _activations(
         xp, activations or defaults, activation_alpha, activation_beta, len(defaults)
@@ -167,17 +169,17 @@ def _layer(
 def _initial(
     xp: Xp, x: Array, state: Array | None, directions: int, hidden: int, layout: int, name: str
 ) -> Array:
-    """Return an initial state as (D, B, H), zeros if absent; x is (T, B, I)."""
+    """Return an initial state as (D, B, H), zeros if it is absent; x is (T, B, I)."""
     shape = (directions, x.shape[1], hidden)
     if state is None:
         return xp.zeros(shape, x.dtype)
     state = state.swapaxes(0, 1) if layout else state
     if state.shape != shape:
-        raise ValueError(f"{name} has shape {state.shape}; {shape} wanted")
+        raise ValueError(f"{name}: expected shape {shape}, got {state.shape}")
     return state
 
 
-def _clipped(xp: Xp, x: Array, clip: float | None) -> Array:
+def _clip_gates(xp: Xp, x: Array, clip: float | None) -> Array:
     return x if clip is None else xp.clip(x, -clip, clip)
 
 
@@ -226,8 +228,8 @@ _CHOICES = {
 }
 
 
-@op("RNN", since=7, added={"layout": 14}, choices=_CHOICES)
-@taking(_layer)
+@op("RNN", since=7, additions={"layout": 14}, choices=_CHOICES)
+@with_attributes_of(_layer)
 def rnn_7(
     xp: Xp,
     x: Array,
@@ -249,7 +251,7 @@ def rnn_7(
         (f,), recurrent = layer.activations[d], layer.r[d].T
 
         def step(gate: Array, h: Array) -> tuple[Array, ...]:
-            return (f(_clipped(xp, gate + xp.matmul(h, recurrent), layer.clip)),)
+            return (f(_clip_gates(xp, gate + xp.matmul(h, recurrent), layer.clip)),)
 
         return step
 
@@ -257,8 +259,8 @@ def rnn_7(
     return _scan(xp, layer, bias, (layer.initial_h,), cell)
 
 
-@op("GRU", since=7, added={"layout": 14}, choices=_CHOICES)
-@taking(_layer)
+@op("GRU", since=7, additions={"layout": 14}, choices=_CHOICES)
+@with_attributes_of(_layer)
 def gru_7(
     xp: Xp,
     x: Array,
@@ -284,13 +286,13 @@ def gru_7(
         recurrent_zr, recurrent_h = layer.r[d, : 2 * n].T, layer.r[d, 2 * n :].T
 
         def step(gates: Array, h: Array) -> tuple[Array, ...]:
-            zr = f(_clipped(xp, gates[:, : 2 * n] + xp.matmul(h, recurrent_zr), clip))
+            zr = f(_clip_gates(xp, gates[:, : 2 * n] + xp.matmul(h, recurrent_zr), clip))
             z, r = zr[:, :n], zr[:, n:]
             if linear_before_reset:
                 product = r * (xp.matmul(h, recurrent_h) + hidden_bias)
             else:
                 product = xp.matmul(r * h, recurrent_h) + hidden_bias
-            new = g(_clipped(xp, gates[:, 2 * n :] + product, clip))
+            new = g(_clip_gates(xp, gates[:, 2 * n :] + product, clip))
             return ((1 - z) * new + z * h,)
 
         return step
@@ -298,8 +300,8 @@ def gru_7(
     return _scan(xp, layer, bias, (layer.initial_h,), cell)
 
 
-@op("LSTM", since=7, added={"layout": 14}, choices=_CHOICES)
-@taking(_layer)
+@op("LSTM", since=7, additions={"layout": 14}, choices=_CHOICES)
+@with_attributes_of(_layer)
 def lstm_7(
     xp: Xp,
     x: Array,
@@ -349,10 +351,10 @@ def long_short_term_memory(
     """Return the outputs of LSTM; `recurrent_input` maps h before the recurrent product."""
     layer = _layer(xp, 4, x, w, r, b, sequence_lens, initial_h, **attributes)
     n, clip, directions = layer.hidden, layer.clip, w.shape[0]
-    initial_c, p = wide(xp, initial_c, p)
+    initial_c, p = widen(xp, initial_c, p)
     start = _initial(xp, layer.x, initial_c, directions, n, layer.layout, "initial_c")
     if p is not None and p.shape != (directions, 3 * n):
-        raise ValueError(f"P has shape {p.shape}; expected {(directions, 3 * n)}")
+        raise ValueError(f"P: expected shape {(directions, 3 * n)}, got {p.shape}")
 
     def cell(d: int) -> Cell:
         (f, g, h_of), recurrent = layer.activations[d], layer.r[d].T
@@ -364,10 +366,10 @@ def long_short_term_memory(
         def step(gates: Array, h: Array, c: Array) -> tuple[Array, ...]:
             gates = gates + xp.matmul(recurrent_input(h), recurrent)
             gate_i, gate_o, gate_f, gate_c = (gates[:, k * n : (k + 1) * n] for k in range(4))
-            i = f(_clipped(xp, peep(gate_i, peep_i, c), clip))
-            forget = 1 - i if input_forget else f(_clipped(xp, peep(gate_f, peep_f, c), clip))
-            new_c = forget * c + i * g(_clipped(xp, gate_c, clip))
-            o = f(_clipped(xp, peep(gate_o, peep_o, new_c), clip))
+            i = f(_clip_gates(xp, peep(gate_i, peep_i, c), clip))
+            forget = 1 - i if input_forget else f(_clip_gates(xp, peep(gate_f, peep_f, c), clip))
+            new_c = forget * c + i * g(_clip_gates(xp, gate_c, clip))
+            o = f(_clip_gates(xp, peep(gate_o, peep_o, new_c), clip))
             return o * h_of(new_c), new_c
 
         return step

@@ -1,4 +1,4 @@
-"""The kernel registry: which function computes which operator, and since which opset.
+"""The kernel registry: maps an operator and an opset to the function that computes it.
 
 A kernel is one pure function of arrays whose signature is the ONNX operator's::
 
@@ -10,21 +10,22 @@ A kernel is one pure function of arrays whose signature is the ONNX operator's::
 * `xp` is the array namespace (numpy, or CuPy with numpy's API); no kernel file imports either.
 * Inputs follow, positional, in the specification's order; an absent optional input is ``None``;
   variadic inputs are ``*inputs``.
-* Attributes are keyword-only, under their ONNX names with their ONNX defaults. They arrive as
+* Attributes are keyword-only, under their ONNX names with their ONNX defaults. Their values are
   int, float, str, tuples of those, arrays (tensor attributes), TypeProto, or for a graph attribute
   a callable ``body(*inputs) -> tuple`` over host or device arrays.
-* A kernel returns one array, or a tuple as the specification has outputs.
-* It never writes into an input. Keyword-only parameters with these reserved names are not
-  attributes; the interpreter fills them when the kernel declares them:
+* A kernel returns one array, or a tuple if the operator has several outputs.
+* A kernel never writes into an input.
+* Keyword-only parameters with these reserved names are not attributes; the interpreter passes them
+  to kernels that declare them:
 
-  ``n_outputs``  how many outputs the node names (trailing absent ones cut off)
-  ``version``    the version of the operator's domain that the model imports
-  ``memo``       a dict of the node's own, the same in every run, for values that a kernel computes
-                 from attributes alone
+  ``n_outputs``  number of outputs that the node names, without absent ones at the end
+  ``version``    version of the operator's domain that the model imports
+  ``memo``       dict of this node, the same in every run, for values that depend on attributes
+                 only
 
-The registration says which values an attribute may have (`choices`), and which opset brought an
-input or attribute that the first one lacks (`added`) or took an attribute away (`dropped`); a query
-refuses others, so that a kernel need not.
+The registration lists the valid values of attributes (`choices`), the opsets that added an input
+or attribute (`additions`), and those that removed an attribute (`removals`). A query refuses
+everything else, so kernels need not check it.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from onnx import TensorProto
 #: Keyword-only kernel parameters that are not ONNX attributes.
 RESERVED: Final = frozenset({"memo", "n_outputs", "version"})
 
-#: `host=ALL`: every input is wanted on the host (strings, Python objects, data-dependent loops).
+#: `host=(ALL,)`: the kernel needs every input on the host (strings, data-dependent loops).
 ALL: Final = -1
 
 KernelFunction = Callable[..., Any]
 _POSITIONAL: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
-#: Attribute -> its valid values; of a list, those of each entry.
+#: Attribute -> its valid values; for a list, the valid values of each entry.
 Choices = Mapping[str, tuple[Any, ...]]
 
 _TYPES: Final = tuple(n for n in TensorProto.DataType.values() if n != TensorProto.UNDEFINED)
@@ -55,8 +56,8 @@ _FLOATS: Final = (
     TensorProto.FLOAT16,
     TensorProto.BFLOAT16,
 )
-#: Attributes that mean the same wherever they are.
-_EVERYWHERE: Final[Choices] = {
+#: Attributes that mean the same in every operator.
+_COMMON_CHOICES: Final[Choices] = {
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""),
     "dtype": _TYPES,
     "output_datatype": _TYPES,
@@ -76,30 +77,30 @@ class Kernel:
     #: First opset with these semantics.
     since: int
     function: KernelFunction
-    #: Positions of inputs wanted as host (numpy) arrays; `(ALL,)` for every one.
+    #: Positions of inputs that the kernel needs as host (numpy) arrays; `(ALL,)` for all.
     host: tuple[int, ...] = ()
-    #: Names of the keyword-only parameters, reserved and absent ones left out.
+    #: Names of the keyword-only parameters, without reserved and absent ones.
     attributes: frozenset[str] = field(default=frozenset())
     #: Reserved parameters that the function declares.
-    wants: frozenset[str] = field(default=frozenset())
-    #: Valid values of attributes that have few.
+    reserved: frozenset[str] = field(default=frozenset())
+    #: Valid values of attributes that take one of a few.
     choices: Choices = field(default_factory=dict, hash=False)
-    #: Parameters of the function that only other opsets have.
+    #: Parameters of the function that the operator does not have at this opset.
     absent: frozenset[str] = field(default=frozenset())
 
     def reads_on_host(self, position: int) -> bool:
-        """Whether the input there is wanted as a host array."""
+        """Tell whether the kernel needs the input at a position as a host array."""
         return self.host == (ALL,) or position in self.host
 
 
 class KernelRegistry:
-    """Kernels by (domain, operator), each with its `since` versions."""
+    """Kernels by domain, operator and first opset."""
 
     def __init__(self) -> None:
         self._kernels: dict[tuple[str, str], dict[int, Kernel]] = {}
 
     def add(self, kernel: Kernel) -> None:
-        """Register a kernel; a second one for the same operator and opset is an error."""
+        """Register a kernel; ValueError if its operator already has one at this opset."""
         versions = self._kernels.setdefault((kernel.domain, kernel.op_type), {})
         if kernel.since in versions:
             first, second = (_where(k.function) for k in (versions[kernel.since], kernel))
@@ -110,7 +111,7 @@ class KernelRegistry:
         versions[kernel.since] = kernel
 
     def find(self, domain: str, op_type: str, opset: int) -> Kernel | None:
-        """Return the kernel with the greatest ``since <= opset``; below the lowest: None."""
+        """Return the kernel with the greatest ``since <= opset``, or None."""
         versions = self._kernels.get((domain, op_type), {})
         since = max((s for s in versions if s <= opset), default=None)
         return None if since is None else versions[since]
@@ -124,7 +125,7 @@ class KernelRegistry:
             yield from versions.values()
 
 
-#: Every kernel of this package.
+#: The kernels of this package, shared by all devices that interpret.
 KERNELS: Final = KernelRegistry()
 
 
@@ -135,8 +136,8 @@ def op(
     domain: str = "",
     host: tuple[int, ...] = (),
     choices: Choices | None = None,
-    added: Mapping[str, int] | None = None,
-    dropped: Mapping[str, int] | None = None,
+    additions: Mapping[str, int] | None = None,
+    removals: Mapping[str, int] | None = None,
     registry: KernelRegistry | None = None,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register the decorated function as `op_type`'s kernel.
@@ -146,26 +147,26 @@ def op(
     op_type : str
         The operator's name in the specification.
     since : int or tuple of int
-        First opset(s) with these semantics; several when the schema changed but not what the
-        function computes, so that a test can compare signatures at each.
+        First opset(s) with these semantics. Several opsets mean that the schema changed and the
+        function did not; a test compares the signature with each schema.
     domain : str
         ``""`` is ai.onnx; ``"hetero"`` holds fused operators that `transform_model` makes.
     host : tuple of int
-        Positions of inputs wanted as host arrays, or ``(ALL,)``.
+        Positions of inputs that the kernel needs as host arrays, or ``(ALL,)``.
     choices : mapping of str to tuple, optional
-        The valid values of attributes, beside those that mean the same in every operator.
-    added : mapping of str to int, optional
-        Input or attribute -> the opset that brought it, where that is later than `since`.
-    dropped : mapping of str to int, optional
+        Valid values of attributes, in addition to those that are the same in every operator.
+    additions : mapping of str to int, optional
+        Input or attribute -> the opset that added it, if later than `since`.
+    removals : mapping of str to int, optional
         Attribute -> the first opset without it.
     registry : KernelRegistry, optional
-        Where a device's own kernel goes; without it the kernel is every device's.
+        Registry of one device's own kernels; by default the kernel is shared by all devices.
 
     Raises
     ------
     ValueError
-        The operator has a kernel of this opset already, or `choices` names no attribute, or
-        `added` or `dropped` no parameter.
+        If the operator already has a kernel at this opset, `choices` names a parameter that is no
+        attribute, or `additions` or `removals` name something that is no parameter.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
@@ -173,17 +174,17 @@ def op(
         keywords = {n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         if unknown := sorted((choices or {}).keys() - keywords):
             raise ValueError(f"{_where(function)} has no attribute {unknown[0]!r} to choose for")
-        came, went = dict(added or {}), dict(dropped or {})
-        if unknown := sorted((came | went).keys() - parameters.keys()):
+        first, end = dict(additions or {}), dict(removals or {})
+        if unknown := sorted((first | end).keys() - parameters.keys()):
             raise ValueError(
-                f"{_where(function)} has no parameter {unknown[0]!r} to be added or dropped"
+                f"{_where(function)} has no parameter {unknown[0]!r} to be added or removed"
             )
-        valid = {n: v for n, v in _EVERYWHERE.items() if n in keywords} | dict(choices or {})
+        valid = {n: v for n, v in _COMMON_CHOICES.items() if n in keywords} | dict(choices or {})
         own = {since} if isinstance(since, int) else {*since}
-        for version in sorted(own | {*came.values(), *went.values()}):
+        for version in sorted(own | {*first.values(), *end.values()}):
             absent = frozenset(
-                [n for n, brought in came.items() if brought > version]
-                + [n for n, gone in went.items() if gone <= version]
+                [n for n, opset in first.items() if version < opset]
+                + [n for n, opset in end.items() if version >= opset]
             )
             (KERNELS if registry is None else registry).add(
                 Kernel(
@@ -203,24 +204,24 @@ def op(
     return register
 
 
-def taking(
-    shared: Callable[..., Any], *, but: Collection[str] = ()
+def with_attributes_of(
+    shared: Callable[..., Any], *, exclude: Collection[str] = ()
 ) -> Callable[[KernelFunction], KernelFunction]:
-    """Give a kernel, in place of its ``**keywords``, the attributes of a function that takes them.
+    """Replace a kernel's ``**keywords`` in its signature by the attributes of another function.
 
-    They are the keyword-only parameters of `shared`, without those named in `but` and the
-    kernel's own.
+    The attributes are the keyword-only parameters of `shared`, except those in `exclude` and those
+    that the kernel declares itself.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
         signature = inspect.signature(function)
         own = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        handed = {
+        attributes = {
             n: p
             for n, p in inspect.signature(shared).parameters.items()
-            if p.kind is p.KEYWORD_ONLY and n not in but
+            if p.kind is p.KEYWORD_ONLY and n not in exclude
         }
-        parameters = [*own.values(), *(p for n, p in handed.items() if n not in own)]
+        parameters = [*own.values(), *(p for n, p in attributes.items() if n not in own)]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by `op`
         return function
 
@@ -228,19 +229,20 @@ def taking(
 
 
 def as_inputs(kernel: KernelFunction, *names: str) -> KernelFunction:
-    """Return the kernel of a later version, in which these attributes are inputs on the host."""
+    """Return the kernel of a later opset, in which these attributes became host inputs."""
     signature = inspect.signature(kernel)
 
     @wraps(kernel)
     def function(xp: Any, x: Any, *inputs: Any, **attributes: Any) -> Any:
-        given = {
+        values = {
             n: v.reshape(-1).tolist() for n, v in zip(names, inputs, strict=False) if v is not None
         }
-        return kernel(xp, x, **given, **attributes)
+        return kernel(xp, x, **values, **attributes)
 
-    kept = [p for n, p in signature.parameters.items() if n not in names]
-    moved = [signature.parameters[n].replace(kind=_POSITIONAL) for n in names]
-    function.__signature__ = signature.replace(parameters=[*kept[:2], *moved, *kept[2:]])  # type: ignore[attr-defined]  # read by `op`
+    others = [p for n, p in signature.parameters.items() if n not in names]
+    host_inputs = [signature.parameters[n].replace(kind=_POSITIONAL) for n in names]
+    parameters = [*others[:2], *host_inputs, *others[2:]]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by `op`
     return function
 
 

@@ -1,8 +1,8 @@
 """Resize and Upsample.
 
-Interpolation is separable: each axis is resampled by itself, as a sum over a few taps (offsets
-from the source position) of gathered slices times weights. Coordinates are computed in float32,
-as the scales are given, so that e.g. 3 / (1/3) is 9; where sizes give the scale it is their exact
+Interpolation is separable: each axis is resampled by itself, as a sum of gathered slices times
+weights over a few taps (offsets from the source position). Coordinates are computed in float32, the
+type of scales, so that for example 3 / (1/3) is 9. A scale that follows from sizes is their exact
 ratio.
 """
 
@@ -13,14 +13,14 @@ from math import floor
 from typing import Any, NamedTuple
 
 from hetero.devices.kernels.axes import axis_of
-from hetero.devices.kernels.element_types import Array, Xp, to_integers, wide
-from hetero.devices.kernels.registry import as_inputs, op, taking
+from hetero.devices.kernels.element_types import Array, Xp, to_integers, widen
+from hetero.devices.kernels.registry import as_inputs, op, with_attributes_of
 
 Ints = Sequence[int]
 
 
 class Rules(NamedTuple):
-    """The attributes of Resize that say how a sample is taken."""
+    """The attributes of Resize that determine how elements are sampled."""
 
     mode: str = "nearest"
     coordinates: str = "asymmetric"
@@ -42,7 +42,7 @@ _COORDINATES = (
 
 
 class Axis(NamedTuple):
-    """One resized axis: its sizes, scale, and region of interest in normalised coordinates."""
+    """One axis to resize: its sizes, scale, and region of interest in normalised coordinates."""
 
     axis: int
     size: int
@@ -53,7 +53,7 @@ class Axis(NamedTuple):
 
 
 def _source(xp: Xp, a: Axis, mode: str) -> Array:
-    """Return for each output position its coordinate in the input."""
+    """Return the coordinate in the input of each output position."""
     is_ratio = bool(a.size) and a.scale == a.output / a.size
     x = xp.arange(a.output, dtype=xp.float64 if is_ratio else xp.float32)
     scale = xp.float32(a.scale)
@@ -78,7 +78,7 @@ def _source(xp: Xp, a: Axis, mode: str) -> Array:
 
 
 def _nearest(xp: Xp, x: Array, mode: str, scale: float) -> Array:
-    """Return the input index that a coordinate rounds to."""
+    """Round coordinates to input indices."""
     if mode == "round_prefer_floor":
         return xp.ceil(x - 0.5)
     if mode == "round_prefer_ceil":
@@ -89,12 +89,12 @@ def _nearest(xp: Xp, x: Array, mode: str, scale: float) -> Array:
 
 
 def linear_filter(xp: Xp, x: Array) -> Array:
-    """Return the weight of a neighbour at distance x."""
+    """Return the weight of a neighbour at distance x in linear interpolation."""
     return xp.maximum(1 - abs(x), 0)
 
 
 def cubic_filter(xp: Xp, x: Array, a: float = -0.75) -> Array:
-    """Return likewise Keys' cubic convolution kernel (IEEE TASSP 29(6), 1981, equation 4)."""
+    """Return the weight at distance x of Keys' cubic kernel (IEEE TASSP 29(6), 1981, eq. 4)."""
     x = abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -102,8 +102,8 @@ def cubic_filter(xp: Xp, x: Array, a: float = -0.75) -> Array:
 
 
 def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
-    """Return indices and weights, each (taps, output): what each output is a weighted sum of."""
-    shrink = min(a.scale, 1.0) if rules.antialias else 1.0  # by which the filter is stretched
+    """Return input indices and weights, each (taps, output), of the sum for each output."""
+    shrink = min(a.scale, 1.0) if rules.antialias else 1.0  # the filter is 1 / shrink times wider
     first = floor(-(1 if rules.mode == "linear" else 2) / shrink) + 1
     base = xp.floor(source)
     offsets = xp.arange(first, 2 - first, dtype=xp.float32)[:, None]
@@ -121,7 +121,7 @@ def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
 
 
 def _along(x: Array, axis: int, values: Array) -> Array:
-    """Return (output) values so that they broadcast along an axis of x."""
+    """Reshape a vector to broadcast along an axis of x."""
     return values.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
@@ -148,61 +148,63 @@ def _resample(xp: Xp, x: Array, a: Axis, rules: Rules) -> Array:
 def _resize(xp: Xp, x: Array, axes: list[Axis], rules: Rules) -> Array:
     for a in axes:
         if a.size == 0 and a.output > 0:
-            raise ValueError(f"axis {a.axis} has size 0 and cannot be resized to {a.output}")
+            raise ValueError(
+                f"expected elements on axis {a.axis} to resize to {a.output}, got none"
+            )
     dtype, y = x.dtype, x
     if rules.mode != "nearest":
-        (y,) = wide(xp, x)
+        (y,) = widen(xp, x)
         if y.dtype.kind not in "f":
             y = y.astype(xp.float32 if y.dtype.itemsize < 4 else xp.float64)
-    cropped = rules.coordinates == "tf_crop_and_resize"
-    # The last axis first: gathering along it costs most.
+    has_region = rules.coordinates == "tf_crop_and_resize"
+    # The last axis is first, because gathering along it is the slowest.
     for a in sorted(axes, key=lambda a: -a.axis):
-        if cropped or a.size != a.output or a.scale != 1:
+        if has_region or a.size != a.output or a.scale != 1:
             y = _resample(xp, y, a, rules)
     return to_integers(xp, y, dtype) if dtype.kind in "iu" else y.astype(dtype, copy=False)
 
 
 def _by_scales(xp: Xp, x: Array, scales: Sequence[float], axes: Ints) -> list[Axis]:
-    """Return the axes that `scales` resizes: output is floor(size * scale)."""
+    """Return the axes to resize by `scales`; an output size is floor(size * scale)."""
     _check_count("scales", len(scales), len(axes))
     result = []
     for i, axis in enumerate(axes):
         scale, size = xp.float32(scales[i]), x.shape[axis]
         if not scale > 0:
-            raise ValueError(f"scale {float(scale)} of axis {axis} must be positive")
-        # In the scales' own float32, for any region, as shape inference computes it.
+            raise ValueError(f"scales: expected a positive number for axis {axis}, got {scale}")
+        # Computed in float32 and without the region of interest, as in shape inference.
         output = floor(xp.float32(size) * scale)
         result.append(Axis(axis, size, output, float(scale)))
     return result
 
 
 def _by_sizes(x: Array, sizes: Array, axes: Ints, policy: str = "stretch") -> list[Axis]:
-    """Return the axes that `sizes` resizes, one scale for all if the policy keeps the aspect."""
+    """Return the axes to resize to `sizes`; they have one scale if the policy keeps the aspect."""
     _check_count("sizes", len(sizes), len(axes))
-    wanted = [int(n) for n in sizes]
-    if min(wanted, default=0) < 0:
-        raise ValueError(f"sizes {wanted} must not be negative")
+    outputs = [int(n) for n in sizes]
+    if min(outputs, default=0) < 0:
+        raise ValueError(f"sizes: expected no negative number, got {outputs}")
     scales = [
-        n / x.shape[axis] if x.shape[axis] else 1.0 for n, axis in zip(wanted, axes, strict=True)
+        n / x.shape[axis] if x.shape[axis] else 1.0 for n, axis in zip(outputs, axes, strict=True)
     ]
     if policy in ("not_larger", "not_smaller"):
         scale = min(scales) if policy == "not_larger" else max(scales)
         scales = [scale] * len(axes)
-        wanted = [floor(scale * x.shape[axis] + 0.5) for axis in axes]
-    resized = zip(axes, wanted, scales, strict=True)
-    return [Axis(axis, x.shape[axis], n, scale) for axis, n, scale in resized]
+        outputs = [floor(scale * x.shape[axis] + 0.5) for axis in axes]
+    rows = zip(axes, outputs, scales, strict=True)
+    return [Axis(axis, x.shape[axis], output, scale) for axis, output, scale in rows]
 
 
 def _check_count(name: str, count: int, axes: int) -> None:
     if count != axes:
-        raise ValueError(f"{name} has {count} entries for {axes} axes")
+        raise ValueError(f"{name}: expected {axes} entries, got {count}")
 
 
 @op("Upsample", since=7, choices={"mode": ("nearest", "linear")})
 def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[float]) -> Array:
-    """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
+    """Enlarge every axis: `nearest` repeats elements, `linear` interpolates."""
     if any(float(s) < 1 for s in scales):
-        raise ValueError(f"scales {[float(s) for s in scales]} must be at least 1")
+        raise ValueError(f"scales: expected at least 1, got {[float(s) for s in scales]}")
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), Rules(mode))
 
 
@@ -213,7 +215,7 @@ op("Upsample", since=9, host=(1,), choices={"mode": ("nearest", "linear")})(
 
 @op("Resize", since=10, host=(1,), choices={"mode": ("nearest", "linear")})
 def resize_10(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
-    """Scale every axis; `nearest` takes the lower neighbour, or the upper one where it shrinks."""
+    """Scale every axis; `nearest` uses the lower neighbour, or the upper one on smaller axes."""
     rules = Rules(mode, nearest="by_direction")
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
@@ -239,8 +241,8 @@ def _rules_18(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> tuple[list[Axis], Rules]:
-    """Return what Resize's inputs and attributes say of each axis, and of all."""
-    chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
+    """Return the axes to resize and the sampling rules, from Resize's inputs and attributes."""
+    numbers = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
     rules = Rules(
         mode,
         coordinate_transformation_mode,
@@ -250,19 +252,19 @@ def _rules_18(
         extrapolation_value,
         antialias,
     )
-    by_scales = scales is not None and scales.size > 0
-    if by_scales == (sizes is not None and sizes.size > 0) and chosen:
-        raise ValueError("exactly one of scales and sizes must be given")
-    if scales is not None and by_scales:
-        resized = _by_scales(xp, x, scales, chosen)
+    has_scales = scales is not None and scales.size > 0
+    if has_scales == (sizes is not None and sizes.size > 0) and numbers:
+        raise ValueError("expected exactly one of scales and sizes")
+    if scales is not None and has_scales:
+        rows = _by_scales(xp, x, scales, numbers)
     else:
-        resized = _by_sizes(x, sizes, chosen, keep_aspect_ratio_policy)
+        rows = _by_sizes(x, sizes, numbers, keep_aspect_ratio_policy)
     if rules.coordinates == "tf_crop_and_resize":
         region = [] if roi is None else roi.tolist()
-        _check_count("roi", len(region), 2 * len(chosen))
-        ends = zip(resized, region[: len(chosen)], region[len(chosen) :], strict=True)
-        resized = [a._replace(start=start, end=end) for a, start, end in ends]
-    return resized, rules
+        _check_count("roi", len(region), 2 * len(numbers))
+        ends = zip(rows, region[: len(numbers)], region[len(numbers) :], strict=True)
+        rows = [a._replace(start=start, end=end) for a, start, end in ends]
+    return rows, rules
 
 
 @op(
@@ -275,7 +277,7 @@ def _rules_18(
         "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
     },
 )
-@taking(_rules_18)
+@with_attributes_of(_rules_18)
 def resize_18(
     xp: Xp,
     x: Array,
@@ -284,7 +286,7 @@ def resize_18(
     sizes: Array | None = None,
     **rules: Any,
 ) -> Array:
-    """Resample `axes` (all if absent) to `sizes`, or by `scales`."""
+    """Resample `axes` (all if absent) to `sizes` or by `scales`."""
     return _resize(xp, x, *_rules_18(xp, x, roi, scales, sizes, **rules))
 
 
@@ -297,7 +299,7 @@ def resize_18(
         "coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn"),
     },
 )
-@taking(_rules_18, but=("antialias", "axes", "keep_aspect_ratio_policy"))
+@with_attributes_of(_rules_18, exclude=("antialias", "axes", "keep_aspect_ratio_policy"))
 def resize_11(
     xp: Xp,
     x: Array,
@@ -306,5 +308,5 @@ def resize_11(
     sizes: Array | None = None,
     **rules: Any,
 ) -> Array:
-    """Resample every axis to `sizes`, or by `scales`."""
+    """Resample every axis to `sizes` or by `scales`."""
     return resize_18(xp, x, roi, scales, sizes, **rules)

@@ -1,12 +1,18 @@
-"""Operators that write by index: a copy of the data with updates placed or reduced into it."""
+"""Operators that write updates at indices into a copy of the data, or reduce them into it."""
 
 from __future__ import annotations
 
 import math
 
 from hetero.devices.kernels.axes import are_within, axis_of
-from hetero.devices.kernels.element_types import Array, Xp, is_narrow_float, is_on_host, same_type
-from hetero.devices.kernels.index import element_numbers, row_numbers
+from hetero.devices.kernels.element_types import (
+    Array,
+    Xp,
+    check_same_type,
+    is_narrow_float,
+    is_on_host,
+)
+from hetero.devices.kernels.index import flat_indices, flat_row_indices
 from hetero.devices.kernels.registry import op
 
 _REDUCTIONS = {"reduction": ("none", "add", "mul", "max", "min")}
@@ -14,62 +20,66 @@ _REDUCTIONS = {"reduction": ("none", "add", "mul", "max", "min")}
 
 @op("Scatter", since=9)
 def scatter_9(xp: Xp, data: Array, indices: Array, updates: Array, *, axis: int = 0) -> Array:
-    """Put each update where `indices` says along `axis`."""
+    """Write each update at its index along `axis`."""
     return scatter_elements_11(xp, data, indices, updates, axis=axis)
 
 
-@op("ScatterElements", since=11, added={"reduction": 16}, choices=_REDUCTIONS)
+@op("ScatterElements", since=11, additions={"reduction": 16}, choices=_REDUCTIONS)
 def scatter_elements_11(
     xp: Xp, data: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none"
 ) -> Array:
-    """Put each update where `indices` says along `axis`, or reduce it into what is there."""
+    """Write each update at its index along `axis`, or reduce it into the element there."""
     axis = axis_of(axis, data.ndim)
-    numbers = element_numbers(xp, data, indices, axis)
+    indices = flat_indices(xp, data, indices, axis)
     if updates.shape != indices.shape:
-        raise ValueError(f"updates {updates.shape} and indices {indices.shape} differ in shape")
-    flat = _place(xp, data.reshape(-1), numbers.reshape(-1), updates.reshape(-1), reduction)
+        raise ValueError(f"updates: expected shape {indices.shape}, got {updates.shape}")
+    flat = _place(xp, data.reshape(-1), indices.reshape(-1), updates.reshape(-1), reduction)
     return flat.reshape(data.shape)
 
 
-@op("ScatterND", since=11, added={"reduction": 16}, choices=_REDUCTIONS)
+@op("ScatterND", since=11, additions={"reduction": 16}, choices=_REDUCTIONS)
 def scatter_nd_11(
     xp: Xp, data: Array, indices: Array, updates: Array, *, reduction: str = "none"
 ) -> Array:
-    """Put each slice of `updates` where its index tuple says, or reduce it into what is there."""
+    """Write each slice of `updates` at its index tuple, or reduce it into the slice there."""
     depth = indices.shape[-1] if indices.ndim else 0
     if not 1 <= depth <= data.ndim:
-        raise ValueError(f"indices of shape {indices.shape} do not fit data of rank {data.ndim}")
-    picked, rest = data.shape[:depth], data.shape[depth:]
+        raise ValueError(
+            f"indices: expected tuples of 1 to {data.ndim} numbers, got shape {indices.shape}"
+        )
+    rows_shape, rest = data.shape[:depth], data.shape[depth:]
     if updates.shape != indices.shape[:-1] + rest:
-        raise ValueError(f"updates of shape {updates.shape} are not {indices.shape[:-1] + rest}")
-    rows = row_numbers(xp, indices, picked).reshape(-1)
+        raise ValueError(
+            f"updates: expected shape {indices.shape[:-1] + rest}, got {updates.shape}"
+        )
+    rows = flat_row_indices(xp, indices, rows_shape).reshape(-1)
     width = math.prod(rest)
-    table, updates = data.reshape(math.prod(picked), width), updates.reshape(rows.size, width)
+    table, updates = data.reshape(math.prod(rows_shape), width), updates.reshape(rows.size, width)
     return _place(xp, table, rows, updates, reduction).reshape(data.shape)
 
 
 def _place(xp: Xp, data: Array, rows: Array, updates: Array, reduction: str) -> Array:
-    """Return a copy of the data with the updates placed in, or reduced into, these rows."""
-    same_type(data, updates)
+    """Return a copy of the data with the updates written or reduced into these rows."""
+    check_same_type(data, updates)
     if reduction == "none":
         result = data.copy()
         result[rows] = updates
         return result
     names = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
     function = getattr(xp, names[reduction])
-    widened = is_narrow_float(data)
-    result = data.astype(xp.float32) if widened else data.copy()
+    is_narrow = is_narrow_float(data)
+    result = data.astype(xp.float32) if is_narrow else data.copy()
     updates = updates.astype(result.dtype, copy=False)
     if data.ndim == 1:
         function.at(result, rows, updates)
     elif is_on_host(rows) and xp.unique(rows).size == rows.size:
         result[rows] = function(result[rows], updates)
     else:
-        # One dimension of elements: numpy is many times slower at repeated rows.
+        # Flat indices, because `at` is many times slower for repeated rows of an array of rank 2.
         width = data.shape[1]
-        numbers = rows[:, None] * width + xp.arange(width)
-        function.at(result.reshape(-1), numbers.reshape(-1), updates.reshape(-1))
-    return result.astype(data.dtype) if widened else result
+        flat = rows[:, None] * width + xp.arange(width)
+        function.at(result.reshape(-1), flat.reshape(-1), updates.reshape(-1))
+    return result.astype(data.dtype) if is_narrow else result
 
 
 @op("TensorScatter", since=24, choices={"mode": ("linear", "circular")})
@@ -82,30 +92,35 @@ def tensor_scatter(
     axis: int = -2,
     mode: str = "linear",
 ) -> Array:
-    """Write `update` into each batch entry's cache, from its write index on along `axis`.
+    """Write `update` into each batch entry's cache along `axis`, starting at its write index.
 
     `past_cache` is (B, ..., M, ...), `update` (B, ..., S, ...) with S <= M, `write_indices` (B,),
-    zeros if absent. `mode` ``"circular"`` wraps at M; ``"linear"`` refuses to write past it.
+    zeros if absent. Writing past M wraps around in mode ``"circular"`` and fails in ``"linear"``.
     """
-    same_type(past_cache, update)
+    check_same_type(past_cache, update)
     axis = axis_of(axis, past_cache.ndim)
     if axis == 0:
-        raise ValueError("axis 0 is the batch; write along another")
+        raise ValueError("axis: expected another axis than 0, the batch")
     batch, length = past_cache.shape[0], past_cache.shape[axis]
     if update.ndim != past_cache.ndim or any(
         m > n if i == axis else m != n
         for i, (m, n) in enumerate(zip(update.shape, past_cache.shape, strict=True))
     ):
-        raise ValueError(f"update {update.shape} does not fit cache {past_cache.shape}")
+        raise ValueError(
+            f"update: expected shape {past_cache.shape} or less on axis {axis}, got {update.shape}"
+        )
     start = xp.zeros(batch, dtype=xp.int64) if write_indices is None else write_indices
     if start.shape != (batch,):
-        raise ValueError(f"write_indices of shape {start.shape} is not ({batch},)")
+        raise ValueError(f"write_indices: expected shape ({batch},), got {start.shape}")
     step = start[:, None] + xp.arange(update.shape[axis])
     if mode == "circular":
         step = step % length
     elif not are_within(step, 0, length):
-        raise IndexError(f"steps {int(step.min())} to {int(step.max())} exceed the {length} cached")
+        raise IndexError(
+            f"write_indices: expected steps from 0 to {length - 1}, got {int(step.min())} to "
+            f"{int(step.max())}"
+        )
     present = past_cache.copy()
-    # A view with (batch, step) first, so that one assignment writes every entry's steps.
+    # In a view with (batch, step) first, one assignment writes the steps of all entries.
     xp.moveaxis(present, axis, 1)[xp.arange(batch)[:, None], step] = xp.moveaxis(update, axis, 1)
     return present

@@ -1,27 +1,28 @@
 """Signal processing: DFT, STFT and MelWeightMatrix.
 
-The last axis of a complex tensor is 2, real and imaginary part; that of a real one is 1.
+The last axis of a tensor of complex numbers has size 2, real and imaginary part; that of a tensor
+of real numbers has size 1.
 """
 
 from __future__ import annotations
 
 from math import log10
 
-from hetero.devices.kernels.element_types import Array, Xp, element_type, wide
+from hetero.devices.kernels.element_types import Array, Xp, element_type, widen
 from hetero.devices.kernels.registry import op
 
 
 def _complex(x: Array) -> Array:
-    """Return the numbers that x's last axis holds, complex if there are two parts."""
+    """Return the numbers whose parts are x's last axis, complex if it has size 2."""
     if x.ndim == 0 or x.shape[-1] not in (1, 2):
         raise ValueError(
-            f"input has shape {x.shape}; the last axis must be 1 (real) or 2 (complex)"
+            f"expected a last axis of size 1 (real) or 2 (complex), got shape {x.shape}"
         )
     return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
 
 
 def _parts(xp: Xp, z: Array, dtype: object) -> Array:
-    """Return a complex array as a real one with a last axis of 2."""
+    """Return a complex array as a real one with a last axis of size 2."""
     return xp.stack((z.real, z.imag), axis=-1).astype(dtype, copy=False)
 
 
@@ -35,24 +36,27 @@ def dft_17(
     inverse: int = 0,
     onesided: int = 0,
 ) -> Array:
-    """Return the discrete Fourier transform along `axis`, cut or zero-padded to `dft_length`."""
+    """Return the discrete Fourier transform along `axis`.
+
+    The input is truncated or padded with zeros to `dft_length`.
+    """
     if not (-x.ndim <= axis <= -2 or 0 <= axis <= x.ndim - 2):
-        raise ValueError(f"axis {axis} is out of range for rank {x.ndim} (the last axis is parts)")
+        raise ValueError(f"axis: expected an axis before the last of rank {x.ndim}, got {axis}")
     axis %= x.ndim
     dtype = x.dtype
-    (x,) = wide(xp, x)
+    (x,) = widen(xp, x)
     z = _complex(x)
     if dft_length is not None:
         n = int(dft_length.reshape(()))
     else:
         n = 2 * (z.shape[axis] - 1) if inverse and onesided else z.shape[axis]
     if n < 1:
-        raise ValueError(f"dft_length is {n}; it must be positive")
+        raise ValueError(f"dft_length: expected a positive number, got {n}")
     if onesided and inverse:
         return xp.fft.irfft(z, n=n, axis=axis)[..., None].astype(dtype, copy=False)
     if onesided:
         if x.shape[-1] != 1:
-            raise ValueError("onesided=1 without inverse wants a real input (last axis 1)")
+            raise ValueError("expected a real input (last axis of size 1) with onesided=1")
         return _parts(xp, xp.fft.rfft(z, n=n, axis=axis), dtype)
     transform = xp.fft.ifft if inverse else xp.fft.fft
     return _parts(xp, transform(z, n=n, axis=axis), dtype)
@@ -69,8 +73,8 @@ def dft_20(
     onesided: int = 0,
 ) -> Array:
     """Return the discrete Fourier transform along `axis` (default -2)."""
-    where = -2 if axis is None else int(axis.reshape(()))
-    return dft_17(xp, x, dft_length, axis=where, inverse=inverse, onesided=onesided)
+    number = -2 if axis is None else int(axis.reshape(()))
+    return dft_17(xp, x, dft_length, axis=number, inverse=inverse, onesided=onesided)
 
 
 @op("STFT", since=17, host=(1, 3))
@@ -83,10 +87,10 @@ def stft_17(
     *,
     onesided: int = 1,
 ) -> Array:
-    """Return the transform of each windowed frame, (batch, frames, bins, 2)."""
+    """Return the Fourier transform of each windowed frame, (batch, frames, bins, 2)."""
     dtype, step = signal.dtype, int(frame_step.reshape(()))
-    signal, window = wide(xp, signal, window)
-    # [batch, length] is no form of ONNX's, but audio exporters write it and ONNX Runtime takes it.
+    signal, window = widen(xp, signal, window)
+    # [batch, length] is not in ONNX's definition, but exporters write it and ONNX Runtime runs it.
     z = _complex(signal[..., None] if signal.ndim == 2 else signal)
     if frame_length is not None:
         length = int(frame_length.reshape(()))
@@ -94,11 +98,11 @@ def stft_17(
         length = z.shape[1] if window is None else window.shape[0]
     if z.ndim != 2 or step < 1 or not 1 <= length <= z.shape[1]:
         raise ValueError(
-            f"signal has shape {signal.shape}, frame_step is {step}, frame_length {length}: "
-            "rank 2 or 3, a positive step and a length within the signal wanted"
+            "expected a signal of rank 2 or 3, a positive frame_step and a frame_length of at most "
+            f"the signal's length, got shape {signal.shape}, {step} and {length}"
         )
     if window is not None and window.shape != (length,):
-        raise ValueError(f"window has shape {window.shape}; {(length,)} wanted")
+        raise ValueError(f"window: expected shape {(length,)}, got {window.shape}")
     starts = xp.arange(0, z.shape[1] - length + 1, step)
     frames = z[:, starts[:, None] + xp.arange(length)]
     if window is not None:
@@ -120,11 +124,12 @@ def mel_weight_matrix_17(
     *,
     output_datatype: int = 1,
 ) -> Array:
-    """Return triangles, evenly spaced on the mel scale, over the bins of a one-sided DFT."""
+    """Return triangular filters, evenly spaced on the mel scale, for bins of a one-sided DFT."""
     bands, length, rate = (int(v.reshape(())) for v in (num_mel_bins, dft_length, sample_rate))
     if bands < 1 or length < 1 or rate < 1:
         raise ValueError(
-            f"num_mel_bins {bands}, dft_length {length} and sample_rate {rate} must be positive"
+            "num_mel_bins, dft_length and sample_rate: expected positive numbers, got "
+            f"{bands}, {length} and {rate}"
         )
     low, high = (
         2595 * log10(1 + float(edge.reshape(())) / 700)

@@ -1,4 +1,4 @@
-"""Operators that cut tensors apart, join them and pad them."""
+"""Operators that slice, split, concatenate and pad tensors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from hetero.devices.kernels.axes import axes_of, axis_of
-from hetero.devices.kernels.element_types import Array, Xp, same_type
-from hetero.devices.kernels.registry import as_inputs, op, taking
+from hetero.devices.kernels.element_types import Array, Xp, check_same_type
+from hetero.devices.kernels.registry import as_inputs, op, with_attributes_of
 
 
 @op("Concat", since=4)
 def concat(xp: Xp, *inputs: Array, axis: int) -> Array:
-    """Join tensors along `axis`; their other dimensions must agree."""
-    same_type(*inputs)
+    """Concatenate tensors along `axis`; their other sizes must be equal."""
+    check_same_type(*inputs)
     return xp.concatenate(inputs, axis=axis_of(axis, inputs[0].ndim))
 
 
@@ -22,12 +22,12 @@ def concat(xp: Xp, *inputs: Array, axis: int) -> Array:
 def split_2(
     xp: Xp, x: Array, *, axis: int = 0, split: Sequence[int] | None = None, n_outputs: int
 ) -> tuple[Array, ...]:
-    """Cut into parts of the sizes `split`, or into equal parts."""
+    """Split into parts of the sizes `split`, or into equal parts."""
     if split is None:
         length = x.shape[axis_of(axis, x.ndim)]
         if length % n_outputs:
             raise ValueError(
-                f"{length} elements on axis {axis} do not give {n_outputs} equal parts"
+                f"expected a multiple of {n_outputs} (outputs) on axis {axis}, got {length}"
             )
         split = [length // n_outputs] * n_outputs
     return cut(x, axis, split)
@@ -40,19 +40,25 @@ op("Split", since=13, host=(1,))(as_inputs(split_2, "split"))
 def split_18(
     xp: Xp, x: Array, split: Array | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Array, ...]:
-    """Cut into parts of the sizes `split`, or into `num_outputs` parts, the last maybe smaller."""
+    """Split into parts of the sizes `split`, or into `num_outputs` parts of one size.
+
+    The last of the `num_outputs` parts may be smaller.
+    """
     if (split is None) == (num_outputs is None):
-        raise ValueError("exactly one of the input split and the attribute num_outputs is wanted")
+        raise ValueError("expected exactly one of the input split and the attribute num_outputs")
     if split is not None:
         return cut(x, axis, split.tolist())
     assert num_outputs is not None
     if num_outputs < 1:
-        raise ValueError(f"num_outputs is {num_outputs}, not at least 1")
+        raise ValueError(f"num_outputs: expected at least 1, got {num_outputs}")
     length = x.shape[axis_of(axis, x.ndim)]
     part = -(-length // num_outputs)
     last = length - part * (num_outputs - 1)
     if last < 0:
-        raise ValueError(f"{length} elements cannot be cut into {num_outputs} parts of {part}")
+        raise ValueError(
+            f"num_outputs: {num_outputs} parts of {part} exceed the {length} elements on axis "
+            f"{axis}"
+        )
     return cut(x, axis, [part] * (num_outputs - 1) + [last])
 
 
@@ -60,7 +66,9 @@ def cut(x: Array, axis: int, sizes: Sequence[int]) -> tuple[Array, ...]:
     """Return the parts of these sizes along an axis."""
     axis = axis_of(axis, x.ndim)
     if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis]:
-        raise ValueError(f"sizes {tuple(sizes)} do not add up to {x.shape[axis]} of axis {axis}")
+        raise ValueError(
+            f"split: expected sizes that sum to {x.shape[axis]} on axis {axis}, got {tuple(sizes)}"
+        )
     before = (slice(None),) * axis
     return tuple(x[(*before, slice(i, j))] for i, j in pairwise(accumulate(sizes, initial=0)))
 
@@ -74,18 +82,18 @@ def _slice(
     axes: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
 ) -> Array:
-    """Cut `starts[i]` to `ends[i]` by `steps[i]` out of axis `axes[i]`."""
+    """Return the elements from `starts[i]` to `ends[i]` in `steps[i]` of axis `axes[i]`."""
     axes = axes_of(range(len(starts)) if axes is None else axes, data.ndim)
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ValueError(
-            f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes and {len(steps)} steps "
-            f"must be as many"
+            f"expected as many starts, ends, axes and steps, got {len(starts)}, {len(ends)}, "
+            f"{len(axes)} and {len(steps)}"
         )
     if 0 in steps:
-        raise ValueError("a step of 0 never ends")
-    # Python clamps bounds as the specification does, but for a start before the first element:
-    # going backwards, Python then takes nothing, the specification the first element.
+        raise ValueError("steps: expected numbers other than 0")
+    # Python clamps bounds as the specification does, except a start before the first element of a
+    # backward slice, which is empty in Python and begins at the first element in the specification.
     index = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         index[axis] = slice(max(start, -data.shape[axis]), end, step)
@@ -93,9 +101,9 @@ def _slice(
 
 
 @op("Slice", since=1)
-@taking(_slice, but=("steps",))
+@with_attributes_of(_slice, exclude=("steps",))
 def slice_1(xp: Xp, data: Array, **bounds: Any) -> Array:
-    """Cut `starts[i]` to `ends[i]` out of axis `axes[i]`."""
+    """Return the elements from `starts[i]` to `ends[i]` of axis `axes[i]`."""
     return _slice(xp, data, **bounds)
 
 
@@ -106,7 +114,7 @@ op("Slice", since=10, host=(1, 2, 3, 4))(as_inputs(_slice, "starts", "ends", "ax
 def pad_2(
     xp: Xp, data: Array, *, pads: Sequence[int], mode: str = "constant", value: float = 0.0
 ) -> Array:
-    """Add `pads` elements around each axis; negative ones remove."""
+    """Add `pads` elements at both ends of each axis; negative pads remove elements."""
     return pad(xp, data, pads, xp.asarray(value, dtype=data.dtype), mode=mode)
 
 
@@ -114,7 +122,7 @@ def pad_2(
     "Pad",
     since=11,
     host=(1, 2, 3),
-    added={"axes": 18},
+    additions={"axes": 18},
     choices={"mode": ("constant", "reflect", "edge", "wrap")},
 )
 def pad_11(
@@ -126,7 +134,7 @@ def pad_11(
     *,
     mode: str = "constant",
 ) -> Array:
-    """Add `pads` elements around each of `axes`; negative ones remove."""
+    """Add `pads` elements at both ends of each of `axes`; negative pads remove elements."""
     return pad(xp, data, pads.tolist(), constant_value, axes, mode=mode)
 
 
@@ -139,22 +147,22 @@ def pad(
     *,
     mode: str = "constant",
 ) -> Array:
-    """Return the data with elements added around axes, all of their begins before their ends."""
+    """Pad axes; `pads` are the numbers of elements at all their begins, then at all their ends."""
     axes = axes_of(range(data.ndim) if axes is None else axes, data.ndim)
     if len(pads) != 2 * len(axes):
-        raise ValueError(f"{len(pads)} pads were given; {len(axes)} axes want {2 * len(axes)}")
+        raise ValueError(f"pads: expected {2 * len(axes)} numbers, got {len(pads)}")
     begins, ends = [0] * data.ndim, [0] * data.ndim
     for axis, begin, end in zip(axes, pads, pads[len(axes) :], strict=False):
         begins[axis], ends[axis] = begin, end
     sizes = list(zip(begins, data.shape, ends, strict=True))
     if any(begin + size + end < 0 or min(begin, end) < -size for begin, size, end in sizes):
-        raise ValueError(f"pads {tuple(pads)} remove more than shape {data.shape} has")
-    # Negative pads remove first; the rest is then padded.
-    kept = data[tuple(slice(max(-begin, 0), size - max(-end, 0)) for begin, size, end in sizes)]
-    around = [(max(begin, 0), max(end, 0)) for begin, end in zip(begins, ends, strict=True)]
+        raise ValueError(f"pads: {tuple(pads)} remove more elements than shape {data.shape} has")
+    # Negative pads remove elements first; the rest is then padded.
+    rest = data[tuple(slice(max(-begin, 0), size - max(-end, 0)) for begin, size, end in sizes)]
+    widths = [(max(begin, 0), max(end, 0)) for begin, end in zip(begins, ends, strict=True)]
     if mode != "constant":
-        if any(max(sides) and not size for sides, size in zip(around, kept.shape, strict=True)):
-            raise ValueError(f"an empty axis has nothing to pad with in mode {mode!r}")
-        return xp.pad(kept, around, mode)
-    empty = "" if data.dtype.kind == "O" else 0
-    return xp.pad(kept, around, constant_values=empty if value is None else value.item())
+        if any(max(sides) and not size for sides, size in zip(widths, rest.shape, strict=True)):
+            raise ValueError(f"mode {mode!r}: expected elements on every axis to pad, got none")
+        return xp.pad(rest, widths, mode)
+    default = "" if data.dtype.kind == "O" else 0
+    return xp.pad(rest, widths, constant_values=default if value is None else value.item())

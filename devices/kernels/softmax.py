@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax and Hardmax: along one axis since opset 13, over a 2-D view before."""
+"""Softmax, LogSoftmax and Hardmax: along one axis since opset 13, before over a 2-D view."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hetero.devices.kernels.registry import op
 
 
 def softmax(xp: Xp, x: Array, axis: int) -> Array:
-    """Return exponentials as shares of their sum along an axis."""
-    # Shifted by the greatest element, so that no exponential overflows.
+    """Return exponentials divided by their sum along an axis."""
+    # The greatest element is subtracted so that no exponential overflows.
     y = xp.subtract(x, reduce_max(xp, x, (axis,), True))
     xp.exp(y, out=y)
     y /= reduce_sum(xp, y, (axis,), True)
@@ -32,7 +32,7 @@ def _hardmax(xp: Xp, x: Array, axis: int) -> Array:
 
 
 def _register(op_type: str, function: Kernel) -> None:
-    """Register a function along an axis: since opset 13, and over all axes from it on before."""
+    """Register a function along one axis since opset 13, before over all axes from `axis` on."""
 
     def flattened(xp: Xp, x: Array, *, axis: int = 1) -> Array:
         axis = axis_of(axis, x.ndim)

@@ -1,6 +1,6 @@
-"""Operators on text: strings to split, tokens to drop or count. They run on the host.
+"""Operators on text, which run on the host: splitting, normalising and counting.
 
-StringConcat and RegexFullMatch have no kernel: ONNX's own evaluator has them right.
+StringConcat and RegexFullMatch have no kernel; onnx's own evaluator runs them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPE
 def string_split(
     xp: Xp, x: Array, *, delimiter: str = "", maxsplit: int | None = None
 ) -> tuple[Array, Array]:
-    """Cut each string at the delimiter, or at white space if that is empty.
+    """Split each string at the delimiter, or at white space if the delimiter is empty.
 
-    Return the pieces (*x.shape, K), empty strings where there are fewer than K, and their numbers,
-    int64 of x's shape.
+    Return the pieces (*x.shape, K), padded with empty strings, and the number of pieces of each
+    string, int64 of x's shape.
     """
     most = -1 if maxsplit is None else maxsplit
     pieces = [str(text).split(delimiter or None, most) for text in x.reshape(-1).tolist()]
@@ -44,17 +44,18 @@ def string_normalizer(
     locale: str | None = None,
     stopwords: Sequence[str] | None = None,
 ) -> Array:
-    """Drop the stop words, then change the case of the rest; one empty string if nothing is left.
+    """Remove the stop words and change the case of the other words.
 
-    x is (C,) or (1, C). `locale` is not used: letters change case as Unicode says.
+    x is (C,) or (1, C). If no word remains, the result is one empty string. `locale` is not used:
+    Unicode's rules change the case.
     """
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
-        raise ValueError(f"strings of shape {x.shape} are neither (C,) nor (1, C)")
-    same: Callable[[str], str] = str if is_case_sensitive else str.lower
-    dropped = {same(word) for word in stopwords or ()}
+        raise ValueError(f"strings: expected shape (C,) or (1, C), got {x.shape}")
+    key: Callable[[str], str] = str if is_case_sensitive else str.lower
+    stops = {key(word) for word in stopwords or ()}
     change = CASES[case_change_action]
-    kept = [change(word) for word in x.reshape(-1).tolist() if same(word) not in dropped]
-    y = xp.asarray(kept or [""], dtype=object)
+    words = [change(word) for word in x.reshape(-1).tolist() if key(word) not in stops]
+    y = xp.asarray(words or [""], dtype=object)
     return y if x.ndim == 1 else y.reshape(1, -1)
 
 
@@ -75,16 +76,17 @@ def tf_idf_vectorizer(
 ) -> Array:
     """Count the pool's n-grams in each row of tokens: (C,) or (N, C) to float32 (M,) or (N, M).
 
-    N-grams of `min_gram_length` to `max_gram_length` count; their tokens may stand apart, evenly,
-    with up to `max_skip_count` between. ``"TF"`` counts, ``"IDF"`` gives the weight of what occurs,
-    ``"TFIDF"`` both multiplied. `ngram_counts` says where in the pool the 1-grams, 2-grams, ...
-    start; `ngram_indexes` each n-gram's place in the output, M being one more than the largest;
-    `weights` what its count is multiplied by (1 if absent).
+    N-grams have `min_gram_length` to `max_gram_length` tokens, with an equal number of up to
+    `max_skip_count` other tokens between them. Mode ``"TF"`` returns counts, ``"IDF"`` the weights
+    of the n-grams that occur, and ``"TFIDF"`` the product of both. `ngram_counts` are the starts of
+    the 1-grams, 2-grams, ... in the pool, `ngram_indexes` the positions of the n-grams in the
+    output, whose size M is the greatest position plus 1, and `weights` the n-grams' weights (1 if
+    absent).
     """
     if (pool_int64s is None) == (pool_strings is None):
-        raise ValueError("exactly one of pool_int64s and pool_strings is wanted")
+        raise ValueError("expected exactly one of pool_int64s and pool_strings")
     if x.ndim not in (1, 2):
-        raise ValueError(f"tokens of shape {x.shape} are neither (C,) nor (N, C)")
+        raise ValueError(f"tokens: expected shape (C,) or (N, C), got {x.shape}")
     pool = pool_int64s if pool_strings is None else pool_strings
     grams: dict[tuple[int | str, ...], int] = {}
     places = iter(ngram_indexes)
@@ -97,10 +99,10 @@ def tf_idf_vectorizer(
         for length in range(min_gram_length, max_gram_length + 1):
             for step in range(1, 2 if length == 1 else max_skip_count + 2):
                 count = max(len(tokens) - (length - 1) * step, 0)
-                apart = [tokens[i * step :][:count] for i in range(length)]
-                found = Counter(map(grams.get, zip(*apart, strict=True)))
-                for place in found.keys() - {None}:
-                    row[place] += found[place]
+                columns = [tokens[i * step :][:count] for i in range(length)]
+                counts = Counter(map(grams.get, zip(*columns, strict=True)))
+                for place in counts.keys() - {None}:
+                    row[place] += counts[place]
     if mode == "IDF":
         y = xp.minimum(y, 1)
     if mode != "TF" and weights is not None:

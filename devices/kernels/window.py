@@ -1,7 +1,4 @@
-"""The geometry of sliding windows, shared by convolution and pooling.
-
-Everything here is integer arithmetic on shapes; no array is touched.
-"""
+"""The geometry of sliding windows for convolution and pooling, computed from shapes only."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ class Window:
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    #: Padding before and after, as the model asked or `auto_pad` decided.
+    #: Padding before and after, from `pads` or `auto_pad`.
     begin: tuple[int, ...]
     end: tuple[int, ...]
     #: Size of the input and of the output.
@@ -30,16 +27,16 @@ class Window:
         return product(*map(range, self.kernel))
 
     def slices(self, position: Sequence[int]) -> tuple[slice, ...]:
-        """Return where the padded input is read by one kernel element, for all outputs."""
+        """Return the positions that one kernel element reads in the padded input."""
         return tuple(
             slice(k * d, k * d + (n - 1) * s + 1, s)
             for k, d, s, n in zip(position, self.dilations, self.strides, self.output, strict=True)
         )
 
     def valid(self, axis: int, k: int) -> tuple[slice, slice]:
-        """Return which outputs read inside the unpadded input, and where they read.
+        """Return the outputs that read the unpadded input, and the input positions that they read.
 
-        `k` is the kernel element along that axis.
+        `k` is the number of the kernel element along that axis.
         """
         stride, size = self.strides[axis], self.input[axis]
         shift = k * self.dilations[axis] - self.begin[axis]
@@ -53,17 +50,17 @@ class Window:
 def per_axis(
     value: Sequence[int] | None, rank: int, name: str, default: int = 1
 ) -> tuple[int, ...]:
-    """Return an attribute that has one positive number per spatial axis."""
+    """Return an attribute that has `rank` numbers; with a positive default they are positive."""
     if value is None or len(value) == 0:
         return (default,) * rank
     if len(value) != rank:
-        raise ValueError(f"{name} {tuple(value)} has {len(value)} entries; {rank} spatial axes")
+        raise ValueError(f"{name}: expected {rank} numbers, got {tuple(value)}")
     if default > 0 and min(value) < 1:
-        raise ValueError(f"{name} {tuple(value)} must be positive")
+        raise ValueError(f"{name}: expected positive numbers, got {tuple(value)}")
     return tuple(int(v) for v in value)
 
 
-@lru_cache(maxsize=1024)  # as dear as a small convolution, and asked for at every run of a node
+@lru_cache(maxsize=1024)  # nodes call it in every run, and it takes as long as a small convolution
 def sliding_window(
     spatial: Sequence[int],
     kernel: Sequence[int],
@@ -74,13 +71,13 @@ def sliding_window(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Window:
-    """Work out padding and output size as the pooling and convolution operators define them.
+    """Compute padding and output size as the convolution and pooling operators define them.
 
-    `strides` and `dilations` are 1 if absent; `pads` all begins, then all ends, 0 if absent.
-    `ceil_mode`, which pooling has, rounds the output size up; a window that would start in the end
-    padding is dropped. A pooling window that does not fit by less than a stride gives one output,
-    as ONNX Runtime and ONNX's shape inference have it: they divide towards zero.
-    ValueError if an attribute has a wrong length or value, or the kernel does not fit.
+    `strides` and `dilations` are 1 if absent, `pads` (all begins, then all ends) 0. `ceil_mode` is
+    None for convolution; for pooling it rounds the output size up, without windows that would start
+    in the end padding. A pooling window that is too large by less than a stride gives one output,
+    because ONNX Runtime and ONNX's shape inference divide towards zero.
+    ValueError: an attribute has a wrong length or value, or the kernel does not fit.
     """
     rank = len(spatial)
     kernel = per_axis(kernel, rank, "kernel_shape")
@@ -89,8 +86,8 @@ def sliding_window(
     extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         output = tuple(-(-n // s) for n, s in zip(spatial, step, strict=True))
-        wanted = zip(output, step, extent, spatial, strict=True)
-        total = tuple(max((o - 1) * s + e - n, 0) for o, s, e, n in wanted)
+        sizes = zip(output, step, extent, spatial, strict=True)
+        total = tuple(max((o - 1) * s + e - n, 0) for o, s, e, n in sizes)
         begin = tuple((t + (auto_pad == "SAME_LOWER")) // 2 for t in total)
         end = tuple(t - b for t, b in zip(total, begin, strict=True))
     else:
@@ -102,8 +99,8 @@ def sliding_window(
         )
     if output and min(output) < 1:
         raise ValueError(
-            f"a window of extent {extent} does not fit into spatial size {tuple(spatial)} "
-            f"padded by {begin} and {end}"
+            f"kernel_shape: expected a window that fits into spatial size {tuple(spatial)} with "
+            f"padding {begin} and {end}, got extent {extent}"
         )
     return Window(kernel, step, dilation, begin, end, tuple(spatial), output)
 

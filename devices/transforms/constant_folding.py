@@ -9,7 +9,7 @@ import numpy as np
 from hetero.devices.errors import HeteroError
 from hetero.devices.interpreter.block import build_block
 from hetero.devices.interpreter.implementations import (
-    ONLY_IN_A_RUN,
+    NOT_FOLDABLE,
     Implementation,
     Scope,
     find_implementation,
@@ -75,7 +75,7 @@ def _computed(
 
 def _is_left(node: Node, scope: Scope) -> bool:
     """Tell whether the run has to do the node, or one in its bodies or in the function called."""
-    if node.op_type in ONLY_IN_A_RUN:
+    if node.op_type in NOT_FOLDABLE:
         return True
     inner = [proto for _, graph in bodies(node.proto) for proto in graph.node]
     found = find_implementation(node, scope)

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own domain that its quantiser, optimiser and model builder write."""
+"""Operators in ONNX Runtime's domain, which its quantiser, optimiser and model builder write."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
-"""Attention as ONNX Runtime fuses it: masks, caches in buffers, rotary embeddings, sinks.
+"""Fused attention operators of ONNX Runtime: masks, cache buffers, rotary embeddings, sinks.
 
 Sizes are written B (batch), H (query heads), G (key and value heads), S (queries), T (keys and
-values, cached ones included), P (cached ones), D (head size).
+values, cached ones included), D (head size).
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from itertools import accumulate, pairwise
 
 from hetero.devices.kernels.attention import (
     allowed_keys,
-    appended,
+    append_to_cache,
     attend,
-    joined_heads,
+    join_heads,
     key_bias,
     rotary_embedding_23,
     split_heads,
 )
-from hetero.devices.kernels.element_types import Array, Xp, wide
+from hetero.devices.kernels.element_types import Array, Xp, widen
 from hetero.devices.kernels.microsoft import MICROSOFT
 from hetero.devices.kernels.norm import rms_normalization_23
 from hetero.devices.kernels.registry import op
 
 
-def _mask_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Array:
-    """Return what is added to scores, (B, 1, S or 1, T), from any of the forms of a mask."""
+def _mask_bias(xp: Xp, mask: Array, b: int, s: int, t: int, filter_value: float) -> Array:
+    """Return the term added to scores, (B, 1, S or 1, T), for any form of mask."""
     if mask.ndim == 1:  # (B) numbers of keys; (2 B) ends, then begins; (3 B + 2) lengths, offsets
         key = xp.arange(t)
-        seen = key < mask[:b, None]
+        allowed = key < mask[:b, None]
         if mask.shape[0] == 2 * b:
-            seen = seen & (key >= mask[b:, None])
-        mask = seen
+            allowed = allowed & (key >= mask[b:, None])
+        mask = allowed
     mask = mask.reshape(b, 1, -1 if mask.ndim > 2 else 1, mask.shape[-1])
-    return xp.where(mask[:, :, -s:] > 0, xp.float32(0), xp.float32(hidden))
+    return xp.where(mask[:, :, -s:] > 0, xp.float32(0), xp.float32(filter_value))
 
 
 def _attention(
@@ -50,7 +50,7 @@ def _attention(
     cached: int,
     wants_scores: bool,
 ) -> tuple[Array, Array | None]:
-    """Return attention as (B, S, H * D), and the scores less the softmax."""
+    """Return attention as (B, S, H * D), and the scores before the softmax."""
     (b, _, s, _), t = q.shape, k.shape[2]
     bias = None if mask is None else _mask_bias(xp, mask, b, s, t, mask_filter_value)
     if unidirectional:
@@ -58,12 +58,12 @@ def _attention(
         lowest = xp.float32(xp.finfo(xp.float32).min)
         bias = xp.where(earlier, xp.float32(0) if bias is None else bias, lowest)
     if attention_bias is not None:
-        (attention_bias,) = wide(xp, attention_bias)
+        (attention_bias,) = widen(xp, attention_bias)
         bias = attention_bias if bias is None else bias + attention_bias
     y, scores = attend(
-        xp, q, k, v, scale=scale or None, bias=bias, shown=2 if wants_scores else None
+        xp, q, k, v, scale=scale or None, bias=bias, scores_mode=2 if wants_scores else None
     )
-    return joined_heads(y), scores
+    return join_heads(y), scores
 
 
 @op("MultiHeadAttention", since=1, domain=MICROSOFT)
@@ -84,16 +84,16 @@ def multi_head_attention(
     unidirectional: int = 0,
     n_outputs: int = 1,
 ) -> tuple[Array | None, ...]:
-    """Return attention of (B, S, H * D), the keys and values with those cached, and the scores."""
+    """Return attention (B, S, H * D), the keys and values including the cached ones, and scores."""
     if query.ndim != 3:
-        raise ValueError(f"query has shape {query.shape}; (batch, length, hidden) wanted")
+        raise ValueError(f"query: expected shape (batch, length, hidden), got {query.shape}")
     if bias is not None:
         width, inner = query.shape[2], query.shape[2] * 2
         query = query + bias[:width]
         key = key + bias[width:inner] if key.ndim == 3 else key
         value = value + bias[inner:] if value.ndim == 3 else value
     q, k, v = (split_heads(x, num_heads, "input") for x in (query, key, value))
-    k, v = appended(xp, past_key, k), appended(xp, past_value, v)
+    k, v = append_to_cache(xp, past_key, k), append_to_cache(xp, past_value, v)
     y, scores = _attention(
         xp,
         q,
@@ -127,18 +127,18 @@ def attention(
     unidirectional: int = 0,
     n_outputs: int = 1,
 ) -> tuple[Array, ...]:
-    """Return attention whose query, key and value are one product of x, and the cache (2, ...)."""
+    """Return attention of query, key and value from one projection of x, and the cache (2, ...)."""
     dtype = x.dtype
-    x, weights, bias = wide(xp, x, weights, bias)
-    joint = xp.matmul(x, weights)
+    x, weights, bias = widen(xp, x, weights, bias)
+    projection = xp.matmul(x, weights)
     if bias is not None:
-        joint = joint + bias
-    joint = joint.astype(dtype, copy=False)
-    sizes = qkv_hidden_sizes or (joint.shape[2] // 3,) * 3
-    parts = (joint[..., i:j] for i, j in pairwise(accumulate(sizes, initial=0)))
+        projection = projection + bias
+    projection = projection.astype(dtype, copy=False)
+    sizes = qkv_hidden_sizes or (projection.shape[2] // 3,) * 3
+    parts = (projection[..., i:j] for i, j in pairwise(accumulate(sizes, initial=0)))
     q, k, v = (split_heads(part, num_heads, "weights") for part in parts)
     if past is not None:
-        k, v = appended(xp, past[0], k), appended(xp, past[1], v)
+        k, v = append_to_cache(xp, past[0], k), append_to_cache(xp, past[1], v)
     y, _ = _attention(
         xp,
         q,
@@ -169,7 +169,7 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Array:
-    """Rotate as RotaryEmbedding of the standard; one position is that of the first token."""
+    """Rotate as ONNX's RotaryEmbedding does; a single position is the first token's."""
     batch, length = x.shape[0], x.shape[1 if x.ndim == 3 else 2]
     if position_ids.ndim == 1:
         position_ids = xp.broadcast_to(position_ids + xp.arange(length), (batch, length))
@@ -238,11 +238,11 @@ def group_query_attention(
 ) -> tuple[Array | None, ...]:
     """Return causal attention of grouped heads, and the buffers of keys and values.
 
-    `seqlens_k` + 1 is how many tokens of each sequence there are, cached ones included: new ones
-    are put into the buffers behind those. In a prompt none are cached. `head_sink`, or 0 with
-    `smooth_softmax`, takes part in the softmax as one more score.
+    `seqlens_k` + 1 is the number of tokens of each sequence, cached ones included; the new tokens
+    are written into the buffers after the cached ones. A prompt has no cached tokens. `head_sink`,
+    or 0 with `smooth_softmax`, is one more score in the softmax.
     """
-    if key is None or value is None:  # packed
+    if key is None or value is None:  # the query is packed with key and value
         width = query.shape[2] // (num_heads + 2 * kv_num_heads)
         at = (num_heads * width, (num_heads + kv_num_heads) * width)
         query, key, value = query[..., : at[0]], query[..., at[0] : at[1]], query[..., at[1] :]
@@ -272,8 +272,9 @@ def group_query_attention(
             )
             for x in (q, k)
         )
-    room = max(total, 0 if past_key is None else past_key.shape[2])
-    k, v = _put(xp, past_key, k, begins, room), _put(xp, past_value, v, begins, room)
+    capacity = max(total, 0 if past_key is None else past_key.shape[2])
+    k = _write_cache(xp, past_key, k, begins, capacity)
+    v = _write_cache(xp, past_value, v, begins, capacity)
     place = (first + xp.arange(s))[:, None, :, None]
     allowed = allowed_keys(
         xp,
@@ -287,7 +288,7 @@ def group_query_attention(
         attention_bias = attention_bias[..., :total]
     if head_sink is None and smooth_softmax:
         head_sink = xp.zeros(num_heads, q.dtype)
-    y, shown = attend(
+    y, scores = attend(
         xp,
         q,
         k[:, :, :total],
@@ -296,17 +297,19 @@ def group_query_attention(
         softcap=softcap,
         bias=key_bias(xp, attention_bias, allowed, total),
         sink=head_sink,
-        shown=None if n_outputs < 4 else 3 if qk_output == 2 else 2,
+        scores_mode=None if n_outputs < 4 else 3 if qk_output == 2 else 2,
     )
-    if shown is not None and qk_output != 2:
-        shown = xp.where(allowed, shown, shown.dtype.type(0))
-    return (joined_heads(y), k, v, shown)[:n_outputs]
+    if scores is not None and qk_output != 2:
+        scores = xp.where(allowed, scores, scores.dtype.type(0))
+    return (join_heads(y), k, v, scores)[:n_outputs]
 
 
-def _put(xp: Xp, past: Array | None, new: Array, begins: Sequence[int], room: int) -> Array:
-    """Return a buffer of `room` tokens: what was cached before each begin, then the new ones."""
+def _write_cache(
+    xp: Xp, past: Array | None, new: Array, begins: Sequence[int], capacity: int
+) -> Array:
+    """Return a buffer of `capacity` tokens with the cached and, from `begins` on, the new ones."""
     b, heads, s, size = new.shape
-    buffer = xp.zeros((b, heads, room, size), new.dtype)
+    buffer = xp.zeros((b, heads, capacity, size), new.dtype)
     for i, begin in enumerate(begins):
         if past is not None and begin:
             buffer[i, :, :begin] = past[i, :, :begin]

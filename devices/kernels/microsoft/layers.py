@@ -1,4 +1,4 @@
-"""Activations with their biases, normalisations after an addition, and fused products."""
+"""Fused layers: activations with biases, normalisations of sums, products with activations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from hetero.devices.kernels.activation import gelu, hard_swish, swish
 from hetero.devices.kernels.conv import conv_1
-from hetero.devices.kernels.element_types import Array, Xp, in_float32, stash, wide
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, stash, widen
 from hetero.devices.kernels.matmul import gemm_7, matmul_1
 from hetero.devices.kernels.microsoft import MICROSOFT
 from hetero.devices.kernels.norm import layer_normalization_17, rms_normalization_23
 from hetero.devices.kernels.recurrent import named_activation
-from hetero.devices.kernels.registry import op, taking
+from hetero.devices.kernels.registry import op, with_attributes_of
 
 
 @op("Gelu", since=1, domain=MICROSOFT)
@@ -31,7 +31,7 @@ def bias_gelu(xp: Xp, a: Array, b: Array) -> Array:
 @op("FastGelu", since=1, domain=MICROSOFT)
 @in_float32
 def fast_gelu(xp: Xp, x: Array, bias: Array | None = None) -> Array:
-    """Return the approximation by tanh of Gelu(x + bias)."""
+    """Return Gelu(x + bias) in its approximation by tanh."""
     return gelu(xp, x if bias is None else x + bias, approximate="tanh")
 
 
@@ -64,9 +64,9 @@ def simplified_layer_normalization(
     stash_type: int = 1,
     n_outputs: int = 1,
 ) -> Array | tuple[Array, ...]:
-    """Return RMSNormalization, and 1 / the root mean square.
+    """Return RMSNormalization, and 1 / root mean square.
 
-    ONNX Runtime has it in the standard's domain.
+    ONNX Runtime defines this operator in ONNX's domain.
     """
     y = rms_normalization_23(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
     return y if n_outputs == 1 else (y, _inverse_rms(xp, x, epsilon, axis))
@@ -125,19 +125,19 @@ def embed_layer_normalization(
     mask_index_type: int = 0,
     n_outputs: int = 1,
 ) -> tuple[Array, ...]:
-    """Return the normalised sum of three embeddings, how many ids the mask keeps, and that sum."""
+    """Return the normalised sum of three embeddings, the number of unmasked ids, and that sum."""
     places = slice(input_ids.shape[1]) if position_ids is None else position_ids
     total = word_embedding[input_ids] + position_embedding[places]
     if segment_embedding is not None and segment_ids is not None:
         total = total + segment_embedding[segment_ids]
     y = layer_normalization_17(xp, total, gamma, beta, epsilon=epsilon)
-    kept = xp.zeros_like(input_ids) if mask is None else mask
-    count = xp.sum(kept == 1, axis=1).astype(xp.int32)
+    flags = xp.zeros_like(input_ids) if mask is None else mask
+    count = xp.sum(flags == 1, axis=1).astype(xp.int32)
     return (y, count, total)[:n_outputs]
 
 
-def _transposed(x: Array, matrix: int, batch: int) -> Array:
-    """Return x with its last two axes exchanged, and, before, its first axis after the others."""
+def _transpose(x: Array, matrix: int, batch: int) -> Array:
+    """Move x's first axis before the last with `batch`; then swap the last two with `matrix`."""
     if batch:
         x = x.transpose(*range(1, x.ndim - 1), 0, x.ndim - 1)
     return x.swapaxes(-1, -2) if matrix and x.ndim > 1 else x
@@ -156,8 +156,8 @@ def fused_matmul(
     transBatchA: int = 0,
     transBatchB: int = 0,
 ) -> Array:
-    """Return ``alpha * a @ b`` of transposed arguments."""
-    y = matmul_1(xp, _transposed(a, transA, transBatchA), _transposed(b, transB, transBatchB))
+    """Return ``alpha * a @ b``, each transposed if its attributes are set."""
+    y = matmul_1(xp, _transpose(a, transA, transBatchA), _transpose(b, transB, transBatchB))
     return y if alpha == 1 else y * y.dtype.type(alpha)
 
 
@@ -179,11 +179,11 @@ def fused_gemm(
 ) -> Array:
     """Return ``activation(Gemm(a, b, c))``."""
     y = gemm_7(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
-    return _activated(xp, y, activation, (activation_alpha, activation_beta))
+    return _activate(xp, y, activation, (activation_alpha, activation_beta))
 
 
 @op("FusedConv", since=1, domain=MICROSOFT)
-@taking(conv_1)
+@with_attributes_of(conv_1)
 def fused_conv(
     xp: Xp,
     x: Array,
@@ -197,24 +197,24 @@ def fused_conv(
 ) -> Array:
     """Return ``activation(Conv(x, w, b) + z)``."""
     y = conv_1(xp, x, w, b, **window)
-    return _activated(xp, y if z is None else y + z, activation, activation_params)
+    return _activate(xp, y if z is None else y + z, activation, activation_params)
 
 
 @op("NhwcFusedConv", since=1, domain=MICROSOFT)
-@taking(fused_conv)
+@with_attributes_of(fused_conv)
 def nhwc_fused_conv(
     xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, **attributes: Any
 ) -> Array:
-    """Return FusedConv of x, w and z whose channels are last."""
+    """Return FusedConv of x, w and z in channels-last layout."""
     x, w, z = (None if a is None else xp.moveaxis(a, -1, 1) for a in (x, w, z))
     return xp.moveaxis(fused_conv(xp, x, w, b, z, **attributes), 1, -1)
 
 
-def _activated(xp: Xp, y: Array, name: str, parameters: Sequence[float]) -> Array:
+def _activate(xp: Xp, y: Array, name: str, parameters: Sequence[float]) -> Array:
     if not name:
         return y
     dtype = y.dtype
-    (y,) = wide(xp, y)
+    (y,) = widen(xp, y)
     if name == "Clip":
         y = xp.clip(y, *parameters)
     elif name == "HardSwish":

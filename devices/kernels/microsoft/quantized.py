@@ -1,4 +1,4 @@
-"""Layers of integers: dequantised, computed as the standard's operator, quantised again."""
+"""Quantised layers: dequantise, run ONNX's operator, quantise the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hetero.devices.kernels.activation import leaky_relu, sigmoid
 from hetero.devices.kernels.cast import convert
-from hetero.devices.kernels.element_types import Array, Kernel, Xp, wide
+from hetero.devices.kernels.element_types import Array, Kernel, Xp, widen
 from hetero.devices.kernels.microsoft import MICROSOFT
 from hetero.devices.kernels.microsoft.attention import attention
 from hetero.devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
@@ -20,11 +20,11 @@ from hetero.devices.kernels.quantize import (
     quantize_10,
 )
 from hetero.devices.kernels.recurrent import long_short_term_memory, lstm_7
-from hetero.devices.kernels.registry import KERNELS, op, taking
+from hetero.devices.kernels.registry import KERNELS, op, with_attributes_of
 from hetero.devices.kernels.slicing import concat
 
 Ints = Sequence[int]
-#: Of the standard's operators that give a scale along an axis.
+#: Opset of ONNX's QuantizeLinear and DequantizeLinear, which have scales along an axis.
 _OPSET = 13
 
 
@@ -32,8 +32,8 @@ def _floats(xp: Xp, x: Array, scale: Array, zero_point: Array | None, axis: int 
     return dequantize_10(xp, x, scale, zero_point, axis=axis, version=_OPSET)
 
 
-def _quantized(xp: Xp, y: Array, scale: Array, zero_point: Array | None, like: Array) -> Array:
-    """Return floats as integers of the zero point's type, or without one of `like`'s."""
+def _quantize(xp: Xp, y: Array, scale: Array, zero_point: Array | None, like: Array) -> Array:
+    """Quantise floats to the zero point's type, or without a zero point to `like`'s."""
     if zero_point is None:
         zero_point = xp.zeros((), like.dtype)
     return quantize_10(xp, y, scale, zero_point, version=_OPSET)
@@ -43,11 +43,11 @@ op("QuantizeLinear", since=1, domain=MICROSOFT)(quantize_10)
 op("DequantizeLinear", since=1, domain=MICROSOFT)(dequantize_10)
 
 
-def _one(op_type: str, kernel: Kernel, *, but: tuple[str, ...] = ()) -> None:
-    """Register the quantised form of a standard kernel of one input."""
+def _register_unary(op_type: str, kernel: Kernel, *, exclude: tuple[str, ...] = ()) -> None:
+    """Register the quantised form of a kernel of one input."""
 
     @op(op_type, since=1, domain=MICROSOFT)
-    @taking(kernel, but=but)
+    @with_attributes_of(kernel, exclude=exclude)
     def quantized(
         xp: Xp,
         x: Array,
@@ -58,13 +58,13 @@ def _one(op_type: str, kernel: Kernel, *, but: tuple[str, ...] = ()) -> None:
         **attributes: Any,
     ) -> Array:
         y = kernel(xp, _floats(xp, x, x_scale, x_zero_point), **attributes)
-        return _quantized(xp, y, y_scale, y_zero_point, x)
+        return _quantize(xp, y, y_scale, y_zero_point, x)
 
 
 def _pool(kernel: Kernel) -> Kernel:
-    """Return a kernel of pooling that takes channels last, too."""
+    """Add the attribute `channels_last` to a pooling kernel."""
 
-    @taking(kernel)
+    @with_attributes_of(kernel)
     def pool(xp: Xp, x: Array, *, channels_last: int = 0, **pooling: Any) -> Array:
         return _last(xp, kernel(xp, _first(xp, x, channels_last), **pooling), channels_last)
 
@@ -72,21 +72,21 @@ def _pool(kernel: Kernel) -> Kernel:
 
 
 def _softmax(xp: Xp, x: Array, *, axis: int = -1, opset: int) -> Array:
-    """Return the Softmax of an operator set of the standard."""
+    """Return ONNX's Softmax of an opset."""
     kernel = KERNELS.find("", "Softmax", opset)
     if kernel is None:
-        raise ValueError(f"opset is {opset}; Softmax is of 1 or more")
+        raise ValueError(f"opset: expected 1 or more, got {opset}")
     return kernel.function(xp, x, axis=axis)
 
 
-_one("QLinearAveragePool", _pool(average_pool_1), but=("dilations",))
-_one("QLinearGlobalAveragePool", _pool(global_average_pool_1))
-_one("QLinearLeakyRelu", leaky_relu)
-_one("QLinearSigmoid", sigmoid)
-_one("QLinearSoftmax", _softmax)
+_register_unary("QLinearAveragePool", _pool(average_pool_1), exclude=("dilations",))
+_register_unary("QLinearGlobalAveragePool", _pool(global_average_pool_1))
+_register_unary("QLinearLeakyRelu", leaky_relu)
+_register_unary("QLinearSigmoid", sigmoid)
+_register_unary("QLinearSoftmax", _softmax)
 
 
-def _two(op_type: str, name: str) -> None:
+def _register_binary(op_type: str, name: str) -> None:
     """Register the quantised form of a function of two arrays."""
 
     @op(op_type, since=1, domain=MICROSOFT)
@@ -102,24 +102,24 @@ def _two(op_type: str, name: str) -> None:
         c_zero_point: Array | None = None,
     ) -> Array:
         x, y = _floats(xp, a, a_scale, a_zero_point), _floats(xp, b, b_scale, b_zero_point)
-        return _quantized(xp, getattr(xp, name)(x, y), c_scale, c_zero_point, a)
+        return _quantize(xp, getattr(xp, name)(x, y), c_scale, c_zero_point, a)
 
 
-_two("QLinearAdd", "add")
-_two("QLinearMul", "multiply")
+_register_binary("QLinearAdd", "add")
+_register_binary("QLinearMul", "multiply")
 
 
 @op("QLinearConcat", since=1, domain=MICROSOFT)
 def qlinear_concat(xp: Xp, y_scale: Array, y_zero_point: Array, *inputs: Array, axis: int) -> Array:
     """Return the quantised Concat of tensors, each with its scale and zero point."""
     floats = [_floats(xp, *inputs[i : i + 3]) for i in range(0, len(inputs), 3)]
-    return _quantized(xp, concat(xp, *floats, axis=axis), y_scale, y_zero_point, inputs[0])
+    return _quantize(xp, concat(xp, *floats, axis=axis), y_scale, y_zero_point, inputs[0])
 
 
 @op("NhwcMaxPool", since=1, domain=MICROSOFT)
-@taking(max_pool_1, but=("n_outputs", "storage_order"))
+@with_attributes_of(max_pool_1, exclude=("n_outputs", "storage_order"))
 def nhwc_max_pool(xp: Xp, x: Array, **pooling: Any) -> Array:
-    """Return MaxPool of x whose channels are last."""
+    """Return MaxPool of x in channels-last layout."""
     return _last(xp, max_pool_1(xp, _first(xp, x, 1), **pooling), 1)
 
 
@@ -146,7 +146,7 @@ def qlinear_where(
 ) -> Array:
     """Return the quantised Where."""
     a, b = _floats(xp, x, x_scale, x_zero_point), _floats(xp, y, y_scale, y_zero_point)
-    return _quantized(xp, xp.where(condition, a, b), z_scale, z_zero_point, x)
+    return _quantize(xp, xp.where(condition, a, b), z_scale, z_zero_point, x)
 
 
 @op("QGemm", since=1, domain=MICROSOFT)
@@ -166,14 +166,14 @@ def qgemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Array:
-    """Return the product of integers plus c, which counts in a_scale * b_scale, as floats or not.
+    """Return the quantised product plus c, which has the scale a_scale * b_scale.
 
-    Scales and zero points of b are one for each column of the product.
+    Scales and zero points of b are per column of the product. Without y_scale the result is floats.
     """
     y = matmul_integer(xp, a.T if transA else a, b.T if transB else b, a_zero_point, b_zero_point)
     y = (y if c is None else y + c).astype(xp.float32)
     y = y * (alpha * a_scale * b_scale).astype(xp.float32)
-    return y if y_scale is None else _quantized(xp, y, y_scale, y_zero_point, a)
+    return y if y_scale is None else _quantize(xp, y, y_scale, y_zero_point, a)
 
 
 @op("MatMulIntegerToFloat", since=1, domain=MICROSOFT)
@@ -187,7 +187,7 @@ def matmul_integer_to_float(
     b_zero_point: Array | None = None,
     bias: Array | None = None,
 ) -> Array:
-    """Return the product of integers times both scales, plus the bias."""
+    """Return the product of integers, times both scales, plus the bias."""
     y = matmul_integer(xp, a, b, a_zero_point, b_zero_point).astype(xp.float32)
     y = y * (a_scale * b_scale)
     return y if bias is None else y + bias
@@ -202,20 +202,20 @@ def dynamic_quantize_matmul(
     b_zero_point: Array | None = None,
     bias: Array | None = None,
 ) -> Array:
-    """Return a, quantised by its range, times integers b."""
+    """Return a, quantised by its range, times integers b, as floats."""
     quantised, a_scale, a_zero_point = dynamic_quantize(xp, a)
     return matmul_integer_to_float(
         xp, quantised, b, a_scale, b_scale, a_zero_point, b_zero_point, bias
     )
 
 
-def _fake_quantized(xp: Xp, x: Array) -> Array:
+def _fake_quantize(xp: Xp, x: Array) -> Array:
     quantised, scale, zero_point = dynamic_quantize(xp, x)
     return _floats(xp, quantised, scale, zero_point)
 
 
 @op("DynamicQuantizeLSTM", since=1, domain=MICROSOFT)
-@taking(lstm_7, but=("layout",))
+@with_attributes_of(lstm_7, exclude=("layout",))
 def dynamic_quantize_lstm(
     xp: Xp,
     x: Array,
@@ -234,15 +234,15 @@ def dynamic_quantize_lstm(
     clip: float | None = None,
     **attributes: Any,
 ) -> tuple[Array, ...]:
-    """Return LSTM of quantised weights (D, inputs, 4 H) on states quantised at each step."""
+    """Return LSTM with quantised weights (D, inputs, 4 H) and states quantised at each step."""
 
-    def weights(q: Array, *of: Array) -> Array:
-        scale, zero_point = (v.reshape(q.shape[0], 1, -1).astype(xp.float32) for v in of)
+    def weights(q: Array, *parameters: Array) -> Array:
+        scale, zero_point = (v.reshape(q.shape[0], 1, -1).astype(xp.float32) for v in parameters)
         return ((q.astype(xp.float32) - zero_point) * scale).swapaxes(1, 2)
 
     return long_short_term_memory(
         xp,
-        _fake_quantized(xp, x),
+        _fake_quantize(xp, x),
         weights(w, w_scale, w_zero_point),
         weights(r, r_scale, r_zero_point),
         b,
@@ -250,14 +250,14 @@ def dynamic_quantize_lstm(
         initial_h,
         initial_c,
         p,
-        partial(_fake_quantized, xp),
+        partial(_fake_quantize, xp),
         clip=clip or None,
         **({"input_forget": 0} | attributes),
     )
 
 
 @op("QAttention", since=1, domain=MICROSOFT)
-@taking(attention, but=("qkv_hidden_sizes",))
+@with_attributes_of(attention, exclude=("qkv_hidden_sizes",))
 def qattention(
     xp: Xp,
     x: Array,
@@ -283,8 +283,8 @@ def qattention(
     )
 
 
-def _unpacked(xp: Xp, packed: Array, bits: int) -> Array:
-    """Return the numbers of `bits` bits in the last axis of bytes, the lowest bits first."""
+def _unpack(xp: Xp, packed: Array, bits: int) -> Array:
+    """Unpack numbers of `bits` bits along the last axis of bytes, the lowest bits first."""
     if bits == 8:
         return packed
     shifts = xp.arange(0, 8, bits).astype(xp.uint8)
@@ -309,22 +309,22 @@ def matmul_nbits(
     block_size: int,
     weight_prepacked: int = 0,
 ) -> Array:
-    """Return a times weights (N, K) that are packed, with a scale for each block of a row.
+    """Return a times packed weights (N, K) with a scale per block of a row.
 
-    `g_idx` is which block of scales each of the K belongs to; `accuracy_level` is a hint.
+    `g_idx` is the block of each of the K columns; `accuracy_level` is a hint.
     """
     dtype, blocks = a.dtype, ceil(K / block_size)
-    a, scales, bias = wide(xp, a, scales, bias)
-    weights = _unpacked(xp, b.reshape(N, -1), bits)[:, :K].astype(a.dtype)
+    a, scales, bias = widen(xp, a, scales, bias)
+    weights = _unpack(xp, b.reshape(N, -1), bits)[:, :K].astype(a.dtype)
     scales = scales.reshape(N, blocks)
     if zero_points is None:
         zeros = xp.full((N, blocks), 1 << (bits - 1), a.dtype)
     elif zero_points.dtype == xp.uint8:
-        zeros = _unpacked(xp, zero_points.reshape(N, -1), bits)[:, :blocks].astype(a.dtype)
+        zeros = _unpack(xp, zero_points.reshape(N, -1), bits)[:, :blocks].astype(a.dtype)
     else:
         zeros = zero_points.reshape(N, blocks).astype(a.dtype)
-    of = xp.arange(K) // block_size if g_idx is None else g_idx
-    weights = (weights - zeros[:, of]) * scales[:, of]
+    block_of = xp.arange(K) // block_size if g_idx is None else g_idx
+    weights = (weights - zeros[:, block_of]) * scales[:, block_of]
     y = xp.matmul(a, weights.T)
     return (y if bias is None else y + bias).astype(dtype, copy=False)
 
@@ -342,14 +342,14 @@ def gather_block_quantized(
     gather_axis: int = 0,
     quantize_axis: int = 1,
 ) -> Array:
-    """Return dequantised slices of data, whose blocks along an axis have a scale each.
+    """Return dequantised slices of data with a scale per block along an axis.
 
-    Bytes hold several numbers along their last axis, unless `bits` is 8.
+    uint8 data is packed along its last axis unless `bits` is 8.
     """
-    bytes_ = data.dtype == xp.uint8
-    if bytes_:
-        data = _unpacked(xp, data, bits)
-        zero_points = None if zero_points is None else _unpacked(xp, zero_points, bits)
+    is_packed = data.dtype == xp.uint8
+    if is_packed:
+        data = _unpack(xp, data, bits)
+        zero_points = None if zero_points is None else _unpack(xp, zero_points, bits)
     axis = quantize_axis % data.ndim
     data, scales = xp.take(data, indices, gather_axis), xp.take(scales, indices, gather_axis)
     if axis > gather_axis % (data.ndim - indices.ndim + 1):
@@ -360,7 +360,7 @@ def gather_block_quantized(
         whole = xp.repeat(values, block_size, axis=axis)
         return whole[(slice(None),) * axis + (slice(length),)]
 
-    zero: Any = (1 << (bits - 1)) if bytes_ else 0
+    zero: Any = (1 << (bits - 1)) if is_packed else 0
     if zero_points is not None:
         points = xp.take(zero_points, indices, gather_axis)
         zero = spread(points[..., : scales.shape[-1]].astype(xp.float32))

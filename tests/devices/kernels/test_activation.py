@@ -55,7 +55,7 @@ def test_swish(alpha: float) -> None:
     check("Swish", [x], {"alpha": alpha}, 24, oracle=run_reference)
     gate = run_kernel("Swish", [x], {"alpha": alpha}, 24)[0]
     check("SwiGLU", [x, x + 1], {"alpha": alpha}, 28, expected=[gate * (x + 1)])
-    with pytest.raises(ValueError, match="equal"):
+    with pytest.raises(ValueError, match="of one shape"):
         run_kernel("SwiGLU", [x, x[:1]])
 
 

@@ -106,8 +106,8 @@ def test_attention_windows(left, right, is_causal):
     [
         ({1: floats(1, 3, 5, 4)}, {}, "multiple"),
         ({3: floats(3, 9)}, {}, "attn_mask"),
-        ({4: floats(1, 2, 2, 4)}, {}, "go together"),
-        ({0: floats(1, 3, 8)}, {}, "ranks"),
+        ({4: floats(1, 2, 2, 4)}, {}, "both or neither"),
+        ({0: floats(1, 3, 8)}, {}, "of one rank"),
     ],
 )
 def test_attention_refuses(change, attributes, message):
@@ -134,7 +134,7 @@ def test_rotary_embedding(interleaved, rotary, packed, positions):
 
 def test_rotary_embedding_refuses_positions_beyond_the_cache():
     inputs = [floats(1, 1, 2, 4), floats(5, 2), floats(5, 2), np.array([[0, 5]])]
-    refuses(IndexError, "5 rows", "RotaryEmbedding", inputs, {}, 23)
+    refuses(IndexError, "from 0 to 4", "RotaryEmbedding", inputs, {}, 23)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])

@@ -178,7 +178,7 @@ def test_bit_cast() -> None:
 
 @pytest.mark.parametrize("to", [0, 99])
 def test_unknown_types_are_refused(to: int) -> None:
-    with pytest.raises(ValueError, match=f"element type {to}"):
+    with pytest.raises(ValueError, match=f"element type: .*got {to}"):
         run_kernel("Cast", [np.ones(1, np.float32)], {"to": to})
 
 

@@ -98,7 +98,7 @@ def test_loop_without_a_trip_in_a_body():
 
 def test_loop_without_a_trip_must_know_its_outputs():
     body = Mock(outputs=lambda *inputs: [(np.dtype(bool), ()), (None, None)])
-    with pytest.raises(ValueError, match=r"no trip.*Declare it in the body"):
+    with pytest.raises(ValueError, match=r"no trip.*Declare the type in the body"):
         run_kernel("Loop", [np.array(0)], {"body": body}, n_outputs=1)
 
 
@@ -207,7 +207,7 @@ def test_scan_of_no_steps(opset, axes):
 
 
 def test_scan_refuses_unequal_lengths():
-    with pytest.raises(ValueError, match="equally long"):
+    with pytest.raises(ValueError, match="of one length"):
         run_kernel("Scan", [X, X[:2]], {"body": lambda *x: x, "num_scan_inputs": 2})
 
 
@@ -220,5 +220,5 @@ def test_sequence_map():
     )
     compare(sums, [X[0] + X[2], X[1] + X[3]], 0, 0, "sums")
     compare(same, [X, X], 0, 0, "same")
-    with pytest.raises(ValueError, match="must all have 2"):
+    with pytest.raises(ValueError, match="sequences of 2"):
         run_kernel("SequenceMap", [[X, X], [X]], {"body": body}, n_outputs=2)

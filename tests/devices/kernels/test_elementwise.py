@@ -108,7 +108,7 @@ def test_mod(fmod: int, dtype: Any) -> None:
         a = a * np.array([1, -1, 1, -1, 1], dtype)
         b = b * np.array([1, 1, -1, -1, -1], dtype)
     if dtype is np.float32 and not fmod:
-        refuses(ValueError, "fmod=1", "Mod", [a, b], opset=13)
+        refuses(ValueError, "fmod: expected 1", "Mod", [a, b], opset=13)
         return
     for opset in (10, 13):
         check("Mod", [a, b], {"fmod": fmod}, opset)
@@ -250,4 +250,6 @@ def test_broadcast_by_axis_at_opset_6(b: tuple[int, ...], attributes: dict[str, 
     start = attributes.get("axis", 3 - len(b))
     aligned = y.reshape(b + (1,) * (3 - start - len(b))) if y.size > 1 else y.reshape(())
     check("Sub", [x, y], attributes, 6, expected=[x - aligned])
-    refuses(ValueError, r"differ|is not that of", "Sub", [x, floats((5,))], attributes, 6)
+    refuses(
+        ValueError, "expected (equal shapes|the shape of)", "Sub", [x, floats((5,))], attributes, 6
+    )

@@ -37,7 +37,7 @@ def test_center_crop_pad(shape):
 def test_center_crop_pad_axes():
     check("CenterCropPad", [X, ints(10, 4)], {"axes": (-2, 3)}, 18)
     check("CenterCropPad", [X, ints(4)], {"axes": (1,)}, 18)
-    refuses(ValueError, "1 axes", "CenterCropPad", [X, ints(4, 4)], {"axes": (1,)})
+    refuses(ValueError, "shape: expected 1 sizes", "CenterCropPad", [X, ints(4, 4)], {"axes": (1,)})
 
 
 COLUMNS = [
@@ -72,9 +72,9 @@ def test_col2im(image, block, attributes):
 
 
 def test_col2im_refuses():
-    with pytest.raises(ValueError, match="places for blocks"):
+    with pytest.raises(ValueError, match="columns: expected shape"):
         run_kernel("Col2Im", [np.ones((1, 4, 5), np.float32), ints(3, 3), ints(2, 2)])
-    with pytest.raises(ValueError, match="do not hold blocks"):
+    with pytest.raises(ValueError, match="columns: expected shape"):
         run_kernel("Col2Im", [np.ones((1, 5, 4), np.float32), ints(3, 3), ints(2, 2)])
 
 
@@ -89,7 +89,7 @@ def test_affine_grid(dims, align_corners, dtype):
 
 
 def test_affine_grid_refuses():
-    with pytest.raises(ValueError, match="does not fit size"):
+    with pytest.raises(ValueError, match="theta: expected shape"):
         run_kernel("AffineGrid", [np.ones((2, 2, 3), np.float32), ints(1, 1, 4, 4)])
 
 
@@ -129,7 +129,7 @@ def test_roi_align(opset, coordinates, mode, sampling_ratio, scale):
 
 def test_roi_align_edges():
     check("RoiAlign", [X, ROIS[:0], ENTRIES[:0]], {}, 16)
-    refuses(IndexError, "batch of 2", "RoiAlign", [X, ROIS[:1], ints(2)])
+    refuses(IndexError, "batch indices from 0 to 1", "RoiAlign", [X, ROIS[:1], ints(2)])
     refuses(ValueError, "rois of shape", "RoiAlign", [X, ROIS, ENTRIES[:2]])
 
 
@@ -142,7 +142,7 @@ def test_max_roi_pool(pooled, scale):
 
 
 def test_max_roi_pool_refuses():
-    with pytest.raises(IndexError, match="batch of 2"):
+    with pytest.raises(IndexError, match="batch indices from 0 to 1"):
         run_kernel("MaxRoiPool", [X, np.full((1, 5), 2, np.float32)], {"pooled_shape": (1, 1)})
 
 
@@ -180,7 +180,7 @@ def test_grid_sample_lines(mode):
 
 
 def test_grid_sample_refuses():
-    refuses(ValueError, "does not fit", "GridSample", [X, GRID[:1]])
+    refuses(ValueError, "grid: expected shape", "GridSample", [X, GRID[:1]])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])

@@ -58,8 +58,14 @@ def test_gather_elements(opset, axis):
 
 def test_gather_elements_of_a_smaller_block():
     check("GatherElements", [X, indices((2, 2, 3), -3, 3)], {"axis": 1}, 13)
-    refuses(ValueError, "do not fit", "GatherElements", [X, indices((5, 3, 5), 0, 2)], {"axis": 1})
-    refuses(ValueError, "do not fit", "GatherElements", [X, ints(0)])
+    refuses(
+        ValueError,
+        "indices: expected at most",
+        "GatherElements",
+        [X, indices((5, 3, 5), 0, 2)],
+        {"axis": 1},
+    )
+    refuses(ValueError, "indices: expected at most", "GatherElements", [X, ints(0)])
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13])
@@ -91,7 +97,7 @@ def test_one_hot_outside_its_depth():
     check("OneHot", [ints(0, 3, -4, 7), np.array(3, np.int64), ints(0, 1)], {}, 11)
     floats = np.array([0, 2], np.float32)
     check("OneHot", [floats, np.array(3, np.int64), ints(5, 6)], {}, 11)
-    refuses(ValueError, "depth 0", "OneHot", [ints(0), np.array(0), ints(0, 1)])
+    refuses(ValueError, "positive depth", "OneHot", [ints(0), np.array(0), ints(0, 1)])
 
 
 @pytest.mark.parametrize("opset", [9, 13])
@@ -131,8 +137,14 @@ def test_reverse_sequence(batch_axis, time_axis, rest):
 
 
 def test_reverse_sequence_refuses():
-    refuses(ValueError, "0 to the 4", "ReverseSequence", [X, ints(1, 5, 1)])
-    refuses(ValueError, "must be 0 and 1", "ReverseSequence", [X, ints(1, 1, 1)], {"batch_axis": 2})
+    refuses(ValueError, "from 0 to 4", "ReverseSequence", [X, ints(1, 5, 1)])
+    refuses(
+        ValueError,
+        "batch_axis and time_axis 0 and 1",
+        "ReverseSequence",
+        [X, ints(1, 1, 1)],
+        {"batch_axis": 2},
+    )
 
 
 @pytest.mark.parametrize("upper", [0, 1])
@@ -226,7 +238,9 @@ def test_top_k_of_infinities_and_nan():
 
 def test_top_k_edges():
     check("TopK", [X, ints(0)], {}, 11, n_outputs=2)
-    refuses(ValueError, "k 6 is out of range", "TopK", [X, ints(6)], {}, 11, n_outputs=2)
+    refuses(
+        ValueError, "k: expected a number from 0 to 5", "TopK", [X, ints(6)], {}, 11, n_outputs=2
+    )
 
 
 def test_a_triangle_of_strings_is_filled_with_empty_ones():

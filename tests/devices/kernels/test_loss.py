@@ -65,7 +65,7 @@ def _losses(x, labels, weight, ignore, reduction):
 
 @pytest.mark.parametrize("op_type", ["NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"])
 def test_losses_refuse_labels_outside_the_classes(op_type):
-    refuses(IndexError, r"outside \[0, 3\)", op_type, [floats(2, 3), np.array([0, 3])], {}, 13)
+    refuses(IndexError, "classes from 0 to 2", op_type, [floats(2, 3), np.array([0, 3])], {}, 13)
     with pytest.raises(IndexError, match="ignore_index 7"):
         run_kernel(op_type, [floats(2, 3), np.array([-1, 7])], {"ignore_index": 7}, 13)
 

@@ -375,11 +375,16 @@ def test_features(case: tuple[str, int, list[Any], dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "message"),
     [
-        ("OneHotEncoder", [WORDS], {"cats_strings": ["b"], "zeros": 0}, "no category"),
+        ("OneHotEncoder", [WORDS], {"cats_strings": ["b"], "zeros": 0}, "values of the categories"),
         ("ArrayFeatureExtractor", [X, np.array([3])], {}, "from 0 to 2"),
         ("Imputer", [X], {"imputed_value_int64s": [1]}, "imputed values"),
         ("LinearClassifier", [X], {"coefficients": [1.0] * 3}, "labels"),
-        ("LinearRegressor", [X], {"coefficients": [1.0], "targets": 1}, "3 features"),
+        (
+            "LinearRegressor",
+            [X],
+            {"coefficients": [1.0], "targets": 1},
+            r"multiple of 3 \(features\)",
+        ),
     ],
 )
 def test_refuses(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:

@@ -162,8 +162,8 @@ def test_half_width_floats_round_once():
 @pytest.mark.parametrize(
     ("change", "attributes", "message"),
     [
-        ({1: floats(1, 7, SIZE)}, {}, "W has shape"),
-        ({3: floats(1, 7)}, {}, "B has shape"),
+        ({1: floats(1, 7, SIZE)}, {}, "W: expected shape"),
+        ({3: floats(1, 7)}, {}, "B: expected shape"),
         ({5: floats(1, BATCH, 2)}, {}, "initial_h"),
         ({4: np.array([9, 1, 1], np.int32)}, {}, "sequence_lens"),
         ({}, {"hidden_size": 99}, "99"),

@@ -106,7 +106,7 @@ def test_integer_extremes_of_nothing() -> None:
     x = np.zeros((0,), bool)
     check("ReduceMax", [x], {"keepdims": 0}, 20, expected=[np.bool_(False)])
     check("ReduceMin", [x], {"keepdims": 0}, 20, expected=[np.bool_(True)])
-    with pytest.raises(ValueError, match="mean of no"):
+    with pytest.raises(ValueError, match="for the mean of"):
         run_kernel("ReduceMean", [np.zeros(0, np.int32)])
 
 
@@ -153,7 +153,7 @@ def test_arg(op_type: str, axis: int) -> None:
 
 
 def test_arg_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match="elements along axis"):
         run_kernel("ArgMax", [np.zeros((2, 0), np.float32)], {"axis": 1})
     with pytest.raises(IndexError, match="rank 2"):
         run_kernel("ArgMax", [np.zeros((2, 3), np.float32)], {"axis": 2})

@@ -165,5 +165,5 @@ def test_what_a_later_opset_added_is_unknown_before(op_type: str, name: str, ops
 
 
 def test_what_was_added_is_a_parameter() -> None:
-    with pytest.raises(ValueError, match="no parameter 'gain' to be added or dropped"):
-        op("Relu", since=100, added={"gain": 101})(lambda xp, x: x)
+    with pytest.raises(ValueError, match="no parameter 'gain' to be added or removed"):
+        op("Relu", since=100, additions={"gain": 101})(lambda xp, x: x)

@@ -20,7 +20,7 @@ def test_sequences_are_made_and_counted():
     (made,) = run_kernel("SequenceConstruct", [X, X[0]])
     assert [t.shape for t in made] == [(2, 3, 4), (3, 4)]
     check("SequenceLength", [THREE], {}, 11)
-    refuses(TypeError, "differ", "SequenceConstruct", [X, X.astype(np.int64)])
+    refuses(TypeError, "one element type", "SequenceConstruct", [X, X.astype(np.int64)])
 
 
 @pytest.mark.parametrize("position", [0, 2, -1, -3])
@@ -68,8 +68,8 @@ def test_split_to_sequence(split):
 
 
 def test_split_to_sequence_refuses():
-    refuses(ValueError, "add up", "SplitToSequence", [X, np.array([1, 1])], {"axis": 2})
-    refuses(ValueError, "never end", "SplitToSequence", [X, scalar(0)])
+    refuses(ValueError, "sum to 4", "SplitToSequence", [X, np.array([1, 1])], {"axis": 2})
+    refuses(ValueError, "split: expected a positive", "SplitToSequence", [X, scalar(0)])
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -79,7 +79,7 @@ def test_concat_from_sequence(axis, new_axis):
 
 
 def test_concat_from_nothing():
-    refuses(ValueError, "nothing to join", "ConcatFromSequence", [[]], {"axis": 0})
+    refuses(ValueError, "an empty one", "ConcatFromSequence", [[]], {"axis": 0})
 
 
 @pytest.mark.parametrize("opset", [15, 18, 28])
@@ -89,7 +89,7 @@ def test_optionals(opset):
     check("OptionalHasElement", [held], {}, opset, expected=[np.array(True)])
     check("OptionalHasElement", [None], {}, opset, expected=[np.array(False)])
     check("OptionalGetElement", [held], {}, opset, expected=[X])
-    refuses(ValueError, "empty", "OptionalGetElement", [None], {}, opset)
+    refuses(ValueError, "optional with a value", "OptionalGetElement", [None], {}, opset)
 
 
 def test_no_input_is_no_element():

@@ -33,7 +33,7 @@ def test_reshape_allowzero():
     empty = np.ones((0, 3), np.float32)
     check("Reshape", [empty, ints(3, 0)], {"allowzero": 1}, 14)
     check("Reshape", [empty, ints(0, 3, 7)], {"allowzero": 1}, 14)
-    refuses(ValueError, "both 0 and -1", "Reshape", [empty, ints(0, -1)], {"allowzero": 1}, 14)
+    refuses(ValueError, "got both", "Reshape", [empty, ints(0, -1)], {"allowzero": 1}, 14)
 
 
 def test_reshape_infers_beside_an_empty_copied_dimension():
@@ -84,7 +84,7 @@ def test_transpose_of_narrow_types():
 
 @pytest.mark.parametrize("perm", [(0, 1), (0, 0, 1), (0, 1, 3)])
 def test_transpose_refuses(perm):
-    refuses(ValueError, "not a permutation", "Transpose", [X], {"perm": perm})
+    refuses(ValueError, "perm: expected a permutation", "Transpose", [X], {"perm": perm})
 
 
 SQUEEZES = [((1, 3, 1), None), ((1, 3, 1), (0,)), ((1, 3, 1), (2, 0)), ((1, 1), None)]
@@ -116,7 +116,7 @@ def test_negative_axes():
 
 
 def test_squeeze_and_unsqueeze_refuse():
-    refuses(ValueError, "not of size 1", "Squeeze", [X, ints(1)])
+    refuses(ValueError, "expected size 1", "Squeeze", [X, ints(1)])
     refuses(IndexError, "out of range", "Squeeze", [X, ints(3)])
     refuses(ValueError, "more than once", "Unsqueeze", [X, ints(0, -5)])
 
@@ -131,7 +131,7 @@ def test_expand(opset, given, shape):
 
 
 def test_expand_refuses():
-    refuses(ValueError, "do not broadcast", "Expand", [X, ints(2, 2)])
+    refuses(ValueError, "shapes that broadcast", "Expand", [X, ints(2, 2)])
 
 
 @pytest.mark.parametrize("opset", [7, 13])
@@ -141,7 +141,7 @@ def test_tile(opset, repeats):
 
 
 def test_tile_refuses():
-    refuses(ValueError, "3 counts", "Tile", [X, ints(2, 2)])
+    refuses(ValueError, "repeats: expected 3", "Tile", [X, ints(2, 2)])
 
 
 @pytest.mark.parametrize("opset", [7, 13, 19])
@@ -183,5 +183,5 @@ def test_space_to_depth_modes(mode):
 
 
 def test_blocks_refuse():
-    refuses(ValueError, "multiples of blocksize", "SpaceToDepth", [BLOCKS], {"blocksize": 4})
-    refuses(ValueError, "not a multiple", "DepthToSpace", [BLOCKS], {"blocksize": 3})
+    refuses(ValueError, "divisible by 4", "SpaceToDepth", [BLOCKS], {"blocksize": 4})
+    refuses(ValueError, "multiple of 9", "DepthToSpace", [BLOCKS], {"blocksize": 3})

@@ -33,7 +33,7 @@ def test_concat_edges():
 
 
 def test_concat_refuses():
-    refuses(TypeError, "differ", "Concat", [X, X.astype(np.float64)], {"axis": 0})
+    refuses(TypeError, "one element type", "Concat", [X, X.astype(np.float64)], {"axis": 0})
     refuses(ValueError, "along dimension 1", "Concat", [X, X[:, :2]], {"axis": 0})
     refuses(ValueError, "same number of dimensions", "Concat", [X, X[0]], {"axis": 0})
 
@@ -59,9 +59,9 @@ def test_split_unevenly():
 
 
 def test_split_refuses():
-    refuses(ValueError, "equal parts", "Split", [X], {}, 13, n_outputs=2)
-    refuses(ValueError, "add up", "Split", [X, ints(2, 2)], {}, 13, n_outputs=2)
-    refuses(ValueError, "add up", "Split", [X, ints(-1, 6)], {}, 13, n_outputs=2)
+    refuses(ValueError, "multiple of 2", "Split", [X], {}, 13, n_outputs=2)
+    refuses(ValueError, "sum to 5", "Split", [X, ints(2, 2)], {}, 13, n_outputs=2)
+    refuses(ValueError, "sum to 5", "Split", [X, ints(-1, 6)], {}, 13, n_outputs=2)
     with pytest.raises(ValueError, match="exactly one"):
         run_kernel("Split", [X, ints(2, 3)], {"num_outputs": 2}, 18, n_outputs=2)
 
@@ -106,7 +106,7 @@ def test_slice_inputs(bounds, first, opset):
 def test_slice_defaults_and_refusals():
     check("Slice", [X, ints(1, 1), ints(3, 2)], {}, 10)
     check("Slice", [X, ints(1).astype(np.int32), ints(3).astype(np.int32)], {}, 13)
-    refuses(ValueError, "step of 0", "Slice", [X, ints(0), ints(1), ints(0), ints(0)])
+    refuses(ValueError, "steps: expected", "Slice", [X, ints(0), ints(1), ints(0), ints(0)])
     refuses(IndexError, "axis 3", "Slice", [X, ints(0), ints(1), ints(3)])
     refuses(ValueError, "as many", "Slice", [X, ints(0, 0), ints(1), ints(0)])
 
@@ -162,7 +162,7 @@ def test_pad_edges():
 
 
 def test_pad_refuses():
-    with pytest.raises(ValueError, match="nothing to pad with"):
+    with pytest.raises(ValueError, match="elements on every axis"):
         run_kernel("Pad", [X[:0], ints(1, 0, 0, 0, 0, 0)], {"mode": "reflect"})
     refuses(ValueError, "remove more", "Pad", [X, ints(-3, 0, 0, -3, 0, 0)])
-    refuses(ValueError, "2 pads", "Pad", [X, ints(1, 1)])
+    refuses(ValueError, "pads: expected 6", "Pad", [X, ints(1, 1)])

@@ -33,7 +33,7 @@ def test_string_normalizer(words, attributes, expected):
 
 
 def test_string_normalizer_refuses():
-    refuses(ValueError, "neither", "StringNormalizer", [strings("a", "b").reshape(2, 1)])
+    refuses(ValueError, "expected shape", "StringNormalizer", [strings("a", "b").reshape(2, 1)])
 
 
 # Two 1-grams, three 2-grams and one 3-gram.
