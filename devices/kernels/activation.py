@@ -60,14 +60,7 @@ def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 def _exponential(xp: Xp, x: Array, alpha: float, width: float = 1.0) -> Array:
     """Return max(0, x) + alpha * (exp(min(0, x) / width) - 1)."""
-    y = xp.asarray(xp.clip(x, -xp.inf, 0))
-    if width != 1:
-        y /= width
-    xp.exp(y, out=y)
-    y -= 1
-    y *= alpha
-    y += xp.clip(x, 0, xp.inf)
-    return y
+    return xp.clip(x, 0, xp.inf) + alpha * (xp.exp(xp.clip(x, -xp.inf, 0) / width) - 1)
 
 
 @op("Elu", since=6)
@@ -83,9 +76,7 @@ def selu(
     xp: Xp, x: Array, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323
 ) -> Array:
     """Return gamma * x, and gamma * alpha * (exp(x) - 1) where x is not positive."""
-    y = _exponential(xp, x, alpha)
-    y *= gamma
-    return y
+    return gamma * _exponential(xp, x, alpha)
 
 
 @op("Celu", since=12)
@@ -101,39 +92,28 @@ def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 @in_float32
 def sigmoid(xp: Xp, x: Array) -> Array:
     """Return 1 / (1 + exp(-x))."""
-    y = xp.empty_like(x)
-    xp.negative(x, out=y)
-    xp.exp(y, out=y)
-    y += 1
-    return xp.reciprocal(y, out=y)
+    return 1 / (1 + xp.exp(-x))
 
 
 @op("HardSigmoid", since=6)
 @in_float32
 def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     """Return alpha * x + beta, limited to [0, 1]."""
-    y = xp.empty_like(x)
-    xp.multiply(x, alpha, out=y)
-    y += beta
-    return xp.clip(y, 0, 1, out=y)
+    return xp.clip(alpha * x + beta, 0, 1)
 
 
 @op("HardSwish", since=14)
 @in_float32
 def hard_swish(xp: Xp, x: Array) -> Array:
     """Return x * max(0, min(1, x / 6 + 1/2))."""
-    y = hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
-    y *= x
-    return y
+    return x * hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
 
 
 @op("Swish", since=24)
 @in_float32
 def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     """Return x * sigmoid(alpha * x)."""
-    y = sigmoid(xp, x if alpha == 1 else x * alpha)
-    y *= x
-    return y
+    return x * sigmoid(xp, alpha * x)
 
 
 @op("SwiGLU", since=28)
@@ -142,9 +122,7 @@ def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
     """Return swish(a) * b; both inputs have the same shape."""
     if a.shape != b.shape:
         raise ValueError(f"expected gate and value of one shape, got {a.shape} and {b.shape}")
-    y = swish(xp, a, alpha=alpha)
-    y *= b
-    return y
+    return swish(xp, a, alpha=alpha) * b
 
 
 @op("Softplus", since=1)
@@ -168,11 +146,8 @@ def mish(xp: Xp, x: Array) -> Array:
     """Return x * tanh(log(1 + exp(x)))."""
     # tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), which rounds to 1 long before e = exp(20).
     e = xp.exp(xp.clip(x, -xp.inf, 20))
-    w = e + 2
-    w *= e
-    y = w / (w + 2)
-    y *= x
-    return y
+    w = e * (e + 2)
+    return x * (w / (w + 2))
 
 
 @op("Gelu", since=20, choices={"approximate": ("none", "tanh")})
@@ -182,15 +157,8 @@ def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
     if approximate == "none":
         y = erf_9(xp, x * math.sqrt(0.5))
     else:
-        y = x * x
-        y *= 0.044715 * math.sqrt(2 / math.pi)
-        y += math.sqrt(2 / math.pi)
-        y *= x
-        y = xp.tanh(y)
-    y += 1
-    y *= x
-    y *= 0.5
-    return y
+        y = xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+    return 0.5 * x * (1 + y)
 
 
 @op("Shrink", since=9)

@@ -74,9 +74,7 @@ def _leaves(xp: Xp, x: Array, trees: Trees) -> Array:
         is_true = xp.isnan(value) & trees.missing_is_true[at]
         for mode in modes:
             matches = is_true | _compare(xp, mode, value, split, at, trees)
-            if len(modes) > 1:
-                matches = xp.where(trees.mode[at] == mode, matches, is_true)
-            is_true = matches
+            is_true = xp.where(trees.mode[at] == mode, matches, is_true)
         at = xp.where(is_true, trees.if_true[at], trees.if_false[at])
     return at
 

@@ -40,7 +40,7 @@ def _reduce_windows(
     for axis in range(len(window.kernel)):
         before = (slice(None),) * (2 + axis)
         shape = (*x.shape[: 2 + axis], window.output[axis], *x.shape[3 + axis :])
-        y = xp.full_like(x, start, shape=shape)  # its axes have x's order in memory
+        y = xp.full(shape, start, dtype=x.dtype)
         for k in range(window.kernel[axis]):
             outputs, inputs = window.valid(axis, k)
             if outputs.start < outputs.stop:
@@ -92,8 +92,7 @@ def max_pool_1(
     window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if n_outputs > 1:
         return _max_pool_indices(xp, x, window, storage_order)
-    y = _reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x))
-    return xp.ascontiguousarray(y) if x.flags.c_contiguous else y  # channels may be last
+    return _reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x))
 
 
 @op("AveragePool", since=1, additions={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})

@@ -66,16 +66,15 @@ def _check_zero_point(scale: Array, zero_point: Array) -> None:
 
 
 def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: bool = True) -> Array:
-    """Round y in place for an integer type, add the zero point, and convert to the type."""
-    y = xp.asarray(y)
+    """Round y for an integer type, add the zero point, and convert to the type."""
     is_integer = to.name in RANGE
     if is_integer:
-        xp.rint(y, out=y)
+        y = xp.rint(y)
     if zero_point is not None:
-        y += zero_point.astype(y.dtype)
+        y = y + zero_point.astype(y.dtype)
     if is_integer:
-        return xp.clip(y, *RANGE[to.name], out=y).astype(to)
-    return convert(xp, y, to, saturate=saturate)
+        return xp.clip(y, *RANGE[to.name]).astype(to)
+    return convert(xp, xp.asarray(y), to, saturate=saturate)
 
 
 @op(
@@ -177,11 +176,8 @@ def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
 @op("FakeQuantize", since=1, domain="hetero")
 def fake_quantize(xp: Xp, x: Array, *, scale: float, low: float, high: float) -> Array:
     """Return x rounded to multiples of `scale` from `low` to `high`."""
-    y = xp.asarray(x / x.dtype.type(scale))
-    xp.rint(y, out=y)
-    xp.clip(y, low, high, out=y)
-    y *= x.dtype.type(scale)
-    return y
+    step = x.dtype.type(scale)
+    return xp.clip(xp.rint(x / step), low, high) * step
 
 
 #: Number of products of 9-bit differences that float32 adds exactly: 255 * 255 * 256 < 2**24.
