@@ -39,6 +39,8 @@ _TYPES: Final[Mapping[str, Range]] = {
     **{f"int{b}": (-(2 ** (b - 1)), 2 ** (b - 1) - 1) for b in (4, 8, 16, 32, 64)},
     **{f"uint{b}": (0, 2**b - 1) for b in (4, 8, 16, 32, 64)},
 }
+#: Types whose ranges decide whether a device computes exactly: those of 32 and 64 bits.
+_WIDE_TYPES: Final = frozenset({"int32", "int64", "uint32", "uint64"})
 #: The largest index into an axis, and the largest length: what a tensor in memory can have.
 _LARGEST_INDEX: Final = 2**30
 T = TypeVar("T")
@@ -91,11 +93,11 @@ def value_ranges(
 
 def boundary_ranges(model: Model, values: Mapping[str, TensorSpec]) -> str | None:
     """Return as text what is proven of values between parts of a model; None for nothing."""
-    wanted = [name for name, spec in values.items() if spec.element_type in ("int64", "uint64")]
-    if not wanted:
+    names = [name for name, spec in values.items() if spec.element_type in _WIDE_TYPES]
+    if not names:
         return None
     ranges = model.integer_ranges
-    proven = {n: ranges[n] for n in wanted if n in ranges and ranges[n] != _type_range(model, n)}
+    proven = {n: ranges[n] for n in names if n in ranges and ranges[n] != _type_range(model, n)}
     return json.dumps(proven, sort_keys=True) if proven else None
 
 

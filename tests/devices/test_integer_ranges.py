@@ -55,6 +55,15 @@ def test_a_part_keeps_what_was_proven_in_the_whole():
     assert RANGES not in model.metadata
 
 
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint32", "uint64"])
+def test_part_keeps_ranges_of_wide_integers(kind):
+    number = TensorProto.DataType.Value(kind.upper())
+    model = parsed(
+        f"(float[3,8] x) => ({kind}[2] y) {{s = Shape(x) i = Cast<to={number}>(s) y = Add(i, i)}}"
+    )
+    assert model.extract([2], ["y"]).integer_ranges["y"] == (0, 16)
+
+
 #: Operators on two tensors of one shape, on one, and with a constant second input.
 TWO = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Where", "Concat")
 ONE = ("Neg", "Abs", "Sign", "ReduceSum", "CumSum", "Slice", "Clip", "Pad", "ReduceMax")

@@ -1,0 +1,81 @@
+"""Faults of ONNX Runtime: their proofs are refused, and still wrong on the tested version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+from scipy.special import ndtri
+
+import hetero
+from hetero.devices.faults.onnxruntime import FAULTS
+from tests.support.fault_proofs import is_wrong, proofs
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+PLUGIN = "hetero.devices.ort.plugin:ORTPlugin"
+ROWS = [fault for fault in FAULTS if fault.proof is not None]
+#: The version that the proofs were tested on; others may have fewer faults.
+TESTED_VERSION = "1.32"
+
+
+def _resize_with_positive_axes(inputs):
+    """Return what ONNX Runtime computes for the same model with positive axes."""
+    (proof,) = (row.proof for row in ROWS if row.operators == "Resize")
+    graph = proof.graph.replace("axes = [-2, -1]", "axes = [2, 3]")
+    model = replace(proof, graph=graph).model()
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return session.run(None, inputs)
+
+
+def _logistic_regression(inputs):
+    return [1 / (1 + np.exp(-inputs["x"] @ np.float32([[0.1], [0.2], [0.3]])))]
+
+
+def _probit_classes(inputs):
+    scores = inputs["x"] @ [0.1, 0.2, 0.3] + 0.1
+    return [np.where(scores > 0.5, 5, 3), np.stack([-ndtri(scores), ndtri(scores)], 1)]
+
+
+#: Expected outputs of proofs that ONNX's evaluator does not run.
+EXPECTED = {
+    "the lowest integer divided by -1 crashes the process": lambda inputs: [inputs["x"]],
+    "keep_aspect_ratio_policy is ignored with negative axes": _resize_with_positive_axes,
+    "the post_transform of a single target is not applied": _logistic_regression,
+    "PROBIT with a single score of two classes leaves scores undefined": _probit_classes,
+}
+
+
+@pytest.fixture(scope="module")
+def core():
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+@pytest.mark.parametrize("index", range(len(ROWS)), ids=[row.description for row in ROWS])
+def test_proof_is_refused_and_runs_on_another_device(core, index):
+    row = ROWS[index]
+    model, inputs = row.proof.model(), row.proof.inputs()
+    support = core.query_model(model, "HETERO:ORT,CPU")
+    messages = [refusals["ORT"].message for refusals in support.refusals.values()]
+    assert any(message.endswith(row.description) for message in messages), messages
+    formula = EXPECTED.get(row.description)
+    expected = formula(inputs) if formula else ReferenceEvaluator(model).run(None, inputs)
+    results = core.compile_model(model, "HETERO:ORT,CPU")(inputs)
+    for actual, wanted in zip(results.to_tuple(), expected, strict=True):
+        assert actual.shape == wanted.shape
+        np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not onnxruntime.__version__.startswith(TESTED_VERSION),
+    reason=f"faults are those of ONNX Runtime {TESTED_VERSION}",
+)
+@pytest.mark.parametrize("index", range(len(ROWS)), ids=[row.description for row in ROWS])
+def test_proof_is_still_wrong(core, index):
+    """If this fails, ONNX Runtime has fixed the fault: remove its row."""
+    proof = proofs("onnxruntime")[index]
+    results = core.compile_model(proof.model(), "CPU")(proof.inputs())
+    assert is_wrong(PLUGIN, "onnxruntime", index, list(results.to_tuple()))
