@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.tables import print_rows
-from hetero.planning.solver.choice import Solution
+from hetero.planning.solver.candidates import Solution
 from hetero.planning.solver.problem import Problem
 from tests.support.evaluation import plan
 from tests.support.instances import load, residual_network

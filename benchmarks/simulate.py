@@ -38,7 +38,6 @@ from hetero.apps.simulate.simulation import simulate
 from hetero.apps.simulate.virtual_run import Outcome, run
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Support
-from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.costs import (
     CLIENT,
     Costs,
@@ -48,8 +47,9 @@ from hetero.planning.cost.costs import (
     Time,
     Transfer,
 )
-from hetero.planning.problem import Constraints, Task
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
+from hetero.planning.plan_task import Choice, choose
+from hetero.planning.task import Constraints, Task
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from hetero.observe.metrics_server import MetricsServer as MetricsServer
     from hetero.observe.trace import Trace as Trace
     from hetero.planning.cost.costs import Costs as Costs
-    from hetero.planning.report import PlanReport as PlanReport
+    from hetero.planning.plan_report import PlanReport as PlanReport
     from hetero.query.survey import Survey as Survey
     from hetero.version import Version as Version
 
@@ -134,7 +134,7 @@ _EXPORTS: Final = {
     "hetero.observe.metrics_server": ("MetricsServer",),
     "hetero.observe.trace": ("Trace",),
     "hetero.planning.cost.costs": ("Costs",),
-    "hetero.planning.report": ("PlanReport",),
+    "hetero.planning.plan_report": ("PlanReport",),
     "hetero.faces.openvino.preprocess": (
         "ColorFormat",
         "Layout",

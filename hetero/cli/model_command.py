@@ -27,7 +27,7 @@ from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.registry import GROUP
 from hetero.formatting import counted
 from hetero.measure.sample_inputs import sample_shapes
-from hetero.planning.cost.work import value_nbytes, with_shapes
+from hetero.planning.cost.estimation import value_nbytes, with_shapes
 from hetero.query.survey import Survey
 from hetero.report.terminal_report import subgraph_table
 from hetero.scheduler import InProcessExecutor

@@ -18,7 +18,7 @@ from hetero.cli.terminal import progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.model import Model
 from hetero.formatting import counted, seconds_text
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
 from hetero.report import build_report, report_html
 from hetero.scheduler.formats.publish import publish
 from hetero.terminal_tables import Columns, ms, table

@@ -23,7 +23,7 @@ from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.request import Request
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, listed
 from hetero.scheduler.executor import Deployment, Submission

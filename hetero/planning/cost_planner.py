@@ -19,13 +19,13 @@ from hetero.measure.sample_inputs import (
     sample_inputs,
     sample_shapes,
 )
-from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.planning.cost.costs import Costs, DeviceIdentity
-from hetero.planning.cost.kinds import Subject, identify
 from hetero.planning.cost.profile import Progress, profile
-from hetero.planning.problem import Constraints, Task
-from hetero.planning.report import PlanReport
+from hetero.planning.cost.profile_request import Subject, identify
+from hetero.planning.plan_report import PlanReport
+from hetero.planning.plan_task import Choice, choose
+from hetero.planning.task import Constraints, Task
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.query.priority import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hetero.partition.partition import Partition
 from hetero.planning.cost.costs import CLIENT
-from hetero.planning.cost.work import value_nbytes
-from hetero.planning.problem import Task, node_seconds, way
-from hetero.planning.report import StagePrediction, WirePrediction
+from hetero.planning.cost.estimation import value_nbytes
+from hetero.planning.plan_report import StagePrediction, WirePrediction
+from hetero.planning.task import Task, node_seconds, way
 
 
 def predict(

@@ -8,7 +8,7 @@ from typing import Any, Final
 from hetero.affinity.affinity import is_literal
 from hetero.devices.errors import AffinityError
 from hetero.partition.partition import partition
-from hetero.planning.report import Alternative, PlanReport
+from hetero.planning.plan_report import Alternative, PlanReport
 from hetero.query.survey import Survey
 from hetero.report.tensor_size import tensor_size
 

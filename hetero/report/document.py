@@ -20,8 +20,8 @@ from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.partition.partition import Partition, partition
-from hetero.planning.cost.work import with_shapes
-from hetero.planning.report import PlanReport
+from hetero.planning.cost.estimation import with_shapes
+from hetero.planning.plan_report import PlanReport
 from hetero.query.survey import Survey
 from hetero.report.alternatives import alternatives
 from hetero.report.lints import lints

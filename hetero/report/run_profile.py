@@ -12,7 +12,7 @@ from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.request.response import RequestTimes, StageTiming
 from hetero.measure.stage_times import StageTimes, median_of
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
 
 #: Times of a request, and of a stage's run, whose medians are in the profile.
 _REQUEST_TIMES: Final = ("preprocess_s", "admission_s", "in_flight_s", "postprocess_s")

@@ -15,8 +15,8 @@ from hetero.devices.model.model import Model
 from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import OPTIONAL_PROPERTIES, Config
-from hetero.planning.cost.kinds import Kind, Subject, identify
-from hetero.planning.cost.load import measure_load
+from hetero.planning.cost.concurrent_load import measure_load
+from hetero.planning.cost.profile_request import Kind, Subject, identify
 from tests.support.models import branches
 
 CORES = 8

@@ -16,7 +16,7 @@ from hetero.planning.cost.costs import (
     Time,
     Transfer,
 )
-from hetero.planning.problem import Constraints, Task
+from hetero.planning.task import Constraints, Task
 
 FREE = Line(0.0, 0.0, "measured")
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from hetero.partition.clustering import cluster
 from hetero.planning.solver import search
-from hetero.planning.solver.choice import Candidate, Judge, Solution
+from hetero.planning.solver.candidates import Candidate, Judge, Solution
+from hetero.planning.solver.graph import successors
 from hetero.planning.solver.mixing import Part
-from hetero.planning.solver.order import successors
 from hetero.planning.solver.problem import Assignment, Floats, Problem, sums
 
 

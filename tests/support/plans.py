@@ -10,7 +10,7 @@ import hetero
 from hetero.devices.model.reader import read_model
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.costs import Line, Transfer
-from hetero.planning.cost.kinds import identify
+from hetero.planning.cost.profile_request import identify
 from tests.support.costs import costs
 from tests.support.models import branches
 

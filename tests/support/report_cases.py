@@ -17,7 +17,7 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.partition.partition import PlacedPartition, partition
 from hetero.planning.cost.costs import Time
-from hetero.planning.report import Alternative, PlanReport, StagePrediction, WirePrediction
+from hetero.planning.plan_report import Alternative, PlanReport, StagePrediction, WirePrediction
 from hetero.query.priority import query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report

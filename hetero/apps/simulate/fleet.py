@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.devices.errors import ArgumentError
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
 
 #: Default name of a node.
 _DEFAULT_NODE = "local"

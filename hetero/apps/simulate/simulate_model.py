@@ -17,7 +17,7 @@ from hetero.devices.model.reader import Source
 from hetero.devices.plugin.properties import Config
 from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
 
 
 class _Planner(Protocol):

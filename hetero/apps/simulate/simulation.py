@@ -14,7 +14,7 @@ from hetero.apps.simulate.fleet import Fleet
 from hetero.apps.simulate.virtual_run import Outcome, Used, run
 from hetero.devices.errors import ArgumentError
 from hetero.observe.trace import Trace
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
 from hetero.scheduler.observe.observer import Observer
 
 #: Maximum requests of a run that is only compared with other runs.

@@ -16,8 +16,8 @@ from hetero.apps.simulate.arrivals import Arrivals, Batches
 from hetero.apps.simulate.fleet import Fleet, FleetDevice
 from hetero.devices.errors import HeteroError
 from hetero.devices.request.request import DEFAULT_REQUEST
-from hetero.planning.cost.work import value_nbytes
-from hetero.planning.report import PlanReport, StagePrediction
+from hetero.planning.cost.estimation import value_nbytes
+from hetero.planning.plan_report import PlanReport, StagePrediction
 from hetero.scheduler.observe.observer import Observer
 from hetero.scheduler.universe.client import PlayedClient
 from hetero.scheduler.universe.device import PlayedCluster, PlayedDevice, Work

@@ -23,14 +23,14 @@ from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.errors import ClusterError, DeviceError, HeteroError
 from hetero.devices.plugin.program import Value
 from hetero.planning.cost.calibration import fit_pace, low, rounds_spoiled
+from hetero.planning.cost.concurrent_load import measure_load
 from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Time, Transfer
-from hetero.planning.cost.kinds import Kind, Subject, kinds_of
-from hetero.planning.cost.load import measure_load
-from hetero.planning.cost.nodes import fused_groups, spread
-from hetero.planning.cost.samples import capture, feeds, regions
+from hetero.planning.cost.estimation import fit_speed, node_work, value_nbytes, with_shapes
+from hetero.planning.cost.node_times import fused_groups, spread
+from hetero.planning.cost.profile_inputs import capture, feeds, regions
+from hetero.planning.cost.profile_request import Kind, Subject, kinds_of
 from hetero.planning.cost.timing import time_model
-from hetero.planning.cost.transfers import ASSUMED, measure_transfer
-from hetero.planning.cost.work import fit_speed, node_work, value_nbytes, with_shapes
+from hetero.planning.cost.transfer_times import ASSUMED, measure_transfer
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetero.planning.solver.graph import depth_first, successors
 from hetero.planning.solver.min_cut import two_way
-from hetero.planning.solver.order import depth_first, successors
 from hetero.planning.solver.problem import Problem, allowed, sums
 
 #: Steps of the ascent over device prices.

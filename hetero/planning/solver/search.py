@@ -17,13 +17,13 @@ import numpy as np
 
 from hetero.devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
+from hetero.planning.solver.candidates import TIDIED, Hint, Judge, Solution, choose, judged
 from hetero.planning.solver.check import check
-from hetero.planning.solver.choice import TIDIED, Hint, Judge, Solution, choose, judged
-from hetero.planning.solver.contract import coarsen, collapse_groups, fuse_cycles
-from hetero.planning.solver.greedy import pack, priority, serial_cuts
+from hetero.planning.solver.contraction import coarsen, collapse_groups, fuse_cycles
+from hetero.planning.solver.graph import depth_first
+from hetero.planning.solver.heuristics import pack, priority, serial_cuts
 from hetero.planning.solver.local_search import anneal, tidy
 from hetero.planning.solver.mixing import Part, mix
-from hetero.planning.solver.order import depth_first
 from hetero.planning.solver.problem import (
     Assignment,
     Problem,

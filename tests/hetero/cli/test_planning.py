@@ -15,7 +15,7 @@ from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.plugin.program import Program
 from hetero.planning.cost.cost_file import read_costs, write_costs
 from hetero.planning.cost.costs import CLIENT
-from hetero.planning.cost.kinds import identify
+from hetero.planning.cost.profile_request import identify
 from hetero.planning.solver import search
 from tests.support.command_line import Shell
 from tests.support.costs import costs

@@ -14,12 +14,12 @@ import pytest
 from hetero.affinity.affinity import Affinity
 from hetero.devices.errors import PlanError
 from hetero.partition.partition import partition
-from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.costs import Costs, Line, Pace, Transfer
+from hetero.planning.plan_report import PlanReport
+from hetero.planning.plan_task import Choice, choose
 from hetero.planning.predict import predict
-from hetero.planning.problem import Constraints, Task
-from hetero.planning.report import PlanReport
 from hetero.planning.solver import search
+from hetero.planning.task import Constraints, Task
 from tests.support.chains import chain, random_model
 from tests.support.costs import costs, task
 

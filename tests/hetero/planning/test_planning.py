@@ -20,16 +20,16 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.variables import with_states
 from hetero.partition.partition import partition
-from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.costs import CLIENT, Line, Pace, Transfer
-from hetero.planning.cost.work import ASSUMED_SPEED, node_work
+from hetero.planning.cost.estimation import ASSUMED_SPEED, node_work
+from hetero.planning.plan_report import PlanReport
+from hetero.planning.plan_task import Choice, choose
 from hetero.planning.predict import predict
-from hetero.planning.problem import Constraints
-from hetero.planning.problem import build as build_problem
-from hetero.planning.report import PlanReport
 from hetero.planning.solver.bounds import critical_path
 from hetero.planning.solver.local_search import tidy
 from hetero.planning.solver.problem import make_problem, wary
+from hetero.planning.task import Constraints
+from hetero.planning.task import build as build_problem
 from tests.support.chains import chain, random_model
 from tests.support.costs import costs, task
 from tests.support.evaluation import evaluate

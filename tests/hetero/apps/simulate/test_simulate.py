@@ -22,9 +22,9 @@ from hetero.apps.simulate.simulation import simulate
 from hetero.apps.simulate.virtual_run import run
 from hetero.devices.errors import ArgumentError, PlanError
 from hetero.devices.model.reader import read_model
-from hetero.planning.choose import Choice, choose
 from hetero.planning.cost.cost_file import write_costs
-from hetero.planning.report import PlanReport
+from hetero.planning.plan_report import PlanReport
+from hetero.planning.plan_task import Choice, choose
 from tests.support.chains import chain
 from tests.support.command_line import Shell
 from tests.support.costs import costs, task

@@ -20,10 +20,10 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.program import ExecutedNode
 from hetero.devices.request.response import Response, StageTiming
 from hetero.planning.cost.costs import CLIENT
-from hetero.planning.cost.kinds import Subject
-from hetero.planning.cost.nodes import fused_groups, spread
+from hetero.planning.cost.node_times import fused_groups, spread
 from hetero.planning.cost.profile import profile
-from hetero.planning.cost.samples import regions
+from hetero.planning.cost.profile_inputs import regions
+from hetero.planning.cost.profile_request import Subject
 from hetero.planning.cost.timing import Timing, look
 from tests.support.graphs import build, feeds
 

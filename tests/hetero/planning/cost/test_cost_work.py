@@ -17,7 +17,7 @@ from hetero.planning.cost.calibration import (
     settled,
     spoiled,
 )
-from hetero.planning.cost.work import (
+from hetero.planning.cost.estimation import (
     Speed,
     Work,
     fit_speed,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hetero.devices.errors import PlanError
-from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
-from hetero.planning.solver.order import components, depth_first
+from hetero.planning.solver.contraction import coarsen, collapse_groups, fuse, fuse_cycles
+from hetero.planning.solver.graph import components, depth_first
 from hetero.planning.solver.problem import Problem, allowed, loads, make_problem
 from tests.support.evaluation import evaluate
 from tests.support.instances import random_problem, residual_network

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hetero.planning.solver import bounds
-from hetero.planning.solver.contract import collapse_groups
-from hetero.planning.solver.greedy import priority
+from hetero.planning.solver.contraction import collapse_groups
+from hetero.planning.solver.graph import depth_first
+from hetero.planning.solver.heuristics import priority
 from hetero.planning.solver.local_search import State, anneal, tidy
 from hetero.planning.solver.min_cut import two_way
 from hetero.planning.solver.mixing import mix, most_requests
-from hetero.planning.solver.order import depth_first
 from hetero.planning.solver.problem import Problem, is_feasible, loads, make_problem
 from hetero.planning.solver.slicing import slice_order
 from tests.support.evaluation import plan

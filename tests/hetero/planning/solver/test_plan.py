@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import partition
 from hetero.devices.errors import PlanError
-from hetero.planning.solver.choice import Candidate, Hint, Solution
+from hetero.planning.solver.candidates import Candidate, Hint, Solution
 from hetero.planning.solver.problem import is_feasible, make_problem
 from tests.support.evaluation import evaluate, plan
 from tests.support.every_assignment import every_assignment, least_bottleneck

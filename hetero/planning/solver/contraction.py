@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.devices.errors import PlanError
 from hetero.planning.solver.check import listed
-from hetero.planning.solver.order import components, depth_first
+from hetero.planning.solver.graph import components, depth_first
 from hetero.planning.solver.problem import Assignment, Problem, allowed, make_problem, sums
 
 

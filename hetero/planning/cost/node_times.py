@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode
+from hetero.planning.cost.estimation import ASSUMED_SPEED, node_work
 from hetero.planning.cost.timing import Timing
-from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 
 
 def spread(model: Model, timing: Timing) -> dict[str, float]:

@@ -16,20 +16,20 @@ from typing import Final
 from hetero.affinity.affinity import Affinity
 from hetero.devices.errors import PlanError
 from hetero.partition.partition import PlacedPartition, partition
-from hetero.planning.cost.work import value_nbytes
-from hetero.planning.predict import predict
-from hetero.planning.problem import Planned, Task, build, node_seconds
-from hetero.planning.report import (
+from hetero.planning.cost.estimation import value_nbytes
+from hetero.planning.plan_report import (
     Alternative,
     PlanReport,
     StagePrediction,
     WirePrediction,
     milliseconds,
 )
-from hetero.planning.solver.choice import TIDIED, Candidate, Hint, Solution, is_landmark
+from hetero.planning.predict import predict
+from hetero.planning.solver.candidates import TIDIED, Candidate, Hint, Solution, is_landmark
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Assignment
 from hetero.planning.solver.search import plan
+from hetero.planning.task import Planned, Task, build, node_seconds
 from hetero.properties.request import Policy
 
 #: Plans that a report lists besides the chosen one.

@@ -10,7 +10,7 @@ from typing import Final
 from hetero.devices.errors import ClusterError, DeviceError, HeteroError
 from hetero.devices.plugin.program import Value
 from hetero.planning.cost.calibration import Round
-from hetero.planning.cost.kinds import Kind, Subject
+from hetero.planning.cost.profile_request import Kind, Subject
 from hetero.planning.cost.timing import deployed, look, saturate
 from hetero.scheduler.executor import Deployment
 

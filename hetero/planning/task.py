@@ -18,9 +18,9 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Support
 from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
-from hetero.planning.cost.work import value_nbytes, with_shapes
+from hetero.planning.cost.estimation import value_nbytes, with_shapes
 from hetero.planning.layers import find_layers
-from hetero.planning.solver.choice import Hint
+from hetero.planning.solver.candidates import Hint
 from hetero.planning.solver.problem import Problem, make_problem
 
 _NOTHING = Line(0.0, 0.0, "estimated")
