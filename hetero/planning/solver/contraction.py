@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.devices.errors import PlanError
-from hetero.planning.solver.check import listed
 from hetero.planning.solver.graph import components, depth_first
-from hetero.planning.solver.problem import Assignment, Problem, allowed, make_problem, sums
+from hetero.planning.solver.problem import Assignment, Problem, allowed, listed, make_problem, sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)

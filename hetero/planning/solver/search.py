@@ -18,7 +18,6 @@ import numpy as np
 from hetero.devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
 from hetero.planning.solver.candidates import TIDIED, Hint, Judge, Solution, choose, judged
-from hetero.planning.solver.check import check
 from hetero.planning.solver.contraction import coarsen, collapse_groups, fuse_cycles
 from hetero.planning.solver.graph import depth_first
 from hetero.planning.solver.heuristics import pack, priority, serial_cuts
@@ -28,6 +27,7 @@ from hetero.planning.solver.problem import (
     Assignment,
     Problem,
     allowed,
+    check,
     is_feasible,
     loads,
     wary,
