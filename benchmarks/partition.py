@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_parts=None if masked else 1,
         )
         rows.append(_row(file, chosen.mode, solution, time.monotonic() - begin, masked=masked))
-        best = solution.chosen
+        best = solution.choice
         sys.stderr.write(
             f"{file}: chosen {best.name}, {best.subgraphs} subgraphs on {best.levels} levels"
             f"{', cut short by the clock' if solution.cut_short else ''}\n"
@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _row(
     file: str, mode: str, solution: Solution, seconds: float, *, masked: bool
 ) -> dict[str, str | float]:
-    others = (solution.chosen, *solution.runners_up)
+    others = (solution.choice, *solution.runners_up)
     best = min(c.bottleneck for c in others if masked or len(c.parts) == 1)
-    bound = max(b.seconds for b in solution.bounds if b.mixing or not masked)
+    bound = max(b.seconds for b in solution.bounds if b.covers_mixes or not masked)
     row: dict[str, str | float] = {
         "file": file,
         "mode": mode,

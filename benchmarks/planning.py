@@ -80,7 +80,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
             "model": model.name,
             "device": options.device,
             "executor": options.executor,
-            "load": {name: device.company.load for name, device in costs.devices.items()},
+            "load": {
+                name: device.concurrent_load.time_factor for name, device in costs.devices.items()
+            },
             "rows": rows,
         }
 

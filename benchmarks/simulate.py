@@ -43,12 +43,12 @@ from hetero.planning.cost.costs import (
     Costs,
     DeviceCosts,
     DeviceIdentity,
-    Line,
+    LinearCost,
     Time,
     Transfer,
 )
 from hetero.planning.plan_report import PlanReport
-from hetero.planning.plan_task import Choice, choose
+from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.planning.task import Constraints, Task
 
 
@@ -164,7 +164,7 @@ def measure(
 def planned(names: list[str], seconds: list[float]) -> PlanReport:
     """Return the plan of a chain, each node on its device."""
     model = read_model(chain(len(names), 4))
-    free = Transfer(Line(0.0, 0.0, "measured"), Line(0.0, 0.0, "measured"))
+    free = Transfer(LinearCost(0.0, 0.0, "measured"), LinearCost(0.0, 0.0, "measured"))
     ends = (*dict.fromkeys(names), CLIENT)
     costs = Costs(
         model.name,
@@ -184,7 +184,9 @@ def planned(names: list[str], seconds: list[float]) -> PlanReport:
         {(a, b): free for a in ends for b in ends if a != b},
     )
     supports = {n: Support(dict.fromkeys(costs.devices[n].nodes, n)) for n in ends[:-1]}
-    return choose(Task(model, ends[:-1], supports, costs, Constraints()), Choice(seconds=1.0))
+    return plan_task(
+        Task(model, ends[:-1], supports, costs, Constraints()), PlanOptions(seconds=1.0)
+    )
 
 
 def compiled_case(

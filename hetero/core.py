@@ -40,7 +40,7 @@ from hetero.planning.cost_planner import CostPlanner
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.device_choice import parse_counts
 from hetero.properties.request import CompileRequest
-from hetero.properties.settings import EVERYWHERE, Scopes
+from hetero.properties.scopes import EVERYWHERE, Scopes
 from hetero.properties.table import cache_folder, listed
 from hetero.query.priority import query_priority
 from hetero.query.query_cache import QueryCache
@@ -532,7 +532,7 @@ class Core:
         """
         source = self.read_model(model)
         request = without_stand_ins(self._request(source, device_name, config or {}, affinity))
-        return self._planner.verified(source, request, costs=costs, progress=progress)
+        return self._planner.plan_and_verify(source, request, costs=costs, progress=progress)
 
     def simulate(
         self,

@@ -160,7 +160,7 @@ def _no_clock_and_no_terminal() -> Iterator[None]:
     Leave out what says how wide a terminal is, and that there is one.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hetero.planning.solver.search.CLOCK", (math.inf, math.inf))
+        patch.setattr("hetero.planning.solver.search.DEADLINE_FRACTIONS", (math.inf, math.inf))
         for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
             patch.delenv(name, raising=False)
         yield

@@ -264,7 +264,7 @@ def prediction_parts(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield table(({"name": name, **row} for name, row in rows.items()), columns)
     yield f"predicted by {document['basis']}"
     if document["cut_short"]:
-        yield "the clock ended the search of this plan: another run may find another one"
+        yield "the time limit ended the search of this plan: another run may find another plan"
 
 
 def _row(predicted_s: float, measured_s: float | None) -> dict[str, float | None]:

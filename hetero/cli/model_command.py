@@ -27,7 +27,7 @@ from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.registry import GROUP
 from hetero.formatting import counted
 from hetero.measure.sample_inputs import sample_shapes
-from hetero.planning.cost.estimation import value_nbytes, with_shapes
+from hetero.planning.cost.estimation import value_nbytes, with_input_shapes
 from hetero.query.survey import Survey
 from hetero.report.terminal_report import subgraph_table
 from hetero.scheduler import InProcessExecutor
@@ -190,7 +190,7 @@ def subgraph_rows(
 ) -> list[dict[str, Any]]:
     """Return the subgraphs as plain rows; open dimensions are those of the shapes, or 1."""
     source = compiled.partition.source
-    specs = with_shapes(source, sample_shapes(source, shapes)).spec
+    specs = with_input_shapes(source, sample_shapes(source, shapes)).spec
     crossing = {wire.tensor for wire in compiled.partition.wires}
 
     def nbytes(values: Iterable[str]) -> int:

@@ -99,8 +99,8 @@ def cost_parts(costs: Costs) -> Iterator[RenderableType]:
             sources["measured"] + sources["calibrated"],
             sources["estimated"],
             *(
-                f"× {pace.load:.2f} + {pace.overhead_s * 1e3:.3f} ms"
-                for pace in (device.alone, device.company)
+                f"× {load.time_factor:.2f} + {load.overhead_s * 1e3:.3f} ms"
+                for load in (device.single_load, device.concurrent_load)
             ),
         )
     yield table

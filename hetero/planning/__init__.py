@@ -1,1 +1,1 @@
-"""Plans by cost: what is measured, what is searched, and the report of what was chosen."""
+"""Planning by cost: profiling, the search for a plan, and the report of the chosen plan."""

@@ -1,4 +1,4 @@
-"""Planning by cost: measured, searched, and verified with the devices."""
+"""Cost planner: measures a model, searches a plan, and verifies it with queries to the devices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hetero.measure.sample_inputs import (
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.planning.cost.costs import Costs, DeviceIdentity
 from hetero.planning.cost.profile import Progress, profile
-from hetero.planning.cost.profile_request import Subject, identify
+from hetero.planning.cost.profile_request import ProfileRequest, identify_device
 from hetero.planning.plan_report import PlanReport
-from hetero.planning.plan_task import Choice, choose
+from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.planning.task import Constraints, Task
 from hetero.properties.request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class CostPlanner:
-    """Plans models by what their nodes cost on the devices of an executor, started when needed."""
+    """Plans models by the costs of their nodes on the devices of an executor."""
 
     def __init__(self, executor: Callable[[], Executor], queries: QueryCache) -> None:
         self._executor = executor
         self._queries = queries
-        #: Model and devices -> what was measured of them here.
-        self._measured: dict[str, Costs] = {}
+        #: Hash of model, shapes and devices -> measured costs.
+        self._measured_costs: dict[str, Costs] = {}
 
     def profile(
         self,
@@ -59,24 +59,23 @@ class CostPlanner:
         seconds: float,
         progress: Progress | None,
     ) -> Costs:
-        """Measure a model on every device of a request; see `Core.profile_model`."""
+        """Measure the costs of a model on the devices of a request; see `Core.profile_model`."""
         shapes = {} if inputs else _shapes(model, request)
-        subject = Subject(
+        profile_request = ProfileRequest(
             executor=self._executor(),
             model=model,
             inputs=sample_inputs(model, inputs or declared_values(model, shapes), shapes),
-            devices=self._rows(request),
+            devices=self._current_descriptors(request),
             configs=request.configs,
             supports=self._supports(model, request, {}),
             seconds=seconds,
         )
-        return profile(subject, progress)
+        return profile(profile_request, progress)
 
     def read_costs(self, path: str | Path, model: Model, request: CompileRequest) -> Costs:
-        """Read a cost file that is to hold for a model and devices; see `Core.read_costs`."""
+        """Read a cost file and check it for a model and devices; see `Core.read_costs`."""
         costs = read_costs(path)
-        given = request.own["PLAN_SHAPES"]
-        shapes = _shapes(model, request) if given else None
+        shapes = _shapes(model, request) if request.own["PLAN_SHAPES"] else None
         identities = self._identities(request)
         check_costs(costs, model.content_hash, identities, f"cost file {path}", shapes)
         return costs
@@ -85,27 +84,30 @@ class CostPlanner:
         self,
         model: Model,
         request: CompileRequest,
-        refused: RefusalsByDevice,
+        refusals: RefusalsByDevice,
         *,
         costs: Costs | None = None,
         progress: Progress | None = None,
     ) -> PlanReport:
-        """Plan a model without the nodes that devices are known to refuse in a part."""
-        own = request.own
+        """Plan a model.
+
+        `refusals`: nodes that devices refused in their part of the model.
+        """
+        options = request.own
         policy = request.policy
-        supports = self._supports(model, request, refused)
+        supports = self._supports(model, request, refusals)
         if policy == "PRIORITY":
-            placed = place_by_priority(model, request, self._queries.querier(request), refused)
+            priority = place_by_priority(model, request, self._queries.querier(request), refusals)
         else:
-            # As far as the answers about the whole model tell: this one is only judged.
-            placed = place_by_priority(model, request, lambda d, _: supports[d], {})
+            # For comparison only, so the queries about the whole model are precise enough.
+            priority = place_by_priority(model, request, lambda d, _: supports[d], {})
         if costs is None:
             costs = self._costs(model, request, progress)
         else:
-            shapes = _shapes(model, request) if own["PLAN_SHAPES"] else None
+            shapes = _shapes(model, request) if options["PLAN_SHAPES"] else None
             check_costs(costs, model.content_hash, {}, "costs=", shapes)
         for name, reason in costs.missing.items():
-            _log.warning("model=%s: planned without %s: %s", model.name, name, reason)
+            _log.warning("model=%s: planning without device %s: %s", model.name, name, reason)
         devices = tuple(d for d in request.devices if d in costs.devices)
         if not devices:
             raise DeviceError(
@@ -114,19 +116,19 @@ class CostPlanner:
             )
         if progress is not None:
             progress(0, 1, "searching plans")
-        choice = Choice(
+        plan_options = PlanOptions(
             policy=policy,
-            hint="LATENCY" if own["PERFORMANCE_HINT"] == "LATENCY" else "THROUGHPUT",
-            seconds=own["PLAN_SECONDS"],
-            seed=own["PLAN_SEED"],
-            max_variants=own["MAX_VARIANTS"],
+            hint="LATENCY" if options["PERFORMANCE_HINT"] == "LATENCY" else "THROUGHPUT",
+            seconds=options["PLAN_SECONDS"],
+            seed=options["PLAN_SEED"],
+            max_variants=options["MAX_VARIANTS"],
         )
         task = Task(model, devices, supports, costs, self._constraints(model, request))
-        report = choose(task, choice, placed)
+        report = plan_task(task, plan_options, priority)
         _log.info("model=%s: %s", model.name, report.sentence())
         return report
 
-    def verified(
+    def plan_and_verify(
         self,
         model: Model,
         request: CompileRequest,
@@ -134,118 +136,124 @@ class CostPlanner:
         costs: Costs | None = None,
         progress: Progress | None = None,
     ) -> PlanReport:
-        """Plan a model that is not compiled now: devices are asked about the subgraphs as well.
+        """Plan a model and verify that the devices support their subgraphs, without compiling it.
 
-        Without a policy and a hint it is ``AUTO``: who asks for a plan wants one by cost.
+        Without a policy and a hint, the policy is ``AUTO``.
         """
-        own = request.own
-        if not own["MODEL_DISTRIBUTION_POLICY"] and not own["PERFORMANCE_HINT"]:
+        options = request.own
+        if not options["MODEL_DISTRIBUTION_POLICY"] and not options["PERFORMANCE_HINT"]:
             request = request.with_own(MODEL_DISTRIBUTION_POLICY="AUTO")
-        refused: RefusalsByDevice = {}
+        refusals: RefusalsByDevice = {}
         while True:
-            report = self.plan(model, request, refused, costs=costs, progress=progress)
-            error = self._refusal(model, request, report)
+            report = self.plan(model, request, refusals, costs=costs, progress=progress)
+            error = self._find_refusals(model, request, report)
             if error is None:
                 return report
-            refused = add_refusals([v.affinity for v in report.variants], error, refused)
+            refusals = add_refusals([v.affinity for v in report.variants], error, refusals)
 
-    def _refusal(
+    def _find_refusals(
         self, model: Model, request: CompileRequest, report: PlanReport
     ) -> UnsupportedNodesError | None:
-        """Return the nodes that devices do not take in the subgraphs that they would get."""
-        found: dict[str, Mapping[str, Refusal]] = {}
+        """Return an error with the nodes that devices refuse in their subgraphs, or None."""
+        unsupported: dict[str, Mapping[str, Refusal]] = {}
         for variant in report.variants:
             for s in variant.partition.subgraphs:
-                about = model if len(s.node_names) == len(model.nodes) else s.model
-                answer = self._queries.support(s.device, about, request.configs[s.device])
-                found |= {n: answer.unsupported.get(n, {}) for n in s.node_names if n not in answer}
-        if not found:
+                submodel = model if len(s.node_names) == len(model.nodes) else s.model
+                support = self._queries.support(s.device, submodel, request.configs[s.device])
+                for name in s.node_names:
+                    if name not in support:
+                        unsupported[name] = support.unsupported.get(name, {})
+        if not unsupported:
             return None
-        said = "; ".join(f"{n}: {', '.join(map(str, why.values()))}" for n, why in found.items())
+        explanation = "; ".join(
+            f"{name}: {', '.join(map(str, reasons.values()))}"
+            for name, reasons in unsupported.items()
+        )
         return UnsupportedNodesError(
-            f"model {model.name!r}: devices refuse in their subgraphs what they take in the whole: "
-            f"{said}. Give these nodes to others by an affinity.",
-            unsupported=found,
+            f"model {model.name!r}: devices refuse in their subgraphs nodes that they support in "
+            f"the whole model: {explanation}. Pin these nodes to other devices.",
+            unsupported=unsupported,
         )
 
     def _costs(self, model: Model, request: CompileRequest, progress: Progress | None) -> Costs:
-        """Return the cost file's costs, those measured before, or measure now."""
-        own = request.own
-        if own["COST_FILE"]:
-            return self.read_costs(own["COST_FILE"], model, request)
+        """Return costs: from the cost file, from a previous measurement, or from a new one."""
+        options = request.own
+        if options["COST_FILE"]:
+            return self.read_costs(options["COST_FILE"], model, request)
         shapes = sorted(_shapes(model, request).items())
         identities = sorted(self._identities(request).items(), key=str)
         key = hashlib.sha256(repr((model.content_hash, shapes, identities)).encode()).hexdigest()
-        if key in self._measured:
-            return self._measured[key]
-        kept = Path(own["CACHE_DIR"]) / f"{key}{COSTS_SUFFIX}" if own["CACHE_DIR"] else None
-        if kept is not None and kept.is_file():
+        if key in self._measured_costs:
+            return self._measured_costs[key]
+        path = Path(options["CACHE_DIR"]) / f"{key}{COSTS_SUFFIX}" if options["CACHE_DIR"] else None
+        if path is not None and path.is_file():
             try:
-                return self.read_costs(kept, model, request)
+                return self.read_costs(path, model, request)
             except PlanError as error:
-                _log.warning("model=%s: measured again: %s", model.name, error)
-        costs = self.profile(model, request, None, own["PROFILE_SECONDS"], progress)
+                _log.warning("model=%s: profiling again: %s", model.name, error)
+        costs = self.profile(model, request, None, options["PROFILE_SECONDS"], progress)
         if costs.interrupted:
             raise KeyboardInterrupt
         if not costs.missing:
-            self._measured[key] = costs
-            if kept is not None:
+            self._measured_costs[key] = costs
+            if path is not None:
                 try:
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    write_costs(costs, kept)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_costs(costs, path)
                 except OSError as error:
-                    _log.warning("model=%s: its costs are not kept: %s", model.name, error)
+                    _log.warning("model=%s: costs were not saved: %s", model.name, error)
         return costs
 
     def _identities(self, request: CompileRequest) -> dict[str, DeviceIdentity]:
-        return {d.name: identify(d, request.configs[d.name]) for d in self._rows(request)}
+        devices = self._current_descriptors(request)
+        return {d.name: identify_device(d, request.configs[d.name]) for d in devices}
 
-    def _rows(self, request: CompileRequest) -> tuple[DeviceDescriptor, ...]:
-        """Return the devices of a request as they are now: one may be back on another node."""
-        described = {d.name: d for d in self._executor().devices(wait=False)}
-        return tuple(described[name] for name in request.devices)
+    def _current_descriptors(self, request: CompileRequest) -> tuple[DeviceDescriptor, ...]:
+        """Return current descriptors of the devices: a device may restart on another node."""
+        by_name = {d.name: d for d in self._executor().devices(wait=False)}
+        return tuple(by_name[name] for name in request.devices)
 
     def _supports(
-        self, model: Model, request: CompileRequest, refused: RefusalsByDevice
+        self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
     ) -> dict[str, Support]:
         configs = request.configs
         return {
-            n: without_refusals(self._queries.support(n, model, configs[n]), n, refused)
+            n: without_refusals(self._queries.support(n, model, configs[n]), n, refusals)
             for n in request.devices
         }
 
     def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
-        own, rows = request.own, self._rows(request)
-        # Devices that use their node's memory get equal parts of it.
-        sharing = Counter(row.node for row in rows if row.shares_memory)
-        memory = {
-            row.name: row.memory_nbytes // (sharing[row.node] if row.shares_memory else 1)
-            for row in rows
-            if row.memory_nbytes is not None
+        options, devices = request.own, self._current_descriptors(request)
+        # Devices that use their cluster node's memory get equal shares of it.
+        num_sharing = Counter(d.node for d in devices if d.shares_memory)
+        memory_nbytes = {
+            d.name: d.memory_nbytes // (num_sharing[d.node] if d.shares_memory else 1)
+            for d in devices
+            if d.memory_nbytes is not None
         }
-        for name, nbytes in own["DEVICE_MEMORY_NBYTES"].items():
-            listed = match_name(name, request.devices)
-            if listed is None:
+        for name, nbytes in options["DEVICE_MEMORY_NBYTES"].items():
+            device = match_name(name, request.devices)
+            if device is None:
                 raise PlanError(
-                    f"DEVICE_MEMORY_NBYTES names {name!r}, which is not a device of the model: "
-                    f"{', '.join(request.devices)}.",
+                    f"DEVICE_MEMORY_NBYTES: expected one of the model's devices "
+                    f"{', '.join(request.devices)}; got {name!r}.",
                     constraint="memory",
                 )
-            memory[listed] = int(nbytes)
+            memory_nbytes[device] = int(nbytes)
         return Constraints(
             pins=request.pins,
             colocation={
                 group: tuple(
                     resolve_pins(model, dict.fromkeys(patterns, "any"), source="COLOCATION")
                 )
-                for group, patterns in own["COLOCATION"].items()
+                for group, patterns in options["COLOCATION"].items()
             },
-            memory_nbytes=memory,
-            max_subgraphs=own["MAX_SUBGRAPHS"] or None,
-            sessions=own["PERFORMANCE_HINT_NUM_REQUESTS"] or 1,
+            memory_nbytes=memory_nbytes,
+            max_subgraphs=options["MAX_SUBGRAPHS"] or None,
+            sessions=options["PERFORMANCE_HINT_NUM_REQUESTS"] or 1,
         )
 
 
 def _shapes(model: Model, request: CompileRequest) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that a model is measured and planned at."""
+    """Return the input shapes for measurements and plans."""
     return sample_shapes(model, request.own["PLAN_SHAPES"] or declared_shapes(model))

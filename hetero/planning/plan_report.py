@@ -1,4 +1,4 @@
-"""The result of planning: which device each node gets, what that costs, and how good it is."""
+"""Plan report: the device of each node, predicted costs, and the distance from a lower bound."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from hetero.devices.model.html_table import html_table
 from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.costs import Time
 
-#: How often as long as its bound a plan takes, from which on the bound tells little of it.
+#: From this ratio to the lower bound on, the bound is too weak to prove that a plan is good.
 _WEAK_BOUND: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
-    """What a subgraph is expected to take."""
+    """Predicted costs of a stage per request."""
 
     #: The subgraph's index in the partition of its variant.
     index: int
     device: str
     nodes: int
-    #: Seconds that its device computes for a request.
+    #: Seconds that its device computes.
     run_s: float
-    #: Seconds that its device is busy receiving its inputs and sending its outputs.
+    #: Seconds that its device is busy receiving inputs and sending outputs.
     transfer_s: float
-    #: Seconds that its device is busy for a call, besides both.
+    #: Seconds of call overhead on its device.
     overhead_s: float
-    #: Which of the report's variants it is of.
+    #: Index of the partition in `PlanReport.variants`.
     variant: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WirePrediction:
-    """What a tensor that crosses is expected to take: bytes (None: unknown), seconds on its way."""
+    """Predicted costs of a tensor that crosses: bytes (None if unknown) and seconds in transit."""
 
     tensor: str
     producer: int
@@ -47,12 +47,12 @@ class WirePrediction:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A plan that was judged: the chosen one, and those that were not."""
+    """A plan with its predicted costs: the chosen one, or an alternative to it."""
 
     #: ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``mix``,
     #: ``replicas``...
     name: str
-    #: Seconds between answers of a full pipeline, and of a request alone.
+    #: Seconds between two results of a full pipeline, and of a single request.
     bottleneck_s: float
     latency_s: float
     devices: tuple[str, ...]
@@ -66,54 +66,53 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanReport:
-    """A plan with its prediction and its proof.
+    """A plan with its predicted costs, a proven lower bound, and alternatives.
 
     Attributes
     ----------
     model, model_hash : str
         The model's name and content hash.
     devices : tuple of str
-        Devices that were asked for, in order of priority.
+        The requested devices, in order of priority.
     policy, hint : str
         ``PRIORITY``, ``PIPELINE_PARALLEL`` or ``AUTO``; ``THROUGHPUT`` or ``LATENCY``.
     variants : tuple of Cut
-        The plan: one way through the devices, or several with shares; the largest share first.
+        The plan: one partition, or several that share the requests, the largest share first.
     bottleneck_s, latency_s : float
-        Predicted seconds between two answers of a full pipeline, and of one request alone.
+        Predicted seconds between two results of a full pipeline, and of a single request.
     loads_s : mapping of str to float
-        Device -> seconds that it is busy for a request, on average over the variants.
+        Device -> seconds that it is busy per request, on average over the variants.
     bottleneck : str
         The busiest device.
     bound_s : float
-        No plan of the kind has a smaller bottleneck, or for ``LATENCY`` a smaller latency.
+        Lower bound on the bottleneck, or for ``LATENCY`` on the latency, of plans in its scope.
     bound_name, bound_scope : str
-        How that was proven, and of which plans.
+        The proof of the bound, and the plans that it is valid for.
     ratio : float
-        What the bound is of, by the bound.
+        The objective divided by its lower bound.
     advice : tuple of str
-        What would help, a sentence each.
+        Suggested improvements, one sentence each.
     alternatives : tuple of Alternative
-        Plans that were judged, the chosen one included, best first.
+        All compared plans, including the chosen one, best first.
     stages : tuple of StagePrediction
-        Every subgraph of every variant.
+        Every stage of every variant.
     wires : tuple of WirePrediction
         Every crossing tensor of every variant.
     node_times : mapping of str to mapping of str to Time
-        Node -> device -> seconds as planned with, and where they come from; devices that do not
-        support the node are absent.
+        Node -> device -> time used for planning, with its source; devices that do not support the
+        node are absent.
     sources : mapping of str to int
-        How many of the node times were measured, calibrated, estimated.
+        Number of node times that were measured, calibrated, estimated.
     planning_s : float
-        Seconds that planning took, measuring not included.
+        Seconds that planning took, without measurements.
     cut_short : bool
-        Whether the clock ended a search, so that another run may find another plan.
+        Whether the time limit ended the search, so that another run may find another plan.
     basis : str
-        What all figures rest on, in a sentence: where and when costs were measured, and what of
-        them is assumed.
+        The sources of all costs, in a sentence: place and time of the measurement, and assumptions.
     shapes : mapping of str to tuple of int
-        The shapes planned at, of inputs with open dimensions.
+        Input with open dimensions -> the shape used for planning.
     unmeasured : mapping of str to str
-        Devices that were asked for and could not be measured, with the reason.
+        Requested device that could not be measured -> reason.
     """
 
     model: str
@@ -145,7 +144,7 @@ class PlanReport:
     def __repr__(self) -> str:
         return (
             f"<PlanReport {self.model!r}: {len(self.stages)} subgraphs on "
-            f"{', '.join(self.loads_s)}; {milliseconds(self.bottleneck_s)} between answers, "
+            f"{', '.join(self.loads_s)}; {milliseconds(self.bottleneck_s)} between results, "
             f"{milliseconds(self.latency_s)} for one>"
         )
 
@@ -160,21 +159,21 @@ class PlanReport:
             )
             for a in self.alternatives
         ]
-        heads = ("plan", "devices", "subgraphs", "between answers", "one request")
+        heads = ("plan", "devices", "subgraphs", "between results", "one request")
         return html_table(repr(self)[1:-1], heads, rows)
 
     @property
     def figure_s(self) -> float:
-        """What the hint wants small: seconds between answers, or of one request."""
+        """The objective of the hint: seconds between two results, or of one request."""
         return self.latency_s if self.hint == "LATENCY" else self.bottleneck_s
 
     @property
     def affinity(self) -> Affinity:
-        """The affinity that most requests follow."""
+        """The affinity with the largest share of the requests."""
         return self.variants[0].affinity
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON, its variants without their partitions."""
+        """Return the report as a JSON document, without the partitions of its variants."""
         variants = [
             {
                 "share": v.share,
@@ -188,18 +187,19 @@ class PlanReport:
         return document | {"variants": variants, "ratio": ratio}
 
     def sentence(self) -> str:
-        """Return the verdict in words."""
-        what = f"bottleneck {milliseconds(self.bottleneck_s)} on {self.bottleneck}"
+        """Return the result in a sentence: predicted cost, lower bound and gap."""
+        result = f"bottleneck {milliseconds(self.bottleneck_s)} on {self.bottleneck}"
         if self.hint == "LATENCY":
-            what = f"one request takes {milliseconds(self.latency_s)}"
-        proven = f"proven lower bound {milliseconds(self.bound_s)} ({self.bound_name})"
+            result = f"one request takes {milliseconds(self.latency_s)}"
+        bound = f"proven lower bound {milliseconds(self.bound_s)} ({self.bound_name})"
         gap = f"at most {max(self.ratio - 1, 0) * 100:.1f} % above the best of {self.bound_scope}"
         if self.ratio > _WEAK_BOUND:
-            gap = "too weak to tell how near the plan is to the best"
-        late = "; the clock ended the search, another run may find another plan" * self.cut_short
-        return f"{what}, {proven}: {gap}{late}"
+            gap = "too weak to prove how close the plan is to the best"
+        warning = "; the time limit ended the search, so another run may find another plan"
+        warning *= self.cut_short
+        return f"{result}, {bound}: {gap}{warning}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time as people read it."""
+    """Format a time in milliseconds."""
     return f"{seconds * 1e3:.4g} ms"

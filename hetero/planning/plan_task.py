@@ -1,7 +1,7 @@
-"""Choosing a plan: the solver's search over measured costs, as a report.
+"""Planning of a task: the solver's search over measured costs, and the report of the result.
 
-Every reported plan is judged in the same way, by the prediction of its real cut: the choice, the
-alternatives, the advice and the bound's ratio are figures of one kind.
+All plans are compared by the prediction of their actual partitions: the chosen plan, the
+alternatives, the advice and the ratio to the lower bound use the same numbers.
 """
 
 from __future__ import annotations
@@ -24,98 +24,108 @@ from hetero.planning.plan_report import (
     WirePrediction,
     milliseconds,
 )
-from hetero.planning.predict import predict
-from hetero.planning.solver.candidates import TIDIED, Candidate, Hint, Solution, is_landmark
-from hetero.planning.solver.mixing import Part
+from hetero.planning.predict import predict_latency, predict_stages, predict_wires
+from hetero.planning.solver.candidates import (
+    TIDIED_SUFFIX,
+    Candidate,
+    Hint,
+    Solution,
+    is_always_reported,
+)
+from hetero.planning.solver.mixing import MixPart
 from hetero.planning.solver.problem import Assignment
-from hetero.planning.solver.search import plan
-from hetero.planning.task import Planned, Task, build, node_seconds
+from hetero.planning.solver.search import search_plan
+from hetero.planning.task import Task, TaskProblem, build_problem, node_time
 from hetero.properties.request import Policy
 
-#: Plans that a report lists besides the chosen one.
-MOST_ALTERNATIVES: Final = 16
-#: Effort of the search beside a plan that is only judged, as a share of what was granted.
-JUDGING: Final = 0.1
-#: Advice that would help by less than this share is left out.
-LEAST_HELP: Final = 0.01
+#: Maximum number of plans in a report.
+MAX_ALTERNATIVES: Final = 16
+#: Fraction of the time limit for the search if the policy is ``PRIORITY``, for comparison only.
+PRIORITY_SEARCH_FRACTION: Final = 0.1
+#: Advice with a smaller relative improvement is omitted.
+MIN_IMPROVEMENT: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """How to choose."""
+class PlanOptions:
+    """Options of a planning run."""
 
-    #: ``PRIORITY`` only judges the priority list's plan.
+    #: With ``PRIORITY`` the plan is that of the priority list; others are for comparison.
     policy: Policy = "AUTO"
-    #: What to make small: time between answers, or time of one.
+    #: The objective: time between two results, or latency of one request.
     hint: Hint = "THROUGHPUT"
-    #: The most time for the search.
+    #: Time limit of the search.
     seconds: float = 5.0
-    #: Of all that is random in it.
+    #: Seed of the search's random numbers.
     seed: int = 0
-    #: How many plans may share the requests.
+    #: Maximum number of plans that share the requests.
     max_variants: int = 1
 
 
-def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> PlanReport:
-    """Plan a model.
+def plan_task(task: Task, options: PlanOptions, priority: Affinity | None = None) -> PlanReport:
+    """Search a plan for a task and report it.
 
-    `priority`: the priority list's affinity, to be judged along with the others; the plan itself
-        where the policy is ``PRIORITY``.
-    Raises PlanError: constraints that no plan meets, with the nodes and the constraint that clash;
-        or that the priority list breaks, where the policy is ``PRIORITY``.
+    `priority`: the affinity of the priority list, a candidate like any other; with the policy
+        ``PRIORITY`` it is the plan.
+    Raises PlanError: no plan meets the constraints, or with the policy ``PRIORITY``, that plan does
+        not; with the nodes and the constraint in conflict.
     """
-    begin = time.monotonic()
-    planned = build(task, choice.hint)
-    listed = _listed(task, planned, choice, priority)
-    judge = _Judge(task, planned, {a: priority for a in listed.values() if priority is not None})
-    judging = choice.policy == "PRIORITY"
-    solution = plan(
-        planned.problem,
-        judge,
-        choice.hint,
-        choice.seconds * (JUDGING if judging else 1.0),
-        choice.seed,
-        contiguous=choice.policy == "PIPELINE_PARALLEL",
-        max_parts=choice.max_variants,
-        given=listed,
-        keep="priority" if judging and listed else None,
-        floor=planned.floor,
+    start_s = time.monotonic()
+    task_problem = build_problem(task, options.hint)
+    fixed_plans = _priority_assignment(task, task_problem, options, priority)
+    affinities = {a: priority for a in fixed_plans.values() if priority is not None}
+    predictor = _PlanPredictor(task, task_problem, affinities)
+    is_priority = options.policy == "PRIORITY"
+    solution = search_plan(
+        task_problem.problem,
+        predictor,
+        options.hint,
+        options.seconds * (PRIORITY_SEARCH_FRACTION if is_priority else 1.0),
+        options.seed,
+        contiguous=options.policy == "PIPELINE_PARALLEL",
+        max_parts=options.max_variants,
+        fixed_plans=fixed_plans,
+        required_name="priority" if is_priority and fixed_plans else None,
+        floor=task_problem.floor,
     )
-    return _report(task, choice, planned, solution, judge, begin)
+    return _report(task, options, task_problem, solution, predictor, start_s)
 
 
-def _listed(
-    task: Task, planned: Planned, choice: Choice, priority: Affinity | None
+def _priority_assignment(
+    task: Task, task_problem: TaskProblem, options: PlanOptions, priority: Affinity | None
 ) -> dict[str, Assignment]:
-    """Return the priority list's plan as the solver has it, where it can be planned for."""
+    """Return the priority list's plan as an assignment for the solver, if its costs are known."""
     if priority is None:
         return {}
     unmeasured = sorted(set(priority.values()) - set(task.devices))
     if not unmeasured:
-        number = {d: i for i, d in enumerate(planned.problem.devices)}
-        return {"priority": tuple(number[priority[name]] for name in planned.problem.names)}
-    if choice.policy != "PRIORITY":
+        problem = task_problem.problem
+        device_numbers = {d: i for i, d in enumerate(problem.devices)}
+        return {"priority": tuple(device_numbers[priority[name]] for name in problem.names)}
+    if options.policy != "PRIORITY":
         return {}
     reasons = "; ".join(f"{d}: {task.costs.missing.get(d, 'no costs')}" for d in unmeasured)
     raise PlanError(
-        f"model {task.model.name!r}: the priority list gives nodes to devices that were not "
-        f"measured ({reasons}); leave them out of the list, or measure them with `hetero profile`.",
+        f"model {task.model.name!r}: the priority list uses devices that were not measured "
+        f"({reasons}); remove them from the list, or measure them with `hetero profile`.",
         constraint="costs",
     )
 
 
-class _Judge:
-    """Predicts plans from their real cuts; each assignment is cut once."""
+class _PlanPredictor:
+    """Predicts plans from their actual partitions; each assignment is partitioned once."""
 
-    def __init__(self, task: Task, planned: Planned, known: Mapping[Assignment, Affinity]) -> None:
+    def __init__(
+        self, task: Task, task_problem: TaskProblem, known_affinities: Mapping[Assignment, Affinity]
+    ) -> None:
         self._task = task
-        self._planned = planned
-        self._known = known
-        self._cuts: dict[Assignment, PlacedPartition] = {}
+        self._task_problem = task_problem
+        self._known_affinities = known_affinities
+        self._placements: dict[Assignment, PlacedPartition] = {}
 
-    def __call__(self, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
-        cuts = self.cuts(names[0], parts)
-        stages, _, latency = self.predicted(cuts)
+    def __call__(self, names: tuple[str, ...], parts: tuple[MixPart, ...]) -> Candidate:
+        placements = self.placements(names[0], parts)
+        stages = self.stages(placements)
         loads = dict.fromkeys(self._task.devices, 0.0)
         for s in stages:
             loads[s.device] += parts[s.variant].share * (s.run_s + s.transfer_s + s.overhead_s)
@@ -124,82 +134,102 @@ class _Judge:
             parts=parts,
             loads=tuple(loads.values()),
             bottleneck=max(loads.values()),
-            latency=latency,
+            latency=self.latency_s(placements),
             subgraphs=len(stages),
-            levels=max(1 + max(cut.plan.levels, default=-1) for cut in cuts),
+            levels=max(1 + max(placement.plan.levels, default=-1) for placement in placements),
         )
 
-    def cuts(self, name: str, parts: Sequence[Part]) -> list[PlacedPartition]:
-        """Return a plan's parts, cut; `name` is what their reasons say."""
+    def placements(self, name: str, parts: Sequence[MixPart]) -> list[PlacedPartition]:
+        """Return the partitions of a plan; their reasons contain its `name`."""
         for assignment in (part.assignment for part in parts):
-            if assignment not in self._cuts:
-                affinity = self._known.get(assignment)
+            if assignment not in self._placements:
+                affinity = self._known_affinities.get(assignment)
                 if affinity is None:
-                    affinity = self._planned.affinity(assignment, f"plan: {name}")
-                self._cuts[assignment] = PlacedPartition(
-                    partition(self._task.model, affinity), affinity
-                )
-        return [replace(self._cuts[part.assignment], share=part.share) for part in parts]
+                    affinity = self._task_problem.affinity(assignment, f"plan: {name}")
+                split = partition(self._task.model, affinity)
+                self._placements[assignment] = PlacedPartition(split, affinity)
+        return [replace(self._placements[part.assignment], share=part.share) for part in parts]
 
-    def predicted(
-        self, cuts: Sequence[PlacedPartition]
-    ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
-        """Return every stage and wire of a plan's cuts, and the slowest one's latency."""
-        company = len({s.device for cut in cuts for s in cut.partition.subgraphs}) > 1
-        found = [
-            predict(self._planned.task, cut.partition, number, company=company)
-            for number, cut in enumerate(cuts)
+    def stages(self, placements: Sequence[PlacedPartition]) -> list[StagePrediction]:
+        """Predict the stages of all partitions of a plan."""
+        task, concurrent = self._task_problem.task, _uses_several_devices(placements)
+        return [
+            stage
+            for variant, placement in enumerate(placements)
+            for stage in predict_stages(task, placement.partition, variant, concurrent=concurrent)
         ]
-        stages = [stage for mine, _, _ in found for stage in mine]
-        wires = [wire for _, mine, _ in found for wire in mine]
-        return stages, wires, max(latency for _, _, latency in found)
 
-    def crossing(self, candidate: Candidate) -> list[int]:
-        """Return the bytes of each tensor that crosses in a plan."""
-        spec = self._planned.task.model.spec
-        cuts = self.cuts(candidate.name, candidate.parts)
-        return [value_nbytes(spec(wire.tensor)) for cut in cuts for wire in cut.partition.wires]
+    def wires(self, placements: Sequence[PlacedPartition]) -> list[WirePrediction]:
+        """Predict the wires of all partitions of a plan."""
+        return [
+            wire
+            for variant, placement in enumerate(placements)
+            for wire in predict_wires(self._task_problem.task, placement.partition, variant)
+        ]
+
+    def latency_s(self, placements: Sequence[PlacedPartition]) -> float:
+        """Predict the highest latency of a plan's partitions."""
+        task, concurrent = self._task_problem.task, _uses_several_devices(placements)
+        return max(predict_latency(task, p.partition, concurrent=concurrent) for p in placements)
+
+    def crossing_nbytes(self, candidate: Candidate) -> list[int]:
+        """Return the bytes of each tensor that crosses between subgraphs of a plan."""
+        spec = self._task_problem.task.model.spec
+        placements = self.placements(candidate.name, candidate.parts)
+        return [
+            value_nbytes(spec(wire.tensor))
+            for placement in placements
+            for wire in placement.partition.wires
+        ]
+
+
+def _uses_several_devices(placements: Sequence[PlacedPartition]) -> bool:
+    return len({s.device for p in placements for s in p.partition.subgraphs}) > 1
 
 
 def _report(
-    task: Task, choice: Choice, planned: Planned, solution: Solution, judge: _Judge, begin: float
+    task: Task,
+    options: PlanOptions,
+    task_problem: TaskProblem,
+    solution: Solution,
+    predictor: _PlanPredictor,
+    start_s: float,
 ) -> PlanReport:
-    chosen = solution.chosen
-    variants = judge.cuts(chosen.name, sorted(chosen.parts, key=lambda p: -p.share))
-    stages, wires, latency = judge.predicted(variants)
-    loads = dict(zip(task.devices, chosen.loads, strict=True))
-    figure = chosen.figure(choice.hint)
-    bound_s, bound_name, scope = _bound(choice, solution)
+    choice = solution.choice
+    variants = predictor.placements(choice.name, sorted(choice.parts, key=lambda p: -p.share))
+    loads = dict(zip(task.devices, choice.loads, strict=True))
+    objective_s = choice.objective_s(options.hint)
+    bound_s, bound_name, scope = _bound(options, solution)
     times = {
         name: {
             d: seconds
             for d in task.devices
-            if (seconds := node_seconds(task.costs.devices[d], name, choice.hint)) is not None
+            if (seconds := node_time(task.costs.devices[d], name, options.hint)) is not None
         }
-        for name in planned.problem.names
+        for name in task_problem.problem.names
     }
     return PlanReport(
         model=task.model.name,
         model_hash=task.model.content_hash,
         devices=task.devices,
-        policy=choice.policy,
-        hint=choice.hint,
+        policy=options.policy,
+        hint=options.hint,
         variants=tuple(variants),
-        bottleneck_s=chosen.bottleneck,
-        latency_s=latency,
+        bottleneck_s=choice.bottleneck,
+        latency_s=predictor.latency_s(variants),
         loads_s=loads,
         bottleneck=max(loads, key=lambda d: loads[d]),
         bound_s=bound_s,
         bound_name=bound_name,
         bound_scope=scope,
-        ratio=figure / bound_s if bound_s > 0 else math.inf,
-        advice=_advice(choice, solution, loads),
-        alternatives=_alternatives(task.devices, choice, judge, solution),
-        stages=tuple(stages),
-        wires=tuple(wires),
+        ratio=objective_s / bound_s if bound_s > 0 else math.inf,
+        advice=_advice(options, solution, loads),
+        alternatives=_alternatives(task.devices, options, predictor, solution),
+        stages=tuple(predictor.stages(variants)),
+        wires=tuple(predictor.wires(variants)),
         node_times=times,
         sources=Counter(t.source for row in times.values() for t in row.values()),
-        planning_s=time.monotonic() - begin,
+        planning_s=time.monotonic() - start_s,
         cut_short=solution.cut_short,
         basis=task.costs.basis(),
         shapes={
@@ -211,80 +241,83 @@ def _report(
     )
 
 
-def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
-    """Return the proven bound, its name and what it covers.
+def _bound(options: PlanOptions, solution: Solution) -> tuple[float, str, str]:
+    """Return the proven lower bound, its name and its scope.
 
-    What is proven holds for devices that work at the same time. One that works alone is not
-    slowed by others: those plans are few, and all of them were judged.
+    The solver's bounds are valid for devices that work at the same time. A device that works alone
+    is faster: there are few such plans, all of them predicted, and they may lower the bound.
     """
     bound = solution.bound
     seconds, name = bound.seconds, bound.name
-    for c in (solution.chosen, *solution.runners_up):
-        alone = c.name if c.name.startswith("single ") else ""
-        if sum(load > 0 for load in c.loads) == 1 and c.figure(choice.hint) < seconds:
-            seconds, name = c.figure(choice.hint), alone or c.name
+    for c in (solution.choice, *solution.runners_up):
+        name_alone = c.name if c.name.startswith("single ") else ""
+        if sum(load > 0 for load in c.loads) == 1 and c.objective_s(options.hint) < seconds:
+            seconds, name = c.objective_s(options.hint), name_alone or c.name
     return seconds, name, bound.scope
 
 
-def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tuple[str, ...]:
-    """Return what would lower the figure that is to be small, a sentence each."""
-    chosen, hint = solution.chosen, choice.hint
-    figure = chosen.figure(hint)
+def _advice(options: PlanOptions, solution: Solution, loads: dict[str, float]) -> tuple[str, ...]:
+    """Return suggestions that would improve the objective, one sentence each."""
+    choice, hint = solution.choice, options.hint
+    objective_s = choice.objective_s(hint)
     lines: list[str] = []
-    best = solution.runners_up[0] if solution.runners_up else chosen
-    if best.figure(hint) < figure * (1 - LEAST_HELP):
-        what = "latency" if hint == "LATENCY" else "bottleneck"
-        shared = f", with {len(best.parts)} plans sharing requests (MAX_VARIANTS={len(best.parts)})"
+    best = solution.runners_up[0] if solution.runners_up else choice
+    if best.objective_s(hint) < objective_s * (1 - MIN_IMPROVEMENT):
+        metric = "latency" if hint == "LATENCY" else "bottleneck"
+        num_parts = len(best.parts)
+        hint_text = ""
+        if num_parts > options.max_variants:
+            hint_text = f", with {num_parts} plans sharing requests (MAX_VARIANTS={num_parts})"
         lines.append(
-            f"{best.name}: {what} {milliseconds(best.figure(hint))} instead of "
-            f"{milliseconds(figure)}{shared * (len(best.parts) > choice.max_variants)}"
+            f"{best.name}: {metric} {milliseconds(best.objective_s(hint))} instead of "
+            f"{milliseconds(objective_s)}{hint_text}"
         )
-    if hint == "THROUGHPUT" and choice.policy != "PRIORITY":
+    if hint == "THROUGHPUT" and options.policy != "PRIORITY":
         busiest = max(loads, key=lambda d: loads[d])
         others = (load for d, load in loads.items() if d != busiest)
-        halved = max([loads[busiest] / 2, *others])
-        if halved < figure * (1 - LEAST_HELP):
+        halved_s = max([loads[busiest] / 2, *others])
+        if halved_s < objective_s * (1 - MIN_IMPROVEMENT):
             lines.append(
                 f"a second device like {busiest}, taking every other request of its subgraphs: "
-                f"bottleneck {milliseconds(halved)} instead of {milliseconds(figure)}"
+                f"bottleneck {milliseconds(halved_s)} instead of {milliseconds(objective_s)}"
             )
     return tuple(lines)
 
 
 def _alternatives(
-    devices: Sequence[str], choice: Choice, judge: _Judge, solution: Solution
+    devices: Sequence[str], options: PlanOptions, predictor: _PlanPredictor, solution: Solution
 ) -> tuple[Alternative, ...]:
-    """The chosen plan, single devices, priority, mixes, and the best of the rest, best first."""
-    chosen = solution.chosen
-    candidates = (chosen, *solution.runners_up)
-    # A landmark has a row by its own name, also where several methods found the same plan.
+    """List the chosen plan, single devices, priority, mixes and the best others, best first."""
+    choice = solution.choice
+    candidates = (choice, *solution.runners_up)
+    # Reference plans keep their own row, even if several methods found the same plan.
     rows: dict[str, Candidate] = {}
     for c in candidates:
-        for name in filter(is_landmark, c.names):
+        for name in filter(is_always_reported, c.names):
             rows.setdefault(name, c)
-    if all(c is not chosen for c in rows.values()):
-        rows[chosen.name + TIDIED * (chosen.name in rows)] = chosen
-    told = {(c.bottleneck, c.latency, c.subgraphs) for c in rows.values()}
+    if all(c is not choice for c in rows.values()):
+        rows[choice.name + TIDIED_SUFFIX * (choice.name in rows)] = choice
+    listed_figures = {(c.bottleneck, c.latency, c.subgraphs) for c in rows.values()}
     for c in candidates:
         figures = (c.bottleneck, c.latency, c.subgraphs)
-        if len(rows) < MOST_ALTERNATIVES and figures not in told:
+        if len(rows) < MAX_ALTERNATIVES and figures not in listed_figures:
             rows.setdefault(c.name, c)
-            told.add(figures)
-    first = next(name for name, c in rows.items() if c is chosen)
-    found = []
-    for name, c in sorted(rows.items(), key=lambda row: (row[1].figure(choice.hint), row[0])):
-        crossing = judge.crossing(c)
-        found.append(
+            listed_figures.add(figures)
+    chosen_name = next(name for name, c in rows.items() if c is choice)
+    alternatives = []
+    for name, c in sorted(rows.items(), key=lambda row: (row[1].objective_s(options.hint), row[0])):
+        nbytes = predictor.crossing_nbytes(c)
+        alternatives.append(
             Alternative(
                 name=name,
                 bottleneck_s=c.bottleneck,
                 latency_s=c.latency,
                 devices=tuple(d for d, load in zip(devices, c.loads, strict=True) if load > 0),
                 subgraphs=c.subgraphs,
-                cuts=len(crossing),
-                nbytes=sum(crossing),
+                cuts=len(nbytes),
+                nbytes=sum(nbytes),
                 variants=len(c.parts),
-                chosen=name == first,
+                chosen=name == chosen_name,
             )
         )
-    return tuple(found)
+    return tuple(alternatives)

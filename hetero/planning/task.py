@@ -1,7 +1,7 @@
-"""From a model, what devices say of it, and costs: the planner's problem.
+"""Planning tasks: model, supports, costs and constraints, and their translation for the solver.
 
-Only nodes that every request runs are planned. What depends on no input (weights made by nodes,
-shape arithmetic) costs devices nothing once compiled: it follows the nodes that read it.
+Only request-dependent nodes are planned. Nodes that depend on constants alone (computed weights,
+shape arithmetic) cost nothing after compilation; they follow their readers.
 """
 
 from __future__ import annotations
@@ -17,232 +17,251 @@ from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Support
-from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
-from hetero.planning.cost.estimation import value_nbytes, with_shapes
+from hetero.planning.cost.costs import Costs, DeviceCosts, LinearCost, Time
+from hetero.planning.cost.estimation import value_nbytes, with_input_shapes
 from hetero.planning.layers import find_layers
 from hetero.planning.solver.candidates import Hint
 from hetero.planning.solver.problem import Problem, make_problem
 
-_NOTHING = Line(0.0, 0.0, "estimated")
+_FREE = LinearCost(0.0, 0.0, "estimated")
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a plan must obey besides the devices' support."""
+    """Constraints on a plan, in addition to the devices' support."""
 
-    #: Nodes that are placed already.
+    #: Nodes with a fixed device.
     pins: Affinity = NO_PINS
-    #: Name of a group -> nodes that share a device.
+    #: Group name -> nodes that must share a device.
     colocation: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: Device -> bytes that it has for weights; unlimited where absent.
+    #: Device -> bytes available for weights; unlimited if absent.
     memory_nbytes: Mapping[str, int] = field(default_factory=dict)
-    #: The most subgraphs that a plan may have.
+    #: Maximum number of subgraphs.
     max_subgraphs: int | None = None
-    #: How many requests keep states at once.
+    #: Number of requests that keep states at the same time.
     sessions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A planning task."""
+    """A model to plan, with its devices, costs and constraints."""
 
     model: Model
     #: In order of priority.
     devices: tuple[str, ...]
-    #: Device -> its answer about the whole model.
+    #: Device -> its support of the whole model.
     supports: Mapping[str, Support]
     costs: Costs
-    #: What a plan must obey.
     constraints: Constraints = Constraints()
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A problem, and what its nodes are in the model."""
+class TaskProblem:
+    """The solver's problem for a task."""
 
     problem: Problem
-    #: The same with costs that no plan falls below: what bounds are proven on.
+    #: The same problem with minimum transfer costs, for lower bounds.
     floor: Problem
-    #: The task, the open shapes of its model filled from the costs.
+    #: The task; the open shapes of its model are those of the costs.
     task: Task
-    #: Positions in the model of the problem's nodes.
+    #: Position in the model of each node of the problem.
     positions: tuple[int, ...]
 
-    def affinity(self, assignment: Sequence[int], why: str) -> Affinity:
-        """Return every node's device: as assigned, by pin, or with its readers."""
+    def affinity(self, assignment: Sequence[int], reason: str) -> Affinity:
+        """Return the affinity of all nodes for an assignment of the problem's nodes.
+
+        Pinned nodes keep their device; all other nodes follow their readers.
+        """
         model, devices, pins = self.task.model, self.task.devices, self.task.constraints.pins
         names = [model.nodes[position].name for position in self.positions]
-        placed = {n: devices[d] for n, d in zip(names, assignment, strict=True)}
-        reasons = dict.fromkeys(model.node_names, why)
-        # Readers come after what they read: backwards, each is placed before it is asked.
+        device_of = {n: devices[d] for n, d in zip(names, assignment, strict=True)}
+        reasons = dict.fromkeys(model.node_names, reason)
+        # In reverse topological order, so that readers are placed before the nodes they read.
         for node in reversed(model.nodes):
             name = node.name
             if name in pins:
-                placed.setdefault(name, pins[name])
+                device_of.setdefault(name, pins[name])
                 reasons[name] = pins.reasons.get(name, "pin")
-            elif name not in placed:
-                able = [
-                    d for d in devices if name in self.task.supports[d] or is_literal(model, node)
-                ]
-                reader = next((r.name for r in model.readers(node) if placed[r.name] in able), None)
-                placed[name] = placed[reader] if reader else (able or devices)[0]
-                reasons[name] = f"follows {reader}" if reader else why
-        return Affinity({n: placed[n] for n in model.node_names}, reasons)
+            elif name not in device_of:
+                anywhere = is_literal(model, node)
+                options = [d for d in devices if anywhere or name in self.task.supports[d]]
+                readers = (r.name for r in model.readers(node) if device_of[r.name] in options)
+                reader = next(readers, None)
+                device_of[name] = device_of[reader] if reader else (options or devices)[0]
+                reasons[name] = f"follows {reader}" if reader else reason
+        return Affinity({n: device_of[n] for n in model.node_names}, reasons)
 
 
-def node_seconds(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:
-    """Seconds of a node inside a subgraph, or None where the device does not support it."""
-    alone = costs.nodes.get(name)
-    if alone is None:
+def node_time(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:
+    """Return the time of a node within a subgraph, or None if the device does not support it."""
+    unloaded = costs.nodes.get(name)
+    if unloaded is None:
         return None
-    load = costs.company.load if hint == "THROUGHPUT" else 1.0
-    return Time(alone.seconds * load, alone.source)
+    factor = costs.concurrent_load.time_factor if hint == "THROUGHPUT" else 1.0
+    return Time(unloaded.seconds * factor, unloaded.source)
 
 
-def build(task: Task, hint: Hint) -> Planned:
-    """Return the planner's problem of a task.
+def build_problem(task: Task, hint: Hint) -> TaskProblem:
+    """Translate a task into a problem for the solver.
 
-    `hint`: whether transfers cost what they keep devices from computing, or how long they take.
+    `hint`: for ``THROUGHPUT`` a transfer costs the seconds that it keeps devices busy, for
+        ``LATENCY`` its duration.
     """
-    model = with_shapes(task.model, task.costs.shapes)
+    model = with_input_shapes(task.model, task.costs.shapes)
     positions = request_dependent_positions(model)
-    place = {p: i for i, p in enumerate(positions)}
+    index_of = {p: i for i, p in enumerate(positions)}
     names = [model.nodes[p].name for p in positions]
-    costs = [task.costs.devices[d] for d in task.devices]
+    costs = [task.costs.devices[device] for device in task.devices]
     pins = task.constraints.pins
     times = np.full((len(positions), len(costs)), math.inf)
     for i, name in enumerate(names):
-        for d, (device, cost) in enumerate(zip(task.devices, costs, strict=True)):
-            seconds = node_seconds(cost, name, hint)
-            if seconds is not None and name in task.supports[device]:
-                times[i, d] = seconds.seconds
-    index = {name: i for i, name in enumerate(names)}
-    number = {device: d for d, device in enumerate(task.devices)}
-    memory = task.constraints.memory_nbytes
+        for device_number, (device, cost) in enumerate(zip(task.devices, costs, strict=True)):
+            time = node_time(cost, name, hint)
+            if time is not None and name in task.supports[device]:
+                times[i, device_number] = time.seconds
+    index_by_name = {name: i for i, name in enumerate(names)}
+    device_numbers = {device: d for d, device in enumerate(task.devices)}
+    memory_nbytes = task.constraints.memory_nbytes
+    overheads_s = [c.concurrent_load.overhead_s if hint == "THROUGHPUT" else 0.0 for c in costs]
 
-    def problem(lines: tuple[Sequence[Line], Sequence[Line]]) -> Problem:
+    def make(transfer_costs: tuple[Sequence[LinearCost], Sequence[LinearCost]]) -> Problem:
         return make_problem(
             times,
-            _tensors(model, place, *lines),
-            weights=np.array(_weights(model, positions, task.constraints.sessions)),
-            memory=np.array([float(memory.get(d, math.inf)) for d in task.devices]),
+            _tensors(model, index_of, *transfer_costs),
+            weights=np.array(_weight_nbytes(model, positions, task.constraints.sessions)),
+            memory=np.array([float(memory_nbytes.get(d, math.inf)) for d in task.devices]),
             devices=task.devices,
             names=names,
-            pins=[(index[n], number[d]) for n, d in pins.items() if n in index and d in number],
-            groups=_groups(task, index, times, pins),
-            dispatch=np.array(
-                [c.company.overhead_s if hint == "THROUGHPUT" else 0.0 for c in costs]
-            ),
+            pins=[
+                (index_by_name[name], device_numbers[device])
+                for name, device in pins.items()
+                if name in index_by_name and device in device_numbers
+            ],
+            groups=_colocation_groups(task, index_by_name, times, pins),
+            dispatch=np.array(overheads_s),
             max_subgraphs=task.constraints.max_subgraphs,
         )
 
-    costliest, cheapest = _lines(task, hint, max), _lines(task, hint, min)
-    whole = problem(costliest)
-    floor = whole if cheapest == costliest else problem(cheapest)
-    return Planned(whole, floor, replace(task, model=model), positions)
+    highest = _device_transfer_costs(task, hint, max)
+    lowest = _device_transfer_costs(task, hint, min)
+    problem = make(highest)
+    floor = problem if lowest == highest else make(lowest)
+    return TaskProblem(problem, floor, replace(task, model=model), positions)
 
 
-def way(costs: Costs, sender: str, receiver: str, hint: Hint) -> Line:
-    """Return what a tensor takes from one to the other; `CLIENT` is one of them at the ends."""
+def transfer_cost(costs: Costs, sender: str, receiver: str, hint: Hint) -> LinearCost:
+    """Return the cost of a transfer between two devices, or between `CLIENT` and a device."""
     transfer = costs.transfers.get((sender, receiver))
     if transfer is None:
-        return _NOTHING
+        return _FREE
     return transfer.busy if hint == "THROUGHPUT" else transfer.latency
 
 
-def _lines(
+def _device_transfer_costs(
     task: Task, hint: Hint, pick: Callable[[Iterable[float]], float]
-) -> tuple[list[Line], list[Line]]:
-    """Return what each device pays for a tensor that it sends, and that it receives.
+) -> tuple[list[LinearCost], list[LinearCost]]:
+    """Return the costs of each device for a tensor that it sends, and for one that it receives.
 
-    For latency the receiver pays the whole way. `pick` picks one of the figures of a device's ways.
+    For latency the receiver pays for the whole transfer.
+
+    `pick`: combines the costs of a device's transfers, such as `max`.
     """
-    wanted = set(task.devices)
-    ways = {
+    devices = set(task.devices)
+    costs_by_ends = {
         ends: t.busy if hint == "THROUGHPUT" else t.latency
         for ends, t in task.costs.transfers.items()
-        if wanted.issuperset(ends)
+        if devices.issuperset(ends)
     }
 
-    def line(side: int, device: str) -> Line:
-        found = [way for ends, way in ways.items() if ends[side] == device]
-        if not found:
-            return _NOTHING
-        return Line(pick(w.a for w in found), pick(w.b for w in found), found[0].source)
+    def combine(side: int, device: str) -> LinearCost:
+        costs = [cost for ends, cost in costs_by_ends.items() if ends[side] == device]
+        if not costs:
+            return _FREE
+        return LinearCost(pick(c.a for c in costs), pick(c.b for c in costs), costs[0].source)
 
-    send = [_NOTHING if hint == "LATENCY" else line(0, d) for d in task.devices]
-    return send, [line(1, d) for d in task.devices]
+    send = [_FREE if hint == "LATENCY" else combine(0, d) for d in task.devices]
+    return send, [combine(1, d) for d in task.devices]
 
 
 def _tensors(
-    model: Model, place: Mapping[int, int], send: Sequence[Line], receive: Sequence[Line]
+    model: Model,
+    index_of: Mapping[int, int],
+    send: Sequence[LinearCost],
+    receive: Sequence[LinearCost],
 ) -> list[tuple[int, list[int], np.ndarray, np.ndarray]]:
-    """Return what nodes of the problem hand to each other."""
+    """Return the tensors between nodes: producer, readers, send and receive times by device."""
     tensors = []
-    for position, tail in place.items():
+    for position, producer in index_of.items():
         for value in model.nodes[position].writes:
-            heads = [place[r] for r in model.consumers.get(value, ()) if r in place]
-            if heads:
+            readers = [index_of[r] for r in model.consumers.get(value, ()) if r in index_of]
+            if readers:
                 nbytes = value_nbytes(model.spec(value))
-                gone = np.array([line(nbytes) for line in send])
-                came = np.array([line(nbytes) for line in receive])
-                tensors.append((tail, heads, gone, came))
+                send_s = np.array([line(nbytes) for line in send])
+                receive_s = np.array([line(nbytes) for line in receive])
+                tensors.append((producer, readers, send_s, receive_s))
     return tensors
 
 
-def _weights(model: Model, positions: Sequence[int], sessions: int) -> list[float]:
-    """Bytes of constants, made ones included, and of sessions' states, by node that reads first."""
-    alive = set(positions)
-    counted: set[str] = set()
+def _weight_nbytes(model: Model, positions: Sequence[int], sessions: int) -> list[float]:
+    """Return the bytes of constants, computed weights and states, by their first reader."""
+    request_positions = set(positions)
+    counted_values: set[str] = set()
     states = {v.name: value_nbytes(v.input) * sessions for v in variables_of(model)}
-    found = []
+    weights = []
     for p in positions:
         nbytes = 0
         for value in model.nodes[p].reads:
             nbytes += states.pop(value, 0)
-            fixed = value in model.constants or model.producers.get(value, p) not in alive
-            if fixed and value not in counted:
-                counted.add(value)
+            is_weight = (
+                value in model.constants or model.producers.get(value, p) not in request_positions
+            )
+            if is_weight and value not in counted_values:
+                counted_values.add(value)
                 nbytes += value_nbytes(model.spec(value))
-        found.append(float(nbytes))
-    return found
+        weights.append(float(nbytes))
+    return weights
 
 
-def _groups(
+def _colocation_groups(
     task: Task, index: Mapping[str, int], times: np.ndarray, pins: Mapping[str, str]
 ) -> list[list[int]]:
-    """Colocation groups: what the user wants, what a device runs as one, and who shares a state.
+    """Return the groups of nodes that must share a device.
 
-    Nodes that a device fuses stay together where that forbids no device and breaks no pin: apart
-    they do not take what was measured. So do those that read a state and the one that makes its
-    next value, else it would cross once more, and those of a layer that the same devices run.
+    These are the user's groups, and others that exclude no device and contradict no pin: nodes
+    that a device fuses, because their measured times hold for the fused node only; the readers and
+    the producer of a state, because the state would cross otherwise; and the nodes of a layer that
+    the same devices support.
     """
     groups = [
         [index[n] for n in nodes if n in index] for nodes in task.constraints.colocation.values()
     ]
-    given = {i for group in groups for i in group}
-    wishes = [names for device in task.devices for names in task.costs.devices[device].fused]
+    user_nodes = {i for group in groups for i in group}
+    device_costs = [task.costs.devices[device] for device in task.devices]
+    candidates = [names for costs in device_costs for names in costs.fused_groups]
     layers = find_layers(task.model)
     for layer in layers if len(layers) > 1 else ():
-        alike: dict[bytes, list[str]] = {}
+        by_support: dict[bytes, list[str]] = {}
         for name in layer:
             if name in index:
-                alike.setdefault(np.isfinite(times[index[name]]).tobytes(), []).append(name)
-        wishes += map(tuple, alike.values())
-    for names in (*wishes, *_sharing_state(task.model)):
+                by_support.setdefault(np.isfinite(times[index[name]]).tobytes(), []).append(name)
+        candidates += map(tuple, by_support.values())
+    for names in (*candidates, *_state_groups(task.model)):
         group = [index[n] for n in names if n in index]
         support = {np.isfinite(times[i]).tobytes() for i in group}
-        together = len(support) == 1 and len({pins.get(n) for n in names}) == 1
-        if together and not given.intersection(group):
+        can_share = len(support) == 1 and len({pins.get(n) for n in names}) == 1
+        if can_share and not user_nodes.intersection(group):
             groups.append(group)
     return [g for g in groups if len(g) > 1]
 
 
-def _sharing_state(model: Model) -> list[list[str]]:
-    """Return for each state the nodes that read it, and the one that makes its next value."""
-    found = []
-    for read, made in variables_of(model):
-        maker = model.producers.get(made.name)
-        positions = (*model.consumers.get(read.name, ()), *(() if maker is None else (maker,)))
-        found.append([model.nodes[p].name for p in dict.fromkeys(positions)])
-    return found
+def _state_groups(model: Model) -> list[list[str]]:
+    """Return, for each state, the nodes that read it and the node that produces its next value."""
+    groups = []
+    for state_input, state_output in variables_of(model):
+        producer = model.producers.get(state_output.name)
+        positions = (
+            *model.consumers.get(state_input.name, ()),
+            *(() if producer is None else (producer,)),
+        )
+        groups.append([model.nodes[p].name for p in dict.fromkeys(positions)])
+    return groups

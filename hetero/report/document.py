@@ -20,7 +20,7 @@ from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.partition.partition import Partition, partition
-from hetero.planning.cost.estimation import with_shapes
+from hetero.planning.cost.estimation import with_input_shapes
 from hetero.planning.plan_report import PlanReport
 from hetero.query.survey import Survey
 from hetero.report.alternatives import alternatives
@@ -71,7 +71,7 @@ def build_report(
     affinity = survey.affinity if plan is None else plan.affinity
     shapes = survey.shapes if plan is None else plan.shapes
     description = describe_model(survey.model)
-    survey = replace(survey, model=with_shapes(survey.model, shapes))
+    survey = replace(survey, model=with_input_shapes(survey.model, shapes))
     cut: Partition | None = None
     problem = None
     if plan is not None:
@@ -83,7 +83,7 @@ def build_report(
             )
         except AffinityError as error:
             problem = str(error)
-    model = survey.model if cut is None else with_shapes(cut.source, shapes)
+    model = survey.model if cut is None else with_input_shapes(cut.source, shapes)
     document: dict[str, Any] = {
         "schema": {"name": NAME, "version": VERSION},
         "kind": "query" if plan is None else "plan",

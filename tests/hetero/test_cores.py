@@ -16,7 +16,7 @@ from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import OPTIONAL_PROPERTIES, Config
 from hetero.planning.cost.concurrent_load import measure_load
-from hetero.planning.cost.profile_request import Kind, Subject, identify
+from hetero.planning.cost.profile_request import DeviceGroup, ProfileRequest, identify_device
 from tests.support.models import branches
 
 CORES = 8
@@ -108,6 +108,8 @@ def test_costs_are_measured_alone_with_every_core_and_in_company_with_the_share(
     SeenPlugin.seen.clear()
     x = {"x": np.zeros((2, 3), np.float32)}
     seen = [d for d in core.device_descriptors if d.name in ("SEEN.0", "SEEN.1")]
-    kind = Kind(identify(seen[0], {}), seen, [model], alone_s=[1.0])
-    measure_load(Subject(core.executor, model, x, tuple(seen), {}, {}, 0.1), [(kind, x)], 0.0)
+    kind = DeviceGroup(identify_device(seen[0], {}), seen, [model], run_times_s=[1.0])
+    measure_load(
+        ProfileRequest(core.executor, model, x, tuple(seen), {}, {}, 0.1), [(kind, x)], 0.0
+    )
     assert SeenPlugin.seen == [CORES // 2, CORES // 2]

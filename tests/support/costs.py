@@ -1,4 +1,4 @@
-"""Costs by hand for the tests here: no device is timed, so that every figure is known."""
+"""Costs with given numbers, for tests that measure no device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hetero.planning.cost.costs import (
     Costs,
     DeviceCosts,
     DeviceIdentity,
-    Line,
-    Pace,
+    LinearCost,
+    LoadFactors,
     Time,
     Transfer,
 )
 from hetero.planning.task import Constraints, Task
 
-FREE = Line(0.0, 0.0, "measured")
+FREE = LinearCost(0.0, 0.0, "measured")
 
 
 def identity(name: str) -> DeviceIdentity:
@@ -29,16 +29,16 @@ def costs(
     model: Model,
     times_s: Mapping[str, Mapping[str, float]],
     *,
-    wire: Line = FREE,
+    wire: LinearCost = FREE,
     call_s: float = 0.0,
     fused: tuple[tuple[str, ...], ...] = (),
 ) -> Costs:
     """Return costs from {device: {node: seconds}}; nodes left out are not supported.
 
-    `wire`: also what is between the client and a device.
-    `call_s`: what a call of a subgraph takes while requests follow each other.
+    `wire`: cost of all transfers, including those of the client.
+    `call_s`: call overhead of a subgraph under load.
     """
-    pace = Pace(overhead_s=call_s)
+    load = LoadFactors(overhead_s=call_s)
     ends = (*times_s, CLIENT)
     return Costs(
         model.name,
@@ -48,9 +48,9 @@ def costs(
             device: DeviceCosts(
                 identity(device),
                 {name: Time(seconds, "measured") for name, seconds in nodes.items()},
-                alone=pace,
-                company=pace,
-                fused=fused,
+                single_load=load,
+                concurrent_load=load,
+                fused_groups=fused,
             )
             for device, nodes in times_s.items()
         },
@@ -58,15 +58,15 @@ def costs(
     )
 
 
-def task(model: Model, given: Costs, constraints: Constraints | None = None) -> Task:
-    """Return a task in which devices support what has a time, and all that no request runs."""
+def task(model: Model, model_costs: Costs, constraints: Constraints | None = None) -> Task:
+    """Return a task in which devices support the nodes that have a time."""
     return Task(
         model,
-        tuple(given.devices),
+        tuple(model_costs.devices),
         {
             name: Support(dict.fromkeys(device.nodes, name))
-            for name, device in given.devices.items()
+            for name, device in model_costs.devices.items()
         },
-        given,
+        model_costs,
         constraints or Constraints(),
     )

@@ -1,4 +1,4 @@
-"""What plans of a planner's problem cost by its own figures, where no model is cut for them."""
+"""Costs of plans for solver problems without a model."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 
 from hetero.partition.clustering import cluster
 from hetero.planning.solver import search
-from hetero.planning.solver.candidates import Candidate, Judge, Solution
+from hetero.planning.solver.candidates import Candidate, Predictor, Solution
 from hetero.planning.solver.graph import successors
-from hetero.planning.solver.mixing import Part
-from hetero.planning.solver.problem import Assignment, Floats, Problem, sums
+from hetero.planning.solver.mixing import MixPart
+from hetero.planning.solver.problem import Assignment, Floats, Problem, sum_by_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """The figures of one assignment."""
+    """The costs of one assignment."""
 
-    #: Shape (devices,), float64: seconds that each is busy for a request.
+    #: Shape (devices,), float64: seconds that each device is busy per request.
     loads: Floats
-    #: The subgraph of each node; every edge stays inside or leads to a higher one.
+    #: The subgraph of each node; every edge stays in its subgraph or leads to a higher one.
     cluster: tuple[int, ...]
     subgraphs: int
     levels: int
-    #: Seconds of one request alone.
+    #: Seconds of a single request.
     latency: float
 
     @property
@@ -36,9 +36,9 @@ class Evaluation:
 
 
 def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
-    """What an assignment costs, cut into acyclic subgraphs, as few as the clustering finds.
+    """Evaluate an assignment, partitioned into acyclic subgraphs by the clustering.
 
-    A device receives before it computes and sends after. Support and memory are `is_feasible`'s.
+    A device receives before it computes and sends afterwards. Support and memory are not checked.
     """
     edges = problem.edges()
     label = cluster(successors(problem.node_count, edges), assignment)
@@ -47,42 +47,44 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     for v, c in enumerate(label):
         device[c] = assignment[v]
     level = [0] * count
-    before: list[set[int]] = [set() for _ in range(count)]
+    predecessors: list[set[int]] = [set() for _ in range(count)]
     for u, v in sorted({(label[u], label[v]) for u, v in edges if label[u] != label[v]}):
         level[v] = max(level[v], level[u] + 1)
-        before[v].add(u)
-    where = np.asarray(assignment, dtype=np.int64)
-    seconds = problem.times[np.arange(problem.node_count), where]
-    busy = sums(np.asarray(label, dtype=np.int64), seconds, count)
+        predecessors[v].add(u)
+    devices = np.asarray(assignment, dtype=np.int64)
+    seconds = problem.times[np.arange(problem.node_count), devices]
+    busy_s = sum_by_index(np.asarray(label, dtype=np.int64), seconds, count)
     for h, (tail, heads) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
         source = label[tail]
-        arrived = {device[source]}
+        receivers = {device[source]}
         for c in sorted({label[v] for v in heads} - {source}):
-            if device[c] not in arrived:
-                arrived.add(device[c])
-                busy[c] += problem.receive[h, device[c]]
-        if len(arrived) > 1:
-            busy[source] += problem.send[h, device[source]]
-    busy = busy + problem.dispatch[device]
-    # A device runs its subgraphs one by one in their order; those of several run side by side.
-    done: list[float] = []
-    free = [0.0] * problem.device_count
+            if device[c] not in receivers:
+                receivers.add(device[c])
+                busy_s[c] += problem.receive[h, device[c]]
+        if len(receivers) > 1:
+            busy_s[source] += problem.send[h, device[source]]
+    busy_s = busy_s + problem.dispatch[device]
+    # A device runs its subgraphs in order; different devices run in parallel.
+    end_s: list[float] = []
+    device_free_s = [0.0] * problem.device_count
     for c, d in enumerate(device):
-        free[d] = max([free[d], *(done[b] for b in before[c])]) + float(busy[c])
-        done.append(free[d])
+        device_free_s[d] = max([device_free_s[d], *(end_s[b] for b in predecessors[c])]) + float(
+            busy_s[c]
+        )
+        end_s.append(device_free_s[d])
     return Evaluation(
-        loads=sums(np.asarray(device, dtype=np.int64), busy, problem.device_count),
+        loads=sum_by_index(np.asarray(device, dtype=np.int64), busy_s, problem.device_count),
         cluster=tuple(label),
         subgraphs=count,
         levels=max(level, default=-1) + 1,
-        latency=max(done, default=0.0),
+        latency=max(end_s, default=0.0),
     )
 
 
-def judge_of(problem: Problem) -> Judge:
-    """Return what gives plans of a problem their figures by `evaluate`."""
+def predictor_of(problem: Problem) -> Predictor:
+    """Return a function that predicts the costs of plans by `evaluate`."""
 
-    def judge(names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
+    def predict(names: tuple[str, ...], parts: tuple[MixPart, ...]) -> Candidate:
         evaluations = [evaluate(problem, part.assignment) for part in parts]
         loads = [
             math.fsum(float(e.loads[d]) * p.share for e, p in zip(evaluations, parts, strict=True))
@@ -98,9 +100,9 @@ def judge_of(problem: Problem) -> Judge:
             levels=max(e.levels for e in evaluations),
         )
 
-    return judge
+    return predict
 
 
-def plan(problem: Problem, *how: Any, **options: Any) -> Solution:
-    """Plan a problem that is of no model."""
-    return search.plan(problem, judge_of(problem), *how, **options)
+def plan(problem: Problem, *arguments: Any, **options: Any) -> Solution:
+    """Search a plan for a problem without a model."""
+    return search.search_plan(problem, predictor_of(problem), *arguments, **options)

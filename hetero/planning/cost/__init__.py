@@ -1,1 +1,1 @@
-"""The cost model: what nodes, subgraphs and transfers take, measured on devices or estimated."""
+"""Cost model: times of nodes, subgraphs and transfers, measured on devices or estimated."""

@@ -1,4 +1,4 @@
-"""Measuring devices with many requests in flight: one at work, and all of them as in a pipeline."""
+"""Load measurement: many requests in flight on one device, and on all devices at once."""
 
 from __future__ import annotations
 
@@ -9,61 +9,72 @@ from typing import Final
 
 from hetero.devices.errors import ClusterError, DeviceError, HeteroError
 from hetero.devices.plugin.program import Value
-from hetero.planning.cost.calibration import Round
-from hetero.planning.cost.profile_request import Kind, Subject
-from hetero.planning.cost.timing import deployed, look, saturate
-from hetero.scheduler.executor import Deployment
+from hetero.planning.cost.calibration import LoadRound
+from hetero.planning.cost.profile_request import DeviceGroup, ProfileRequest
+from hetero.planning.cost.timing import (
+    Workload,
+    measure_latency,
+    measure_throughput,
+    temporary_deployment,
+)
 
 #: Requests in flight on each device.
 JOBS: Final = 3
-#: Load sways most with what else the machine does: it is looked at so often.
-LOOKS: Final = 2
-#: Runs of the slowest part that a look must have room for, and those that it needs.
-LEAST_RUNS: Final = 4
-RUNS: Final = 10
-#: Seconds of a look at most, if these are enough runs.
-MOST_S: Final = 0.5
+#: Number of measurements: load varies more with other processes than run times do.
+ROUNDS: Final = 2
+#: Runs of the slowest part in a measurement: the minimum, and the number to aim for.
+MIN_RUNS: Final = 4
+TARGET_RUNS: Final = 10
+#: Maximum seconds of a measurement, unless `TARGET_RUNS` need more.
+MAX_ROUND_S: Final = 0.5
 
 
 def measure_load(
-    subject: Subject, parts: Sequence[tuple[Kind, Mapping[str, Value]]], seconds: float
+    request: ProfileRequest,
+    parts: Sequence[tuple[DeviceGroup, Mapping[str, Value]]],
+    seconds: float,
 ) -> None:
-    """Keep devices busy with their kinds' largest parts, for so long at most.
+    """Measure devices under load, each with the largest part of its group.
 
-    Each kind works one request at a time, then with many, and then all devices do. A kind whose
-    part cannot be deployed has its error; a device that fails later ends measuring. Where the time
-    is too short, nothing is measured.
+    Each group first runs one request at a time, then many; then all devices run at once. A group
+    whose part cannot be deployed gets an error. A device that fails later ends the measurement. If
+    the time is too short for `MIN_RUNS`, nothing is measured.
+
+    `parts`: each group, with the inputs of its largest part.
+    `seconds`: time limit.
     """
-    names = [device.name for device in subject.devices]  # as they share their nodes' cores
-    running: list[tuple[Kind, tuple[Deployment, Mapping[str, Value]]]] = []
+    names = [device.name for device in request.devices]  # devices share their node's cores
+    workloads: list[tuple[DeviceGroup, Workload]] = []
     with ExitStack() as stack:
-        for kind, inputs in parts:
-            part = kind.parts[0]
+        for group, inputs in parts:
+            part = group.parts[0]
             try:
-                for device in kind.devices:
+                for device in group.devices:
                     affinity = dict.fromkeys(part.node_names, device.name)
-                    configs = {device.name: subject.configs.get(device.name, {})}
-                    one = deployed(subject.executor, part, affinity, configs, names)
-                    running.append((kind, (stack.enter_context(one), inputs)))
+                    configs = {device.name: request.configs.get(device.name, {})}
+                    deployment = temporary_deployment(
+                        request.executor, part, affinity, configs, names
+                    )
+                    workloads.append((group, (stack.enter_context(deployment), inputs)))
             except (DeviceError, ClusterError) as error:
-                kind.error = f"{type(error).__name__}: {error}"
-        slowest_s = max((kind.alone_s[0] for kind, _ in running), default=0.0)
-        each_s = seconds / LOOKS / (1 + 2 * len(parts))
-        if running and each_s >= LEAST_RUNS * slowest_s:
-            each_s = min(each_s, max(MOST_S, RUNS * slowest_s))
+                group.error = f"{type(error).__name__}: {error}"
+        slowest_s = max((group.run_times_s[0] for group, _ in workloads), default=0.0)
+        round_s = seconds / ROUNDS / (1 + 2 * len(parts))
+        if workloads and round_s >= MIN_RUNS * slowest_s:
+            round_s = min(round_s, max(MAX_ROUND_S, TARGET_RUNS * slowest_s))
             with suppress(HeteroError):
-                for _ in range(LOOKS):
-                    _look(running, each_s)
+                for _ in range(ROUNDS):
+                    _measure_round(workloads, round_s)
 
 
-def _look(
-    running: Sequence[tuple[Kind, tuple[Deployment, Mapping[str, Value]]]], each_s: float
-) -> None:
-    first = {kind.name: (kind, one) for kind, one in reversed(running)}
-    for kind, one in reversed(first.values()):
-        kind.quiet.append(quiet := look(*one, time.monotonic() + each_s))
-        (full,) = saturate([one], JOBS, each_s)
-        kind.alone.append(Round(quiet.run_s, sum(full.runs_s), full.period_s))
-    every = saturate([one for _, one in running], JOBS, each_s)
-    for (kind, _), full in zip(running, every, strict=True):
-        kind.company.append(Round(kind.quiet[-1].run_s, sum(full.runs_s), full.period_s))
+def _measure_round(workloads: Sequence[tuple[DeviceGroup, Workload]], round_s: float) -> None:
+    first_of_group = {group.name: (group, workload) for group, workload in reversed(workloads)}
+    for group, workload in reversed(first_of_group.values()):
+        group.latencies.append(latency := measure_latency(*workload, time.monotonic() + round_s))
+        (load,) = measure_throughput([workload], JOBS, round_s)
+        group.single_rounds.append(LoadRound(latency.run_s, sum(load.runs_s), load.period_s))
+    loads = measure_throughput([workload for _, workload in workloads], JOBS, round_s)
+    for (group, _), load in zip(workloads, loads, strict=True):
+        group.concurrent_rounds.append(
+            LoadRound(group.latencies[-1].run_s, sum(load.runs_s), load.period_s)
+        )

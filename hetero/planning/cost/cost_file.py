@@ -1,12 +1,12 @@
-"""The cost file: costs as JSON, and the check that they belong to a model and its devices.
+"""Cost files: costs as JSON, and the check that they belong to a model and its devices.
 
 ::
 
-    {"format": "hetero-costs", "version": 7, "model": ..., "model_hash": ..., "shapes": {...},
+    {"format": "hetero-costs", "version": 8, "model": ..., "model_hash": ..., "shapes": {...},
      "devices": {device: {"identity": {...}, "nodes": {node: {"seconds", "source"}}, ...}},
      "transfers": [{"from", "to", "latency": {"a", "b", "source"}, "busy": {...}}], ...}
 
-The rest is `Costs` field by field. Older versions have other fields: a model is profiled again.
+The other fields are those of `Costs`. Files of older versions are rejected: profile again.
 """
 
 from __future__ import annotations
@@ -19,57 +19,61 @@ from typing import Any, Final
 import msgspec
 
 from hetero.devices.errors import PlanError
-from hetero.planning.cost.costs import Costs, DeviceIdentity, Line, Transfer
+from hetero.planning.cost.costs import Costs, DeviceIdentity, LinearCost, Transfer
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.formats.regular_file import read_regular
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
-VERSION: Final = 7
+VERSION: Final = 8
 
 
 def write_costs(costs: Costs, path: str | Path) -> None:
-    """Write a cost file; it is there whole or not at all."""
+    """Write a cost file atomically."""
     text = msgspec.json.format(msgspec.json.encode(to_document(costs)), indent=1)
     publish(Path(path), lambda file: file.write(text))
 
 
 def read_costs(path: str | Path) -> Costs:
-    """Read a cost file; PlanError says which value is wrong, or that it is none of this version."""
+    """Read a cost file.
 
-    def wrong(what: object, fix: str) -> PlanError:
-        return PlanError(f"cost file {path}: {what}. {fix}", path=str(path))
+    Raises PlanError: with the invalid value, or if the file has another format or version.
+    """
+
+    def invalid(problem: object, fix: str) -> PlanError:
+        return PlanError(f"cost file {path}: {problem}. {fix}", path=str(path))
 
     try:
         document = msgspec.json.decode(read_regular(Path(path)))
     except (OSError, ValueError, RecursionError) as error:
-        raise wrong(f"cannot be read: {error}", "Make one with `hetero profile`.") from error
+        raise invalid(f"cannot be read: {error}", "Write one with `hetero profile`.") from error
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-        wanted = f"not a cost file: wanted format {FORMAT!r}"
-        raise wrong(wanted, "Make one with `hetero profile`.")
+        problem = f"not a cost file: expected format {FORMAT!r}"
+        raise invalid(problem, "Write one with `hetero profile`.")
     if (version := document.pop("version", None)) != VERSION:
-        raise wrong(f"version {version!r}, wanted {VERSION}", "Profile the model again.")
+        problem = f"expected version {VERSION}, got {version!r}"
+        raise invalid(problem, "Profile the model again.")
     try:
-        rows = msgspec.convert(document.pop("transfers", None), list[_Row])
+        rows = msgspec.convert(document.pop("transfers", None), list[_TransferRow])
         costs = msgspec.convert({**document, "transfers": {}}, Costs)
     except msgspec.ValidationError as error:
-        raise wrong(error, "Profile the model again.") from error
+        raise invalid(error, "Profile the model again.") from error
     transfers = {(row.sender, row.receiver): Transfer(row.latency, row.busy) for row in rows}
     return replace(costs, transfers=transfers)
 
 
-class _Row(msgspec.Struct, rename={"sender": "from", "receiver": "to"}):
-    """A transfer with its ends: JSON has no pairs as keys."""
+class _TransferRow(msgspec.Struct, rename={"sender": "from", "receiver": "to"}):
+    """A transfer with its two ends: JSON has no pairs as keys."""
 
     sender: str
     receiver: str
-    latency: Line
-    busy: Line
+    latency: LinearCost
+    busy: LinearCost
 
 
 def to_document(costs: Costs) -> dict[str, Any]:
-    """Return costs as plain values."""
-    rows = [_Row(*ends, t.latency, t.busy) for ends, t in costs.transfers.items()]
+    """Return costs as a JSON document."""
+    rows = [_TransferRow(*ends, t.latency, t.busy) for ends, t in costs.transfers.items()]
     document: dict[str, Any] = msgspec.to_builtins(replace(costs, transfers={}))
     return {
         "format": FORMAT,
@@ -83,66 +87,66 @@ def check_costs(
     costs: Costs,
     model_hash: str,
     identities: Mapping[str, DeviceIdentity],
-    where: str,
+    source: str,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> None:
-    """Refuse costs of another model, of other shapes, or of devices that are others or absent.
+    """Check that costs belong to a model, to input shapes, and to devices.
 
-    What was measured on one node holds for the same devices in this process: a plan for that node
-    can be made without its cluster. What was measured in process, with its short ways, holds
-    nowhere else.
+    Costs measured on one cluster node are valid for the same devices in this process, so that a
+    plan for the node can be computed without the cluster. Costs measured in process are not valid
+    on a cluster, where transfers are slower.
 
-    `where`: what the costs came from, for the message.
-    Raises PlanError with every difference.
+    `source`: the origin of the costs, for the message.
+    Raises PlanError: with every difference.
     """
     differences = []
     if costs.model_hash != model_hash:
         differences.append(
-            f"it is of model {costs.model!r} with hash {costs.model_hash[:16]}, wanted "
-            f"{model_hash[:16]}"
+            f"expected a model with hash {model_hash[:16]}, got {costs.model!r} with hash "
+            f"{costs.model_hash[:16]}"
         )
     differences += [
-        f"input {name!r} was measured as {list(found)}, wanted {list(shape)}"
+        f"input {name!r}: expected shape {list(shape)}, measured {list(measured)}"
         for name, shape in (shapes or {}).items()
-        if (found := costs.shapes.get(name, shape)) != shape
+        if (measured := costs.shapes.get(name, shape)) != shape
     ]
     one_node = len({device.identity.node for device in costs.devices.values()}) == 1
-    for name, wanted in identities.items():
-        if one_node and name in costs.devices and wanted.node == THIS_PROCESS:
-            wanted = replace(wanted, node=costs.devices[name].identity.node)
+    for name, expected in identities.items():
+        if one_node and name in costs.devices and expected.node == THIS_PROCESS:
+            expected = replace(expected, node=costs.devices[name].identity.node)
         if name in costs.missing:
             differences.append(f"device {name} was not measured: {costs.missing[name]}")
         elif name not in costs.devices:
-            there = ", ".join(costs.devices) or "none"
-            differences.append(f"device {name} is not in it; it has {there}")
+            available = ", ".join(costs.devices) or "none"
+            differences.append(f"device {name} is missing; available: {available}")
         else:
             differences += [
                 f"device {name}: {difference}"
-                for difference in _differences(costs.devices[name].identity, wanted)
+                for difference in _device_differences(costs.devices[name].identity, expected)
             ]
     if differences:
         lines = "".join(f"\n  {d}" for d in differences)
         raise PlanError(
-            f"{where} does not fit:{lines}\nProfile the model with these devices and options, or "
-            "plan for what was measured.",
+            f"{source} does not match:{lines}\nProfile the model with these devices and options, "
+            "or plan for the measured ones.",
             differences=tuple(differences),
             constraint="costs",
         )
 
 
-def _differences(found: DeviceIdentity, wanted: DeviceIdentity) -> Iterator[str]:
-    """Yield what was measured and what is wanted, a sentence each."""
-    one, other = _settings(found), _settings(wanted)
-    for key in dict.fromkeys([*one, *other]):
-        if one.get(key) != other.get(key):
+def _device_differences(measured: DeviceIdentity, expected: DeviceIdentity) -> Iterator[str]:
+    """Describe each difference between a measured and an expected device."""
+    actual_settings, expected_settings = _describe_device(measured), _describe_device(expected)
+    for key in dict.fromkeys([*actual_settings, *expected_settings]):
+        if actual_settings.get(key) != expected_settings.get(key):
             yield (
-                f"measured with {key} {one.get(key, 'at its default')}, wanted "
-                f"{other.get(key, 'its default')}"
+                f"expected {key} {expected_settings.get(key, 'default')}, measured with "
+                f"{actual_settings.get(key, 'default')}"
             )
 
 
-def _settings(device: DeviceIdentity) -> dict[str, Any]:
-    """Return what a device is and how it is set, by the words of messages."""
+def _describe_device(device: DeviceIdentity) -> dict[str, Any]:
+    """Return the properties that identify a device, by their names in messages."""
     return {
         "plugin": device.plugin,
         "plugin version": device.version,

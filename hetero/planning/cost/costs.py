@@ -1,4 +1,4 @@
-"""Costs of a model on devices: every number with where it comes from."""
+"""Costs of a model on devices: node times, load factors and transfers, each with its source."""
 
 from __future__ import annotations
 
@@ -11,121 +11,118 @@ import msgspec
 
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS
 
-#: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
-#: operations and bytes.
+#: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from numbers
+#: of operations and bytes.
 Source = Literal["measured", "calibrated", "estimated"]
-#: A figure that can be measured; a file with another one is damaged.
-Figure = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
-#: Stands among devices for the process that sends requests and gets their answers.
+#: A plausible cost; a cost file with any other value is damaged.
+CostValue = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+#: Name of the client, the process that sends requests and receives results, among the devices.
 CLIENT: Final = "client"
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Seconds, and where they come from."""
+    """A time in seconds, with its source."""
 
-    seconds: Figure
+    seconds: CostValue
     source: Source
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """``a + b * bytes`` seconds, fitted to measurements or assumed."""
+class LinearCost:
+    """The cost ``a + b * nbytes`` of a transfer in seconds, fitted to measurements or assumed."""
 
     #: Seconds of an empty tensor.
-    a: Figure
+    a: CostValue
     #: Seconds for each byte.
-    b: Figure
+    b: CostValue
     source: Source
 
     def __call__(self, nbytes: float) -> float:
-        """Seconds of this many bytes."""
+        """Return the seconds for a number of bytes."""
         return self.a + self.b * nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a tensor takes from one device to another, or from or to the client."""
+    """The cost of a tensor's transfer between two devices, or between the client and a device."""
 
-    #: Seconds from the end of the stage that makes it to the start of the one that takes it; from
-    #: when the request was sent, or until its answer is there, where one end is the client.
-    latency: Line
-    #: Seconds that each device of the two is kept from computing.
-    busy: Line
+    #: Seconds from the end of the producing stage to the start of the consuming stage. If one end
+    #: is the client: from sending the request, or until receiving its result.
+    latency: LinearCost
+    #: Seconds that the transfer keeps each of the two devices from computing.
+    busy: LinearCost
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """What a device takes while its requests follow each other without a pause."""
+class LoadFactors:
+    """Slowdown of a device whose requests follow each other without a pause."""
 
-    #: What times are multiplied by.
-    load: Figure = 1.0
-    #: Seconds that the executor keeps the device busy for each call of a subgraph.
-    overhead_s: Figure = 0.0
+    #: Factor on the run times.
+    time_factor: CostValue = 1.0
+    #: Seconds that the executor occupies the device for each run of a subgraph.
+    overhead_s: CostValue = 0.0
     source: Source = "estimated"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """Which device was measured, and how it was set."""
+    """The identity and the settings of a measured device."""
 
-    #: As its descriptor gives them.
+    #: From the device's descriptor.
     plugin: str
     version: str
     fingerprint: str
     node: str
-    #: Threads of an inference while it works alone.
+    #: Threads of an inference while no other device works.
     num_threads: int
-    #: Properties it was measured with, sorted.
+    #: Properties during the measurement, sorted by name.
     config: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """What a model's nodes take on one device.
+    """Costs of a model's nodes on one device.
 
-    A subgraph takes the sum of its nodes, times what company, or requests that follow each other,
-    make of it.
+    The time of a subgraph is the sum of its nodes' times, multiplied by the factors below.
     """
 
     identity: DeviceIdentity
-    #: Node name -> seconds in a subgraph, alone on the device; unsupported nodes are absent.
+    #: Node name -> seconds within a subgraph, one request at a time; unsupported nodes are absent.
     nodes: Mapping[str, Time]
-    #: What times are multiplied by where the device shares its node's cores with others that have
-    #: nothing to do.
-    share: Figure = 1.0
-    #: While no other device works.
-    alone: Pace = Pace()
-    #: While all the others work too; its load holds the share as well.
-    company: Pace = Pace()
-    #: Nodes that the device runs as one.
-    fused: tuple[tuple[str, ...], ...] = ()
-    #: What other work on the machine spoiled, and is assumed therefore: ``nodes`` (then a guess at
-    #: best), ``load``.
-    spoiled: tuple[str, ...] = ()
+    #: Factor on the times while idle devices reserve a share of the cluster node's cores.
+    core_sharing_factor: CostValue = 1.0
+    #: Load factors while no other device works.
+    single_load: LoadFactors = LoadFactors()
+    #: Load factors while all devices work; they include `core_sharing_factor`.
+    concurrent_load: LoadFactors = LoadFactors()
+    #: Groups of nodes that the device runs as one fused node.
+    fused_groups: tuple[tuple[str, ...], ...] = ()
+    #: Measurements disturbed by other processes: ``nodes`` (the times are unreliable), ``load``
+    #: (default factors are used).
+    disturbed_measurements: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a model costs on devices.
+    """Costs of a model on a set of devices.
 
     Attributes
     ----------
     model, model_hash : str
         The model's name and content hash.
     shapes : mapping of str to tuple of int
-        Input name -> the shape measured with.
+        Input name -> its shape during the measurement.
     devices : mapping of str to DeviceCosts
-        By device name.
+        Device name -> costs.
     transfers : mapping of (str, str) to Transfer
-        By the names of the device that sends and the one that receives; `CLIENT` stands for the
-        client.
+        (Sending device, receiving device) -> cost; `CLIENT` is the name of the client.
     missing : mapping of str to str
-        Devices that could not be measured, with the reason.
+        Device that could not be measured -> reason.
     interrupted : bool
-        Whether measuring was ended before it was done.
+        Whether profiling was interrupted.
     measured_at : str
-        When it began, in ISO 8601 and UTC; empty for costs that were not measured.
+        Start of the measurement in ISO 8601 and UTC; empty for costs that were not measured.
     """
 
     model: str
@@ -138,25 +135,30 @@ class Costs:
     measured_at: str = ""
 
     def basis(self) -> str:
-        """Return what figures that are made from these costs rest on, in a sentence."""
+        """Describe the sources of these costs in a sentence."""
         devices = self.devices.values()
         nodes = Counter(t.source for d in devices for t in d.nodes.values())
-        guessed = nodes["estimated"]
-        counts = f"{nodes.total() - guessed} node times measured"
-        counts += f", {guessed} estimated" * bool(guessed)
-        told: dict[str, Iterable[Source]] = {
-            "load": (p.source for d in devices for p in (d.alone, d.company)),
+        num_estimated = nodes["estimated"]
+        parts = f"{nodes.total() - num_estimated} node times measured"
+        parts += f", {num_estimated} estimated" * bool(num_estimated)
+        sources_by_kind: dict[str, Iterable[Source]] = {
+            "load": (p.source for d in devices for p in (d.single_load, d.concurrent_load)),
             "transfers": (t.latency.source for t in self.transfers.values()),
         }
-        assumed = ", ".join(what for what, sources in told.items() if "estimated" in sources)
-        nodes_of = sorted({d.identity.node for d in devices})
-        where = "in process" if nodes_of == [THIS_PROCESS] else f"on {', '.join(nodes_of)}"
-        when = f" at {self.measured_at}" * bool(self.measured_at)
-        spoiled = "; ".join(
-            f"{', '.join(d.spoiled)} of {name}" for name, d in self.devices.items() if d.spoiled
+        assumed = ", ".join(
+            kind for kind, sources in sources_by_kind.items() if "estimated" in sources
+        )
+        cluster_nodes = sorted({d.identity.node for d in devices})
+        nodes_text = ", ".join(cluster_nodes)
+        place = "in process" if cluster_nodes == [THIS_PROCESS] else f"on {nodes_text}"
+        time = f" at {self.measured_at}" * bool(self.measured_at)
+        disturbed = "; ".join(
+            f"{', '.join(d.disturbed_measurements)} of {name}"
+            for name, d in self.devices.items()
+            if d.disturbed_measurements
         )
         return (
-            f"costs {where}{when}: {counts}"
+            f"costs {place}{time}: {parts}"
             + f"; assumed: {assumed}" * bool(assumed)
-            + f"; spoiled by other work, profile again: {spoiled}" * bool(spoiled)
+            + f"; disturbed by other processes, profile again: {disturbed}" * bool(disturbed)
         )

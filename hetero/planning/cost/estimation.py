@@ -1,7 +1,7 @@
-"""How much work a node is: operations and bytes counted from shapes, and a guess of its seconds.
+"""Cost estimation: operations and bytes of a node, and the time that a device needs for them.
 
-What no device has measured gets its time from here: a device's speed is fitted to the nodes that
-it did measure, or assumed where it measured none.
+Nodes that were not measured get an estimated time. The speed of a device is fitted to its measured
+nodes, or a default if it has none.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from hetero.measure.sample_inputs import OPEN_DIMENSION
 
 
 class Work(NamedTuple):
-    """Arithmetic operations, and bytes read and written, of one run of a node."""
+    """The work of one run of a node: arithmetic operations, and bytes read and written."""
 
     operations: float
     nbytes: float
 
 
 class Speed(NamedTuple):
-    """Seconds of a node: ``start_s + operations * s_per_operation + nbytes * s_per_byte``."""
+    """The speed of a device: seconds of a node as a linear function of its work."""
 
     start_s: float
     s_per_operation: float
     s_per_byte: float
 
     def __call__(self, work: Work) -> float:
-        """Seconds of so much work."""
+        """Return the seconds that the device needs for a node's work."""
         return self.start_s + work.operations * self.s_per_operation + work.nbytes * self.s_per_byte
 
 
-#: A modest core: 20 thousand million operations and 5 GB a second, 5 microseconds a node.
-ASSUMED_SPEED: Final = Speed(5e-6, 1 / 2e10, 1 / 5e9)
+#: A slow core: 20 GFLOP/s, 5 GB/s, and 5 microseconds per node.
+DEFAULT_SPEED: Final = Speed(5e-6, 1 / 2e10, 1 / 5e9)
 
 
-def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
-    """Return the model with its inputs' shapes given, so that inner shapes can be inferred."""
+def with_input_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
+    """Return the model with static input shapes, so that inner shapes can be inferred."""
     if all(port.is_static or port.name not in shapes for port in model.inputs):
         return model
     ports = [
@@ -52,52 +52,52 @@ def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
 
 
 def value_nbytes(spec: TensorSpec) -> int:
-    """Bytes of a value; open dimensions count as 1, values that are not tensors as nothing."""
-    if (known := spec.nbytes) is not None:
-        return known
+    """Return the bytes of a value; open dimensions count as 1, other values than tensors as 0."""
+    if (nbytes := spec.nbytes) is not None:
+        return nbytes
     return TensorSpec(spec.name, spec.type, _shape(spec)).nbytes or 0
 
 
-def node_work(model: Model, node: Node) -> Work:
-    """Count a node's work from the inferred shapes of what it reads and writes."""
+def count_work(model: Model, node: Node) -> Work:
+    """Count the work of a node from the inferred shapes of its inputs and outputs."""
     inputs = [model.spec(name) for name in node.inputs]
     outputs = [model.spec(name) for name in node.writes]
     nbytes = float(sum(value_nbytes(s) for s in (*inputs, *outputs)))
-    made = sum(map(_size, outputs))
+    output_size = sum(map(_size, outputs))
     operator = "" if node.domain else node.op_type
-    if (count := _PRODUCTS.get(operator)) is not None:
-        return Work(float(count(node, [_shape(s) for s in inputs], made)), nbytes)
-    # Others look at each element that they read or make.
-    read = _size(inputs[0]) if inputs else 0
-    return Work(float(max(made, read)), nbytes)
+    if (count_operations := _OPERATION_COUNTS.get(operator)) is not None:
+        return Work(float(count_operations(node, [_shape(s) for s in inputs], output_size)), nbytes)
+    # Other operators perform one operation per element of their first input or their outputs.
+    input_size = _size(inputs[0]) if inputs else 0
+    return Work(float(max(output_size, input_size)), nbytes)
 
 
 def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
-    """Fit a device's speed to the work and seconds of measured nodes: least relative error.
+    """Fit the speed of a device to the work and seconds of measured nodes.
 
-    Where there are too few to fit, it is the assumed speed, scaled to the samples' sum.
+    With too few samples, returns the default speed, scaled to the samples' sum.
     """
-    known = [(work, seconds) for work, seconds in samples if seconds > 0]
-    if len(known) < 6:
-        guess = sum(ASSUMED_SPEED(work) for work, _ in known)
-        ratio = sum(seconds for _, seconds in known) / guess if guess else 1.0
-        return Speed(*(figure * ratio for figure in ASSUMED_SPEED))
-    table = np.array([(1.0, *work) for work, _ in known])
-    target = np.array([seconds for _, seconds in known])
-    # Small nodes are many and large ones decide: the root weighs both.
+    measured = [(work, seconds) for work, seconds in samples if seconds > 0]
+    if len(measured) < 6:
+        estimate_s = sum(DEFAULT_SPEED(work) for work, _ in measured)
+        ratio = sum(seconds for _, seconds in measured) / estimate_s if estimate_s else 1.0
+        return Speed(*(coefficient * ratio for coefficient in DEFAULT_SPEED))
+    table = np.array([(1.0, *work) for work, _ in measured])
+    target = np.array([seconds for _, seconds in measured])
+    # Weighting by the root balances many small nodes against the few large ones that dominate.
     weight = 1 / np.sqrt(target)
-    found = nonnegative(table * weight[:, None], target * weight)
-    return Speed(*map(float, found))
+    coefficients = nonnegative_least_squares(table * weight[:, None], target * weight)
+    return Speed(*map(float, coefficients))
 
 
-def nonnegative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients of at least 0, of columns of any scale."""
-    # Here, because most users never plan, and scipy takes half a second to import.
+def nonnegative_least_squares(table: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Solve a least-squares problem with non-negative coefficients; columns may have any scale."""
+    # Imported here because scipy takes half a second to import, and most users never plan.
     from scipy.optimize import nnls
 
     scale = np.maximum(np.abs(table).max(axis=0, initial=0.0), 1e-300)
-    found: np.ndarray = nnls(table / scale, target)[0] / scale
-    return found
+    solution: np.ndarray = nnls(table / scale, target)[0] / scale
+    return solution
 
 
 def _shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -111,33 +111,35 @@ def _size(spec: TensorSpec) -> int:
 _Shapes = Sequence[tuple[int, ...]]
 
 
-def _convolution(node: Node, shapes: _Shapes, made: int) -> float:
-    return 2 * made * math.prod(shapes[1][1:])
+def _convolution_operations(node: Node, shapes: _Shapes, output_size: int) -> float:
+    return 2 * output_size * math.prod(shapes[1][1:])
 
 
-def _transposed(node: Node, shapes: _Shapes, made: int) -> float:
+def _transposed_convolution_operations(node: Node, shapes: _Shapes, output_size: int) -> float:
     return 2 * math.prod(shapes[0]) * math.prod(shapes[1][1:])
 
 
-def _product(node: Node, shapes: _Shapes, made: int) -> float:
+def _product_operations(node: Node, shapes: _Shapes, output_size: int) -> float:
     left = shapes[0] or (1,)
-    return 2 * made * left[0 if node.attributes.get("transA", 0) else -1]
+    return 2 * output_size * left[0 if node.attributes.get("transA", 0) else -1]
 
 
-def _recurrent(node: Node, shapes: _Shapes, made: int) -> float:
+def _recurrent_operations(node: Node, shapes: _Shapes, output_size: int) -> float:
     return 2 * math.prod(shapes[0][:2]) * sum(map(math.prod, shapes[1:3]))
 
 
-def _attention(node: Node, shapes: _Shapes, made: int) -> float:
-    return 4 * made * (shapes[1][-2] if len(shapes[1]) > 1 else 1)
+def _attention_operations(node: Node, shapes: _Shapes, output_size: int) -> float:
+    return 4 * output_size * (shapes[1][-2] if len(shapes[1]) > 1 else 1)
 
 
-#: Operators that multiply and add -> how many operations, of the shapes that they read and the
-#: elements that they make.
-_PRODUCTS: Final[Mapping[str, Callable[[Node, _Shapes, int], float]]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _convolution),
-    "ConvTranspose": _transposed,
-    **dict.fromkeys(("MatMul", "MatMulInteger", "QLinearMatMul", "Einsum", "Gemm"), _product),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-    "Attention": _attention,
+#: Operator with multiply-accumulates -> number of operations, from the node, the input shapes and
+#: the number of output elements.
+_OPERATION_COUNTS: Final[Mapping[str, Callable[[Node, _Shapes, int], float]]] = {
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _convolution_operations),
+    "ConvTranspose": _transposed_convolution_operations,
+    **dict.fromkeys(
+        ("MatMul", "MatMulInteger", "QLinearMatMul", "Einsum", "Gemm"), _product_operations
+    ),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent_operations),
+    "Attention": _attention_operations,
 }

@@ -1,9 +1,10 @@
-"""Profiling: what a model's nodes and subgraphs take on devices, and tensors between them.
+"""Profiler: measures the costs of a model's nodes on devices, and of transfers between devices.
 
-Each kind of device is measured once. Its supported parts are timed as wholes, warm; the device's
-own node times are spread over the model's nodes; then requests follow each other, and all devices
-work at once, as they will in a pipeline. Each figure is measured until it has settled; what other
-work spoiled is assumed instead, and told.
+Each group of identical devices is measured once. The profiler times the parts of the model that
+the device supports, and distributes the device's node times over the model's nodes. Then it sends
+many requests, to one device and to all devices at once, as in a pipeline. Each measurement runs
+until it has settled. Defaults replace measurements that other processes disturbed; the costs list
+them.
 """
 
 from __future__ import annotations
@@ -22,61 +23,61 @@ import numpy as np
 from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.errors import ClusterError, DeviceError, HeteroError
 from hetero.devices.plugin.program import Value
-from hetero.planning.cost.calibration import fit_pace, low, rounds_spoiled
+from hetero.planning.cost.calibration import fit_load_factors, low_percentile, rounds_disagree
 from hetero.planning.cost.concurrent_load import measure_load
-from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Time, Transfer
-from hetero.planning.cost.estimation import fit_speed, node_work, value_nbytes, with_shapes
-from hetero.planning.cost.node_times import fused_groups, spread
-from hetero.planning.cost.profile_inputs import capture, feeds, regions
-from hetero.planning.cost.profile_request import Kind, Subject, kinds_of
+from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, LinearCost, Time, Transfer
+from hetero.planning.cost.estimation import count_work, fit_speed, value_nbytes, with_input_shapes
+from hetero.planning.cost.node_times import distribute_times, find_fused_groups
+from hetero.planning.cost.profile_inputs import capture_inner_values, part_inputs, supported_parts
+from hetero.planning.cost.profile_request import DeviceGroup, ProfileRequest, group_devices
 from hetero.planning.cost.timing import time_model
-from hetero.planning.cost.transfer_times import ASSUMED, measure_transfer
+from hetero.planning.cost.transfer_times import DEFAULT_TRANSFER, measure_transfer
 
 _log = logging.getLogger(__name__)
 
-#: Takes steps done, steps in all, and what is being measured.
+#: Progress callback: steps done, number of steps, description of the current step.
 Progress = Callable[[int, int, str], None]
-#: Parts of a model that are measured on one kind of device, the largest first.
-MOST_REGIONS: Final = 12
-#: Seconds that a model is timed at most.
-MOST_S: Final = 0.5
+#: Maximum number of parts measured per device group, the largest first.
+MAX_PARTS: Final = 12
+#: Maximum seconds for timing one part.
+MAX_TIMING_S: Final = 0.5
 
 
-def profile(subject: Subject, progress: Progress | None = None) -> Costs:
-    """Measure a model on devices.
+def profile(request: ProfileRequest, progress: Progress | None = None) -> Costs:
+    """Measure the costs of a model on devices.
 
-    Ctrl-C ends it; what was measured until then is returned, with ``interrupted`` set. A device
-    that fails or vanishes is left out and listed in ``missing`` with the reason.
+    Ctrl-C ends profiling; the result then has the costs measured so far, and ``interrupted`` set.
+    A device that fails or is lost is listed in ``missing`` with the reason.
     """
-    return _Profile(subject, progress or (lambda done, steps, text: None)).run()
+    return _Profiler(request, progress or (lambda done, steps, text: None)).run()
 
 
-class _Profile:
-    """One profiling run: its steps in order, and what they found."""
+class _Profiler:
+    """One profiling run: its steps in order, and their measurements."""
 
-    def __init__(self, subject: Subject, progress: Progress) -> None:
-        self._subject = subject
+    def __init__(self, request: ProfileRequest, progress: Progress) -> None:
+        self._request = request
         self._progress = progress
-        given = ((port.name, subject.inputs.get(port.name)) for port in subject.model.inputs)
-        self._shapes = {name: v.shape for name, v in given if isinstance(v, np.ndarray)}
-        self._model = with_shapes(subject.model, self._shapes)
-        self._kinds = kinds_of(subject)
-        self._values: dict[str, Value] = dict(subject.inputs)
-        #: By the names of the kinds.
+        values = ((port.name, request.inputs.get(port.name)) for port in request.model.inputs)
+        self._shapes = {name: v.shape for name, v in values if isinstance(v, np.ndarray)}
+        self._model = with_input_shapes(request.model, self._shapes)
+        self._groups = group_devices(request)
+        self._captured_values: dict[str, Value] = dict(request.inputs)
+        #: By the names of the sending and the receiving device group.
         self._transfers: dict[tuple[str, str], Transfer] = {}
-        self._steps = 2 + len(self._kinds) + len(self._pairs())
-        self._done = 0
+        self._num_steps = 2 + len(self._groups) + len(self._pairs())
+        self._steps_done = 0
         self._measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._end_s = time.monotonic() + subject.seconds
-        #: When the step that is done now is to end: every step gets its share of the time left.
-        self._until_s = 0.0
+        self._end_s = time.monotonic() + request.seconds
+        #: End of the current step: the remaining time is divided equally among the steps.
+        self._step_end_s = 0.0
 
     def run(self) -> Costs:
         interrupted = False
         try:
-            self._step("finding what each device supports", self._find_parts)
-            for kind in self._kinds:
-                self._step(f"nodes on {kind.name}", partial(self._measure_kind, kind))
+            self._step("finding the parts that each device supports", self._find_parts)
+            for group in self._groups:
+                self._step(f"nodes on {group.name}", partial(self._measure_group, group))
             self._step("all devices at once", self._measure_load)
             for sender, receiver, device in self._pairs():
                 text = f"transfers {sender.name} to {device}"
@@ -86,180 +87,197 @@ class _Profile:
         return self._costs(interrupted)
 
     def _step(self, text: str, work: Callable[[], None]) -> None:
-        self._progress(self._done, self._steps, text)
-        self._until_s = time.monotonic() + self._left_s() / (self._steps - self._done)
+        self._progress(self._steps_done, self._num_steps, text)
+        num_left = self._num_steps - self._steps_done
+        self._step_end_s = time.monotonic() + self._remaining_s() / num_left
         work()
-        self._done += 1
-        self._progress(self._done, self._steps, text)
+        self._steps_done += 1
+        self._progress(self._steps_done, self._num_steps, text)
 
-    def _left_s(self) -> float:
-        """Seconds of all the time granted that are left."""
+    def _remaining_s(self) -> float:
+        """Return the remaining seconds of the time limit."""
         return max(0.0, self._end_s - time.monotonic())
 
-    def _is_late(self) -> bool:
-        """Whether the step's time is over: what is not measured by now is estimated."""
-        return time.monotonic() >= self._until_s
+    def _step_is_over(self) -> bool:
+        """Return whether the step's time is over; the rest of its costs is then estimated."""
+        return time.monotonic() >= self._step_end_s
 
     def _find_parts(self) -> None:
-        subject = self._subject
-        for kind in self._kinds:
-            found = regions(self._model, subject.supports[kind.name], kind.name)
-            found.sort(key=lambda m: -sum(node_work(m, n).operations for n in m.nodes))
-            kind.parts = found[:MOST_REGIONS]
-        wanted = dict.fromkeys(p.name for k in self._kinds for m in k.parts for p in m.inputs)
+        request = self._request
+        for group in self._groups:
+            parts = supported_parts(self._model, request.supports[group.name], group.name)
+            parts.sort(key=lambda part: -sum(count_work(part, n).operations for n in part.nodes))
+            group.parts = parts[:MAX_PARTS]
+        names = dict.fromkeys(
+            p.name for group in self._groups for part in group.parts for p in part.inputs
+        )
         affinity: dict[str, str] = {}
-        for device in reversed(subject.devices):
-            affinity |= dict.fromkeys(subject.supports[device.name], device.name)
-        # The model runs once for the inner values that its parts are fed with.
+        for device in reversed(request.devices):
+            affinity |= dict.fromkeys(request.supports[device.name], device.name)
+        # One run of the model captures the inner values that its parts take as inputs.
         if len(affinity) == len(self._model.nodes):
-            self._values |= capture(
-                subject.executor,
+            self._captured_values |= capture_inner_values(
+                request.executor,
                 self._model,
                 affinity,
-                subject.configs,
-                subject.inputs,
-                [name for name in wanted if name not in self._values],
+                request.configs,
+                request.inputs,
+                [name for name in names if name not in self._captured_values],
             )
 
-    def _measure_kind(self, kind: Kind) -> None:
-        """Time a kind's parts; a device that fails is left out, the others are not."""
-        for place, part in enumerate(kind.parts):
-            inputs = feeds(part, self._values)
-            # The largest part is measured in any case: the rest is estimated by it.
-            if inputs is None or (kind.nodes and self._is_late()):
+    def _measure_group(self, group: DeviceGroup) -> None:
+        """Time the parts of a device group; a failing device gets an error."""
+        for index, part in enumerate(group.parts):
+            inputs = part_inputs(part, self._captured_values)
+            # The largest part is always measured: the estimates of the others are based on it.
+            if inputs is None or (group.nodes and self._step_is_over()):
                 continue
             now_s = time.monotonic()
-            until_s = now_s + min(MOST_S, (self._until_s - now_s) / (len(kind.parts) - place))
-            config = self._subject.configs.get(kind.name, {})
+            fair_s = (self._step_end_s - now_s) / (len(group.parts) - index)
+            until_s = now_s + min(MAX_TIMING_S, fair_s)
+            config = self._request.configs.get(group.name, {})
             try:
                 timing = time_model(
-                    self._subject.executor, kind.name, part, inputs, config, until_s
+                    self._request.executor, group.name, part, inputs, config, until_s
                 )
             except (DeviceError, ClusterError) as error:
-                kind.error = f"{type(error).__name__}: {error}"
+                group.error = f"{type(error).__name__}: {error}"
                 return
-            except HeteroError as error:  # of values that were made up for it, say
-                _log.warning("device=%s: a part of the model is estimated: %s", kind.name, error)
+            except HeteroError as error:  # because of generated inputs, for example
+                _log.warning("device=%s: a part of the model is estimated: %s", group.name, error)
                 continue
-            if place == 0:
-                kind.alone_s.append(timing.run_s)
-                kind.spoiled |= {"nodes"} if timing.spoiled else set()
-            kind.fused += fused_groups(part, timing.executed)
-            kind.nodes |= {n: Time(s, "measured") for n, s in spread(part, timing).items()}
+            if index == 0:
+                group.run_times_s.append(timing.run_s)
+                group.disturbed |= {"nodes"} if timing.was_disturbed else set()
+            group.fused_groups += find_fused_groups(part, timing.executed_nodes)
+            for name, seconds in distribute_times(part, timing).items():
+                group.nodes[name] = Time(seconds, "measured")
 
     def _measure_load(self) -> None:
-        kinds = (kind for kind in self._kinds if any(kind.alone_s) and kind.error is None)
-        fed = ((kind, feeds(kind.parts[0], self._values)) for kind in kinds)
-        # What devices do to each other matters most: this takes what it needs.
-        half_s = self._left_s() / 2
+        parts = []
+        for group in self._groups:
+            if any(group.run_times_s) and group.error is None:
+                inputs = part_inputs(group.parts[0], self._captured_values)
+                if inputs is not None:
+                    parts.append((group, inputs))
+        # The load matters most for plans, so it gets up to half of the remaining time.
+        half_s = self._remaining_s() / 2
         if half_s:
-            measure_load(self._subject, [(k, x) for k, x in fed if x is not None], half_s)
+            measure_load(self._request, parts, half_s)
 
-    def _pairs(self) -> list[tuple[Kind, Kind, str]]:
-        """Return each pair of kinds, and the second one's device beside the first one's."""
+    def _pairs(self) -> list[tuple[DeviceGroup, DeviceGroup, str]]:
+        """Return the pairs of groups, each with a receiving device other than the sender."""
         return [
-            (a, b, other)
-            for a in self._kinds
-            for b in self._kinds
-            for other in [d.name for d in b.devices if d is not a.devices[0]][:1]
+            (sender, receiver, device)
+            for sender in self._groups
+            for receiver in self._groups
+            for device in [d.name for d in receiver.devices if d is not sender.devices[0]][:1]
         ]
 
-    def _measure_transfer(self, sender: Kind, receiver: Kind, device: str) -> None:
-        if not (sender.error or receiver.error or self._is_late()):
+    def _measure_transfer(self, sender: DeviceGroup, receiver: DeviceGroup, device: str) -> None:
+        if not (sender.error or receiver.error or self._step_is_over()):
             with suppress(HeteroError):
                 self._transfers[sender.name, receiver.name] = measure_transfer(
-                    self._subject.executor,
+                    self._request.executor,
                     sender.name,
                     device,
-                    self._subject.configs,
-                    self._until_s,
+                    self._request.configs,
+                    self._step_end_s,
                 )
 
     def _costs(self, interrupted: bool) -> Costs:
         devices: dict[str, DeviceCosts] = {}
         missing: dict[str, str] = {}
-        for kind in self._kinds:
-            if kind.error is None and interrupted and not kind.nodes:
-                kind.error = "not measured: profiling was interrupted"
-            if kind.error is not None:
-                missing |= {d.name: kind.error for d in kind.devices}
+        for group in self._groups:
+            if group.error is None and interrupted and not group.nodes:
+                group.error = "not measured: profiling was interrupted"
+            if group.error is not None:
+                missing |= {d.name: group.error for d in group.devices}
                 continue
-            share = self._share(kind)
-            rounds = [kind.alone, kind.company]
-            if any(map(rounds_spoiled, rounds)):
-                kind.spoiled.add("load")
+            core_sharing_factor = self._core_sharing_factor(group)
+            rounds = [group.single_rounds, group.concurrent_rounds]
+            if any(map(rounds_disagree, rounds)):
+                group.disturbed.add("load")
                 rounds = [[], []]
-            alone, company = (fit_pace(found) for found in rounds)
-            nodes = self._complete(kind)
-            for device in kind.devices:
+            single_load, concurrent_load = map(fit_load_factors, rounds)
+            # With all devices at work, the cores are shared as well.
+            time_factor = concurrent_load.time_factor * core_sharing_factor
+            nodes = self._complete_node_times(group)
+            for device in group.devices:
                 devices[device.name] = DeviceCosts(
-                    identity=replace(kind.identity, node=device.node),
+                    identity=replace(group.identity, node=device.node),
                     nodes=nodes,
-                    share=share,
-                    alone=alone,
-                    company=replace(company, load=company.load * share),
-                    fused=tuple(kind.fused),
-                    spoiled=tuple(sorted(kind.spoiled)),
+                    core_sharing_factor=core_sharing_factor,
+                    single_load=single_load,
+                    concurrent_load=replace(concurrent_load, time_factor=time_factor),
+                    fused_groups=tuple(group.fused_groups),
+                    disturbed_measurements=tuple(sorted(group.disturbed)),
                 )
         return Costs(
             model=self._model.name,
-            model_hash=self._subject.model.content_hash,
+            model_hash=self._request.model.content_hash,
             shapes=self._shapes,
             devices=devices,
-            transfers=self._all_transfers(devices),
+            transfers=self._expand_transfers(devices),
             missing=missing,
             interrupted=interrupted,
             measured_at=self._measured_at,
         )
 
-    def _share(self, kind: Kind) -> float:
-        """Return what a device's times are multiplied by while it leaves cores to the others.
+    def _core_sharing_factor(self, group: DeviceGroup) -> float:
+        """Return the slowdown of a device while idle devices reserve a share of the cores.
 
-        With the same cores as alone, those runs tell of the device alone too.
+        If the device keeps all its cores, these runs are also samples of its run time.
         """
-        given = self._subject.configs.get(kind.name, {}).get("INFERENCE_NUM_THREADS", 0)
-        quiet = [found.run_s for found in kind.quiet]
-        if int(given or 0) or kind.identity.num_threads == 1 or not quiet:
-            kind.alone_s += quiet
+        num_threads = self._request.configs.get(group.name, {}).get("INFERENCE_NUM_THREADS", 0)
+        run_times_s = [latency.run_s for latency in group.latencies]
+        if int(num_threads or 0) or group.identity.num_threads == 1 or not run_times_s:
+            group.run_times_s += run_times_s
             return 1.0
-        return max(1.0, low(quiet) / low(kind.alone_s))
+        return max(1.0, low_percentile(run_times_s) / low_percentile(group.run_times_s))
 
-    def _complete(self, kind: Kind) -> dict[str, Time]:
-        """Measured times, and guesses for the other nodes that the device supports."""
-        model, supported = self._model, self._subject.supports[kind.name]
-        alive = (model.nodes[p] for p in request_dependent_positions(model))
-        works = {node.name: node_work(model, node) for node in alive if node.name in supported}
-        # They were measured with the first of the runs that tell what the whole takes.
-        factor = low(kind.alone_s) / kind.alone_s[0] if any(kind.alone_s) else 1.0
-        known = {n: Time(t.seconds * factor, t.source) for n, t in kind.nodes.items()}
-        speed = fit_speed((works[n], t.seconds) for n, t in known.items() if n in works)
+    def _complete_node_times(self, group: DeviceGroup) -> dict[str, Time]:
+        """Return the measured node times, with estimates for the other supported nodes."""
+        model, supported = self._model, self._request.supports[group.name]
+        request_nodes = (model.nodes[p] for p in request_dependent_positions(model))
+        works = {
+            node.name: count_work(model, node) for node in request_nodes if node.name in supported
+        }
+        # The node times belong to the first run-time sample; scale them to the percentile.
+        samples = group.run_times_s
+        factor = low_percentile(samples) / samples[0] if any(samples) else 1.0
+        measured = {n: Time(t.seconds * factor, t.source) for n, t in group.nodes.items()}
+        speed = fit_speed((works[n], t.seconds) for n, t in measured.items() if n in works)
         return {
-            name: known.get(name) or Time(speed(work), "estimated") for name, work in works.items()
+            name: measured.get(name) or Time(speed(work), "estimated")
+            for name, work in works.items()
         }
 
-    def _all_transfers(self, devices: Mapping[str, Any]) -> dict[tuple[str, str], Transfer]:
-        kind_of = {d.name: kind for kind in self._kinds for d in kind.devices}
-        found = {
-            (a, b): self._transfers.get((kind_of[a].name, kind_of[b].name), ASSUMED)
+    def _expand_transfers(self, devices: Mapping[str, Any]) -> dict[tuple[str, str], Transfer]:
+        group_of = {device.name: group for group in self._groups for device in group.devices}
+        transfers = {
+            (a, b): self._transfers.get((group_of[a].name, group_of[b].name), DEFAULT_TRANSFER)
             for a in devices
             for b in devices
             if a != b
         }
-        for d in devices:
-            kind = kind_of[d]
-            found[CLIENT, d] = _way([q.there_s for q in kind.quiet], kind, "inputs")
-            found[d, CLIENT] = _way([q.back_s for q in kind.quiet], kind, "outputs")
-        return found
+        for device in devices:
+            group = group_of[device]
+            sends = [latency.send_s for latency in group.latencies]
+            returns = [latency.return_s for latency in group.latencies]
+            transfers[CLIENT, device] = _client_transfer(sends, group, "inputs")
+            transfers[device, CLIENT] = _client_transfer(returns, group, "outputs")
+        return transfers
 
 
-def _way(seconds: Sequence[float], kind: Kind, ports: str) -> Transfer:
-    """Return a way between the client and a device, as requests of the largest part tell.
+def _client_transfer(seconds: Sequence[float], group: DeviceGroup, ports: str) -> Transfer:
+    """Return the transfer cost between the client and a device, from requests of the largest part.
 
-    It keeps no device from computing.
+    These transfers keep no device from computing.
     """
     if not seconds:
-        return ASSUMED
-    per_byte = ASSUMED.latency.b
-    nbytes = sum(map(value_nbytes, getattr(kind.parts[0], ports)))
-    start_s = max(0.0, low(seconds) - per_byte * nbytes)
-    return Transfer(Line(start_s, per_byte, "calibrated"), Line(0.0, 0.0, "estimated"))
+        return DEFAULT_TRANSFER
+    per_byte = DEFAULT_TRANSFER.latency.b
+    nbytes = sum(map(value_nbytes, getattr(group.parts[0], ports)))
+    start_s = max(0.0, low_percentile(seconds) - per_byte * nbytes)
+    return Transfer(LinearCost(start_s, per_byte, "calibrated"), LinearCost(0.0, 0.0, "estimated"))

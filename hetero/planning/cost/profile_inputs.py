@@ -1,7 +1,7 @@
-"""What to measure of a model: the parts that a device supports, and the values to feed them.
+"""Parts of a model to profile on a device, and the inputs of the parts.
 
-Parts are run with the values that they get in the whole model where they are available, since times
-depend on values (indices, masks, trip counts) as well as on shapes.
+Parts run with the values that they receive in the whole model if these are available, because run
+times depend on values (indices, masks, trip counts) as well as on shapes.
 """
 
 from __future__ import annotations
@@ -15,58 +15,61 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Value
 from hetero.measure.sample_inputs import sample_inputs
 from hetero.partition.partition import partition
-from hetero.planning.cost.timing import deployed, run
+from hetero.planning.cost.timing import run_request, temporary_deployment
 from hetero.scheduler.executor import Executor
 
-#: Stands for every device but the one that is looked at.
+#: Device name of the nodes that the profiled device does not support.
 _ELSEWHERE: Final = "elsewhere"
 
 
-def regions(model: Model, supported: Iterable[str], device: str) -> list[Model]:
-    """Return the parts of a model that a device can run, as large as they can be.
+def supported_parts(model: Model, supported: Iterable[str], device: str) -> list[Model]:
+    """Return the largest possible parts of a model that a device supports.
 
-    Parts that no request runs (weights made by nodes) are left out: devices fold them.
+    Parts that no request runs (computed weights) are omitted: devices fold them.
     """
-    mine = set(supported)
-    affinity = {n: device if n in mine else _ELSEWHERE for n in model.node_names}
-    alive = {model.nodes[p].name for p in request_dependent_positions(model)}
+    supported_names = set(supported)
+    affinity = {n: device if n in supported_names else _ELSEWHERE for n in model.node_names}
+    request_nodes = {model.nodes[p].name for p in request_dependent_positions(model)}
     return [
         s.model
         for s in partition(model, affinity).subgraphs
-        if s.device == device and alive.intersection(s.node_names)
+        if s.device == device and request_nodes.intersection(s.node_names)
     ]
 
 
-def capture(
+def capture_inner_values(
     executor: Executor,
     model: Model,
     affinity: Mapping[str, str],
     configs: Mapping[str, Mapping[str, Any]],
     inputs: Mapping[str, Value],
-    wanted: Iterable[str],
+    names: Iterable[str],
 ) -> dict[str, Value]:
-    """Return inner values of a model by running it once with them as outputs.
+    """Return inner values of a model, captured by running it once with them as outputs.
 
-    Values of unknown type, which cannot be outputs, are left out; so is everything where the model
-    does not run that way.
+    Values of unknown type are omitted because they cannot be outputs. Returns nothing if the
+    model fails to run.
     """
-    known = dict.fromkeys(v for v in wanted if v in model.producers and model.spec(v).type)
-    if not known:
+    capturable = dict.fromkeys(v for v in names if v in model.producers and model.spec(v).type)
+    if not capturable:
         return {}
-    outputs = [*dict.fromkeys(p.name for p in model.outputs), *known]
-    whole = model.extract(range(len(model.nodes)), list(dict.fromkeys(outputs)))
+    outputs = [*dict.fromkeys(p.name for p in model.outputs), *capturable]
+    model_with_outputs = model.extract(range(len(model.nodes)), list(dict.fromkeys(outputs)))
     try:
-        with deployed(executor, whole, affinity, configs) as deployment:
+        with temporary_deployment(executor, model_with_outputs, affinity, configs) as deployment:
             ports = {port.name for port in deployment.plan.inputs}
-            given = {name: value for name, value in inputs.items() if name in ports}
-            made = run(deployment, given).outputs
+            model_inputs = {name: value for name, value in inputs.items() if name in ports}
+            outputs_by_name = run_request(deployment, model_inputs).outputs
     except HeteroError:
         return {}
-    return {name: made[name] for name in known if name in made}
+    return {name: outputs_by_name[name] for name in capturable if name in outputs_by_name}
 
 
-def feeds(model: Model, values: Mapping[str, Value]) -> dict[str, Value] | None:
-    """Return an input for each port: the captured one, else one made to fit; None if impossible."""
+def part_inputs(model: Model, values: Mapping[str, Value]) -> dict[str, Value] | None:
+    """Return an input for each port: the captured value, or a generated one.
+
+    Returns None if a value cannot be generated.
+    """
     missing = [port for port in model.inputs if port.name not in values]
     if not missing:
         return {port.name: values[port.name] for port in model.inputs}

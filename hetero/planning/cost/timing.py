@@ -1,4 +1,4 @@
-"""Timing models on devices through the executor: warm, until settled, alone or under load."""
+"""Timing of models on devices through the executor: latency and throughput, after warm-up."""
 
 from __future__ import annotations
 
@@ -18,49 +18,63 @@ from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.measure.load_generator import keep_in_flight
 from hetero.partition.partition import partition, stage_sources
-from hetero.planning.cost.calibration import LOW, low, settled, spoiled
+from hetero.planning.cost.calibration import (
+    LOW_PERCENTILE,
+    has_settled,
+    low_percentile,
+    was_disturbed,
+)
 from hetero.scheduler.executor import Deployment, Executor
 from hetero.scheduler.vocabulary.limits import Limits
 
-#: Bounds of a measuring deployment.
+#: A deployment, and the inputs of its requests.
+Workload = tuple[Deployment, Mapping[str, Value]]
+
+#: Limits of a deployment for measurements.
 _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)
-#: Caches, clock and threads need about so long, and so many runs, until runs take what they take in
-#: a long row.
-WARM_S: Final = 0.02
-WARM_RUNS: Final = 2
-#: Runs that nodes' times are taken from, at most.
-PROFILED_RUNS: Final = 3
-#: Answers of each deployment before many requests in flight may end; and in a window of them.
-LEAST_ANSWERS: Final = 3
+#: Warm up for at least this long and this many runs: caches, clocks and threads need it.
+MIN_WARM_UP_S: Final = 0.02
+MIN_WARM_UP_RUNS: Final = 2
+#: Maximum number of runs with node profiling.
+MAX_PROFILED_RUNS: Final = 3
+#: Minimum number of results per deployment in a throughput measurement, and results per window.
+MIN_RESULTS: Final = 3
 WINDOW: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """How long a model takes on a device."""
+class ModelTiming:
+    """Run time of a model on a device, and of its executed nodes."""
 
-    #: Seconds that the device computes.
+    #: Seconds that the device computes per run.
     run_s: float
-    #: Seconds by executed node; one row, the model, where the device does not tell them apart.
+    #: Executed node -> seconds; a device without node profiling has one entry, the model.
     node_times_s: Mapping[str, float]
-    executed: tuple[ExecutedNode, ...]
-    #: Whether other work spoiled the figures.
-    spoiled: bool = False
+    executed_nodes: tuple[ExecutedNode, ...]
+    #: Whether other processes disturbed the measurement.
+    was_disturbed: bool = False
 
 
 @contextmanager
-def deployed(
+def temporary_deployment(
     executor: Executor,
     model: Model,
     affinity: Mapping[str, str],
     configs: Mapping[str, Mapping[str, Any]],
-    company: Collection[str] = (),
+    other_devices: Collection[str] = (),
 ) -> Iterator[Deployment]:
-    """Deploy a model by an affinity, while other devices work too, while the context lasts."""
-    cut = partition(model, affinity)
-    sources = stage_sources([cut], configs)
+    """Deploy a model by an affinity for the duration of the context.
+
+    `other_devices`: devices that work at the same time, and share the node's cores.
+    """
+    parts = partition(model, affinity)
+    sources = stage_sources([parts], configs)
     deployment = executor.deploy(
-        cut.plan, sources, cut.constant_outputs, limits=_LIMITS, company=company
+        parts.plan,
+        sources,
+        parts.constant_outputs,
+        limits=_LIMITS,
+        company=other_devices,
     )
     try:
         yield deployment
@@ -68,22 +82,24 @@ def deployed(
         deployment.close()
 
 
-def run(deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = False) -> Response:
-    """Run one request to its end."""
+def run_request(
+    deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = False
+) -> Response:
+    """Run one request and return its result."""
     return deployment.submit(inputs, Request(profile=profile)).future.result()
 
 
 def _warm_up(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> None:
-    """Run requests until they take what they take in a long row; one at least.
+    """Run requests until caches, clocks and threads are warm; at least one.
 
-    `until_s`: when what follows is to end: at least half of the time is left for it.
+    `until_s`: end of the whole measurement; the warm-up takes at most half of the time.
     """
-    begin_s = time.monotonic()
-    warm_s = begin_s + min(WARM_S, (until_s - begin_s) / 2)
+    start_s = time.monotonic()
+    min_end_s = start_s + min(MIN_WARM_UP_S, (until_s - start_s) / 2)
     for runs in itertools.count(1):
-        run(deployment, inputs)
+        run_request(deployment, inputs)
         now_s = time.monotonic()
-        if now_s >= until_s or (runs >= WARM_RUNS and now_s >= warm_s):
+        if now_s >= until_s or (runs >= MIN_WARM_UP_RUNS and now_s >= min_end_s):
             return
 
 
@@ -94,127 +110,145 @@ def time_model(
     inputs: Mapping[str, Value],
     config: Mapping[str, Any],
     until_s: float,
-) -> Timing:
-    """Time a model whose nodes a device supports, and its nodes, one request at a time.
+) -> ModelTiming:
+    """Time a model and its nodes on a device that supports all of them, one request at a time.
 
-    `until_s`: ``time.monotonic()`` at which to end, if the figures have not settled before; one run
-        to warm up, one to count and one for the nodes there are in any case.
+    `until_s`: ``time.monotonic()`` at which to end if the samples have not settled before. There
+        are at least three runs: a warm-up, a measurement, and one with node profiling.
     """
     affinity = dict.fromkeys(model.node_names, device)
-    with deployed(executor, model, affinity, {device: config}) as d:
-        whole = look(d, inputs, until_s)
-        found: dict[str, list[float]] = {}
-        for turn in range(PROFILED_RUNS):
-            if turn and time.monotonic() >= until_s:
+    with temporary_deployment(executor, model, affinity, {device: config}) as deployment:
+        latency = measure_latency(deployment, inputs, until_s)
+        samples: dict[str, list[float]] = {}
+        for run_number in range(MAX_PROFILED_RUNS):
+            if run_number and time.monotonic() >= until_s:
                 break
-            for stage in run(d, inputs, profile=True).stage_timings:
+            for stage in run_request(deployment, inputs, profile=True).stage_timings:
                 for name, seconds in stage.node_times_s.items():
-                    found.setdefault(name, []).append(seconds)
-        rows = d.executed_nodes(0) if d.plan.stages else ()
-    nodes = {name: low(seconds) for name, seconds in found.items()}
-    return Timing(whole.run_s, nodes, rows, whole.spoiled)
+                    samples.setdefault(name, []).append(seconds)
+        executed_nodes = deployment.executed_nodes(0) if deployment.plan.stages else ()
+    nodes = {name: low_percentile(seconds) for name, seconds in samples.items()}
+    return ModelTiming(latency.run_s, nodes, executed_nodes, latency.was_disturbed)
 
 
-class Look(NamedTuple):
-    """Requests one at a time: seconds in their runs, before, between and after them."""
+class LatencyMeasurement(NamedTuple):
+    """Latency of requests, one at a time: seconds of runs, and of transfers around them."""
 
+    #: All stages' runs.
     run_s: float
-    there_s: float
-    between_s: float
-    back_s: float
-    #: Whether other work spoiled the figures.
-    spoiled: bool = False
+    #: From sending the request to the start of the first stage.
+    send_s: float
+    #: Between the stages.
+    transfer_s: float
+    #: From the end of the last stage to the result.
+    return_s: float
+    #: Whether other processes disturbed the measurement.
+    was_disturbed: bool = False
 
 
-def look(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> Look:
-    """Run requests one at a time, warm, until they have settled; one at least that counts.
+def measure_latency(
+    deployment: Deployment, inputs: Mapping[str, Value], until_s: float
+) -> LatencyMeasurement:
+    """Measure the latency of a deployment of one stage, or of a chain of stages.
 
-    The model is one stage, or a chain of them.
+    After a warm-up, requests run one at a time until the samples have settled; at least one.
     """
     _warm_up(deployment, inputs, until_s)
-    found: list[tuple[float, float, float, float]] = []
+    samples: list[tuple[float, float, float, float]] = []
 
-    def more(sent: int) -> bool:
-        if not sent:
+    def continues(num_requests: int) -> bool:
+        if not num_requests:
             return True
-        return time.monotonic() < until_s and not settled([run_s for run_s, *_ in found])
+        return time.monotonic() < until_s and not has_settled([run_s for run_s, *_ in samples])
 
-    def add(began_s: float, ended_s: float, answer: Response) -> None:
-        stages = answer.stage_timings
+    def record(start_s: float, end_s: float, result: Response) -> None:
+        stages = result.stage_timings
         run_s = sum(stage.run_s for stage in stages)
-        there_s, back_s = stages[0].started_s - began_s, ended_s - stages[-1].ended_s
-        between_s = sum(b.started_s - a.ended_s for a, b in itertools.pairwise(stages))
-        # Clocks of two machines need not compare: the ways are taken to be alike then.
-        if min(there_s, between_s, back_s) < 0:
-            there_s = back_s = max(0.0, ended_s - began_s - run_s) / (len(stages) + 1)
-            between_s = there_s * (len(stages) - 1)
-        found.append((run_s, there_s, between_s, back_s))
+        send_s, return_s = stages[0].started_s - start_s, end_s - stages[-1].ended_s
+        transfer_s = sum(b.started_s - a.ended_s for a, b in itertools.pairwise(stages))
+        # The clocks of two machines may differ; then all transfers count as equally long.
+        if min(send_s, transfer_s, return_s) < 0:
+            send_s = return_s = max(0.0, end_s - start_s - run_s) / (len(stages) + 1)
+            transfer_s = send_s * (len(stages) - 1)
+        samples.append((run_s, send_s, transfer_s, return_s))
 
-    keep_in_flight(lambda: deployment.submit(inputs).future, 1, more, add)
-    runs, there, between, back = zip(*found, strict=True)
-    return Look(low(runs), low(there), low(between), low(back), spoiled(runs))
+    keep_in_flight(lambda: deployment.submit(inputs).future, 1, continues, record)
+    runs, sends, transfers, returns = zip(*samples, strict=True)
+    return LatencyMeasurement(
+        low_percentile(runs),
+        low_percentile(sends),
+        low_percentile(transfers),
+        low_percentile(returns),
+        was_disturbed(runs),
+    )
 
 
-class Saturation(NamedTuple):
-    """What a deployment does while many requests are in flight."""
+class ThroughputMeasurement(NamedTuple):
+    """Throughput of a deployment with many requests in flight."""
 
-    #: Seconds between two answers.
+    #: Seconds between two results.
     period_s: float
-    #: Seconds of each stage's runs: together with the rest of its time they make the period.
+    #: Seconds of each stage's run.
     runs_s: tuple[float, ...]
 
 
-def saturate(
-    deployments: Sequence[tuple[Deployment, Mapping[str, Value]]], jobs: int, seconds: float
-) -> list[Saturation]:
-    """Keep so many requests in flight on each at once, until rates have settled or time is up."""
+def measure_throughput(
+    workloads: Sequence[Workload], jobs: int, seconds: float
+) -> list[ThroughputMeasurement]:
+    """Measure the throughput of several deployments at the same time.
+
+    `jobs`: requests in flight on each deployment.
+    `seconds`: time limit; the measurement ends earlier if all rates have settled.
+    """
     until_s = time.monotonic() + seconds
-    feeds = [_Feed(*one, jobs) for one in deployments]
+    feeders = [_RequestFeeder(*workload, jobs) for workload in workloads]
 
-    def done() -> bool:
-        return time.monotonic() >= until_s or all(feed.settled for feed in feeds)
+    def is_done() -> bool:
+        return time.monotonic() >= until_s or all(feeder.has_settled for feeder in feeders)
 
-    with ThreadPoolExecutor(len(feeds)) as pool:
-        for future in [pool.submit(feed.run, done) for feed in feeds]:
+    with ThreadPoolExecutor(len(feeders)) as pool:
+        for future in [pool.submit(feeder.run, is_done) for feeder in feeders]:
             future.result()
-    return [feed.saturation() for feed in feeds]
+    return [feeder.throughput() for feeder in feeders]
 
 
-class _Feed:
-    """Requests in flight on one deployment, and the windows of their answers."""
+class _RequestFeeder:
+    """Keeps requests in flight on one deployment, and averages its results in windows."""
 
     def __init__(self, deployment: Deployment, inputs: Mapping[str, Value], jobs: int) -> None:
         self._deployment = deployment
         self._inputs = inputs
         self._jobs = jobs
-        self._ended: list[tuple[float, Sequence[StageTiming]]] = []
-        #: Seconds between two answers, and of each stage's run, on average over a window each.
-        self._windows: list[Saturation] = []
-        self.settled = False
+        self._results: list[tuple[float, Sequence[StageTiming]]] = []
+        #: The averages of each window.
+        self._windows: list[ThroughputMeasurement] = []
+        self.has_settled = False
 
-    def run(self, done: Callable[[], bool]) -> None:
-        """Feed until it is done everywhere."""
+    def run(self, is_done: Callable[[], bool]) -> None:
+        """Send requests until `is_done` returns True."""
         keep_in_flight(
             lambda: self._deployment.submit(self._inputs).future,
             self._jobs,
-            lambda sent: len(self._ended) < LEAST_ANSWERS or not done(),
+            lambda num_requests: len(self._results) < MIN_RESULTS or not is_done(),
             self._add,
         )
 
-    def _add(self, began_s: float, ended_s: float, answer: Response) -> None:
-        self._ended.append((ended_s, answer.stage_timings))
-        # What comes first finds a cold machine.
-        if len(self._ended) % WINDOW == 1 and len(self._ended) > 2 * WINDOW:
-            self._windows.append(self._window(self._ended[-WINDOW - 1 :]))
-            self.settled = settled([window.period_s for window in self._windows])
+    def _add(self, start_s: float, end_s: float, result: Response) -> None:
+        self._results.append((end_s, result.stage_timings))
+        # The first windows are discarded: the machine is cold.
+        if len(self._results) % WINDOW == 1 and len(self._results) > 2 * WINDOW:
+            self._windows.append(self._window(self._results[-WINDOW - 1 :]))
+            self.has_settled = has_settled([window.period_s for window in self._windows])
 
-    def saturation(self) -> Saturation:
-        """Return what one of the quick windows says, or all answers where there is none."""
-        windows = sorted(self._windows) or [self._window(self._ended)]
-        return windows[len(windows) * LOW // 100]
+    def throughput(self) -> ThroughputMeasurement:
+        """Return a fast window by the low percentile, or the average of all results without one."""
+        windows = sorted(self._windows) or [self._window(self._results)]
+        return windows[len(windows) * LOW_PERCENTILE // 100]
 
-    def _window(self, ended: Sequence[tuple[float, Sequence[StageTiming]]]) -> Saturation:
-        period_s = (ended[-1][0] - ended[0][0]) / max(1, len(ended) - 1)
+    def _window(
+        self, results: Sequence[tuple[float, Sequence[StageTiming]]]
+    ) -> ThroughputMeasurement:
+        period_s = (results[-1][0] - results[0][0]) / max(1, len(results) - 1)
         stages = range(len(self._deployment.plan.stages))
-        runs_s = (float(np.mean([runs[s].run_s for _, runs in ended[1:]])) for s in stages)
-        return Saturation(period_s, tuple(runs_s))
+        runs_s = (float(np.mean([runs[s].run_s for _, runs in results[1:]])) for s in stages)
+        return ThroughputMeasurement(period_s, tuple(runs_s))

@@ -1,4 +1,4 @@
-"""What tensors take from device to device: chains of two small stages, run through the executor."""
+"""Measurement of transfer times between devices, with chains of two small stages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import onnx
 
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.planning.cost.costs import Line, Transfer
-from hetero.planning.cost.timing import deployed, look, saturate
+from hetero.planning.cost.costs import LinearCost, Transfer
+from hetero.planning.cost.timing import measure_latency, measure_throughput, temporary_deployment
 from hetero.scheduler.executor import Executor
 
-#: Bytes of the tensors that are measured: a line needs two of them.
+#: Bytes of the measured tensors: two sizes determine a line.
 SIZES: Final = (4_096, 4_194_304)
-#: Requests in flight while a chain is measured under load.
+#: Requests in flight during the throughput measurement.
 JOBS: Final = 8
-#: Seconds of one request at a time, and of many in flight, at most.
-MOST_S: Final = 0.25
-#: Assumed where nothing can be measured: a shared-memory hand-over between processes.
-ASSUMED: Final = Transfer(Line(1e-3, 2e-10, "estimated"), Line(2e-4, 2e-10, "estimated"))
+#: Maximum seconds of the latency measurement, and of the throughput measurement.
+MAX_RUN_S: Final = 0.25
+#: Default if nothing can be measured: a transfer by shared memory between processes.
+DEFAULT_TRANSFER: Final = Transfer(
+    LinearCost(1e-3, 2e-10, "estimated"), LinearCost(2e-4, 2e-10, "estimated")
+)
 
 
 def measure_transfer(
@@ -33,37 +35,38 @@ def measure_transfer(
     configs: Mapping[str, Mapping[str, Any]],
     until_s: float,
 ) -> Transfer:
-    """Measure tensors that go from one device to another, until the clock is at `until_s`.
+    """Measure the transfer of tensors from one device to another.
 
-    Raises HeteroError: a device fails, or does not take the operators of a chain.
+    `until_s`: ``time.monotonic()`` at which to end.
+    Raises HeteroError: a device fails, or does not support the operators of the chain.
     """
     latencies_s, busy_s = [], []
-    for place, nbytes in enumerate(SIZES):
-        each_s = max(0.0, until_s - time.monotonic()) / (len(SIZES) - place) / 2
-        each_s = min(MOST_S, each_s)
+    for index, nbytes in enumerate(SIZES):
+        run_s = max(0.0, until_s - time.monotonic()) / (len(SIZES) - index) / 2
+        run_s = min(MAX_RUN_S, run_s)
         inputs = {"shape": np.array([nbytes // 4])}
         affinity = {"make": sender, "take": receiver}
-        with deployed(executor, _chain(nbytes), affinity, configs) as deployment:
-            alone = look(deployment, inputs, time.monotonic() + each_s)
-            (full,) = saturate([(deployment, inputs)], JOBS, each_s)
-        latencies_s.append(alone.between_s)
-        busy_s.append(full.period_s - max(full.runs_s))
-    # What a call costs whatever it carries is the device's overhead, not the wire's.
-    return Transfer(_line(*latencies_s), Line(0.0, _line(*busy_s).b, "calibrated"))
+        with temporary_deployment(executor, _chain(nbytes), affinity, configs) as deployment:
+            latency = measure_latency(deployment, inputs, time.monotonic() + run_s)
+            (throughput,) = measure_throughput([(deployment, inputs)], JOBS, run_s)
+        latencies_s.append(latency.transfer_s)
+        busy_s.append(throughput.period_s - max(throughput.runs_s))
+    # The part that does not depend on the size is call overhead, which counts for the device.
+    return Transfer(_line(*latencies_s), LinearCost(0.0, _line(*busy_s).b, "calibrated"))
 
 
-def _line(small_s: float, large_s: float) -> Line:
-    """Return the line through both sizes' seconds."""
+def _line(small_s: float, large_s: float) -> LinearCost:
+    """Return the line through the times of both sizes."""
     small, large = SIZES
     per_byte = max(0.0, large_s - small_s) / (large - small)
-    return Line(max(0.0, small_s - small * per_byte), per_byte, "calibrated")
+    return LinearCost(max(0.0, small_s - small * per_byte), per_byte, "calibrated")
 
 
 @cache
 def _chain(nbytes: int) -> Model:
-    """Return a model whose first node makes a tensor of so many bytes, and whose second reads it.
+    """Return a model of two nodes with a tensor of `nbytes` bytes between them.
 
-    Neither it nor anything else of that size goes between them and the client.
+    The tensors between the client and the model are small.
     """
     return read_model(
         onnx.parser.parse_model(

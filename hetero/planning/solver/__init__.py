@@ -1,5 +1,5 @@
-"""The planner: devices for the nodes of a graph, with a proof of how good the choice is.
+"""Solver: assigns devices to the nodes of a graph, with a proven bound on the optimality gap.
 
-`search.plan` takes a `Problem` (numbers only) and gives a `Solution`. All of it is pure functions
-of their arguments; the steps are described at the head of each module.
+`search.search_plan` takes a `Problem` (numbers only) and returns a `Solution`. All functions are
+pure; the head of each module describes its step.
 """

@@ -1,7 +1,7 @@
-"""Lower bounds: no plan of the stated kind has a smaller bottleneck.
+"""Proven lower bounds on the bottleneck or latency of any plan.
 
-Some hold for everything, also for a mix of plans and for replicas ("any routing of requests");
-some only where each node is on one device ("without replication"). `Bound.mixing` tells which.
+Some bounds are valid for all plans, including mixes of plans and replicas ("any routing of
+requests"); others only for plans with each node on one device ("without replication").
 """
 
 from __future__ import annotations
@@ -10,105 +10,105 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.planning.solver.graph import depth_first, successors
-from hetero.planning.solver.min_cut import two_way
-from hetero.planning.solver.problem import Problem, allowed, sums
+from hetero.planning.solver.graph import successors, topological_order
+from hetero.planning.solver.min_cut import minimum_cut
+from hetero.planning.solver.problem import Problem, allowed_devices, sum_by_index
 
-#: Steps of the ascent over device prices.
+#: Iterations of the ascent over device prices.
 PRICE_STEPS = 400
-#: A proven value is cut by this share, so that rounding of sums never lifts it over the truth.
-ROUNDING = 1e-9
+#: Relative margin subtracted from a bound, so that rounding errors never make it invalid.
+ROUNDING_MARGIN = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A proven lower bound on the bottleneck."""
+    """A proven lower bound on the bottleneck, or on the latency."""
 
-    #: How it was proven.
+    #: Method of the proof.
     name: str
     seconds: float
-    #: True where it also bounds mixed plans and replicas; False where it bounds plans in which each
-    #: node is on one device.
-    mixing: bool
+    #: Whether it is also valid for mixes of plans and for replicas, or only for plans with each
+    #: node on one device.
+    covers_mixes: bool
 
     @property
     def scope(self) -> str:
-        """What it bounds, in words."""
-        if self.mixing:
+        """Description of the plans for which the bound is valid."""
+        if self.covers_mixes:
             return "any routing of requests over these devices"
         return "any assignment of this model without replication"
 
 
 def largest_node(problem: Problem) -> Bound:
-    """The largest of the nodes' shortest times: someone has to run that node."""
-    best = np.where(allowed(problem), problem.times, np.inf).min(axis=1)
-    return Bound("largest node", float(best.max(initial=0.0)), mixing=False)
+    """Return the bound by the most expensive node: a device has to run it."""
+    best = np.where(allowed_devices(problem), problem.times, np.inf).min(axis=1)
+    return Bound("largest node", float(best.max(initial=0.0)), covers_mixes=False)
 
 
-def work(problem: Problem) -> Bound:
-    """All work spread over all devices, transfers free and nodes divisible.
+def total_work(problem: Problem) -> Bound:
+    """Return the bound by all work, divided among all devices without transfers.
 
-    The dual of that linear programme: for any prices y >= 0 that sum to 1 over the devices, the sum
-    over the nodes of min_d y_d p[v, d] is a bound. An ascent over the prices makes it large;
-    whatever it ends with is proven. Devices of one class have one price.
+    The bound is the dual of a linear programme: for any prices y >= 0 that sum to 1 over the
+    devices, the sum over the nodes of min_d y_d p[v, d] is a lower bound. An ascent over the prices
+    increases it; each iterate is valid. Devices of one class share a price.
     """
-    kinds = sorted(set(problem.classes))
-    first = [problem.classes.index(c) for c in kinds]
-    sizes = np.array([float(problem.classes.count(c)) for c in kinds])
-    table = np.where(allowed(problem), problem.times, np.inf)[:, first]
+    classes = sorted(set(problem.classes))
+    representatives = [problem.classes.index(c) for c in classes]
+    sizes = np.array([float(problem.classes.count(c)) for c in classes])
+    table = np.where(allowed_devices(problem), problem.times, np.inf)[:, representatives]
     nodes = np.arange(len(table))
-    price = np.full(len(first), 1.0 / problem.device_count)
-    best = 0.0
+    price = np.full(len(representatives), 1.0 / problem.device_count)
+    best_s = 0.0
     # Multiplicative steps keep prices positive and, once scaled, on the simplex.
     for step in range(PRICE_STEPS):
         choice = (table * price).argmin(axis=1)
-        picked = table[nodes, choice]
-        best = max(best, float((picked * price[choice]).sum()))
-        mean = sums(choice, picked, len(first)) / sizes
-        if not mean.max() > 0:
+        costs = table[nodes, choice]
+        best_s = max(best_s, float((costs * price[choice]).sum()))
+        mean_loads = sum_by_index(choice, costs, len(representatives)) / sizes
+        if not mean_loads.max() > 0:
             break
-        price = price * np.exp(2.0 / (2.0 + step) ** 0.8 * mean / mean.max())
+        price = price * np.exp(2.0 / (2.0 + step) ** 0.8 * mean_loads / mean_loads.max())
         price = price / (price * sizes).sum()
-    return Bound("work over all devices", best * (1 - ROUNDING), mixing=True)
+    return Bound("work over all devices", best_s * (1 - ROUNDING_MARGIN), covers_mixes=True)
 
 
 def priced_cut(problem: Problem) -> Bound | None:
-    """Two classes of devices: the best price between them, each proven by a minimum cut; else None.
+    """Return the bound by minimum cuts for two classes of devices; None for other numbers.
 
-    For prices y >= 0 that sum to 1, the least sum of y_d load_d is a bound. With equal prices in a
-    class its devices act as one, so that two classes make a two-way cut, which is exact. The value
-    is concave in the price, and a bound at each. It bounds mixes of plans as well.
+    For prices y >= 0 that sum to 1, the minimum sum of y_d load_d is a lower bound. With equal
+    prices within a class, its devices act as one, so a minimum cut between two classes is exact.
+    The bound is concave in the price and valid for each price. It is also valid for mixes.
     """
-    kinds, names = problem.classes, sorted(set(problem.classes))
+    classes, names = problem.classes, sorted(set(problem.classes))
     if len(names) != 2:
         return None
-    first, second = kinds.index(names[0]), kinds.index(names[1])
-    count = kinds.count(names[0]), kinds.count(names[1])
+    first, second = classes.index(names[0]), classes.index(names[1])
+    count = classes.count(names[0]), classes.count(names[1])
 
     def value(share: float) -> float:
         prices = share / count[0], (1 - share) / count[1]
-        found = two_way(problem, first, second, prices)
-        return 0.0 if found is None else found[0]
+        result = minimum_cut(problem, first, second, prices)
+        return 0.0 if result is None else result[0]
 
-    # Here, because most users never plan, and scipy takes half a second to import.
+    # Imported here because scipy takes half a second to import, and most users never plan.
     from scipy.optimize import minimize_scalar
 
     options = {"xatol": 1e-4, "maxiter": 24}
-    found = minimize_scalar(lambda s: -value(s), bounds=(0, 1), method="bounded", options=options)
-    best = -float(found.fun)
-    return Bound("best mix of plans", best * (1 - ROUNDING), mixing=True)
+    result = minimize_scalar(lambda s: -value(s), bounds=(0, 1), method="bounded", options=options)
+    seconds = -float(result.fun)
+    return Bound("best mix of plans", seconds * (1 - ROUNDING_MARGIN), covers_mixes=True)
 
 
 def critical_path(problem: Problem) -> Bound:
-    """The longest chain of nodes, each on its best device: no request is answered sooner."""
-    shortest = np.where(allowed(problem), problem.times, np.inf).min(axis=1, initial=np.inf)
+    """Return the bound by the critical path: the longest chain of nodes on their best devices."""
+    shortest = np.where(allowed_devices(problem), problem.times, np.inf).min(axis=1, initial=np.inf)
     edges = problem.edges()
-    after = successors(problem.node_count, edges)
-    ready = [0.0] * problem.node_count
-    longest = 0.0
-    for u in depth_first(problem.node_count, edges):
-        finish = ready[u] + float(shortest[u])
-        longest = max(longest, finish)
-        for v in after[u]:
-            ready[v] = max(ready[v], finish)
-    return Bound("critical path", longest, mixing=True)
+    successors_of = successors(problem.node_count, edges)
+    ready_s = [0.0] * problem.node_count
+    longest_s = 0.0
+    for u in topological_order(problem.node_count, edges):
+        finish_s = ready_s[u] + float(shortest[u])
+        longest_s = max(longest_s, finish_s)
+        for v in successors_of[u]:
+            ready_s[v] = max(ready_s[v], finish_s)
+    return Bound("critical path", longest_s, covers_mixes=True)

@@ -1,8 +1,8 @@
-"""Contract a problem to supernodes; every tensor between them is kept exactly.
+"""Contraction of a problem: nodes are fused into supernodes; tensors between them keep their costs.
 
-`fuse` puts given sets of nodes together, `collapse_groups` the colocation groups, `fuse_cycles`
-what contraction made cyclic, `coarsen` neighbours along an order until few enough nodes are left.
-An answer for the contracted problem is one for the original: same loads, same bottleneck.
+`fuse` fuses labelled sets of nodes, `collapse_groups` the colocation groups, `fuse_cycles` cycles
+caused by contraction, and `coarsen` neighbours along a topological order until few nodes remain.
+An assignment of the contracted problem has the same loads and bottleneck in the original.
 """
 
 from __future__ import annotations
@@ -13,31 +13,39 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.devices.errors import PlanError
-from hetero.planning.solver.graph import components, depth_first
-from hetero.planning.solver.problem import Assignment, Problem, allowed, listed, make_problem, sums
+from hetero.planning.solver.graph import strong_components, topological_order
+from hetero.planning.solver.problem import (
+    Assignment,
+    Problem,
+    allowed_devices,
+    list_nodes,
+    make_problem,
+    sum_by_index,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contraction:
-    """A smaller problem, and for each original node the supernode that it is in."""
+    """A contracted problem, and the supernode of each original node."""
 
     problem: Problem
     supernode: tuple[int, ...]
 
     def expand(self, assignment: Assignment) -> Assignment:
-        """The original nodes' devices, from the supernodes'."""
+        """Return the assignment of the original nodes for an assignment of the supernodes."""
         return tuple(assignment[s] for s in self.supernode)
 
-    def then(self, further: Contraction) -> Contraction:
-        """Both as one: first `self`, then a contraction of its problem."""
+    def compose(self, further: Contraction) -> Contraction:
+        """Return this contraction followed by a contraction of its problem."""
         return Contraction(further.problem, tuple(further.supernode[s] for s in self.supernode))
 
 
 def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
-    """Fuse the nodes with equal labels; labels count from 0 without gaps.
+    """Fuse the nodes with equal labels; labels are numbered from 0 without gaps.
 
-    Times and bytes add up, supports intersect. A tensor keeps its cost: heads in one supernode
-    count once, and a tensor within one supernode is gone. Tensors with the same tail stay apart.
+    Times and bytes are added, supports intersected. A tensor keeps its cost; several heads in one
+    supernode count once, and tensors within a supernode disappear. Tensors with the same tail
+    remain separate.
     """
     count = max(label, default=-1) + 1
     labels = np.asarray(label, dtype=np.int64)
@@ -50,7 +58,7 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
     smaller = make_problem(
         times,
         [(label[tail], [label[v] for v in heads], *costs) for tail, heads, *costs in tensors],
-        weights=sums(labels, problem.weights, count),
+        weights=sum_by_index(labels, problem.weights, count),
         memory=problem.memory,
         devices=problem.devices,
         names=[problem.names[m[0]] + f" (+{len(m) - 1})" * (len(m) > 1) for m in members],
@@ -63,73 +71,75 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
 
 
 def collapse_groups(problem: Problem) -> Contraction:
-    """Fuse each colocation group; groups that share a node become one."""
-    joined = [(v, group[0]) for group in problem.groups for v in group[1:]]
-    both_ways = [*joined, *((b, a) for a, b in joined)]
-    contraction = fuse(problem, _number(components(problem.node_count, both_ways)))
+    """Fuse each colocation group, and groups that share a node with each other."""
+    edges = [(v, group[0]) for group in problem.groups for v in group[1:]]
+    both_directions = [*edges, *((b, a) for a, b in edges)]
+    contraction = fuse(problem, _renumber(strong_components(problem.node_count, both_directions)))
     _check_supported(problem, contraction)
     return contraction
 
 
 def fuse_cycles(problem: Problem) -> Contraction:
     """Fuse each strongly connected component of the graph."""
-    label = _number(components(problem.node_count, problem.edges()))
+    label = _renumber(strong_components(problem.node_count, problem.edges()))
     contraction = fuse(problem, label)
     _check_supported(problem, contraction)
     return contraction
 
 
-def coarsen(problem: Problem, most: int) -> Contraction:
-    """Fuse runs of connected nodes along a depth-first order down to about ``most`` supernodes.
+def coarsen(problem: Problem, max_nodes: int) -> Contraction:
+    """Fuse sequences of nodes along a topological order into fewer supernodes.
 
-    Only nodes with the same set of allowed devices fuse, so every assignment of supernodes is
-    supported. Runs of one order have an acyclic quotient. Where the support sets alternate too
-    often for ``most``, more supernodes are left.
+    Only nodes with the same set of allowed devices are fused, so every assignment of supernodes is
+    supported. Sequences of a topological order keep the graph acyclic.
+
+    `max_nodes`: approximate number of supernodes; there are more if the sets alternate often.
     """
     n = problem.node_count
-    if n <= most:
+    if n <= max_nodes:
         return Contraction(problem, tuple(range(n)))
     edges = problem.edges()
-    mask = allowed(problem)
-    _, kind_of = np.unique(mask, axis=0, return_inverse=True)
-    kinds = kind_of.reshape(-1).tolist()
-    cheapest = np.where(mask, problem.times, np.inf).min(axis=1)
-    limit = float(cheapest.sum()) / most
-    room = float(problem.memory[np.isfinite(problem.memory)].sum()) / most
-    times, weights = cheapest.tolist(), problem.weights.tolist()
+    mask = allowed_devices(problem)
+    _, class_of = np.unique(mask, axis=0, return_inverse=True)
+    classes = class_of.reshape(-1).tolist()
+    min_times = np.where(mask, problem.times, np.inf).min(axis=1)
+    max_work = float(min_times.sum()) / max_nodes
+    max_weight = float(problem.memory[np.isfinite(problem.memory)].sum()) / max_nodes
+    times, weights = min_times.tolist(), problem.weights.tolist()
     pinned = {v for v, _ in problem.pins}
     label = [-1] * n
-    count = -1
-    work = held = 0.0
-    last = -1
-    for v in depth_first(n, edges):
-        fits = work + times[v] <= limit and (not room or held + weights[v] <= room)
-        if last >= 0 and fits and kinds[v] == kinds[last] and not {v, last} & pinned:
+    supernode = -1
+    work = weight = 0.0
+    previous = -1
+    for v in topological_order(n, edges):
+        fits = work + times[v] <= max_work and (not max_weight or weight + weights[v] <= max_weight)
+        same_class = previous >= 0 and classes[v] == classes[previous]
+        if same_class and fits and not {v, previous} & pinned:
             work += times[v]
-            held += weights[v]
+            weight += weights[v]
         else:
-            count += 1
-            work, held = times[v], weights[v]
-        label[v] = count
-        last = v
+            supernode += 1
+            work, weight = times[v], weights[v]
+        label[v] = supernode
+        previous = v
     return fuse(problem, label)
 
 
-def _number(roots: Sequence[int]) -> list[int]:
-    """Labels from 0 without gaps, in order of first appearance."""
+def _renumber(roots: Sequence[int]) -> list[int]:
+    """Number labels from 0 without gaps, in order of first appearance."""
     seen: dict[int, int] = {}
     return [seen.setdefault(r, len(seen)) for r in roots]
 
 
 def _check_supported(problem: Problem, contraction: Contraction) -> None:
-    mask = allowed(contraction.problem)
+    mask = allowed_devices(contraction.problem)
     for s in np.flatnonzero(~mask.any(axis=1)).tolist():
-        nodes = [v for v, at in enumerate(contraction.supernode) if at == s]
+        nodes = [v for v, supernode in enumerate(contraction.supernode) if supernode == s]
         pins = sorted({problem.devices[d] for v, d in problem.pins if v in nodes})
-        pinned = f", pinned to {', '.join(pins)}" if pins else ""
+        pin_text = f", pinned to {', '.join(pins)}" if pins else ""
         raise PlanError(
-            f"colocation: {listed(problem, nodes)} must share a device{pinned}, and no device both "
-            "supports and may take all of them; drop the group, or a pin of one of them",
+            f"colocation: {list_nodes(problem, nodes)} must share a device{pin_text}, but no "
+            "device is allowed for all of them; remove the group, or the pin of one of them",
             nodes=tuple(problem.names[v] for v in nodes),
             constraint="colocation",
         )

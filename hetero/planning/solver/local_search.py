@@ -1,9 +1,9 @@
-"""Simulated annealing on the exact loads, by moves of a node, a connected chunk, or two nodes; and
-undoing fragments: moves that spare transfers and do not raise the bottleneck.
+"""Local search over assignments: simulated annealing, and the removal of fragments.
 
-A move of node v touches only the tensors at v: each keeps how many of its heads every device
-holds, so that a send or a receive appears or disappears by a counter that reaches or leaves zero.
-Effort is a number of proposals, never a time, so that a seed gives one answer on any machine.
+Both move a node, a connected chunk of nodes, or exchange two nodes, and update the exact loads. A
+move affects only the tensors of the moved node. Each tensor counts its heads on every device; a
+send or receive starts or ends when a counter leaves or reaches zero. The effort is a number of
+proposals, so a seed gives the same result on any machine.
 """
 
 from __future__ import annotations
@@ -13,198 +13,216 @@ import random
 import time
 from collections.abc import Sequence
 
-from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible
+from hetero.planning.solver.problem import Assignment, Problem, allowed_devices, is_feasible
 
-#: Share of the start's bottleneck that the temperature starts and ends at.
-HOT, COLD = 0.05, 0.0003
-#: Order of the norm of the loads that is the energy: near the maximum, yet it feels every device.
-NORM = 30
-#: Times the start's bottleneck from which on one load is all that counts; its power overflows.
-HUGE = 1e4
-#: Share of proposals that exchange two nodes, as a node may only fit where another leaves; the rest
-#: are one node or a chunk, equally often.
-SWAP = 0.02
-#: Largest connected chunk that moves at once.
-CHUNK = 64
-#: Share of the time after which a run that is by as much behind its steps goes by the clock.
-BEHIND = 0.25
-#: Passes of undoing fragments over all nodes and pieces at most.
-PASSES = 8
-#: A sum of loads must fall by this share to count; less is rounding.
-LEAST_GAIN = 1e-9
-#: Proposals between two looks at the clock and two coolings.
-ROUND = 256
+#: Start and end temperature, as fractions of the initial bottleneck.
+START_TEMPERATURE, END_TEMPERATURE = 0.05, 0.0003
+#: The energy is this norm of the loads: close to the maximum, but sensitive to every device.
+LOAD_NORM = 30
+#: Above this ratio to the initial bottleneck, the load itself is the energy: its power overflows.
+MAX_LOAD_RATIO = 1e4
+#: Fraction of proposals that exchange two nodes, for scarce memory. The others move one node or a
+#: chunk, with equal probability.
+SWAP_FRACTION = 0.02
+#: Maximum number of nodes in a chunk.
+MAX_CHUNK_NODES = 64
+#: After this fraction of the time limit, a run that lags its steps by this fraction follows the
+#: clock.
+LAG_FRACTION = 0.25
+#: Maximum number of passes of `remove_fragments`.
+MAX_PASSES = 8
+#: Minimum relative decrease of the sum of loads; anything smaller is rounding.
+MIN_GAIN = 1e-9
+#: Proposals between two updates of the temperature.
+PROPOSALS_PER_ROUND = 256
 
 
-class State:
-    """An assignment of a problem without groups; its loads are kept up to date move by move."""
+class LoadState:
+    """An assignment with its loads, updated incrementally; for problems without groups."""
 
     def __init__(self, problem: Problem, assignment: Sequence[int]) -> None:
         n, k = problem.times.shape
-        self.where = list(assignment)
+        self.device_of = list(assignment)
         self._times = problem.times.tolist()
         self.weights: list[float] = problem.weights.tolist()
         self._send = problem.send.tolist()
         self._receive = problem.receive.tolist()
         self._tails = problem.tails.tolist()
         self._heads = [len(hs) for hs in problem.heads]
-        self._at_tail: list[list[int]] = [[] for _ in range(n)]
-        self._at_head: list[list[int]] = [[] for _ in range(n)]
-        mask = allowed(problem)
+        self._tensors_by_tail: list[list[int]] = [[] for _ in range(n)]
+        self._tensors_by_head: list[list[int]] = [[] for _ in range(n)]
+        mask = allowed_devices(problem)
         self.options = [[d for d in range(k) if mask[v, d]] for v in range(n)]
-        self.allowed = [frozenset(devices) for devices in self.options]
-        near: list[set[int]] = [set() for _ in range(n)]
+        self.allowed_sets = [frozenset(devices) for devices in self.options]
+        neighbours: list[set[int]] = [set() for _ in range(n)]
         self._counts = []
-        for h, (tail, heads) in enumerate(zip(self._tails, problem.heads, strict=True)):
-            self._at_tail[tail].append(h)
+        for tensor, (tail, heads) in enumerate(zip(self._tails, problem.heads, strict=True)):
+            self._tensors_by_tail[tail].append(tensor)
             count = [0] * k
             for v in heads:
-                self._at_head[v].append(h)
-                count[self.where[v]] += 1
-                near[v].add(tail)
-                near[tail].add(v)
+                self._tensors_by_head[v].append(tensor)
+                count[self.device_of[v]] += 1
+                neighbours[v].add(tail)
+                neighbours[tail].add(v)
             self._counts.append(count)
-        self.near = [sorted(s) for s in near]
+        self.neighbours = [sorted(s) for s in neighbours]
         self.loads = [0.0] * k
-        self.free: list[float] = problem.memory.tolist()
-        for v, d in enumerate(self.where):
+        self.free_nbytes: list[float] = problem.memory.tolist()
+        for v, d in enumerate(self.device_of):
             self.loads[d] += self._times[v][d]
-            self.free[d] -= self.weights[v]
-        for h, tail in enumerate(self._tails):
-            on = self.where[tail]
-            if self._counts[h][on] < self._heads[h]:
-                self.loads[on] += self._send[h][on]
+            self.free_nbytes[d] -= self.weights[v]
+        for tensor, tail in enumerate(self._tails):
+            device = self.device_of[tail]
+            if self._counts[tensor][device] < self._heads[tensor]:
+                self.loads[device] += self._send[tensor][device]
             for d in range(k):
-                if d != on and self._counts[h][d]:
-                    self.loads[d] += self._receive[h][d]
+                if d != device and self._counts[tensor][d]:
+                    self.loads[d] += self._receive[tensor][d]
 
-    def move(self, v: int, b: int) -> None:
-        """Put node ``v`` on device ``b`` and update what that changes."""
-        a = self.where[v]
-        if a == b:
+    def move(self, node: int, target: int) -> None:
+        """Move a node to a device, and update the loads."""
+        source = self.device_of[node]
+        if source == target:
             return
         loads = self.loads
-        loads[a] -= self._times[v][a]
-        loads[b] += self._times[v][b]
-        weight = self.weights[v]
-        self.free[a] += weight
-        self.free[b] -= weight
-        self.where[v] = b
-        where, tails, totals = self.where, self._tails, self._heads
-        for h in self._at_tail[v]:
-            count, total = self._counts[h], totals[h]
-            if count[a]:
-                loads[a] += self._receive[h][a]
-            if count[b]:
-                loads[b] -= self._receive[h][b]
-            if count[a] < total:
-                loads[a] -= self._send[h][a]
-            if count[b] < total:
-                loads[b] += self._send[h][b]
-        for h in self._at_head[v]:
-            count, on = self._counts[h], where[tails[h]]
-            before = count[on] < totals[h]
-            count[a] -= 1
-            count[b] += 1
-            if a != on and not count[a]:
-                loads[a] -= self._receive[h][a]
-            if b != on and count[b] == 1:
-                loads[b] += self._receive[h][b]
-            if (count[on] < totals[h]) != before:
-                loads[on] += -self._send[h][on] if before else self._send[h][on]
+        loads[source] -= self._times[node][source]
+        loads[target] += self._times[node][target]
+        weight = self.weights[node]
+        self.free_nbytes[source] += weight
+        self.free_nbytes[target] -= weight
+        self.device_of[node] = target
+        device_of, tails, totals = self.device_of, self._tails, self._heads
+        for tensor in self._tensors_by_tail[node]:
+            count, total = self._counts[tensor], totals[tensor]
+            if count[source]:
+                loads[source] += self._receive[tensor][source]
+            if count[target]:
+                loads[target] -= self._receive[tensor][target]
+            if count[source] < total:
+                loads[source] -= self._send[tensor][source]
+            if count[target] < total:
+                loads[target] += self._send[tensor][target]
+        for tensor in self._tensors_by_head[node]:
+            count, tail_device = self._counts[tensor], device_of[tails[tensor]]
+            was_crossing = count[tail_device] < totals[tensor]
+            count[source] -= 1
+            count[target] += 1
+            if source != tail_device and not count[source]:
+                loads[source] -= self._receive[tensor][source]
+            if target != tail_device and count[target] == 1:
+                loads[target] += self._receive[tensor][target]
+            if (count[tail_device] < totals[tensor]) != was_crossing:
+                send_s = self._send[tensor][tail_device]
+                loads[tail_device] += -send_s if was_crossing else send_s
 
-    def chunk(self, v: int, size: int, rng: random.Random) -> list[int]:
-        """Up to ``size`` nodes connected to ``v`` on its device, ``v`` first."""
-        device = self.where[v]
-        found = [v]
-        seen = {v}
-        for u in found:
-            if len(found) >= size:
+    def connected_chunk(self, node: int, size: int, rng: random.Random) -> list[int]:
+        """Return up to `size` connected nodes on the device of `node`, `node` first."""
+        device = self.device_of[node]
+        chunk = [node]
+        seen = {node}
+        for u in chunk:
+            if len(chunk) >= size:
                 break
-            near = self.near[u]
-            # Starting anywhere in the list makes chunks of other shapes from the same node.
-            shift = int(rng.random() * len(near)) if near else 0
-            for w in near[shift:] + near[:shift]:
-                if w not in seen and self.where[w] == device:
+            neighbours = self.neighbours[u]
+            # A random start in the list varies the shapes of a node's chunks.
+            shift = int(rng.random() * len(neighbours)) if neighbours else 0
+            for w in neighbours[shift:] + neighbours[:shift]:
+                if w not in seen and self.device_of[w] == device:
                     seen.add(w)
-                    found.append(w)
-        return found[:size]
+                    chunk.append(w)
+        return chunk[:size]
 
 
 def anneal(
     problem: Problem, start: Assignment, *, proposals: int, seed: int, deadline: float = math.inf
 ) -> tuple[Assignment, bool]:
-    """Improve a feasible assignment of a problem without groups by simulated annealing.
+    """Improve a feasible assignment by simulated annealing.
 
-    `proposals`: moves to try.
-    `deadline`: ``time.monotonic()`` at which the run stops early.
-    Returns: the assignment of the least bottleneck seen, and whether the deadline came first.
+    `problem`: without colocation groups.
+    `proposals`: number of moves to try.
+    `deadline`: ``time.monotonic()`` at which the run ends early.
+    Returns: the visited assignment with the smallest bottleneck, and whether the deadline passed.
     """
     rng = random.Random(seed)
-    draw = rng.random
-    state = State(problem, start)
-    where, loads, options, near = state.where, state.loads, state.options, state.near
-    free, move, weights, allowed_sets = state.free, state.move, state.weights, state.allowed
+    rand = rng.random
+    state = LoadState(problem, start)
+    # Local names, because attribute access is slow in the inner loop.
+    move, device_of, loads, free_nbytes = (
+        state.move,
+        state.device_of,
+        state.loads,
+        state.free_nbytes,
+    )
+    options, allowed_sets, neighbours, weights = (
+        state.options,
+        state.allowed_sets,
+        state.neighbours,
+        state.weights,
+    )
     finite_memory = bool((problem.memory < math.inf).any())
-    movable = [v for v in range(problem.node_count) if len(options[v]) > 1]
+    movable = [node for node in range(problem.node_count) if len(options[node]) > 1]
     scale = best_value = max(loads)
-    best = tuple(where)
+    best = tuple(device_of)
     if not movable or scale <= 0.0:
         return best, False
-    temperature = HOT
+    temperature = START_TEMPERATURE
     begin_s = time.monotonic()
     energy = 1.0
     cut_short = False
-    many = len(movable)
+    num_movable = len(movable)
     for proposal in range(proposals):
-        if proposal % ROUND == 0:
-            done = proposal / proposals
-            passed = (time.monotonic() - begin_s) / max(deadline - begin_s, 1e-9)
-            # Steps that will not be over in time: it cools by the clock from here on.
-            cut_short = cut_short or (passed > BEHIND and done < passed * (1 - BEHIND))
-            if passed >= 1:
+        if proposal % PROPOSALS_PER_ROUND == 0:
+            progress = proposal / proposals
+            elapsed = (time.monotonic() - begin_s) / max(deadline - begin_s, 1e-9)
+            # The proposals will not be done in time: cool by the clock from here on.
+            lags = elapsed > LAG_FRACTION and progress < elapsed * (1 - LAG_FRACTION)
+            cut_short = cut_short or lags
+            if elapsed >= 1:
                 cut_short = True
                 break
-            temperature = HOT * (COLD / HOT) ** (max(done, passed) if cut_short else done)
-        v = movable[int(draw() * many)]
-        a = where[v]
-        kind = draw()
-        if kind < SWAP:
-            u = movable[int(draw() * many)]
-            b = where[u]
-            if a == b or b not in allowed_sets[v] or a not in allowed_sets[u]:
+            exponent = max(progress, elapsed) if cut_short else progress
+            temperature = START_TEMPERATURE * (END_TEMPERATURE / START_TEMPERATURE) ** exponent
+        node = movable[int(rand() * num_movable)]
+        source = device_of[node]
+        draw = rand()
+        if draw < SWAP_FRACTION:
+            u = movable[int(rand() * num_movable)]
+            target = device_of[u]
+            is_allowed = target in allowed_sets[node] and source in allowed_sets[u]
+            if source == target or not is_allowed:
                 continue
-            nodes, back = [v], [u]
+            nodes, swapped = [node], [u]
         else:
-            if draw() < 0.8 and near[v]:
-                b = where[near[v][int(draw() * len(near[v]))]]
+            if rand() < 0.8 and neighbours[node]:
+                target = device_of[neighbours[node][int(rand() * len(neighbours[node]))]]
             else:
-                b = options[v][int(draw() * len(options[v]))]
-            if a == b or b not in allowed_sets[v]:
+                target = options[node][int(rand() * len(options[node]))]
+            if source == target or target not in allowed_sets[node]:
                 continue
-            nodes, back = [v], []
-            if kind < (1.0 + SWAP) / 2:
-                # Sizes spread evenly over their logarithm: 2 is as likely as 32.
-                size = int(2.0 ** (1.0 + 5.0 * draw()))
-                nodes = [u for u in state.chunk(v, min(size, CHUNK), rng) if b in allowed_sets[u]]
+            nodes, swapped = [node], []
+            if draw < (1.0 + SWAP_FRACTION) / 2:
+                # The sizes are log-uniform.
+                size = int(2.0 ** (1.0 + 5.0 * rand()))
+                chunk = state.connected_chunk(node, min(size, MAX_CHUNK_NODES), rng)
+                nodes = [u for u in chunk if target in allowed_sets[u]]
         if finite_memory:
-            grown = sum(weights[u] for u in nodes) - sum(weights[u] for u in back)
-            if grown > free[b] or -grown > free[a]:
+            added_nbytes = sum(weights[u] for u in nodes) - sum(weights[u] for u in swapped)
+            if added_nbytes > free_nbytes[target] or -added_nbytes > free_nbytes[source]:
                 continue
         for u in nodes:
-            move(u, b)
-        for u in back:
-            move(u, a)
-        after = _energy(loads, scale)
-        if after > energy and draw() >= math.exp((energy - after) / temperature):
-            for u in back:
-                move(u, b)
+            move(u, target)
+        for u in swapped:
+            move(u, source)
+        new_energy = _energy(loads, scale)
+        if new_energy > energy and rand() >= math.exp((energy - new_energy) / temperature):
+            for u in swapped:
+                move(u, target)
             for u in reversed(nodes):
-                move(u, a)
+                move(u, source)
             continue
-        energy = after
+        energy = new_energy
         if max(loads) < best_value * (1 - 1e-9):
-            best_value, best = max(loads), tuple(where)
+            best_value, best = max(loads), tuple(device_of)
     if not is_feasible(problem, best):
         raise AssertionError("annealing left the feasible set")
     return best, cut_short
@@ -214,72 +232,74 @@ def _energy(loads: list[float], scale: float) -> float:
     total = 0.0
     for load in loads:
         ratio = load / scale
-        if ratio > HUGE:
+        if ratio > MAX_LOAD_RATIO:
             return ratio
-        # Below this share of the start a load adds nothing that a float keeps.
+        # The contribution of smaller loads is below the precision of a float.
         if ratio > 0.3:
-            total += ratio**NORM
-    return float(total ** (1.0 / NORM))
+            total += ratio**LOAD_NORM
+    return float(total ** (1.0 / LOAD_NORM))
 
 
-def tidy(problem: Problem, assignment: Assignment) -> Assignment:
-    """An assignment with no larger bottleneck, no larger sum of loads, and fewer fragments.
+def remove_fragments(problem: Problem, assignment: Assignment) -> Assignment:
+    """Return an assignment with fewer fragments and no larger bottleneck or sum of loads.
 
-    Annealing looks at the busiest devices; elsewhere it leaves small pieces whose transfers cost
-    more than they gain. Here single nodes, then whole subgraphs, go to a neighbouring device
-    wherever the sum of all loads falls and the largest load does not rise.
+    Annealing optimises the busiest devices and leaves fragments elsewhere: small pieces whose
+    transfers cost more than they save. This function moves single nodes, then connected pieces, to
+    a neighbouring device if the sum of loads decreases and the largest load does not increase.
     """
-    state = State(problem, assignment)
-    for _ in range(PASSES):
-        moved = False
-        pieces = [[v] for v in range(problem.node_count)]
-        for group in (pieces, _pieces(state)):
+    state = LoadState(problem, assignment)
+    for _ in range(MAX_PASSES):
+        has_moved = False
+        single_nodes = [[v] for v in range(problem.node_count)]
+        for group in (single_nodes, _pieces(state)):
             for nodes in group:
-                moved = _settle(state, nodes) or moved
-        if not moved:
+                has_moved = _move_piece(state, nodes) or has_moved
+        if not has_moved:
             break
-    return tuple(state.where)
+    return tuple(state.device_of)
 
 
-def _settle(state: State, nodes: Sequence[int]) -> bool:
-    """Move one piece to the neighbouring device that lowers the sum of loads most."""
-    a = state.where[nodes[0]]
-    if any(state.where[v] != a for v in nodes):
-        # An earlier move of this pass took part of the piece away.
+def _move_piece(state: LoadState, nodes: Sequence[int]) -> bool:
+    """Move a piece to the neighbouring device with the smallest sum of loads, if it improves."""
+    source = state.device_of[nodes[0]]
+    if any(state.device_of[v] != source for v in nodes):
+        # An earlier move of this pass split the piece.
         return False
-    around = {state.where[w] for v in nodes for w in state.near[v]} - {a}
+    neighbour_devices = {state.device_of[w] for v in nodes for w in state.neighbours[v]} - {source}
     weight = sum(state.weights[v] for v in nodes)
-    top, total = max(state.loads), sum(state.loads)
-    best, target = total * (1 - LEAST_GAIN), a
-    for b in sorted(around):
-        if state.free[b] < weight or any(b not in state.allowed[v] for v in nodes):
+    bottleneck, total = max(state.loads), sum(state.loads)
+    best_total, target = total * (1 - MIN_GAIN), source
+    for device in sorted(neighbour_devices):
+        if state.free_nbytes[device] < weight or any(
+            device not in state.allowed_sets[v] for v in nodes
+        ):
             continue
         for v in nodes:
-            state.move(v, b)
-        if max(state.loads) <= top * (1 + 1e-12) and sum(state.loads) < best:
-            best, target = sum(state.loads), b
+            state.move(v, device)
+        if max(state.loads) <= bottleneck * (1 + 1e-12) and sum(state.loads) < best_total:
+            best_total, target = sum(state.loads), device
         for v in reversed(nodes):
-            state.move(v, a)
-    if target == a:
+            state.move(v, source)
+    if target == source:
         return False
     for v in nodes:
         state.move(v, target)
     return True
 
 
-def _pieces(state: State) -> list[list[int]]:
-    """Connected sets of nodes on one device, largest first left out: moving it is another plan."""
-    seen = [False] * len(state.where)
+def _pieces(state: LoadState) -> list[list[int]]:
+    """Return the connected sets of nodes on one device, in ascending order of size."""
+    is_visited = [False] * len(state.device_of)
     pieces = []
-    for v in range(len(seen)):
-        if seen[v]:
+    for v in range(len(is_visited)):
+        if is_visited[v]:
             continue
-        seen[v] = True
+        is_visited[v] = True
         piece = [v]
         for u in piece:
-            for w in state.near[u]:
-                if not seen[w] and state.where[w] == state.where[v]:
-                    seen[w] = True
+            for w in state.neighbours[u]:
+                if not is_visited[w] and state.device_of[w] == state.device_of[v]:
+                    is_visited[w] = True
                     piece.append(w)
         pieces.append(piece)
     pieces.sort(key=lambda p: (len(p), p[0]))

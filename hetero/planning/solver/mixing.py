@@ -1,9 +1,9 @@
-"""Mix plans: route each share of the requests through its own plan, whole-model replicas included.
+"""Mixes of plans: several plans, including whole-model replicas, that share the requests.
 
-The shares solve a small linear programme (the configuration programme): most requests a second
-such that no device has more than one second of load in it. For two classes of devices the plan that
-would help most is found by a minimum cut, so that the mix becomes the best of all mixes; for more,
-the mix is the best of the plans given.
+A small linear programme (the configuration programme) determines the shares: maximise the request
+rate such that no device has more than one second of load per second. For two classes of devices,
+minimum cuts generate further plans (column generation), so that the mix is optimal. For more
+classes it is the best mix of the caller's plans.
 """
 
 from __future__ import annotations
@@ -13,94 +13,98 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.planning.solver.min_cut import two_way
+from hetero.planning.solver.min_cut import minimum_cut
 from hetero.planning.solver.problem import Assignment, Floats, Problem, is_feasible, loads
 
-#: Rounds of pricing at most; the study's instances took 0 to 5 columns.
-ROUNDS = 40
-#: A share smaller than this is not worth a compiled plan.
-LEAST_SHARE = 1e-3
+#: Maximum rounds of column generation; the benchmark instances needed 0 to 5.
+MAX_ROUNDS = 40
+#: Plans with a smaller share are dropped: they are not worth compiling.
+MIN_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Part:
-    """A plan and the share of the requests that go through it."""
+class MixPart:
+    """A plan in a mix, with its share of the requests."""
 
     assignment: Assignment
     share: float
 
 
-def most_requests(table: Floats) -> tuple[Floats, Floats]:
+def max_request_rate(table: Floats) -> tuple[Floats, Floats]:
     """Maximise ``sum(x)`` with ``table @ x <= 1`` and ``x >= 0``.
 
     `table` (shape (devices, plans)): loads, not negative; every plan loads some device.
     Returns: the optimum, shape (plans,), and its dual prices, shape (devices,).
     """
-    # Here, because most users never plan, and scipy takes half a second to import.
+    # Imported here because scipy takes half a second to import, and most users never plan.
     from scipy.optimize import linprog
 
-    # Seconds may be tiny numbers, which the solver would take for zeros.
+    # The solver would treat tiny numbers of seconds as zeros.
     scale = float(table.max())
     devices, plans = table.shape
-    found = linprog(-np.ones(plans), table / scale, np.ones(devices), method="highs-ds")
-    shares: Floats = np.maximum(found.x, 0.0) / scale
-    prices: Floats = np.maximum(-found.ineqlin.marginals, 0.0) / scale
+    result = linprog(-np.ones(plans), table / scale, np.ones(devices), method="highs-ds")
+    shares: Floats = np.maximum(result.x, 0.0) / scale
+    prices: Floats = np.maximum(-result.ineqlin.marginals, 0.0) / scale
     return shares, prices
 
 
-def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) -> tuple[Part, ...]:
-    """The best shares of the given plans, and of those that pricing adds; a problem without groups.
+def mix_plans(
+    problem: Problem, plans: Iterable[Assignment], *, adds_plans: bool = True
+) -> tuple[MixPart, ...]:
+    """Return the best mix of plans, and of further ones from column generation.
 
-    Returns: plans that fit the devices' memory together, none where there is nothing to mix.
+    `problem`: without colocation groups.
+    `adds_plans`: whether to generate further plans.
+    Returns: plans that together fit the devices' memory; nothing if no mix helps.
     """
     columns = [p for p in dict.fromkeys(plans) if is_feasible(problem, p)]
     if not columns or any(loads(problem, p).max() <= 0 for p in columns):
-        # Nothing to share, or nothing to gain: a plan that takes no time.
+        # No feasible plan, or a plan without any load, which a mix cannot improve.
         return ()
-    for _ in range(ROUNDS if price and len(set(problem.classes)) == 2 else 0):
-        _, prices = most_requests(_table(problem, columns))
-        fresh = [p for p in _cheapest(problem, prices) if p not in set(columns)]
-        fresh = [p for p in fresh if is_feasible(problem, p)]
-        if not fresh:
+    for _ in range(MAX_ROUNDS if adds_plans and len(set(problem.classes)) == 2 else 0):
+        _, prices = max_request_rate(_load_table(problem, columns))
+        new_plans = [p for p in _cheapest_plans(problem, prices) if p not in set(columns)]
+        new_plans = [p for p in new_plans if is_feasible(problem, p)]
+        if not new_plans:
             break
-        columns.extend(fresh)
+        columns.extend(new_plans)
     while True:
-        shares, _ = most_requests(_table(problem, columns))
+        shares, _ = max_request_rate(_load_table(problem, columns))
         total = float(shares.sum())
-        used = [i for i in range(len(columns)) if shares[i] > LEAST_SHARE * total]
-        if _fit(problem, [columns[i] for i in used]):
+        used = [i for i in range(len(columns)) if shares[i] > MIN_SHARE * total]
+        if _fit_together(problem, [columns[i] for i in used]):
             break
-        # Plans that do not fit beside each other: without the least used one they may.
+        # The plans exceed the memory together: drop the one with the smallest share.
         columns.pop(min(used, key=lambda i: (shares[i], i)))
     weights = shares[used] / shares[used].sum()
-    return tuple(Part(columns[i], float(w)) for i, w in zip(used, weights, strict=True))
+    return tuple(MixPart(columns[i], float(w)) for i, w in zip(used, weights, strict=True))
 
 
-def _table(problem: Problem, columns: Sequence[Assignment]) -> Floats:
+def _load_table(problem: Problem, columns: Sequence[Assignment]) -> Floats:
     return np.stack([loads(problem, p) for p in columns], axis=1)
 
 
-def _fit(problem: Problem, plans: Sequence[Assignment]) -> bool:
-    """Whether the weights of all the plans' nodes fit each device, shared nodes once."""
-    held = np.zeros((problem.node_count, problem.device_count), dtype=bool)
+def _fit_together(problem: Problem, plans: Sequence[Assignment]) -> bool:
+    """Return whether the weights of all plans together fit each device; common nodes count once."""
+    placed = np.zeros((problem.node_count, problem.device_count), dtype=bool)
     for plan in plans:
-        held[np.arange(problem.node_count), plan] = True
-    used = (held * problem.weights[:, None]).sum(axis=0)
-    return bool((used <= problem.memory * (1 + 1e-12)).all())
+        placed[np.arange(problem.node_count), plan] = True
+    used_nbytes = (placed * problem.weights[:, None]).sum(axis=0)
+    return bool((used_nbytes <= problem.memory * (1 + 1e-12)).all())
 
 
-def _cheapest(problem: Problem, prices: Floats) -> list[Assignment]:
-    """The plan that prices make cheapest, on each pair of devices of the two classes."""
+def _cheapest_plans(problem: Problem, prices: Floats) -> list[Assignment]:
+    """Return the cheapest plan by prices, for pairs of devices of the two classes."""
     names = sorted(set(problem.classes))
     members = [[d for d, c in enumerate(problem.classes) if c == name] for name in names]
     a, b = (float(prices[m].mean()) for m in members)
     first, second = members[0][0], members[1][0]
-    found = two_way(problem, first, second, (a, b)) if a + b > 0 else None
-    if found is None:
+    cut = minimum_cut(problem, first, second, (a, b)) if a + b > 0 else None
+    if cut is None:
         return []
     plans = []
-    for turn in range(max(len(m) for m in members)):
-        other = {first: members[0][turn % len(members[0])]}
-        other[second] = members[1][turn % len(members[1])]
-        plans.append(tuple(other[d] for d in found[1]))
+    for offset in range(max(len(m) for m in members)):
+        replacement = {first: members[0][offset % len(members[0])]}
+        replacement[second] = members[1][offset % len(members[1])]
+        plans.append(tuple(replacement[d] for d in cut[1]))
     return plans

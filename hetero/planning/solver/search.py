@@ -1,8 +1,8 @@
-"""The planner: fuse, singles, slices, two annealings, tidy, mixes, bounds; then judge and choose.
+"""Plan search: contraction, heuristics, slicing, simulated annealing, mixes, bounds and choice.
 
-Effort is counted in steps that follow from the seconds granted, so that a seed gives one plan on
-any machine. An idle core needs a good half of the seconds for them; what takes longer is ended by
-the clock, and the solution says so.
+The effort is a number of steps derived from the time limit, so the same seed gives the same plan on
+any machine. An idle core needs about half of the time limit for them. On a slower machine the time
+limit ends the search; `Solution.cut_short` reports it.
 """
 
 from __future__ import annotations
@@ -16,236 +16,254 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetero.devices.errors import PlanError
-from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
-from hetero.planning.solver.candidates import TIDIED, Hint, Judge, Solution, choose, judged
+from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, total_work
+from hetero.planning.solver.candidates import (
+    TIDIED_SUFFIX,
+    Hint,
+    Predictor,
+    Solution,
+    choose_candidate,
+    predict_plans,
+)
 from hetero.planning.solver.contraction import coarsen, collapse_groups, fuse_cycles
-from hetero.planning.solver.graph import depth_first
-from hetero.planning.solver.heuristics import pack, priority, serial_cuts
-from hetero.planning.solver.local_search import anneal, tidy
-from hetero.planning.solver.mixing import Part, mix
+from hetero.planning.solver.graph import topological_order
+from hetero.planning.solver.heuristics import minimum_cut_plans, pack_memory, priority_plan
+from hetero.planning.solver.local_search import anneal, remove_fragments
+from hetero.planning.solver.mixing import MixPart, mix_plans
 from hetero.planning.solver.problem import (
     Assignment,
     Problem,
-    allowed,
-    check,
+    allowed_devices,
+    check_constraints,
     is_feasible,
     loads,
-    wary,
+    with_dispatch_margin,
 )
 from hetero.planning.solver.slicing import MAX_NODES, slice_order
 
-#: Graphs of at most this many nodes are searched as they are ...
-SMALL = 900
-#: ... larger ones are coarsened to about this many supernodes first.
+#: Graphs of at most this many nodes are searched without coarsening ...
+MAX_UNCOARSENED_NODES = 900
+#: ... larger ones are first coarsened to about this many supernodes.
 SUPERNODES = 450
-#: Annealing proposals for each second granted: a core makes them in half of it, where a graph has
-#: no more nodes than this.
+#: Annealing proposals per second of the time limit: a core takes half of the time for them, for
+#: graphs of at most `QUICK_NODES` nodes.
 PROPOSALS_PER_SECOND, QUICK_NODES = 100_000, 400
-#: Times the best plan's bottleneck up to which the next one is annealed as well.
-NEAR = 1.2
-#: Plans times nodes for each second granted, up to which each plan is judged.
-FEW_PER_SECOND = 16_000
-#: Nodes times devices up to which the priced minimum cut is worth its time.
-CUT_SIZE = 14_000
-#: Plans that are tidied, the best first.
-TIDIED_PLANS = 4
-#: Shares of the seconds after which the clock ends searching, and judging.
-CLOCK = (0.8, 1.0)
+#: The second annealing starts from the second-best plan if its bottleneck is within this ratio.
+SECOND_START_RATIO = 1.2
+#: All plans are enumerated up to this number of plans times nodes, per second of the time limit.
+ENUMERATIONS_PER_SECOND = 16_000
+#: Maximum number of nodes times devices for the bound by minimum cuts.
+MAX_CUT_SIZE = 14_000
+#: Number of plans whose fragments are removed, the best first.
+MAX_TIDIED_PLANS = 4
+#: Fractions of the time limit after which the search ends, and the prediction of plans.
+DEADLINE_FRACTIONS = (0.8, 1.0)
 
 
-def plan(
+def search_plan(
     problem: Problem,
-    judge: Judge,
+    predict: Predictor,
     hint: Hint = "THROUGHPUT",
     seconds: float = 10.0,
     seed: int = 0,
     *,
     contiguous: bool = False,
     max_parts: int | None = None,
-    given: Mapping[str, Assignment] | None = None,
-    keep: str | None = None,
+    fixed_plans: Mapping[str, Assignment] | None = None,
+    required_name: str | None = None,
     floor: Problem | None = None,
 ) -> Solution:
-    """Plan a problem: same problem, options and seed, same plan, unless it is cut short.
+    """Search the best plan for a problem; deterministic unless the time limit ends the search.
 
-    `problem`: its edges are acyclic.
-    `judge`: gives the figures by which plans are compared.
-    `seconds`: the most time for it; the effort follows from it.
-    `contiguous`: only plans in which a device has one interval of a topological order.
-    `max_parts`: how many plans may share the requests; any number by default.
-    `given`: plans to judge besides those found; left out where they break a constraint.
-    `keep`: the one of `given` to choose whatever else is found.
-    `floor`: the same nodes with costs that no judged plan falls below, for the bounds.
-    Raises PlanError: no plan meets the constraints, or `keep` breaks one: ``nodes`` are those that
-        clash, ``constraint`` is ``support``, ``pins``, ``colocation``, ``memory`` or ``subgraphs``.
+    `problem`: an acyclic graph.
+    `predict`: predicts the costs by which plans are compared.
+    `seconds`: the time limit; it also determines the effort.
+    `contiguous`: only plans in which each device has one interval of a topological order.
+    `max_parts`: maximum number of plans that share the requests; any number by default.
+    `fixed_plans`: further plans to compare; those that violate a constraint are omitted.
+    `required_name`: the name in `fixed_plans` of the plan to choose in any case.
+    `floor`: the same problem with minimum costs, for the bounds.
+    Raises PlanError: no plan meets the constraints, or the required plan violates one. ``nodes``
+        are the nodes in conflict; ``constraint`` is ``support``, ``pins``, ``colocation``,
+        ``memory`` or ``subgraphs``.
     """
-    search_s, judge_s = (time.monotonic() + share * seconds for share in CLOCK)
-    check(problem)
+    start_s = time.monotonic()
+    search_deadline, predict_deadline = (start_s + f * seconds for f in DEADLINE_FRACTIONS)
+    check_constraints(problem)
     base = collapse_groups(problem)
-    check(base.problem)
-    if base.problem.node_count > SMALL:
-        base = base.then(fuse_cycles(base.problem))
-        base = base.then(coarsen(base.problem, SUPERNODES))
-    throughput = hint == "THROUGHPUT"
-    search = _Search(base.problem, seconds, seed, search_s)
+    check_constraints(base.problem)
+    if base.problem.node_count > MAX_UNCOARSENED_NODES:
+        base = base.compose(fuse_cycles(base.problem))
+        base = base.compose(coarsen(base.problem, SUPERNODES))
+    is_throughput = hint == "THROUGHPUT"
+    search = _Search(base.problem, seconds, seed, search_deadline)
 
-    search.add_simple(contiguous=contiguous, cuts=not throughput)
+    search.add_heuristics(contiguous=contiguous, cuts=not is_throughput)
     search.add_slices()
     if not search.plans:
-        search.add_packed(contiguous=contiguous)
+        search.add_packing(contiguous=contiguous)
     if not contiguous:
-        if throughput:
+        if is_throughput:
             search.anneal()
         else:
             search.add_all()
-        search.tidy()
-    ways: dict[tuple[Part, ...], list[str]] = {}
-    given = {n: a for n, a in (given or {}).items() if is_feasible(problem, a) or n == keep}
-    for name, assignment in given.items():
-        ways.setdefault((Part(assignment, 1.0),), []).append(name)
+        search.remove_fragments()
+    names_by_plan: dict[tuple[MixPart, ...], list[str]] = {}
+    fixed_plans = {
+        name: assignment
+        for name, assignment in (fixed_plans or {}).items()
+        if is_feasible(problem, assignment) or name == required_name
+    }
+    for name, assignment in fixed_plans.items():
+        names_by_plan.setdefault((MixPart(assignment, 1.0),), []).append(name)
     for assignment, names in search.plans.items():
-        mine = ways.setdefault((Part(base.expand(assignment), 1.0),), [])
-        mine += [name for name in names if name not in given]
-    if throughput and not contiguous:
+        own_names = names_by_plan.setdefault((MixPart(base.expand(assignment), 1.0),), [])
+        own_names += [name for name in names if name not in fixed_plans]
+    if is_throughput and not contiguous:
         for name, parts in search.mixes():
-            expanded = tuple(Part(base.expand(p.assignment), p.share) for p in parts)
-            ways.setdefault(expanded, []).append(name)
+            expanded = tuple(MixPart(base.expand(p.assignment), p.share) for p in parts)
+            names_by_plan.setdefault(expanded, []).append(name)
     bounds = _bounds(problem if floor is None else floor, hint)
-    plans = {parts: tuple(names) for parts, names in ways.items() if names}
-    candidates, late = judged(problem, plans, hint, judge, judge_s)
-    proven = max((b.seconds for b in bounds if b.mixing), default=0.0)
-    chosen, rest = choose(problem, candidates, hint, max_parts, proven, keep)
-    return Solution(chosen, rest, bounds, search.cut_short or late)
+    plans = {parts: tuple(names) for parts, names in names_by_plan.items() if names}
+    candidates, is_late = predict_plans(problem, plans, hint, predict, predict_deadline)
+    bound_s = max((b.seconds for b in bounds if b.covers_mixes), default=0.0)
+    choice, rest = choose_candidate(problem, candidates, hint, max_parts, bound_s, required_name)
+    return Solution(choice, rest, bounds, search.cut_short or is_late)
 
 
 def _bounds(floor: Problem, hint: Hint) -> tuple[Bound, ...]:
-    """Return what is proven of a problem, the largest first."""
+    """Return the proven bounds of a problem, the largest first."""
     if hint == "LATENCY":
         return (critical_path(floor),)
     base = collapse_groups(floor).problem
-    found = [largest_node(base), work(base)]
-    if base.node_count * base.device_count <= CUT_SIZE and (cut := priced_cut(base)) is not None:
-        found.append(cut)
-    return tuple(sorted(found, key=lambda b: (-b.seconds, b.name)))
+    bounds = [largest_node(base), total_work(base)]
+    is_small = base.node_count * base.device_count <= MAX_CUT_SIZE
+    if is_small and (cut := priced_cut(base)) is not None:
+        bounds.append(cut)
+    return tuple(sorted(bounds, key=lambda b: (-b.seconds, b.name)))
 
 
 @dataclass(slots=True)
 class _Search:
-    """The plans found so far, and how long to go on."""
+    """The plans found so far, and the methods that find more."""
 
-    #: Without colocation groups, and coarsened where it is large.
+    #: Without colocation groups; coarsened if large.
     problem: Problem
-    #: Time granted, from which steps follow.
+    #: The time limit, which determines the effort.
     seconds: float
     seed: int
-    #: ``time.monotonic()`` at which searches stop.
+    #: ``time.monotonic()`` at which the search ends.
     deadline: float
-    #: Plan of the problem's nodes -> the methods that found it, the first one first.
+    #: Plan -> the methods that found it, in order.
     plans: dict[Assignment, list[str]] = field(default_factory=dict)
     cut_short: bool = False
 
     def add(self, name: str, assignment: Assignment | None) -> None:
-        """Keep a plan of the problem's nodes under the name of its finder, if it is feasible."""
+        """Add a plan under the name of its method, if it is feasible."""
         if assignment is not None and is_feasible(self.problem, assignment):
             names = self.plans.setdefault(assignment, [])
             if name not in names:
                 names.append(name)
 
     def best(self) -> list[Assignment]:
-        """Return the plans kept, least bottleneck first."""
+        """Return all plans, the smallest bottleneck first."""
         return sorted(self.plans, key=lambda p: (loads(self.problem, p).max(), p))
 
-    def add_simple(self, *, contiguous: bool, cuts: bool) -> None:
-        """Add each device alone, the priority list, and minimum cuts."""
+    def add_heuristics(self, *, contiguous: bool, cuts: bool) -> None:
+        """Add single devices, the priority list, and minimum cuts."""
         problem = self.problem
         for d, name in enumerate(problem.devices):
             self.add(f"single {name}", (d,) * problem.node_count)
         if contiguous:
             return
-        self.add("priority", priority(problem))
-        for cut in serial_cuts(problem) if cuts else ():
+        self.add("priority", priority_plan(problem))
+        for cut in minimum_cut_plans(problem) if cuts else ():
             self.add("minimum cut", cut)
 
     def add_slices(self) -> None:
-        """Slice two orders of the graph, its cycles fused."""
-        fused = fuse_cycles(self.problem)
-        if fused.problem.node_count > MAX_NODES:
+        """Add the slicings of two topological orders of the graph."""
+        contraction = fuse_cycles(self.problem)
+        if contraction.problem.node_count > MAX_NODES:
             return
-        n, edges = fused.problem.node_count, fused.problem.edges()
-        # From the sinks backwards, a short branch comes right before the join that needs it.
-        backwards = depth_first(n, [(v, u) for u, v in edges])[::-1]
-        for order in (depth_first(n, edges), backwards):
-            sliced = slice_order(fused.problem, order)
-            if sliced is not None:
-                self.add("slicing", fused.expand(sliced[1]))
+        n, edges = contraction.problem.node_count, contraction.problem.edges()
+        # In the reverse order, a short branch comes directly before the node that joins it.
+        backwards = topological_order(n, [(v, u) for u, v in edges])[::-1]
+        for order in (topological_order(n, edges), backwards):
+            slicing = slice_order(contraction.problem, order)
+            if slicing is not None:
+                self.add("slicing", contraction.expand(slicing[1]))
 
-    def add_packed(self, *, contiguous: bool) -> None:
-        """Add a plan that just fits the memory.
+    def add_packing(self, *, contiguous: bool) -> None:
+        """Add a plan that fits the devices' memory.
 
-        Raises PlanError where there is none, naming the largest nodes.
+        Raises PlanError: there is none; with the largest nodes.
         """
         problem = self.problem
         if contiguous:
             raise PlanError(
-                f"intervals: no order tried could be cut into one interval for each of "
-                f"{', '.join(problem.devices)} that supports it and has room for it; plan without "
-                "`contiguous`",
+                "intervals: found no topological order with one interval for each of "
+                f"{', '.join(problem.devices)} that the device supports and has memory for; use "
+                "another policy than PIPELINE_PARALLEL",
                 nodes=(),
                 constraint="contiguous",
             )
-        self.add("packing", pack(problem))
+        self.add("packing", pack_memory(problem))
         if self.plans:
             return
-        heavy = sorted(range(problem.node_count), key=lambda v: (-problem.weights[v], v))[:6]
-        names = tuple(problem.names[v] for v in heavy)
+        largest = sorted(range(problem.node_count), key=lambda v: (-problem.weights[v], v))[:6]
+        names = tuple(problem.names[v] for v in largest)
         rooms = zip(problem.devices, problem.memory.tolist(), strict=True)
         raise PlanError(
-            f"memory: {float(problem.weights.sum()):.0f} bytes of constants, of which "
-            f"{', '.join(map(repr, names))} have the most, were not packed into "
-            f"{', '.join(f'{d} ({m:.0f})' for d, m in rooms)}; give a device more memory, add one, "
-            "or drop pins and colocation groups",
+            f"memory: {float(problem.weights.sum()):.0f} bytes of constants were not packed into "
+            f"{', '.join(f'{d} ({m:.0f})' for d, m in rooms)}; the largest nodes are "
+            f"{', '.join(map(repr, names))}. Give a device more memory, add a device, or remove "
+            "pins and colocation groups",
             nodes=names,
             constraint="memory",
         )
 
     def add_all(self) -> None:
-        """Add every plan, where there are few enough to judge each.
+        """Add all plans, if their number is small enough.
 
-        Annealing of larger graphs by their latency found nothing better than minimum cuts.
+        For the latency of larger graphs, annealing found nothing better than minimum cuts.
         """
-        able = [np.flatnonzero(row).tolist() for row in allowed(self.problem)]
-        if math.prod(map(len, able)) <= self.seconds * FEW_PER_SECOND / max(len(able), 20):
-            for assignment in itertools.product(*able):
+        options = [np.flatnonzero(row).tolist() for row in allowed_devices(self.problem)]
+        limit = self.seconds * ENUMERATIONS_PER_SECOND / max(len(options), 20)
+        if math.prod(map(len, options)) <= limit:
+            for assignment in itertools.product(*options):
                 self.add("best of all", assignment)
 
     def anneal(self) -> None:
-        """Anneal twice: from the best plan, and from the next one or again where that is far."""
-        problem = wary(self.problem)
+        """Anneal twice: from the best plan, and from the second best if it is close to the best."""
+        problem = with_dispatch_margin(self.problem)
         first, *others = self.best()
-        most = NEAR * loads(problem, first).max()
-        second = next((p for p in others if loads(problem, p).max() <= most), first)
-        quick = min(1.0, QUICK_NODES / problem.node_count)
-        proposals = int(self.seconds * PROPOSALS_PER_SECOND * quick / 2)
-        middle_s = (time.monotonic() + self.deadline) / 2
-        for turn, (start, end_s) in enumerate(((first, middle_s), (second, self.deadline))):
-            found, late = anneal(
-                problem, start, proposals=proposals, seed=2 * self.seed + turn, deadline=end_s
+        limit = SECOND_START_RATIO * loads(problem, first).max()
+        second = next((p for p in others if loads(problem, p).max() <= limit), first)
+        speed = min(1.0, QUICK_NODES / problem.node_count)
+        proposals = int(self.seconds * PROPOSALS_PER_SECOND * speed / 2)
+        half_deadline = (time.monotonic() + self.deadline) / 2
+        runs = ((first, half_deadline), (second, self.deadline))
+        for number, (start, deadline) in enumerate(runs):
+            assignment, is_late = anneal(
+                problem, start, proposals=proposals, seed=2 * self.seed + number, deadline=deadline
             )
-            self.cut_short |= late
-            self.add("annealing", found)
+            self.cut_short |= is_late
+            self.add("annealing", assignment)
 
-    def tidy(self) -> None:
-        """Free the best plans of fragments."""
-        for assignment in self.best()[:TIDIED_PLANS]:
+    def remove_fragments(self) -> None:
+        """Add the best plans without their fragments."""
+        problem = with_dispatch_margin(self.problem)
+        for assignment in self.best()[:MAX_TIDIED_PLANS]:
             name = self.plans[assignment][0]
-            self.add(name + TIDIED, tidy(wary(self.problem), assignment))
+            self.add(name + TIDIED_SUFFIX, remove_fragments(problem, assignment))
 
-    def mixes(self) -> Iterator[tuple[str, tuple[Part, ...]]]:
-        """Yield the best mix of all plans found, and of whole-model replicas, each by its name."""
+    def mixes(self) -> Iterator[tuple[str, tuple[MixPart, ...]]]:
+        """Yield the best mix of all plans, and of whole-model replicas, with their names."""
         problem = self.problem
         n, k = problem.times.shape
-        alone = [p for d in range(k) if is_feasible(problem, p := (d,) * n)]
-        for name, plans in (("mix", [*self.best()[:8], *alone]), ("replicas", alone)):
-            parts = mix(problem, plans, price=name == "mix")
+        single_devices = [p for d in range(k) if is_feasible(problem, p := (d,) * n)]
+        best = [*self.best()[:8], *single_devices]
+        for name, plans in (("mix", best), ("replicas", single_devices)):
+            parts = mix_plans(problem, plans, adds_plans=name == "mix")
             if len(parts) > 1:
                 yield name, parts

@@ -15,7 +15,7 @@ from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.plugin.program import Program
 from hetero.planning.cost.cost_file import read_costs, write_costs
 from hetero.planning.cost.costs import CLIENT
-from hetero.planning.cost.profile_request import identify
+from hetero.planning.cost.profile_request import identify_device
 from hetero.planning.solver import search
 from tests.support.command_line import Shell
 from tests.support.costs import costs
@@ -89,16 +89,16 @@ def test_a_search_that_the_clock_ended_is_told(
     shell: Shell, model: Path, tmp_path: Path, core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "costs.json"
-    monkeypatch.setattr(search, "CLOCK", (0.0, 0.0))
+    monkeypatch.setattr(search, "DEADLINE_FRACTIONS", (0.0, 0.0))
     source = read_model(model)
     given = costs(source, {d: dict.fromkeys(source.node_names, 1e-3) for d in ("CPU", "NULL")})
-    of = {d.name: identify(d, {}) for d in core.device_descriptors}
+    of = {d.name: identify_device(d, {}) for d in core.device_descriptors}
     devices = {n: replace(d, identity=of[n]) for n, d in given.devices.items()}
     write_costs(replace(given, devices=devices), path)
     options = (model, "-d", "HETERO:CPU,NULL", "--costs", path)
     assert shell("plan --json", *options).document["plan"]["cut_short"] is True
     for command in ("plan", "bench --hint THROUGHPUT -n 2"):
-        assert "the clock ended" in " ".join(shell(command, *options).out.split())
+        assert "the time limit ended" in " ".join(shell(command, *options).out.split())
 
 
 def test_costs_of_other_devices_are_refused(shell: Shell, model: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_costs_of_other_devices_are_refused(shell: Shell, model: Path, tmp_path:
     other = [part.replace("500", "100") for part in DEVICES]
     refused = shell("plan", model, *other, "--costs", path)
     assert "hetero: PlanError: " in refused.err
-    assert "NULL_NODE_TIME_US 500.0, wanted 100.0" in " ".join(refused.err.split())
+    assert "NULL_NODE_TIME_US 100.0, measured with 500.0" in " ".join(refused.err.split())
 
 
 def test_pins_are_no_part_of_a_profile(shell: Shell, model: Path) -> None:

@@ -15,11 +15,11 @@ from hetero.compile import compiler
 from hetero.devices.errors import BlobError, PropertyError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.planning import choose as choosing
+from hetero.planning import plan_task
 from hetero.planning.cost_planner import CostPlanner
 from hetero.scheduler.formats.blob_file import BlobFile
 from tests.support.models import branches, branches_output
-from tests.support.plans import planned
+from tests.support.plans import replica_config
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 DEVICES = "HETERO:CPU,ORT"
@@ -37,7 +37,7 @@ def check(model: Any) -> None:
 
 
 def test_several_plans_come_back_from_a_blob(core: hetero.Core, tmp_path: Path) -> None:
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "m.hetero"
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert len(compiled.cuts) == 2
@@ -62,7 +62,7 @@ def test_several_plans_come_back_from_a_blob(core: hetero.Core, tmp_path: Path) 
 def test_a_later_layout_is_refused_by_name(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
     monkeypatch.setattr("hetero.cache.blob.SEVERAL_PLANS", 3)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         blob = compiled.export_model()
@@ -72,7 +72,7 @@ def test_a_later_layout_is_refused_by_name(
 
 
 def test_one_best_plan_is_a_plain_model_that_exports(core: hetero.Core, tmp_path: Path) -> None:
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e3})
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e3})
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert len(compiled.cuts) == 1
         blob = compiled.export_model()
@@ -84,7 +84,7 @@ def test_several_plans_are_kept_and_the_cache_comes_first(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "cache"
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, CACHE_DIR=str(folder))
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, CACHE_DIR=str(folder))
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert not compiled.get_property("LOADED_FROM_CACHE")
     assert len(list(folder.glob("*.stage"))) == 2
@@ -120,7 +120,7 @@ def questions(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> Counter[tup
 
     monkeypatch.setattr(executor, "query", counted_query)
     monkeypatch.setattr(executor, "get_property", counted_property)
-    for module in (compiler, choosing):
+    for module in (compiler, plan_task):
         monkeypatch.setattr(module, "partition", counted_cut)
     return asked
 
@@ -180,7 +180,7 @@ def taken(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[str, ...]
 
 def test_queries_and_plans_give_stand_ins_nothing_either(core: hetero.Core, tmp_path: Path) -> None:
     stand_ins = {"STAGE_REPLICAS": {"CPU": ["ORT"]}}
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-6}) | stand_ins
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-6}) | stand_ins
     report = core.plan_model(branches(), DEVICES, config)
     assert {d for variant in report.variants for d in variant.affinity.values()} == {"CPU"}
     assert set(core.query_model(branches(), "HETERO:ORT,CPU", stand_ins).values()) == {"CPU"}
@@ -208,7 +208,7 @@ def test_stand_ins_that_make_no_sense_are_refused(
 def test_a_device_is_asked_once_and_an_affinity_cut_once(
     core: hetero.Core, tmp_path: Path, questions: Counter[tuple[str, Any]], variants: int
 ) -> None:
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, MAX_VARIANTS=variants)
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, MAX_VARIANTS=variants)
     with core.compile_model(branches(), DEVICES, config):
         pass
     assert questions["query", "CPU"] == questions["query", "ORT"] == 1
@@ -234,7 +234,7 @@ def test_devices_that_are_sure_to_be_asked_start_before_any_is(
     query = core.executor.query
     monkeypatch.setattr(core.executor, "start", lambda names: happened.append(set(names)))
     monkeypatch.setattr(core.executor, "query", lambda *q: happened.append("asked") or query(*q))
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}) if by_cost else {}
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}) if by_cost else {}
     with core.compile_model(branches(), DEVICES, config, affinity=pins):
         assert happened[:2] == [devices, "asked"]
 
@@ -242,7 +242,7 @@ def test_devices_that_are_sure_to_be_asked_start_before_any_is(
 def test_a_model_that_was_asked_about_is_not_asked_about_again(
     core: hetero.Core, tmp_path: Path, questions: Counter[tuple[str, Any]]
 ) -> None:
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
     model = core.read_model(branches())
     core.survey_model(model, DEVICES, config)
     core.plan_model(model, DEVICES, config)
@@ -254,7 +254,7 @@ def test_a_model_that_was_asked_about_is_not_asked_about_again(
 @pytest.mark.parametrize("policy", ["AUTO", "PRIORITY"])
 def test_a_hit_asks_no_device_and_starts_those_it_needs(tmp_path: Path, policy: str) -> None:
     with hetero.Core(executor="inprocess") as first:
-        config = planned(
+        config = replica_config(
             first,
             tmp_path,
             {"CPU": 1e-3, "ORT": 1e3},
@@ -288,7 +288,9 @@ def test_devices_of_a_node_are_not_planned_more_memory_than_it_has(
     weight = read_model(branches()).constants["w"].array.nbytes
     monkeypatch.setattr("hetero.scheduler.device.probe._node_memory_nbytes", lambda: 2 * weight - 1)
     with hetero.Core(executor="inprocess") as core:
-        config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, PERFORMANCE_HINT="THROUGHPUT")
+        config = replica_config(
+            core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, PERFORMANCE_HINT="THROUGHPUT"
+        )
         with pytest.raises(hetero.errors.PlanError) as caught:
             core.plan_model(branches(), DEVICES, config)
         assert caught.value.constraint == "memory"

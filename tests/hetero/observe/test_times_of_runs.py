@@ -10,7 +10,7 @@ import pytest
 import hetero
 from hetero.devices.model.model import Model
 from tests.support.models import branches
-from tests.support.plans import planned
+from tests.support.plans import replica_config
 
 DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -53,7 +53,7 @@ def test_runs_that_are_not_profiled_have_no_times(core: hetero.Core) -> None:
 def test_every_plan_that_shares_requests_covers_the_model(
     core: hetero.Core, tmp_path: Path
 ) -> None:
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3}, PERF_COUNT=True)
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3}, PERF_COUNT=True)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert len(compiled.cuts) == 2
         for _ in range(4):

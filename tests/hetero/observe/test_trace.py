@@ -24,7 +24,7 @@ from tests.scheduler.models import chain, replicate
 from tests.support.command_line import Shell, endless
 from tests.support.models import branches
 from tests.support.observed import ended
-from tests.support.plans import planned
+from tests.support.plans import replica_config
 
 DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -265,7 +265,7 @@ def test_stages_of_a_node_whose_clock_is_not_known_yet_are_left_out() -> None:
 def test_plans_that_share_requests_are_traced_each_by_its_stages(
     core: hetero.Core, tmp_path: Path
 ) -> None:
-    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "trace.json"
     with core.trace(path), core.compile_model(branches(), DEVICES, config) as compiled:
         submitted = [compiled.submit({"x": X}) for _ in range(6)]

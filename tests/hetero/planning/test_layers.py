@@ -1,4 +1,4 @@
-"""Layers: where decoders are cut when costs and memory decide."""
+"""Layers of decoders, and partitions between layers because of cost and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.decoders import CONTEXT, decoder, greedy
 from tests.support.stateful_models import running_sum
 
 
-def test_layers_are_found_and_one_value_crosses_between_them() -> None:
+def test_find_layers_of_decoder() -> None:
     model = hetero.read_decoder(decoder(4))
     layers = find_layers(model)
     assert [names[-1] for names in layers] == ["end_0", "end_1", "end_2", "end_3", "sample"]
@@ -20,30 +20,30 @@ def test_layers_are_found_and_one_value_crosses_between_them() -> None:
         assert all(name.endswith(f"_{i}") for name in names), names
 
 
-def test_what_has_no_layers_has_none() -> None:
+def test_find_layers_of_models_without_layers() -> None:
     core = hetero.Core("inprocess")
     assert find_layers(core.read_model(running_sum())) == []
-    whole = core.read_model(running_sum(), states={"before": "after"})
-    assert [len(names) for names in find_layers(whole)] == [2]
+    stateful = core.read_model(running_sum(), states={"before": "after"})
+    assert [len(names) for names in find_layers(stateful)] == [2]
 
 
-def test_a_decoder_is_measured_as_it_takes_the_best_token(
+def test_profile_decoder_estimates_no_part(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What was made up for the node that chooses was none, so that it could be only estimated."""
+    """The sampling node needs valid generated inputs; otherwise its cost is only estimated."""
     with hetero.Core("inprocess") as core:
         core.profile_model(hetero.read_decoder(decoder()), "CPU", seconds=0.5)
     assert [r for r in caplog.records if "estimated" in r.getMessage()] == []
 
 
-def test_memory_cuts_between_layers_and_counts_weights_and_caches() -> None:
+def test_memory_limit_splits_between_layers() -> None:
     model = hetero.read_decoder(decoder())
     layers = find_layers(model)
-    # A layer's caches: keys and values of all tokens but the last, 16 numbers of 4 bytes.
-    each = 2 * (CONTEXT - 1) * 16 * 4
+    # The KV cache of a layer: keys and values of all tokens except the last, 16 floats each.
+    cache_nbytes = 2 * (CONTEXT - 1) * 16 * 4
     options = {"PERFORMANCE_HINT": "LATENCY", "PROFILE_SECONDS": 0.5, "PLAN_SECONDS": 0.5}
 
-    def placed(nbytes: int, sessions: int) -> list[str]:
+    def compile_devices(nbytes: int, sessions: int) -> list[str]:
         config = {
             **options,
             "PERFORMANCE_HINT_NUM_REQUESTS": sessions,
@@ -57,8 +57,11 @@ def test_memory_cuts_between_layers_and_counts_weights_and_caches() -> None:
             return [s.device for s in compiled.subgraphs]
 
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
-        # One layer and all weights go on a device; two layers, or one of two texts, do not.
-        room = each + model.weight_nbytes
-        assert placed(room, 1) == ["CPU.0", "CPU.1"] or placed(room, 1) == ["CPU.1", "CPU.0"]
+        # One layer and all weights fit a device; two layers, or one layer of two sequences, do not.
+        room = cache_nbytes + model.weight_nbytes
+        assert compile_devices(room, 1) == ["CPU.0", "CPU.1"] or compile_devices(room, 1) == [
+            "CPU.1",
+            "CPU.0",
+        ]
         with pytest.raises(PlanError, match="memory"):
-            placed(room, 2)
+            compile_devices(room, 2)

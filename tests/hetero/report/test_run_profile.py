@@ -16,7 +16,7 @@ from onnx import numpy_helper
 import hetero
 from tests.support.command_line import Shell
 from tests.support.models import branches
-from tests.support.plans import planned
+from tests.support.plans import replica_config
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 SCHEMA = json.loads(
@@ -79,7 +79,7 @@ def test_a_cost_files_expectation_stands_beside_and_in_the_page(
     shell: Shell, model: Path, tmp_path: Path
 ) -> None:
     with hetero.Core(executor="inprocess") as core:
-        costs = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})["COST_FILE"]
+        costs = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})["COST_FILE"]
     page = tmp_path / "page.html"
     line = ("run --profile --json -c PLAN_SECONDS=0.1", model, *SPLIT, "--costs", costs)
     profile = shell(*line, "--html", page).document["profile"]

@@ -24,7 +24,7 @@ from hetero.devices.errors import ArgumentError, PlanError
 from hetero.devices.model.reader import read_model
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.plan_report import PlanReport
-from hetero.planning.plan_task import Choice, choose
+from hetero.planning.plan_task import PlanOptions, plan_task
 from tests.support.chains import chain
 from tests.support.command_line import Shell
 from tests.support.costs import costs, task
@@ -36,7 +36,7 @@ def plan_of(*seconds: float) -> PlanReport:
     model = read_model(chain(len(seconds)))
     names = [node.name for node in model.nodes]
     times = {f"D{i}": {names[i]: seconds[i]} for i in range(len(seconds))}
-    return choose(task(model, costs(model, times)), Choice(seconds=1.0))
+    return plan_task(task(model, costs(model, times)), PlanOptions(seconds=1.0))
 
 
 def fleet(report: PlanReport, **counts: int) -> Fleet:

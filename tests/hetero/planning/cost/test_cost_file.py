@@ -1,4 +1,4 @@
-"""The cost file: what is written is read; what is wrong or does not fit is refused."""
+"""Cost files: round trip, damaged files, and checks against a model and devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from hetero.devices.errors import PlanError
 from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
-from hetero.planning.cost.costs import Costs, Line, Time
+from hetero.planning.cost.costs import Costs, LinearCost, Time
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS
 from tests.support.costs import costs, identity
 from tests.support.graphs import build
@@ -22,14 +22,14 @@ MODEL = build("a: p = Relu(x)\nb: q = Neg(p)\nc: y = Abs(q)", outputs="y")
 def sample() -> Costs:
     times = {d: {"a": 1e-3, "b": 2e-3, "c": 3e-3} for d in ("ORT", "CPU")}
     return replace(
-        costs(MODEL, times, wire=Line(1e-4, 2e-10, "calibrated"), fused=(("a", "b"),)),
+        costs(MODEL, times, wire=LinearCost(1e-4, 2e-10, "calibrated"), fused=(("a", "b"),)),
         shapes={"x": (3,)},
-        missing={"GPU": "gone"},
+        missing={"GPU": "lost"},
         measured_at="2026-11-22T10:00:00+00:00",
     )
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_cost_file_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     write_costs(sample(), path)
     assert read_costs(path) == sample()
@@ -43,99 +43,107 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "said"),
+    ("keys", "value", "words"),
     [
         (("format",), "other", "not a cost file"),
-        (("version",), 99, "version 99"),
+        (("version",), 99, "got 99"),
         (
             ("devices", "ORT", "nodes", "a", "seconds"),
             -1.0,
             "`float` >= 0.0 - at `$.devices",
         ),
         (("devices", "ORT", "nodes", "a", "seconds"), float("nan"), "cannot be read"),
-        (("devices", "ORT", "nodes", "a", "source"), "dreamt", "Invalid enum value 'dreamt'"),
-        (("devices", "ORT", "alone", "load"), "1", "at `$.devices[...].alone.load`"),
-        (("version",), 5, "version 5, wanted 7. Profile the model again"),
+        (("devices", "ORT", "nodes", "a", "source"), "guessed", "Invalid enum value 'guessed'"),
+        (
+            ("devices", "ORT", "single_load", "time_factor"),
+            "1",
+            "at `$.devices[...].single_load.time_factor`",
+        ),
+        (("version",), 5, "expected version 8, got 5. Profile the model again"),
         (("devices", "ORT", "identity"), {}, "missing required field `plugin`"),
         (("transfers", 0, "busy", "b"), True, "at `$[0].busy.b`"),
         (("model",), None, "Profile the model again"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, keys: tuple[Any, ...], value: Any, said: str) -> None:
+def test_read_costs_damaged_value_raises(
+    tmp_path: Path, keys: tuple[Any, ...], value: Any, words: str
+) -> None:
     document = to_document(sample())
     _set(document, keys, value)
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(PlanError, match=r"costs\.json") as caught:
+    with pytest.raises(PlanError, match=r"costs\.json") as error:
         read_costs(path)
-    assert said in str(caught.value)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{", '{"format": 1}'])
-def test_other_files(tmp_path: Path, text: str) -> None:
+def test_read_costs_other_content_raises(tmp_path: Path, text: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(PlanError):
         read_costs(path)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_read_costs_missing_file_raises(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="hetero profile"):
         read_costs(tmp_path / "none.json")
 
 
-def test_costs_that_fit() -> None:
+def test_check_costs_of_matching_device() -> None:
     check_costs(sample(), MODEL.content_hash, {"ORT": identity("ORT")}, "cost file x")
 
 
-def test_costs_of_one_node_hold_in_this_process_and_not_the_other_way() -> None:
+def test_check_costs_of_other_cluster_nodes() -> None:
     def measured_on(**nodes: str) -> Costs:
-        of = {n: replace(identity(n), node=node) for n, node in nodes.items()}
-        devices = {n: replace(d, identity=of[n]) for n, d in sample().devices.items()}
+        identities = {n: replace(identity(n), node=node) for n, node in nodes.items()}
+        devices = {n: replace(d, identity=identities[n]) for n, d in sample().devices.items()}
         return replace(sample(), devices=devices)
 
     def check(costs: Costs, node: str) -> None:
-        wanted = {"ORT": replace(identity("ORT"), node=node)}
-        check_costs(costs, MODEL.content_hash, wanted, "cost file x")
+        expected = {"ORT": replace(identity("ORT"), node=node)}
+        check_costs(costs, MODEL.content_hash, expected, "cost file x")
 
     check(measured_on(ORT="10.0.0.1", CPU="10.0.0.1"), THIS_PROCESS)
-    with pytest.raises(PlanError, match="measured with node local, wanted 10"):
+    with pytest.raises(PlanError, match=r"expected node 10.*measured with local"):
         check(measured_on(ORT=THIS_PROCESS, CPU=THIS_PROCESS), "10.0.0.1")
-    with pytest.raises(PlanError, match="wanted local"):
+    with pytest.raises(PlanError, match="expected node local"):
         check(measured_on(ORT="10.0.0.1", CPU="10.0.0.2"), THIS_PROCESS)
 
 
-def test_figures_tell_what_they_rest_on() -> None:
+def test_costs_basis_sentence() -> None:
     assert sample().basis() == (
         "costs in process at 2026-11-22T10:00:00+00:00: 6 node times measured; assumed: load"
     )
     ort, cpu = sample().devices.values()
     node = Time(1e-3, "estimated")
-    cluster = {
+    cluster_devices = {
         "ORT": replace(ort, identity=replace(ort.identity, node="10.0.0.2"), nodes={"a": node}),
-        "CPU": replace(cpu, identity=replace(cpu.identity, node="10.0.0.1"), spoiled=("cuts",)),
+        "CPU": replace(
+            cpu, identity=replace(cpu.identity, node="10.0.0.1"), disturbed_measurements=("load",)
+        ),
     }
-    assert replace(sample(), devices=cluster, measured_at="").basis() == (
+    assert replace(sample(), devices=cluster_devices, measured_at="").basis() == (
         "costs on 10.0.0.1, 10.0.0.2: 3 node times measured, 1 estimated; assumed: load; "
-        "spoiled by other work, profile again: cuts of CPU"
+        "disturbed by other processes, profile again: load of CPU"
     )
 
 
-def test_every_difference_is_told() -> None:
-    wanted = {
+def test_check_costs_lists_every_difference() -> None:
+    expected = {
         "ORT": replace(identity("ORT"), fingerprint="g", num_threads=4),
         "GPU": identity("GPU"),
         "NULL": identity("NULL"),
     }
-    with pytest.raises(PlanError) as caught:
-        check_costs(sample(), "0" * 64, wanted, "cost file x")
-    message = str(caught.value)
+    with pytest.raises(PlanError) as error:
+        check_costs(sample(), "0" * 64, expected, "cost file x")
+    message = str(error.value)
     for part in (
         "0000",
-        "fingerprint f, wanted g",
-        "threads 1, wanted 4",
-        "GPU was not measured: gone",
-        "NULL is not in it; it has ORT, CPU",
+        "expected fingerprint g, measured with f",
+        "expected threads 4, measured with 1",
+        "GPU was not measured: lost",
+        "NULL is missing; available: ORT, CPU",
     ):
         assert part in message
-    assert len(caught.value.differences) == 5
+    assert len(error.value.differences) == 5

@@ -1,4 +1,4 @@
-"""Plans by cost over three vendors: OpenVINO's CPU device, ONNX Runtime and the numpy kernels."""
+"""Cost planning with three backends: OpenVINO, ONNX Runtime and the numpy kernels."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LIST = "HETERO:OV,ORT,CPU"
 QUICK = {"PROFILE_SECONDS": 0.1, "PLAN_SECONDS": 0.3}
 POLICIES = ("PRIORITY", "PIPELINE_PARALLEL", "AUTO")
 HINTS = ("THROUGHPUT", "LATENCY")
-#: A node for each vendor: a plan has all three, whatever they cost.
+#: A node for each backend, so that every plan uses all three.
 PINS = {"matmul": "OV", "tanh": "ORT", "abs": "CPU"}
-#: What OpenVINO's device has by the names that HETERO plans with.
+#: Properties of OpenVINO's device with the names of HETERO's planning properties.
 PLANNING = ("MODEL_DISTRIBUTION_POLICY", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS")
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
 
@@ -49,23 +49,23 @@ def files(tmp_path: Path, costs: Costs) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def planning_of_openvino(core: hetero.Core) -> dict[str, Any]:
-    """Return what the device has where nothing is given."""
+    """Return the device's default properties."""
     with core.compile_model(branches(), LIST) as compiled:
         return planning_of(compiled)
 
 
 def planning_of(compiled: hetero.CompiledModel) -> dict[str, Any]:
-    given = compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]
-    return {name: given[name] for name in PLANNING}
+    properties = compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]
+    return {name: properties[name] for name in PLANNING}
 
 
 def hetero_command(*arguments: str) -> Result:
     config = [f"-c{name}={value}" for name, value in QUICK.items()]
-    where = ("-d", LIST, "--executor", "inprocess")
-    return CliRunner().invoke(cli, [*arguments, *where, *config])
+    device_options = ("-d", LIST, "--executor", "inprocess")
+    return CliRunner().invoke(cli, [*arguments, *device_options, *config])
 
 
-def test_every_device_is_measured(costs: Costs) -> None:
+def test_profile_measures_every_device(costs: Costs) -> None:
     assert not costs.missing
     assert set(costs.devices) == {"OV.CPU", "ORT", "CPU"}
     for device in costs.devices.values():
@@ -75,7 +75,7 @@ def test_every_device_is_measured(costs: Costs) -> None:
 
 @pytest.mark.parametrize("policy", [*POLICIES, ""])
 @pytest.mark.parametrize("hint", [*HINTS, ""])
-def test_every_policy_and_hint_plans_and_runs(
+def test_policies_and_hints_plan_and_run(
     core: hetero.Core, planning_of_openvino: dict[str, Any], policy: str, hint: str
 ) -> None:
     config = {"MODEL_DISTRIBUTION_POLICY": policy, "PERFORMANCE_HINT": hint, **QUICK}
@@ -89,7 +89,7 @@ def test_every_policy_and_hint_plans_and_runs(
 
 
 @pytest.mark.parametrize("hint", HINTS)
-def test_a_cost_file_holds_whatever_is_planned(
+def test_cost_file_works_with_every_policy(
     core: hetero.Core, files: tuple[str, str], hint: str
 ) -> None:
     model, file = files
@@ -128,45 +128,47 @@ def test_a_cost_file_holds_whatever_is_planned(
     ],
     ids=" ".join,
 )
-def test_commands(files: tuple[str, str], arguments: tuple[str, ...]) -> None:
+def test_commands_with_planning_options(files: tuple[str, str], arguments: tuple[str, ...]) -> None:
     model, file = files
     command, *options = (file if argument == "FILE" else argument for argument in arguments)
-    done = hetero_command(command, model, *options, "--json")
-    assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
+    result = hetero_command(command, model, *options, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
     if command in ("plan", "query"):
         assert len(document["nodes"]) == 6
-        wanted = {"x": [5, 3]} if "--shape" in options else {"x": [4, 3]}
+        expected = {"x": [5, 3]} if "--shape" in options else {"x": [4, 3]}
         assert (
-            command == "query" or arguments[2] == "AUTO" or document["request"]["shapes"] == wanted
+            command == "query"
+            or arguments[2] == "AUTO"
+            or document["request"]["shapes"] == expected
         )
     else:
         assert sum(len(s["nodes"]) for s in document["subgraphs"]) == 6
 
 
-def test_a_plan_says_at_which_shapes(core: hetero.Core) -> None:
+def test_report_contains_planned_shapes(core: hetero.Core) -> None:
     model = core.read_model(branches())
-    for given in ({}, {"x": [64, 3]}):
-        config = {**QUICK, **({"PLAN_SHAPES": given} if given else {})}
+    for shapes in ({}, {"x": [64, 3]}):
+        config = {**QUICK, **({"PLAN_SHAPES": shapes} if shapes else {})}
         report = core.plan_model(model, LIST, config, affinity=PINS)
         survey = core.survey_model(model, LIST, config, affinity=PINS)
         document = build_report(survey, report)
-        shape = given.get("x", [1, 3])
+        shape = shapes.get("x", [1, 3])
         assert document["request"]["shapes"] == {"x": shape}
         assert f" | at x {shape} | " in document["verdict"]["sentence"]
         lints = [lint for lint in document["lints"] if lint["code"] == "planned-shapes"]
         message = f"planned for the measured shapes x {shape}"
-        assert [message in lint["message"] for lint in lints] == [True] * (not given)
-        # It may be cut elsewhere at each shape: these are float32 rows, of one length or another.
+        assert [message in lint["message"] for lint in lints] == [True] * (not shapes)
+        # The partition may depend on the shape; each wire is a number of float32 rows.
         assert document["wires"]
         assert all(wire["nbytes"] % (4 * shape[0]) == 0 for wire in document["wires"])
         assert not any(wire["open_dims"] for wire in document["wires"])
 
 
-def test_a_report_of_a_plan_cuts_nothing_again(
+def test_build_report_of_plan_does_not_partition(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The priority list's row is that of the plan, pins and all."""
+    """The row of the priority list is that of the plan, including pins."""
     config = {"MODEL_DISTRIBUTION_POLICY": "PRIORITY", **QUICK}
     report = core.plan_model(branches(), LIST, config, affinity=PINS)
     survey = core.survey_model(branches(), LIST, config, affinity=PINS)
@@ -180,7 +182,7 @@ def test_a_report_of_a_plan_cuts_nothing_again(
     assert rows["priority"]["nbytes"] == sum(wire["nbytes"] for wire in document["wires"])
 
 
-def test_a_query_tells_sizes_at_shapes(core: hetero.Core) -> None:
+def test_survey_with_plan_shapes_reports_sizes(core: hetero.Core) -> None:
     survey = core.survey_model(branches(), LIST, {"PLAN_SHAPES": {"x": [7, 3]}}, affinity=PINS)
     document = build_report(survey)
     (row,) = [p for n in document["nodes"] if n["name"] == "relu" for p in n["outputs"]]
@@ -197,12 +199,14 @@ def test_a_query_tells_sizes_at_shapes(core: hetero.Core) -> None:
     ],
     ids=str,
 )
-def test_shapes_that_do_not_fit(core: hetero.Core, shapes: Any, error: type[Exception]) -> None:
+def test_plan_shapes_mismatch_raises(
+    core: hetero.Core, shapes: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         core.plan_model(branches(), LIST, {**QUICK, "PLAN_SHAPES": shapes})
 
 
-def test_a_device_alone_has_its_hint(core: hetero.Core) -> None:
+def test_single_device_receives_the_hint(core: hetero.Core) -> None:
     for device in ("OV", "HETERO:OV"):
         with core.compile_model(branches(), device, {"PERFORMANCE_HINT": "THROUGHPUT"}) as compiled:
             assert planning_of(compiled)["PERFORMANCE_HINT"] == "THROUGHPUT"
@@ -216,9 +220,7 @@ def test_a_device_alone_has_its_hint(core: hetero.Core) -> None:
         assert compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]["NUM_STREAMS"] == 2
 
 
-def test_a_file_that_does_not_fit_is_told_in_words(
-    core: hetero.Core, files: tuple[str, str]
-) -> None:
+def test_cost_file_mismatch_message(core: hetero.Core, files: tuple[str, str]) -> None:
     model, file = files
     config = {
         "COST_FILE": file,
@@ -226,29 +228,29 @@ def test_a_file_that_does_not_fit_is_told_in_words(
         "PERFORMANCE_HINT": "LATENCY",
         "DEVICE_PROPERTIES": {"OV": {"NUM_STREAMS": 2}},
     }
-    with pytest.raises(PlanError) as raised:
+    with pytest.raises(PlanError) as error:
         core.plan_model(model, LIST, config)
-    text = str(raised.value)
-    assert "input 'x' was measured as [4, 3], wanted [64, 3]" in text
-    assert "device OV.CPU: measured with NUM_STREAMS at its default, wanted 2" in text
-    assert "(" not in text.partition("does not fit:")[2]
+    text = str(error.value)
+    assert "input 'x': expected shape [64, 3], measured [4, 3]" in text
+    assert "device OV.CPU: expected NUM_STREAMS 2, measured with default" in text
+    assert "(" not in text.partition("does not match:")[2]
 
 
-def test_a_device_that_cannot_be_measured_is_named(core: hetero.Core, costs: Costs) -> None:
-    left = {name: device for name, device in costs.devices.items() if name != "OV.CPU"}
-    some = replace(costs, devices=left, missing={"OV.CPU": "it went away"})
-    report = core.plan_model(branches(), LIST, QUICK, costs=some)
+def test_report_lists_unmeasured_device(core: hetero.Core, costs: Costs) -> None:
+    devices = {name: device for name, device in costs.devices.items() if name != "OV.CPU"}
+    partial_costs = replace(costs, devices=devices, missing={"OV.CPU": "device lost"})
+    report = core.plan_model(branches(), LIST, QUICK, costs=partial_costs)
     document = build_report(core.survey_model(branches(), LIST, QUICK), report)
-    (told,) = [r["message"] for r in document["lints"] if r["devices"] == ["OV.CPU"]]
-    assert "it could not be measured (it went away)" in told
+    (message,) = [r["message"] for r in document["lints"] if r["devices"] == ["OV.CPU"]]
+    assert "it could not be measured (device lost)" in message
 
 
-def test_what_is_given_for_openvino_alone_reaches_it(core: hetero.Core) -> None:
-    """Its CPU has a policy of the name that HETERO plans by, and values that are sets."""
+def test_device_properties_reach_openvino(core: hetero.Core) -> None:
+    """OpenVINO's CPU has a property with the name of HETERO's policy, whose values are sets."""
     config = {"DEVICE_PROPERTIES": {"OV": {"MODEL_DISTRIBUTION_POLICY": "TENSOR_PARALLEL"}}}
     with core.compile_model(branches(), "HETERO:OV,CPU", config) as compiled:
-        asked = compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]
-        assert asked["MODEL_DISTRIBUTION_POLICY"] == ("TENSOR_PARALLEL",)
+        properties = compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]
+        assert properties["MODEL_DISTRIBUTION_POLICY"] == ("TENSOR_PARALLEL",)
         assert compiled.get_property("MODEL_DISTRIBUTION_POLICY") != ("TENSOR_PARALLEL",)
     config["DEVICE_PROPERTIES"]["OV"]["MODEL_DISTRIBUTION_POLICY"] = "NONSENSE"
     with pytest.raises(DeviceError, match="Wrong value NONSENSE"):
