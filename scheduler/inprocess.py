@@ -13,15 +13,19 @@ import numpy as np
 
 from hetero.devices.errors import ArgumentError, ClusterError, HeteroError, PropertyError
 from hetero.devices.model.model import Model
-from hetero.devices.plugin.program import ExecutedNode, Payload
+from hetero.devices.plugin.program import ExecutedNode, Payload, Value, nbytes_of
 from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
+from hetero.devices.request.answered import Answered
+from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.client.request_program import RequestProgram, Resumption
+from hetero.scheduler.client.runner import Submission
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
@@ -34,6 +38,7 @@ from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.thread_shares import plan_shares
 from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.messages import Task, Values
 from hetero.scheduler.vocabulary.names import resolve_name
 from hetero.scheduler.vocabulary.placement import Placement, alone
 from hetero.scheduler.vocabulary.plan import Plan
@@ -57,7 +62,10 @@ class InProcessDeployment(Deployment):
         connect: Callable[[Receiver], Channel],
     ) -> None:
         self._devices = devices
+        self._workers = workers
         self._count_streams = count_streams
+        #: The routes as programs for callers' threads; None if requests need more than that.
+        self._program: RequestProgram | None = None
         super().__init__(
             key,
             placement,
@@ -83,6 +91,65 @@ class InProcessDeployment(Deployment):
             opened = self.opened(stage.index, num_streams[stage.index])
             self._devices[stage.device].open_stage(opened)
         self._count_streams()
+        self._program = self._compile_program()
+
+    def _compile_program(self) -> RequestProgram | None:
+        """Return the routes as programs; None if requests need more than their stages' runs."""
+        placement, limits = self.placement, self.limits
+        plans = [route.plan for route in placement.routes]
+        if limits.in_order or limits.batching or self.known.made or not self._help_with:
+            return None
+        if any(p.passthrough or p.constant_outputs or not p.stages for p in plans):
+            return None
+        stages = [
+            self._devices[stage.device].direct_stage(self.key, stage.index)
+            for stage in placement.stages
+        ]
+        return RequestProgram(
+            placement, stages, self._runner, resume=self._resume, learn=self._learn
+        )
+
+    def submit(
+        self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST
+    ) -> Submission | Answered:
+        """Run a request in the calling thread, or admit it; see `Deployment.submit`."""
+        if self._program is not None and self._may_run_directly(inputs, request):
+            done = self._program.run(inputs, request)
+            if done is not None:
+                return done
+        return super().submit(inputs, request)
+
+    def _may_run_directly(self, inputs: Mapping[str, Value], request: Request) -> bool:
+        """Whether the calling thread may run a request, and does all that it asks for."""
+        if request.inline is None:
+            # A thread that never waits would keep the interpreter from workers that compute.
+            if not (self._num_tiny and self._workers.are_idle and self._is_tiny(nbytes_of(inputs))):
+                return False
+        elif not (request.inline and self._is_quick):
+            return False
+        is_plain = not (
+            request.timeout_s is not None
+            or request.profile
+            or request.keep
+            or request.keep_copies
+            or request.restore_s
+            or self._deployments.observers
+        )
+        return is_plain and self._runner.home.is_here
+
+    def _resume(self, resumption: Resumption) -> None:
+        """Send what a request's stages take that have not run yet."""
+        request = resumption.attempt
+
+        def send() -> None:
+            for stage, tensors in resumption.inputs.items():
+                address = self._addresses[self.placement.stages[stage].device]
+                self._channel.send(address, Values(Task(request, stage), tensors))
+
+        if self._help_with and self._may_help(request):
+            self._help_with(request.id, send)
+        else:
+            send()
 
     def _load_stage(
         self, host: DeviceHost, stage: int, source: StageSource, num_threads: int

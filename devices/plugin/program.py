@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +37,24 @@ def nbytes_of(value: Any) -> int:
     elif not isinstance(value, list | tuple):
         return 0 if value is None else 8
     return sum(map(nbytes_of, value))
+
+
+class CancelHook:
+    """The block of a run in which its backend is asked to stop once the run is cancelled."""
+
+    __slots__ = ("_context", "_stop")
+
+    def __init__(self, context: RunContext, stop: Callable[[], object]) -> None:
+        self._context = context
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        self._context._hook = self._stop
+        if self._context._is_cancelled:
+            self._stop()
+
+    def __exit__(self, *exception: object) -> None:
+        self._context._hook = None
 
 
 @dataclass(slots=True)
@@ -81,16 +98,9 @@ class RunContext:
         if hook is not None:
             hook()
 
-    @contextmanager
-    def on_cancel(self, stop: Callable[[], object]) -> Iterator[None]:
-        """While inside, have `cancel` call `stop`: for backends that stop themselves."""
-        self._hook = stop
-        if self._is_cancelled:
-            stop()
-        try:
-            yield
-        finally:
-            self._hook = None
+    def on_cancel(self, stop: Callable[[], object]) -> CancelHook:
+        """Return a block in which `cancel` calls `stop`: for backends that stop themselves."""
+        return CancelHook(self, stop)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Let the run take `timeout_s` seconds from now, waiting in queues included."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Final
 
@@ -98,9 +98,13 @@ class CompiledModel:
             self.check_open()
         context = context or RunContext(self.profiles)
         try:
-            with _held(self._turn, context) if self._turn else nullcontext():
+            if self._turn is None:
                 start_s = time.perf_counter()
                 outputs = self._program.run(inputs, context)
+            else:
+                with _held(self._turn, context):
+                    start_s = time.perf_counter()
+                    outputs = self._program.run(inputs, context)
         except BaseException as error:  # a plugin's sys.exit must not end the process
             if isinstance(error, HeteroError) or is_interrupt(error):
                 raise

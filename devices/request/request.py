@@ -19,8 +19,9 @@ class Request(NamedTuple):
         Whether its caller waits for room, and for devices that are away; else the request is
         refused where there is none. None: the request waits for room while its caller goes on, and
         who makes room starts it.
-    inline : bool
-        Whether its caller does nothing but wait, so that its thread may run stages.
+    inline : bool or None
+        Whether its caller does nothing but wait, so that its thread may run stages. None: the
+        caller goes on, so its thread runs only a request that takes less than waking another.
     deployment, id, attempt, route : str and int
         Whose request it is, given when it is admitted; which attempt at it, and which of the
         deployment's ways the attempt takes.
@@ -40,7 +41,7 @@ class Request(NamedTuple):
     timeout_s: float | None = None
     profile: bool = False
     waits: bool | None = True
-    inline: bool = False
+    inline: bool | None = False
     deployment: str = ""
     id: int = 0
     attempt: int = 0
@@ -59,7 +60,12 @@ class Request(NamedTuple):
     def admitted(self, deployment: str, number: int, attempt: int, route: int) -> Request:
         """Return it as what an attempt sends."""
         return self._replace(
-            deployment=deployment, id=number, attempt=attempt, route=route, trace=""
+            deployment=deployment,
+            id=number,
+            attempt=attempt,
+            route=route,
+            trace="",
+            inline=bool(self.inline),
         )
 
 

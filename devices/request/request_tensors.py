@@ -39,10 +39,13 @@ class RequestTensors:
         self._inputs = inputs
         self._optional = {port.name: port for port in optional_inputs}
         self._outputs = outputs
-        #: Input name -> its tensor, once something was set or asked for, or the items of its batch.
-        self._given: dict[str, Tensor | list[Any]] = {}
-        #: Inputs that the user set or took by hand; a call with other inputs keeps those.
-        self._kept: set[str] = set()
+        #: Input name -> the tensor that the user set or took by hand, or the items of its batch; a
+        #: call with other inputs keeps those.
+        self._by_hand: dict[str, Tensor | list[Any]] = {}
+        #: Input name -> the value of the last call that passed one, until its tensor is asked for.
+        self._passed: dict[str, Value] = {}
+        #: Input name -> element type and shape of the last call's arrays, if that passed them all.
+        self._fitting: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         #: Output name -> its tensor, once it was set or asked for.
         self._results: dict[str, Tensor] = {}
         #: What the last run gave for the other outputs, and whether the user is to have no more
@@ -77,22 +80,26 @@ class RequestTensors:
 
     def get_input(self, port: TensorSpec) -> Tensor:
         """Return an input's tensor; whoever has it may fill it, so it counts as given."""
-        held = self._given.setdefault(port.name, empty_tensor(port))
+        held = self._by_hand.get(port.name)
+        if held is None:
+            held = empty_tensor(port)
+            if port.name in self._passed:
+                held = Tensor(self._passed.pop(port.name), shared_memory=True)
+            self._by_hand[port.name] = held
         if isinstance(held, list):
             raise TensorError(
                 f"input {port.name!r} was set as a batch of {len(held)} tensors, so it has no "
                 "tensor of its own; set_tensor gives it one.",
                 port=port.name,
             )
-        self._kept.add(port.name)
         return held
 
     def set_input(self, port: TensorSpec, tensor: Any) -> None:
         """Read an input from `tensor`'s memory."""
         held = tensor if isinstance(tensor, Tensor) else Tensor(tensor, shared_memory=True)
         held.replace(check_tensor(held.held(), port, "input"))
-        self._given[port.name] = held
-        self._kept.add(port.name)
+        self._by_hand[port.name] = held
+        self._passed.pop(port.name, None)
 
     def set_batch(self, port: TensorSpec, tensors: Sequence[Any]) -> None:
         """Read an input from items that make a batch along the layout's N, or else axis 0."""
@@ -101,8 +108,8 @@ class RequestTensors:
             self.set_input(port, tensors[0])
             return
         _check_batch(port, items)
-        self._given[port.name] = items
-        self._kept.add(port.name)
+        self._by_hand[port.name] = items
+        self._passed.pop(port.name, None)
 
     def output(self, port: TensorSpec) -> Tensor:
         """Return an output's tensor, whose memory nobody else has unless outputs are shared."""
@@ -137,6 +144,11 @@ class RequestTensors:
         (self._remote.add if keep else self._remote.discard)(port.name)
 
     @property
+    def keeps_outputs(self) -> bool:
+        """Whether outputs may stay on their device."""
+        return bool(self._remote or self._owned_by_user)
+
+    @property
     def kept(self) -> tuple[str, ...]:
         """Names of the outputs that stay on their device."""
         if not self._remote and not self._owned_by_user:
@@ -154,25 +166,31 @@ class RequestTensors:
         TensorNameError lists every input that is missing, or those given that the model does not
         have; TensorTypeError, TensorShapeError: a value does not fit its port.
         """
+        if self._fitting and not self._by_hand and not self._optional:
+            values = self._collect_fitting(inputs, copy=copy)
+            if values is not None:
+                return values
         given = self._by_name(inputs)
         values = {}
         missing = []
         ports = self._inputs
         if self._optional:
-            set_ = dict.fromkeys((*given, *self._given))
+            set_ = dict.fromkeys((*given, *self._by_hand, *self._passed))
             ports += tuple(self._optional[name] for name in set_ if name in self._optional)
         for port in ports:
-            if port.name in given:
-                values[port.name] = convert(given[port.name], port, copy=copy)
-            elif port.name in self._given and (inputs is None or port.name in self._kept):
-                # It is shared, or this request's own from an earlier call.
-                held = self._given[port.name]
+            name = port.name
+            if name in given:
+                values[name] = convert(given[name], port, copy=copy)
+            elif name in self._by_hand:
+                held = self._by_hand[name]
                 if isinstance(held, list):
                     whole = np.concatenate([*map(np.asarray, held)], _batch_axis(port))
                 else:
                     whole = held.held()
-                values[port.name] = convert(whole, port, copy=False)
-            elif port.name not in self._optional:
+                values[name] = convert(whole, port, copy=False)
+            elif inputs is None and name in self._passed:
+                values[name] = self._passed[name]
+            elif name not in self._optional:
                 missing.append(port)
         if missing:
             raise TensorNameError(
@@ -182,8 +200,31 @@ class RequestTensors:
                 missing=[p.name for p in missing],
             )
         for name in given:
-            self._given[name] = Tensor(values[name], shared_memory=True)
-            self._kept.discard(name)
+            self._passed[name] = values[name]
+            self._by_hand.pop(name, None)
+        self._fitting = {}
+        if given.keys() == values.keys() and all(map(_is_plain, values.values())):
+            self._fitting = {name: (value.dtype, value.shape) for name, value in values.items()}
+        return values
+
+    def _collect_fitting(self, inputs: Any, *, copy: bool) -> dict[str, Value] | None:
+        """Return the inputs' values if all are like those of the last call; None: check them."""
+        if type(inputs) is np.ndarray and len(self._inputs) == 1:
+            inputs = {self._inputs[0].name: inputs}
+        if type(inputs) is not dict or len(inputs) != len(self._fitting):
+            return None
+        values = {}
+        for name, (dtype, shape) in self._fitting.items():
+            value = inputs.get(name)
+            if (
+                type(value) is not np.ndarray
+                or value.dtype is not dtype
+                or value.shape != shape
+                or not value.flags.c_contiguous
+            ):
+                return None
+            values[name] = value.copy() if copy else value
+        self._passed = values.copy()  # the caller adds to them
         return values
 
     def take(self, outputs: Mapping[str, Value], *, copy: bool) -> dict[str, Value]:
@@ -218,8 +259,9 @@ class RequestTensors:
         return taken
 
     def _is_input_memory(self, value: np.ndarray) -> bool:
-        for tensor in self._given.values():
-            held = None if isinstance(tensor, list) else tensor.held()
+        held_values = [*self._passed.values()]
+        held_values += [t.held() for t in self._by_hand.values() if not isinstance(t, list)]
+        for held in held_values:
             if not isinstance(held, np.ndarray):
                 continue
             is_own = held is not value and held.flags.owndata and value.flags.owndata
@@ -270,6 +312,10 @@ class RequestTensors:
                 f"{', '.join(f'{p.name!r} ({p})' for p in self._inputs) or 'no inputs'}."
             )
         return {find_port(self._inputs, None, "input").name: inputs}
+
+
+def _is_plain(value: Value) -> bool:
+    return type(value) is np.ndarray and not value.dtype.hasobject
 
 
 def _lists_inputs(inputs: Sequence[Any], port: TensorSpec) -> bool:

@@ -23,33 +23,35 @@ LONGEST_S: Final = threading.TIMEOUT_MAX / 2
 class Run:
     """One start of a request, from submission to the end of its callback."""
 
+    # Of the class until they are set: most runs set few of them.
+    submission: Submission | None = None
+    #: The outputs by name, until someone takes them over.
+    outputs: Mapping[str, Value] | None = None
+    stage_timings: tuple[StageTiming, ...] = ()
+    error: BaseException | None = None
+    callback_error: BaseException | None = None
+    results: Results | None = None
+    answered = False
+    #: Whether it was not answered when its time was up.
+    given_up = False
+    #: What waits for it as futures.
+    futures: tuple[Future[Results], ...] = ()
+    request_id: int | None = None
+    callback_thread = 0
+    preprocess_s = 0.0
+    postprocess_s = 0.0
+    #: Until it was admitted, and until it had ended, from its start.
+    admission_s = 0.0
+    latency_s = 0.0
+    #: Returns its story; kept when the submission is not.
+    story: Callable[[], Sequence[StoryLine]] = tuple
+
     def __init__(self, userdata: Any, timeout_s: float | None) -> None:
         self.userdata = userdata
         self.started = time.perf_counter()
         self.timeout_s = None if timeout_s is None else min(timeout_s, LONGEST_S)
-        self.submission: Submission | None = None
-        #: The outputs by name, until someone takes them over.
-        self.outputs: Mapping[str, Value] | None = None
-        self.stage_timings: tuple[StageTiming, ...] = ()
-        self.error: BaseException | None = None
-        self.callback_error: BaseException | None = None
-        self.results: Results | None = None
-        self.answered = False
-        #: Whether it was not answered when its time was up.
-        self.given_up = False
         self.taken = threading.Lock()
         self.ended = OneShotEvent()
-        #: What waits for it as futures.
-        self.futures: list[Future[Results]] = []
-        self.request_id: int | None = None
-        self.callback_thread = 0
-        self.preprocess_s = 0.0
-        self.postprocess_s = 0.0
-        #: Until it was admitted, and until it had ended, from its start.
-        self.admission_s = 0.0
-        self.latency_s = 0.0
-        #: Returns its story; kept when the submission is not.
-        self.story: Callable[[], Sequence[StoryLine]] = tuple
 
     @property
     def times(self) -> RequestTimes:

@@ -29,8 +29,9 @@ from hetero.devices.errors import (
     TensorTypeError,
 )
 from hetero.devices.plugin.program import Value
+from hetero.devices.request.answered import Answered
 from hetero.devices.request.promise import FutureLike
-from hetero.devices.request.request import Request
+from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.devices.request.request_tensors import RequestTensors
 from hetero.devices.request.response import Response
 from hetero.devices.request.results import Results
@@ -40,6 +41,9 @@ from hetero.devices.request.variable_states import RequestStates
 
 #: Seconds that a run may take to stop once its time is up, before it is given up.
 _STOP_S: Final = 1.0
+
+#: Requests that ask for nothing special, by `inline`.
+_PLAIN: Final = {inline: DEFAULT_REQUEST._replace(inline=inline) for inline in (True, None, False)}
 
 Callback = Callable[[Any], object]
 
@@ -172,9 +176,10 @@ class RequestStateMachine:
                 timeout_s=timeout_s,
             )
         with self._lock:
-            self._require_idle("infer" if inline else "start_async")
+            if self.state is not State.IDLE:
+                self._require_idle("infer" if inline else "start_async")
             run = Run(userdata, timeout_s)
-            begun = self._fit_next()
+            begun = None if self._next is None else self._fit_next()
             values = {} if begun else self.tensors.collect(inputs, copy=not share)
             run.preprocess_s = time.perf_counter() - run.started
             before, self.run, self.state = self.run, run, State.BUSY
@@ -185,8 +190,15 @@ class RequestStateMachine:
             else:
                 if self.states.variables:
                     values |= self.states.given(values)
-                request = self._request(run.timeout_s, inline=inline and timeout_s is None)
+                may_run_here = (inline or None) if timeout_s is None else False
+                request = self._request(run.timeout_s, inline=may_run_here)
                 submission = self._target.submit(values, request)
+                if type(submission) is Answered:
+                    self._take_over(run, submission)
+                    run.request_id = submission.request_id
+                    run.story = partial(submission.story_of, submission.request_id)
+                    self._hand_on(run, callback)
+                    return run
         except BaseException:
             with self._lock:
                 self.run, self.state = before, State.IDLE
@@ -206,9 +218,16 @@ class RequestStateMachine:
         return run
 
     def _request(
-        self, timeout_s: float | None = None, *, inline: bool = False, waits: bool = True
+        self, timeout_s: float | None = None, *, inline: bool | None = False, waits: bool = True
     ) -> Request:
         """Return what travels with a run."""
+        if (
+            waits
+            and timeout_s is None
+            and not (self.states.variables or self.feedback or self.priority)
+            and not self.tensors.keeps_outputs
+        ):
+            return _PLAIN[inline]
         keep, restore_s = self.tensors.kept, 0.0
         if self.states.variables:
             keep, restore_s = keep + self.states.outputs, self.restore_s
@@ -295,6 +314,10 @@ class RequestStateMachine:
         except BaseException as error:  # the caller's, whatever it is: `wait` raises it
             run.error = error
         run.submission = None  # it holds the answer, and with it memory of the device's
+        self._hand_on(run, callback)
+
+    def _hand_on(self, run: Run, callback: Callback | None) -> None:
+        """Have the callback called of a run that has its answer, or end the run."""
         if self._next is not None:
             self._drop_next()
         run.answered = True
@@ -313,7 +336,7 @@ class RequestStateMachine:
             self.state = State.IDLE
         self._end(run)
 
-    def _take_over(self, run: Run, answer: Response) -> None:
+    def _take_over(self, run: Run, answer: Response | Answered) -> None:
         run.outputs = answer.outputs
         if self.states.variables:
             with self._lock:
@@ -393,7 +416,7 @@ class RequestStateMachine:
         future: Future[Results] = Future()
         future.add_done_callback(partial(self._cancelled_by, run))
         with self._lock:
-            run.futures.append(future)
+            run.futures += (future,)
         if run.ended.is_set():  # else whoever ends it sees the future
             self._answer_futures(run)
         return future
@@ -423,7 +446,7 @@ class RequestStateMachine:
     def _answer_futures(self, run: Run) -> None:
         """Give a run that has ended to all who wait for it."""
         with self._lock:
-            futures, run.futures = run.futures, []
+            futures, run.futures = run.futures, ()
         for future in futures:
             if not future.set_running_or_notify_cancel():
                 continue

@@ -9,6 +9,7 @@ from typing import Protocol
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import ExecutedNode, Value
+from hetero.devices.request.answered import Answered
 from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import NodeTimes, Response
@@ -78,8 +79,8 @@ class RequestTarget(Protocol):
     def callback_executor(self) -> Executor:
         """Where callbacks run; never a thread that computes."""
 
-    def submit(self, values: Mapping[str, Value], request: Request) -> Submission:
-        """Start a run; may wait where too much is in flight."""
+    def submit(self, values: Mapping[str, Value], request: Request) -> Submission | Answered:
+        """Start a run, or run it in the calling thread; may wait if too much is in flight."""
 
     def executed_name(self, stage: int, node: str) -> str:
         """Return the name that a stage's executed node has among `executed_nodes`."""

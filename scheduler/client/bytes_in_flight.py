@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from hetero.scheduler.client.direct_run import DirectRun
+
 #: What the most that requests of a size have made shrinks to with each later one.
 _FADING: Final = 7 / 8
 
@@ -29,6 +31,25 @@ class BytesInFlight:
             if nbytes < 0 and self._waiting:
                 told, self._waiting = self._waiting, told
         for call in told:
+            call()
+
+    def begin_direct(self, run: DirectRun) -> None:
+        """Count a direct run; wherever Ctrl-C comes, `run.is_counted` says whether it was."""
+        with self._lock:
+            self.nbytes += run.nbytes
+            self.num_running += 1
+            run.is_counted = True
+
+    def end_direct(self, run: DirectRun) -> None:
+        """Count a direct run no longer."""
+        waiting: list[Callable[[], None]] = []
+        with self._lock:
+            self.nbytes -= run.nbytes
+            self.num_running -= 1
+            run.is_counted = False
+            if self._waiting:
+                waiting, self._waiting = self._waiting, waiting
+        for call in waiting:
             call()
 
     def when_fewer(self, call: Callable[[], None]) -> None:

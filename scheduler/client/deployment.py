@@ -14,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from hetero.devices.errors import PlanError, TensorLostError, TensorNameError
-from hetero.devices.plugin.program import ExecutedNode, Payload, Value
+from hetero.devices.plugin.program import ExecutedNode, Payload, Value, nbytes_of
 from hetero.devices.plugin.remote_memory import RemoteContext, ResidentTensor
+from hetero.devices.request.answered import Answered
 from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.channel import Channel, Receiver
@@ -39,6 +40,11 @@ _CALLBACK_THREADS: Final = 4
 #: A request that takes less runs in the thread of a caller that waits for it: waking another costs
 #: some 50 microseconds, and Ctrl-C and time-outs are not noticed by a thread that computes.
 _QUICK_S: Final = 0.02
+#: A request that takes less runs in the thread that starts it: waking another costs as much.
+_TINY_S: Final = 0.0002
+#: So many have to, in a row: a thread that starts a request must not be held up by it. One that
+#: takes longer among them is a busy machine's doing.
+_STEADY: Final = 8
 _STARTED_S: Final = attrgetter("started_s")
 _ENDED_S: Final = attrgetter("ended_s")
 
@@ -75,6 +81,7 @@ class Deployment(ABC):
         #: Where there are several routes, the first one's.
         self.plan = plan
         self.key = key
+        self.limits = limits
         #: Stages that were imported from their payloads; the others were compiled.
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
@@ -94,6 +101,8 @@ class Deployment(ABC):
         self._help_with = help_with if limits.timeout_s >= Limits().timeout_s else None
         #: Whether requests are so short that to run one takes less than to wait for one.
         self._is_quick = False
+        #: How many requests of at most so many bytes took less than waking a thread, lately.
+        self._num_tiny, self._tiny_nbytes = 0, -1
         name = f"{plan.name} ({key})"
         self.stage_timeout_s = limits.stage_timeout_s
         self._runner = RequestRunner(
@@ -150,7 +159,9 @@ class Deployment(ABC):
         """Whether there is one without devices that are gone for good."""
         return True
 
-    def submit(self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST) -> Submission:
+    def submit(
+        self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST
+    ) -> Submission | Answered:
         """Admit a request; block while as many are in flight as may be, if `request.waits`.
 
         `inputs`: one for each input of the plan, already checked and converted. The caller must not
@@ -309,7 +320,7 @@ class Deployment(ABC):
 
     def _may_help(self, request: Request) -> bool:
         """Whether the calling thread, which starts an attempt, may see it through."""
-        return self._is_quick and request.inline
+        return self._is_quick and bool(request.inline)
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
@@ -329,7 +340,7 @@ class Deployment(ABC):
                 self._channel.send(address, Values(task, values))
 
     def _known(self, request: Request, stage: Stage) -> None:
-        """Answer for a stage that makes the same for every request; it took no time."""
+        """Response for a stage that makes the same for every request; it took no time."""
         made = self.known.made[stage.index]
         now_s = self._runner.now_s()
         if self._clock_offset_s:  # as its device would tell it
@@ -447,8 +458,7 @@ class Deployment(ABC):
             self._restorer.remember(request, route, self._addresses, inputs, made, runs)
         if self._clock_offset_s:
             runs = tuple([self._by_our_clock(run) for run in runs])
-        took_s = sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs))
-        self._is_quick = took_s < _QUICK_S
+        self._learn(sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs)), nbytes_of(inputs))
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in made:
@@ -460,6 +470,21 @@ class Deployment(ABC):
             else:  # a copy: the caller may write to its input once the answer is there
                 outputs[name] = copied(inputs[name])
         return Response(outputs, runs)
+
+    def _learn(self, took_s: float, nbytes: int) -> None:
+        """Take in how long the stages of a request took, and the bytes of its inputs."""
+        self._is_quick = took_s < _QUICK_S
+        if took_s >= _TINY_S:
+            if nbytes <= self._tiny_nbytes:
+                self._num_tiny = max(0, self._num_tiny - _STEADY)
+        elif nbytes > self._tiny_nbytes:
+            self._tiny_nbytes, self._num_tiny = nbytes, 1
+        elif self._num_tiny < 2 * _STEADY:
+            self._num_tiny += 1
+
+    def _is_tiny(self, nbytes: int) -> bool:
+        """Whether a request with inputs of so many bytes surely takes less than waking a thread."""
+        return self._num_tiny >= _STEADY and nbytes <= self._tiny_nbytes
 
     def _ended(self, record: RequestRecord, runs: Sequence[StageTiming]) -> None:
         for observer in tuple(self._deployments.observers):

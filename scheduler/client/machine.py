@@ -12,7 +12,7 @@ the others; one that fails is tried again request by request, where an input may
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -25,6 +25,7 @@ from hetero.devices.errors import (
 )
 from hetero.scheduler.client.batching import Batcher
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
+from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.failures import (
     away_text,
     cluster_error,
@@ -77,14 +78,67 @@ class ClientMachine(Requests):
         """Return a route that has all its devices; None where there is none now."""
         return self._routes.choose()
 
+    def recover(self) -> None:
+        """Put in order what Ctrl-C may have left half done."""
+        self._routes.lay_out()
+
+    def begin_direct(self, run: DirectRun, ids: Iterator[int]) -> bool:
+        """Admit a request that its caller's thread runs, if it would be started at once.
+
+        It then has a number and a route, and runs until `end_direct` or until it is adopted.
+        """
+        if self.num_waiting or self._closed or self.num_in_flight >= self._most:
+            return False
+        nbytes = run.input_nbytes + self._expected.of(run.input_nbytes)
+        if not self._has_bytes(nbytes):
+            return False
+        route = self._routes.choose()
+        if route is None:
+            return False
+        run.request_id, run.nbytes = next(ids), nbytes
+        run.route, run.names_route = route, self._routes.count > 1
+        # No call between these lines: Ctrl-C comes before or after them.
+        self._direct[run.request_id] = run
+        self._routes.ways[route].num_running += 1
+        self.num_in_flight += 1
+        run.is_admitted = True
+        self._in_flight.begin_direct(run)
+        return True
+
+    def end_direct(self, run: DirectRun, now_s: float, made_nbytes: int) -> bool:
+        """Take in that a direct run has its answer; False: it has to be adopted."""
+        if self._closed:
+            return False
+        self._forget_ended()
+        self._expected.learn(run.input_nbytes, made_nbytes)
+        run.ended_s = now_s
+        # No call between these lines: Ctrl-C comes before or after them.
+        self._ended[run.request_id] = run
+        del self._direct[run.request_id]
+        self._routes.ways[run.route].num_running -= 1
+        self.num_in_flight -= 1
+        run.is_admitted = False
+        self._in_flight.end_direct(run)
+        self._routes.advance(run.route)
+        return True
+
+    def _take_direct(self, request_id: int) -> RequestRecord:
+        """Return the record of a direct run, which is one no longer."""
+        run = self._direct[request_id]
+        request = run.record(self.limits)
+        # No call between these lines: Ctrl-C comes before or after them.
+        self._live[request_id] = request
+        del self._direct[request_id]
+        run.is_admitted = False
+        return request
+
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:
         """Take in one event; return what is to be done, in order.
 
         Raises InvalidTransitionError: the event cannot be in the request's state.
         """
         # Not sooner: whoever runs the machine may ask for those that the last event ended.
-        while len(self._ended) > self.limits.remembered:
-            self._ended.popitem(last=False)
+        self._forget_ended()
         done: list[ClientInstruction] = []
         if isinstance(event, _OF_ONE):
             shared = None
@@ -93,7 +147,9 @@ class ClientMachine(Requests):
             if shared is not None:
                 for request, own in shared:
                     done += self._step(request, own)
-            elif found := self._live.get(event.request_id) or self._ended.get(event.request_id):
+            elif event.request_id in self._direct:
+                pass  # nobody but its own thread knows of it
+            elif found := self.record(event.request_id):
                 done = self._step(found, event)
         else:
             for request in self._concerned(event):
@@ -118,6 +174,8 @@ class ClientMachine(Requests):
                 admit_by_s = event.now_s + self.limits.admission_timeout_s
                 request = self._live[number] = RequestRecord(event, number, admit_by_s)
                 return (request,)
+            case events.Adopted():
+                return (self._take_direct(event.request_id),)
             case events.TimePassed():
                 return self._take_due(event.now_s)
             case events.DeviceLost() | events.DeviceGone():
@@ -158,9 +216,12 @@ class ClientMachine(Requests):
             return False
         nbytes = request.submitted.nbytes
         request.nbytes = nbytes + self._expected.of(nbytes)
+        return self._has_bytes(request.nbytes)
+
+    def _has_bytes(self, nbytes: int) -> bool:
         if not self.num_in_flight:
             return True
-        return self._in_flight.nbytes + request.nbytes <= self.limits.nbytes
+        return self._in_flight.nbytes + nbytes <= self.limits.nbytes
 
     def _admit_waiting(self, now_s: float) -> list[ClientInstruction]:
         started: list[ClientInstruction] = []
@@ -206,10 +267,7 @@ class ClientMachine(Requests):
         return [events.StartAttempt(request.id, request.attempt, route)]
 
     def _begin(self, request: RequestRecord, route: int, now_s: float, what: str) -> None:
-        request.attempt += 1
-        request.route = route
-        request.outputs, request.runs = {}, {}
-        request.note(now_s, f"{what} on route {route}" if self._routes.count > 1 else what)
+        request.begin_attempt(now_s, what, route, names_route=self._routes.count > 1)
 
     def _start_batches(self, batcher: Batcher, now_s: float) -> list[ClientInstruction]:
         """Start what is to go together now; have those go on that wait, as they came."""
@@ -241,6 +299,9 @@ class ClientMachine(Requests):
 
     def _stop(self, request: RequestRecord) -> list[ClientInstruction]:
         """Drop the attempt that runs, if one does and nobody else wants its answer."""
+        if request.state is _S.DIRECT:  # no device knows of it
+            self._routes.end(request.route)
+            return []
         if request.state is not _S.RUNNING or not self._leave(request):
             return []
         return [events.DropAttempt(request.id, request.attempt, request.route)]
@@ -295,8 +356,7 @@ class ClientMachine(Requests):
     # Handlers of the table: (request, event) -> (next state, instructions).
 
     def _admit(self, request: RequestRecord, event: events.Submitted) -> _Next:
-        of = f", of trace {event.trace}" if event.trace else ""
-        request.note(event.now_s, f"submitted with {event.nbytes} bytes{of}")
+        request.note_submission()
         if self._closed:
             error: BaseException = RequestCancelledError(
                 f"{self._name}: closed; compile the model again.", request_id=request.id
@@ -321,6 +381,14 @@ class ClientMachine(Requests):
         self._waiting.push((-event.priority, request.id))
         request.note(event.now_s, f"waits: {away_text(away) if away else self._full}")
         return _S.WAITING, []
+
+    def _adopt(self, request: RequestRecord, event: events.Adopted) -> _Next:
+        if self._closed:  # since it was admitted
+            return self._cancel(request, events.Closed(event.now_s))
+        request.outputs.update(event.outputs)
+        request.runs.update((run.stage, run) for run in event.runs)
+        self.due.push((request.submitted.deadline_s, request.id))
+        return _S.RUNNING, []
 
     @property
     def _full(self) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from hetero.scheduler.client.batching import Batcher
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.lazy_heap import LazyHeap
 from hetero.scheduler.client.transitions import ENDED
 from hetero.scheduler.vocabulary.limits import Limits
@@ -18,7 +19,9 @@ from hetero.scheduler.vocabulary.record import RequestRecord, RequestState, Stor
 
 _S = RequestState
 #: States in which a request counts as in flight.
-_ADMITTED: Final = frozenset({_S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD})
+_ADMITTED: Final = frozenset({_S.DIRECT, _S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD})
+#: States in which an attempt is awaited.
+_ATTEMPTED: Final = frozenset({_S.DIRECT, _S.RUNNING})
 
 
 class Suspects:
@@ -62,8 +65,10 @@ class Requests:
         self._in_flight = in_flight
         #: Requests that have not ended, by id.
         self._live: dict[int, RequestRecord] = {}
-        #: Requests that have, oldest first; at most `limits.remembered`.
-        self._ended: OrderedDict[int, RequestRecord] = OrderedDict()
+        #: Requests that callers' threads run, by id.
+        self._direct: dict[int, DirectRun] = {}
+        #: Requests that have ended, oldest first; at most `limits.remembered`.
+        self._ended: OrderedDict[int, RequestRecord | DirectRun] = OrderedDict()
         #: (-priority, id) of requests not yet admitted.
         self._waiting: LazyHeap[tuple[int, int]] = LazyHeap(
             lambda entry: self.state(entry[1]) in (_S.NEW, _S.WAITING)
@@ -97,11 +102,18 @@ class Requests:
 
     def record(self, request_id: int) -> RequestRecord | None:
         """Return what is kept of a request; None for one unknown or forgotten."""
-        return self._live.get(request_id) or self._ended.get(request_id)
+        if (request := self._live.get(request_id)) is not None:
+            return request
+        if (run := self._direct.get(request_id)) is not None:
+            return run.record(self.limits)
+        ended = self._ended.get(request_id)
+        if isinstance(ended, DirectRun):
+            ended = self._ended[request_id] = ended.record(self.limits)
+        return ended
 
     def live(self) -> list[RequestRecord]:
         """Return what is kept of the requests that have not ended."""
-        return list(self._live.values())
+        return [*self._live.values(), *(run.record(self.limits) for run in self._direct.values())]
 
     def state(self, request_id: int) -> RequestState | None:
         """Return a request's state; None for one unknown or forgotten."""
@@ -124,7 +136,7 @@ class Requests:
             self._suspects.moved(request)
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
         self.num_in_flight += admitted
-        running = (after is _S.RUNNING) - (before is _S.RUNNING)
+        running = (after in _ATTEMPTED) - (before in _ATTEMPTED)
         if admitted or running:
             self._in_flight.add(admitted * request.nbytes, running)
         if admitted > 0:
@@ -138,6 +150,11 @@ class Requests:
             del self._live[request.id]
             self._order.pop(request.id, None)
             self._ended[request.id] = request
+
+    def _forget_ended(self) -> None:
+        """Forget the oldest of the requests that have ended, if they are too many."""
+        while len(self._ended) > self.limits.remembered:
+            self._ended.popitem(last=False)
 
     def _take_due(self, now_s: float) -> list[RequestRecord]:
         """Return the requests of which something is due, which then is not."""

@@ -44,7 +44,8 @@ class Routes:
     """A deployment's routes: what runs on each, and which devices are away."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._ways: list[_Way] = []
+        #: By number.
+        self.ways: list[_Way] = []
         #: Why a device is away, the first to go first.
         self._away: dict[str, DeviceLost | DeviceGone] = {}
         #: Devices that are back, and may soon be away again.
@@ -60,31 +61,31 @@ class Routes:
             made = {name for stage in plan.stages for name in stage.outputs}
             num_outputs = len(made.intersection(plan.output_names)) if route.stages else 0
             devices, num_stages = frozenset(plan.devices), len(route.stages)
-            self._ways.append(_Way(devices, route.share, num_stages, num_outputs, self._now))
-        self.count = len(self._ways)
-        self._lay_out()
+            self.ways.append(_Way(devices, route.share, num_stages, num_outputs, self._now))
+        self.count = len(self.ways)
+        self.lay_out()
 
     def lose(self, event: DeviceLost | DeviceGone) -> None:
         """Take note that a device is away."""
         self._away[event.device] = event
         self._unsteady.discard(event.device)
-        self._lay_out()
+        self.lay_out()
 
     def regain(self, device: str, *, is_steady: bool = True) -> None:
         """Take note that a device is back; one that is not steady is used where it must be."""
         self._away.pop(device, None)
         if not is_steady:
             self._unsteady.add(device)
-        self._lay_out()
+        self.lay_out()
 
     def trust(self, device: str) -> None:
         """Take note that a device, if it is back, is steady."""
         self._unsteady.discard(device)
-        self._lay_out()
+        self.lay_out()
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
         """Put the routes that have all their devices in order."""
-        away, ways = self._away.keys(), enumerate(self._ways)
+        away, ways = self._away.keys(), enumerate(self.ways)
         live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
         steady = {n: way for n, way in live.items() if self._unsteady.isdisjoint(way.devices)}
         #: Those that have them all, by number; where any has steady ones alone, only such.
@@ -95,28 +96,32 @@ class Routes:
             self._put(number)
 
     def _put(self, number: int) -> None:
-        way = self._ways[number]
+        way = self.ways[number]
         way.due = way.due_at(self._now)
         heapq.heappush(self._heap, (way.due, number))
 
     def uses(self, route: int, device: str) -> bool:
         """Whether a route needs a device."""
-        return device in self._ways[route].devices
+        return device in self.ways[route].devices
 
     def begin(self, route: int) -> None:
         """Count an attempt on a route."""
-        self._ways[route].num_running += 1
+        self.ways[route].num_running += 1
 
     def end(self, route: int) -> None:
         """Count it no longer."""
-        way = self._ways[route]
-        way.num_running -= 1
+        self.ways[route].num_running -= 1
+        self.advance(route)
+
+    def advance(self, route: int) -> None:
+        """Have a route on which an attempt has ended come up sooner, if it is due sooner."""
+        way = self.ways[route]
         if self.count > 1 and route in self.live and way.due_at(self._now) < way.due:
             self._put(route)
 
     def is_whole(self, route: int, num_runs: int, num_outputs: int) -> bool:
         """Whether so many stages' runs and outputs are all of an attempt on a route."""
-        way = self._ways[route]
+        way = self.ways[route]
         return num_runs >= way.num_stages and num_outputs >= way.num_outputs
 
     def is_any_live(self, but: Collection[int] = ()) -> bool:
@@ -128,14 +133,14 @@ class Routes:
         gone = {d for d, event in self._away.items() if isinstance(event, DeviceGone)}
         return any(
             number not in but and gone.isdisjoint(way.devices)
-            for number, way in enumerate(self._ways)
+            for number, way in enumerate(self.ways)
         )
 
     def why_away(self) -> DeviceLost | DeviceGone | None:
         """Return why no route is live: for good, if one is; None if one is live."""
         if self.live:
             return None
-        needed = {device for way in self._ways for device in way.devices}
+        needed = {device for way in self.ways for device in way.devices}
         causes = [event for device, event in self._away.items() if device in needed]
         return next((e for e in causes if isinstance(e, DeviceGone)), causes[0])
 
@@ -150,7 +155,7 @@ class Routes:
             return 0
         self._now += 1 / self._share
         chosen = self._nearest(but, near) if near else self._first(but)
-        way = self._ways[chosen]
+        way = self.ways[chosen]
         # It pays a request, and owes one at most.
         way.turn = min(max(way.turn + 1 / way.share, self._now), self._now + 1 / way.share)
         self._put(chosen)
@@ -160,7 +165,7 @@ class Routes:
         passed: list[int] = []
         while True:
             due, number = heapq.heappop(self._heap)
-            way = self._ways[number]
+            way = self.ways[number]
             if due != way.due:
                 continue  # it has another place
             if number in but:
@@ -175,7 +180,7 @@ class Routes:
 
     def _nearest(self, but: Collection[int], near: frozenset[str]) -> int:
         def rank(number: int) -> tuple[int, int, float, int]:
-            way = self._ways[number]
+            way = self.ways[number]
             far, more = len(near - way.devices), len(way.devices - near)
             return far, more, way.due_at(self._now), number
 

@@ -17,8 +17,8 @@ from hetero.devices.plugin.program import Value, nbytes_of
 from hetero.devices.request.promise import Promise
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response, StageTiming
-from hetero.devices.request.run import LONGEST_S
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.machine import ClientMachine
 from hetero.scheduler.client.outbox import Outbox
 from hetero.scheduler.client.rows import join_rows, rows_of
@@ -180,8 +180,7 @@ class RequestRunner:
         self.home.require(self._name)
         now_s = self.now_s()
         limits = self._machine.limits
-        timeout_s = limits.timeout_s if request.timeout_s is None else request.timeout_s
-        deadline_s = now_s + min(timeout_s, LONGEST_S)
+        deadline_s = limits.deadline_s(now_s, request.timeout_s)
         request_id = next(self._ids)
         call = self._calls[request_id] = Submission(self, request_id, inputs, request)
         submitted = events.Submitted(
@@ -209,7 +208,7 @@ class RequestRunner:
             if call.first:
                 self._start((call,), call.first)
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
-            self.cancel(request_id)
+            self._recover(request_id)
             raise
         if not call.is_granted:
             # Ended before it was admitted: the caller hears of it here, and only here.
@@ -220,6 +219,53 @@ class RequestRunner:
             finally:  # else it would hold itself, and with the traceback the inputs
                 del call, error
         return call
+
+    def begin_direct(self, run: DirectRun) -> bool:
+        """Admit a request that the calling thread runs; False: it has to be submitted."""
+        with self._lock:
+            return self._machine.begin_direct(run, self._ids)
+
+    def end_direct(self, run: DirectRun, made_nbytes: int) -> bool:
+        """Take in the answer of a direct run; False: it has to be adopted."""
+        now_s = self.now_s()
+        with self._lock:
+            if not self._machine.end_direct(run, now_s, made_nbytes):
+                return False
+            is_awaited = self._machine.num_waiting
+        if is_awaited:
+            self.handle(events.TimePassed(now_s))  # others are admitted
+        return True
+
+    def adopt(
+        self,
+        run: DirectRun,
+        inputs: Mapping[str, Value],
+        outputs: Mapping[str, Value],
+        stage_runs: Sequence[StageTiming],
+    ) -> Submission:
+        """Have the machine go on with a direct run as an attempt, with what has come of it."""
+        request_id = run.request_id
+        call = self._calls[request_id] = Submission(self, request_id, inputs, run.request)
+        call.is_granted = True
+        call.attempt = run.request.admitted(self._deployment, request_id, 1, run.route)
+        if not run.is_counted:
+            self._in_flight.begin_direct(run)
+        self.handle(events.Adopted(self.now_s(), request_id, outputs, stage_runs))
+        return call
+
+    def abandon(self, run: DirectRun, inputs: Mapping[str, Value]) -> None:
+        """Cancel a direct run that Ctrl-C has ended, however far it has come."""
+        if run.is_admitted:
+            self.adopt(run, inputs, {}, ())
+        elif run.is_counted:
+            self._in_flight.end_direct(run)
+        self._recover(run.request_id)
+
+    def _recover(self, request_id: int) -> None:
+        """Cancel a request in whose thread Ctrl-C came."""
+        with self._lock:
+            self._machine.recover()
+        self.cancel(request_id)
 
     def _wait_for_admission(self, call: Submission, deadline_s: float) -> None:
         gate = self._clock.event()

@@ -9,7 +9,10 @@
      │         └─────────────────────────────> FAILED | CANCELLED | EXPIRED
      └────> RUNNING | FAILED | EXPIRED
 
-Where requests are joined, JOINING comes before RUNNING: there they wait for each other.
+    DIRECT ──> RUNNING | CANCELLED
+
+If requests are joined, JOINING comes before RUNNING: there they wait for each other. A request that
+its caller's thread runs is DIRECT; it needs no event until something unusual happens.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S |
         "_admit",
         [_S.WAITING, _S.JOINING, _S.RUNNING, _S.FAILED, _S.EXPIRED],
     ),
-    (_LIVE, [ev.CancelAsked, ev.Closed], "_cancel", [_S.CANCELLED]),
+    ([_S.DIRECT], [ev.Adopted], "_adopt", [_S.RUNNING, _S.CANCELLED]),
+    ([_S.DIRECT, *_LIVE], [ev.CancelAsked, ev.Closed], "_cancel", [_S.CANCELLED]),
     (_LIVE[:4], [ev.ClusterLost], "_lose_all", [_S.FAILED]),
     ([_S.WAITING], [ev.TimePassed], "_fall_due", [_S.EXPIRED, _S.FAILED]),
     ([_S.JOINING, _S.RUNNING, _S.HELD], [ev.TimePassed], "_fall_due", [_S.EXPIRED, None]),

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from hetero.scheduler.thread_shares import THREADS
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
+
+#: Makes a record without a call of Python's: each run of a stage makes one.
+_new: Final[Callable[..., Any]] = tuple.__new__
 
 
 class DeviceHost:
@@ -133,11 +136,34 @@ class DeviceHost:
         Raises InferenceError, naming stage, device and cause, for whatever else it raised.
         """
         context = context or RunContext()
-        self._running[id(context)] = request.deployment, context
-        key = request.deployment, stage
+        context.profile = request.profile
         try:
-            compiled = self._stages.get(key) or self._stage(*key)
-            context.profile = request.profile or compiled.profiles
+            compiled, outputs, run = self.execute(
+                request.deployment, stage, inputs, context, ready_s=ready_s, left=left
+            )
+        except Exception as error:
+            raise self.placed(error, stage, request)  # noqa: B904 - it has its cause
+        return dict(zip(compiled.output_names, outputs, strict=True)), run
+
+    def execute(
+        self,
+        deployment: str,
+        stage: int,
+        inputs: Sequence[Value],
+        context: RunContext,
+        *,
+        ready_s: float | None = None,
+        left: frozenset[str] = frozenset(),
+    ) -> tuple[CompiledModel, Sequence[Value], StageTiming]:
+        """Run a stage once; return it, its outputs in port order, and how it went.
+
+        Whatever it raises says nothing of the request; see `placed`.
+        """
+        number, key = id(context), (deployment, stage)
+        self._running[number] = deployment, context
+        try:
+            compiled = self._stages.get(key) or self._stage(deployment, stage)
+            context.profile = context.profile or compiled.profiles
             if left:
                 context.left = _positions(compiled.output_names, left)
             if given := self._given.get(key):
@@ -147,28 +173,32 @@ class DeviceHost:
             started_s = self._now_s()
             outputs = compiled.run(inputs, context)
             ended_s = self._now_s()
-        except HeteroError as error:
-            raise self._placed(error, stage, request) from error.__cause__
-        except Exception as error:
-            what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {shown(error)}")
-            raise self._placed(what, stage, request) from error
         finally:
-            del self._running[id(context)]
+            del self._running[number]
             if self._num_unloading:
                 with self._idle:
                     self._idle.notify_all()
-        return dict(zip(compiled.output_names, outputs, strict=True)), StageTiming(
-            stage,
-            self.descriptor.name,
-            0.0 if ready_s is None else started_s - ready_s,
-            started_s,
-            ended_s,
-            context.upload_s,
-            context.infer_s,
-            context.download_s,
-            context.node_times_s,
-            sum(map(_given_nbytes, outputs)),
+        nbytes = 0
+        for value in outputs:
+            is_plain = type(value) is np.ndarray and not value.dtype.hasobject
+            nbytes += value.nbytes if is_plain else _output_nbytes(value)
+        run = _new(
+            StageTiming,
+            (
+                stage,
+                self.descriptor.name,
+                0.0 if ready_s is None else started_s - ready_s,
+                started_s,
+                ended_s,
+                context.upload_s,
+                context.infer_s,
+                context.download_s,
+                context.node_times_s,
+                nbytes,
+                (),
+            ),
         )
+        return compiled, outputs, run
 
     def make(self, deployment: str, stage: int) -> dict[str, Value]:
         """Run a stage that takes no more than what was given with it; return its outputs."""
@@ -251,8 +281,11 @@ class DeviceHost:
                 attempt=0,
             ) from None
 
-    def _placed(self, error: HeteroError, stage: int, request: Request) -> HeteroError:
-        """Add to an error where it happened; an InferenceError also says so."""
+    def placed(self, error: Exception, stage: int, request: Request) -> HeteroError:
+        """Return the error of a request whose stage raised: it names stage, device and request."""
+        cause = error.__cause__ if isinstance(error, HeteroError) else error
+        if not isinstance(error, HeteroError):
+            error = InferenceError(f"{type(error).__name__}: {shown(error)}")
         where = {
             "stage": stage,
             "device": self.descriptor.name,
@@ -261,15 +294,18 @@ class DeviceHost:
             "attempt": request.attempt,
         }
         if isinstance(error, InferenceError):
-            cause = error.__cause__
-            return type(error)(
+            shown_cause = shown(cause, repr) if cause else error.message
+            placed: HeteroError = type(error)(
                 f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
                 f"request {request.id}, attempt {request.attempt}: {error.message}",
-                **{**error.data, **where, "cause": shown(cause, repr) if cause else error.message},
+                **{**error.data, **where, "cause": shown_cause},
             )
-        error.data = {**where, **error.data}
-        error.__dict__.update(error.data)
-        return error
+        else:
+            placed = error
+            placed.data = {**where, **error.data}
+            placed.__dict__.update(placed.data)
+        placed.__cause__ = cause
+        return placed
 
     def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return {**config, "DEVICE_ID": self.descriptor.device_id}
@@ -301,8 +337,8 @@ class _Typed:
         ) from (error if _is_plain(error) else None)
 
 
-def _given_nbytes(value: Value) -> int:
-    """Return the bytes of what a run gave; a tensor on the device may have room behind it."""
+def _output_nbytes(value: Value) -> int:
+    """Return the bytes of an output; a tensor on the device may have room behind it."""
     if is_remote(type(value)):
         nbytes: int = math.prod(value.shape) * value.dtype.itemsize
         return nbytes

@@ -11,8 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from math import inf
 from typing import Any, Final
 
 from hetero.devices.errors import HeteroError, InferenceError
@@ -21,10 +19,11 @@ from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.request import REPLAY
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import read_only
+from hetero.scheduler.device.direct_stage import DirectStage, left_outputs
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.kept import KeptTensors
 from hetero.scheduler.device.machine import DeviceMachine, TaskState
-from hetero.scheduler.vocabulary.events import DeviceInstruction, Run, Send, StageOpened, Stop
+from hetero.scheduler.vocabulary.events import DeviceInstruction, Run, StageOpened, Stop
 from hetero.scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -199,8 +198,19 @@ class DeviceLoop:
             *due.task, inputs, context, ready_s=due.ready_s, left=left
         )
         due.runs = (*due.runs, went)
-        took_s, usual_s = went.ended_s - went.started_s, due.stage.usual_s
-        due.stage.usual_s = took_s if usual_s == inf else usual_s + (took_s - usual_s) / 4
+        due.stage.learn(went.ended_s - went.started_s)
+
+    def direct_stage(self, deployment: str, stage: int) -> DirectStage:
+        """Return a stage that has been opened, as a caller's thread runs it."""
+        return DirectStage(
+            deployment,
+            self._machine.stage(deployment, stage),
+            self._lock,
+            self._machine,
+            self.host,
+            self._follow,
+            self.address,
+        )
 
     def close(self) -> None:
         """Let go of every stage and take nothing more."""
@@ -223,7 +233,7 @@ class DeviceLoop:
         """Return the outputs of a run that nobody wants outside the device."""
         request, opened = run.task.request, run.stage.opened
         sends = opened.sends.get(request.route, ())
-        return _left(self.address, sends, opened.outputs, request.keep)
+        return left_outputs(self.address, sends, opened.outputs, request.keep)
 
     def _send_left(self, address: str, message: Message) -> None:
         if not isinstance(message, Values):
@@ -325,13 +335,3 @@ class DeviceLoop:
             device=name,
             cause=repr(error),
         )
-
-
-@lru_cache  # a stage's are the same in each run
-def _left(
-    address: str, sends: tuple[Send, ...], outputs: tuple[str, ...], keep: tuple[str, ...]
-) -> frozenset[str]:
-    """Return what is sent to `address` alone, or kept there."""
-    inside = {name for s in sends if s.address == address for name in s.tensors}
-    outside = {name for s in sends if s.address != address for name in s.tensors}
-    return frozenset({*inside, *keep} - outside - ({*outputs} - {*keep}))

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from hetero.devices.errors import DeviceError, DeviceLostError, OverloadedError
 from hetero.devices.plugin.program import nbytes_of
@@ -94,10 +94,22 @@ class OpenStage:
         self.usual_s = inf
         self.open(opened)
 
+    def learn(self, run_s: float) -> None:
+        """Take in how long a run took."""
+        usual_s = self.usual_s
+        self.usual_s = run_s if usual_s == inf else usual_s + (run_s - usual_s) / 4
+
     def open(self, opened: events.StageOpened) -> None:
         """Have the stage be as it is opened."""
         self.opened = opened
         self.inputs = frozenset(opened.inputs)
+
+
+class DirectTask(Protocol):
+    """A request whose stages its caller's thread runs."""
+
+    #: The stage of which the thread has a stream.
+    entered: Any
 
 
 class DeviceMachine:
@@ -146,6 +158,10 @@ class DeviceMachine:
         """Return the deployments of a client that have stages here."""
         return [key for key, d in self._deployments.items() if d.client.name == client]
 
+    def stage(self, deployment: str, stage: int) -> OpenStage:
+        """Return a stage that has been opened."""
+        return self._deployments[deployment].stages[stage]
+
     def find(self, task: Task) -> Run | None:
         """Return a task that is not gone."""
         request, number = task
@@ -189,12 +205,7 @@ class DeviceMachine:
             run.runs = tuple({run.stage: run for run in (*run.runs, *runs)}.values())
             run.ready_s = now_s
         is_whole = len(run.tensors) == len(stage.inputs)
-        if (
-            is_whole
-            and not self._ready.waiting
-            and self.num_running < self.num_streams
-            and stage.num_running < stage.opened.num_streams
-        ):
+        if is_whole and self._is_free(stage):
             return [self._run(run)]
         nbytes = nbytes_of(tensors)
         run.nbytes += nbytes
@@ -221,18 +232,41 @@ class DeviceMachine:
             raise InvalidTaskError(f"{run.task}: ended while it is {run.state.value}")
         self._let_go(run)
         self.num_running -= 1
-        stage = run.stage
-        stage.num_running -= 1
+        run.stage.num_running -= 1
+        done: list[DeviceInstruction] = []
+        if wanted:
+            done.append(run if error is None else Failure(run.task, error))
+        return done + self._freed(run.stage)
+
+    def enter(self, stage: OpenStage, run: DirectTask) -> bool:
+        """Give a caller's thread a stream of a stage, if a task would run at once; it `leave`s it.
+
+        Wherever Ctrl-C comes, `run.entered` says whether it has the stream.
+        """
+        if not self._is_free(stage):
+            return False
+        if len(self._clients) > 1:
+            self._ready.ran(stage.deployment.client)
+        stage.num_running += 1
+        self.num_running += 1
+        run.entered = stage
+        return True
+
+    def leave(self, stage: OpenStage, run: DirectTask) -> list[DeviceInstruction]:
+        """Take back a caller's stream; return what is to be done. Again is harmless."""
+        if run.entered is not None:
+            self.num_running -= 1
+            stage.num_running -= 1
+            run.entered = None
+        return self._freed(stage) if stage.held or self._ready.waiting else []
+
+    def _freed(self, stage: OpenStage) -> list[DeviceInstruction]:
+        """Return what is to be done once a stage has a free stream."""
         if stage.held:
             for key, held in stage.held:
                 self._ready.push(stage.deployment.client, key, held)
             stage.held.clear()
-        done: list[DeviceInstruction] = []
-        if wanted:
-            done.append(run if error is None else Failure(run.task, error))
-        if self._ready.waiting:
-            done += self._run_ready()
-        return done
+        return self._run_ready() if self._ready.waiting else []
 
     def open(self, opened: events.StageOpened) -> list[DeviceInstruction]:
         """Take in that a stage is loaded; return what is to be done, as the methods below do."""
@@ -316,6 +350,14 @@ class DeviceMachine:
             done.append(Failure(run.task, error))
             done += self._drop(run.task.request)
         return done
+
+    def _is_free(self, stage: OpenStage) -> bool:
+        """Whether a task of a stage would run at once."""
+        return (
+            not self._ready.waiting
+            and self.num_running < self.num_streams
+            and stage.num_running < stage.opened.num_streams
+        )
 
     def _run(self, run: Run) -> Run:
         run.state, stage = _S.RUNNING, run.stage

@@ -130,6 +130,8 @@ class Workers(BaseWorkers):
         self._soon: set[int] = set()
         #: Threads that were woken and will be among those.
         self._num_coming = 0
+        #: Threads that have not gone back to wait.
+        self._num_awake = 0
         #: What was queued first when the clock looked last.
         self._seen: _Job | None = None
         #: What wakes threads; False ends one.
@@ -142,6 +144,11 @@ class Workers(BaseWorkers):
             mine.job = (loop, due)
         else:
             self._put((loop, due))
+
+    @property
+    def are_idle(self) -> bool:
+        """Whether every thread waits to be woken."""
+        return not (self._num_coming or self._num_awake)
 
     def help_with(self, request_id: int, begin: Callable[[], None]) -> None:
         """Call `begin`, and run the request that it starts in the calling thread while it can."""
@@ -202,6 +209,7 @@ class Workers(BaseWorkers):
         while self._calls.get():
             with self._state:
                 self._num_coming -= 1
+                self._num_awake += 1
                 self._soon.add(me)
             while job := self._take(me):
                 if job[1].stage.usual_s > _HAND_OVER_S:
@@ -221,6 +229,7 @@ class Workers(BaseWorkers):
             if self._jobs:
                 return self._jobs.popleft()
             self._soon.discard(me)
+            self._num_awake -= 1
             return None
 
     def _look(self) -> float | None:

@@ -44,6 +44,19 @@ class Submitted:
 
 
 @dataclass(slots=True)
+class Adopted:
+    """A request whose program ran on its caller's thread goes on as an attempt.
+
+    `outputs`, `runs`: what has come of it so far.
+    """
+
+    now_s: float
+    request_id: int
+    outputs: Mapping[str, Any]
+    runs: Sequence[StageTiming] = ()
+
+
+@dataclass(slots=True)
 class PartArrived:
     """Outputs of the model that an attempt's stages made, by name, and how stages went.
 
@@ -163,6 +176,7 @@ class Closed:
 
 ClientEvent = (
     Submitted
+    | Adopted
     | PartArrived
     | AttemptFailed
     | CancelAsked

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetero.devices.request.run import LONGEST_S
+
 
 @dataclass(frozen=True, slots=True)
 class Batching:
@@ -52,3 +54,7 @@ class Limits:
     in_order: bool = False
     stage_timeout_s: float = 0.0
     batching: Batching | None = None
+
+    def deadline_s(self, now_s: float, timeout_s: float | None) -> float:
+        """Return when a request that is submitted now expires; `timeout_s`: its own time-out."""
+        return now_s + min(self.timeout_s if timeout_s is None else timeout_s, LONGEST_S)

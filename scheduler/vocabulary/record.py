@@ -18,6 +18,8 @@ class RequestState(Enum):
     NEW = "new"
     #: Not admitted yet: there is no room, or no route has all its devices.
     WAITING = "waiting"
+    #: Admitted; its program runs on its caller's thread.
+    DIRECT = "direct"
     #: Admitted, and waits for others that it can be joined with.
     JOINING = "joining"
     RUNNING = "running"
@@ -82,6 +84,18 @@ class RequestRecord:
     def note(self, now_s: float, what: str) -> None:
         """Add a line to its story."""
         self.story.append(tuple.__new__(StoryLine, (now_s, self.attempt, what)))
+
+    def note_submission(self) -> None:
+        """Add the first line to its story."""
+        trace = f", of trace {self.submitted.trace}" if self.submitted.trace else ""
+        self.note(self.submitted.now_s, f"submitted with {self.submitted.nbytes} bytes{trace}")
+
+    def begin_attempt(self, now_s: float, what: str, route: int, *, names_route: bool) -> None:
+        """Count one more attempt, on a route."""
+        self.attempt += 1
+        self.route = route
+        self.outputs, self.runs = {}, {}
+        self.note(now_s, f"{what} on route {route}" if names_route else what)
 
     def lines(self) -> tuple[str, ...]:
         """Return its story as text."""

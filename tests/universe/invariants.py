@@ -274,7 +274,7 @@ class Invariants:
                 "bytes": machine.nbytes_in_flight,
                 "orders": len(runner._outbox.orders),
                 "suspects": len(machine._suspects.parked),
-                "routes": sum(way.num_running for way in machine._routes._ways),
+                "routes": sum(way.num_running for way in machine._routes.ways),
                 "order": len(machine._order),
                 "joining": len(machine._joining),
             }

@@ -1,0 +1,529 @@
+"""Request programs: what callers' threads run, and what the machine adopts of it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.devices.errors import (
+    DeviceMemoryError,
+    HeteroError,
+    RequestCancelledError,
+    UnsupportedOperationError,
+)
+from hetero.devices.request.answered import Answered
+from hetero.devices.request.request import Request
+from hetero.scheduler import InProcessExecutor, Limits, create_executor
+from hetero.scheduler.client import deployment as deployment_module
+from hetero.scheduler.client.runner import Submission
+from hetero.scheduler.executor import Deployment
+from hetero.scheduler.inprocess import InProcessDeployment
+from hetero.scheduler.vocabulary.placement import share
+from hetero.scheduler.vocabulary.plan import Plan
+from tests.scheduler.models import Line, build, chain, cut, diamond, replicate
+from tests.scheduler.plugins import ToyPlugin, ToyProgram
+from tests.scheduler.test_observers import Notes
+
+X = np.arange(4, dtype=np.float32)
+PATIENCE_S = 60.0
+WAITS = Request(inline=True)
+STARTS = Request(inline=None)
+
+
+@pytest.fixture(autouse=True)
+def all_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every request that has run once count as short, however busy the machine is."""
+    monkeypatch.setattr(deployment_module, "_QUICK_S", PATIENCE_S)
+    monkeypatch.setattr(deployment_module, "_TINY_S", PATIENCE_S)
+
+
+@pytest.fixture
+def executor() -> Iterator[InProcessExecutor]:
+    executor = create_executor("inprocess", devices={"TOY": 3}, plugins=(ToyPlugin,))
+    yield executor
+    executor.close()
+
+
+def warm(deployment: InProcessDeployment, **inputs: np.ndarray) -> InProcessDeployment:
+    """Return a deployment whose requests are known to be short, and whose workers wait."""
+    for _ in range(deployment_module._STEADY):
+        deployment.submit(inputs or {"x": X}).future.result(PATIENCE_S)
+    while not deployment._workers.are_idle:
+        threading.Event().wait(0.001)
+    return deployment
+
+
+def learn_that_it_is_short(deployment: Deployment, nbytes: int = X.nbytes) -> None:
+    """Have a deployment's requests count as short without a run."""
+    for _ in range(deployment_module._STEADY):
+        deployment._learn(0.0, nbytes)
+
+
+def held_nothing(executor: InProcessExecutor, deployment: Deployment) -> bool:
+    """Whether nothing is counted, reserved or running."""
+    runner = deployment._runner
+    in_flight, machine = executor._deployments.in_flight, runner._machine
+    loops = executor._loops.values()
+    return (
+        runner.counts() == (0, 0)
+        and not runner.live()
+        and not runner._calls
+        and in_flight.nbytes == in_flight.num_running == 0
+        and all(way.num_running == 0 for way in machine._routes.ways)
+        and all(loop._machine.num_running == loop._machine.num_tasks == 0 for loop in loops)
+        and not any(loop.host._running for loop in loops)
+    )
+
+
+@pytest.mark.parametrize("request_", [WAITS, STARTS])
+def test_a_short_request_is_answered_by_its_callers_thread(
+    executor: InProcessExecutor, request_: Request
+) -> None:
+    deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
+    made = deployment.submit({"x": X}, request_)
+    assert isinstance(made, Answered)
+    np.testing.assert_array_equal(made.outputs["y"], 2 - 4 * X)
+    assert [run.stage for run in made.stage_timings] == [0, 1, 2, 3]
+    assert made.waited_s == 0
+    assert not made.cancel()
+    assert made.pending_outputs() == {}
+    assert [line.what for line in made.story()] == [
+        f"submitted with {X.nbytes} bytes",
+        "started",
+        "answered",
+    ]
+    assert held_nothing(executor, deployment)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(),
+        Request(inline=True, timeout_s=300),
+        Request(inline=True, profile=True),
+        Request(inline=True, keep_copies=("t0",)),
+    ],
+    ids=["its caller goes on", "own deadline", "profile", "kept output"],
+)
+def test_a_request_that_asks_for_more_is_submitted(
+    executor: InProcessExecutor, request_: Request
+) -> None:
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    made = deployment.submit({"x": X}, request_)
+    assert isinstance(made, Submission)
+    np.testing.assert_array_equal(made.future.result(PATIENCE_S).outputs["t0"], X + 1)
+
+
+@pytest.mark.parametrize(
+    "limits", [Limits(in_order=True), Limits(timeout_s=300)], ids=["in order", "model's time-out"]
+)
+def test_a_deployment_whose_limits_need_the_machine_has_no_program(
+    executor: InProcessExecutor, limits: Limits
+) -> None:
+    deployment = warm(executor.deploy(*chain("TOY.0"), limits=limits))
+    assert isinstance(deployment.submit({"x": X}, WAITS), Submission)
+
+
+def test_a_deployment_that_answers_with_an_input_or_a_constant_has_no_program(
+    executor: InProcessExecutor,
+) -> None:
+    model = build(
+        [("Neg", "a", ["x"], "y")], ["y", "x", "c"], weights={"c": np.ones(1, np.float32)}
+    )
+    plan, sources = cut(model, ("TOY.0", ["a"]))
+    deployment = warm(executor.deploy(plan, sources, {"c": np.ones(1, np.float32)}))
+    made = deployment.submit({"x": X}, WAITS)
+    assert isinstance(made, Submission)
+    assert made.future.result(PATIENCE_S).outputs.keys() == {"x", "y", "c"}
+
+
+def test_a_request_of_other_values_than_arrays_or_other_names_is_submitted(
+    executor: InProcessExecutor,
+) -> None:
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    text = np.array(["a"], dtype=object)
+    assert isinstance(deployment.submit({"x": text}, WAITS), Submission)
+    for inputs in ({}, {"y": X}, {"x": X, "y": X}):
+        with pytest.raises(ValueError, match="missing"):
+            deployment.submit(inputs, WAITS)
+    assert held_nothing(executor, deployment)
+
+
+def test_a_started_request_is_submitted_while_workers_are_busy_or_if_it_is_larger(
+    executor: InProcessExecutor, gate: threading.Event
+) -> None:
+    gate.set()
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    other = executor.deploy(*chain("TOY.1"))
+    assert isinstance(deployment.submit({"x": X}, STARTS), Answered)
+    larger = deployment.submit({"x": np.ones(5, np.float32)}, STARTS)
+    assert isinstance(larger, Submission)
+    larger.future.result(PATIENCE_S)
+    gate.clear()
+    busy = other.submit({"x": X})
+    waits = deployment.submit({"x": X}, STARTS)
+    assert isinstance(waits, Submission)
+    gate.set()
+    assert busy.future.result(PATIENCE_S)
+    assert waits.future.result(PATIENCE_S)
+
+
+def test_requests_are_submitted_while_somebody_observes_them(executor: InProcessExecutor) -> None:
+    notes = Notes()
+    observed = create_executor(
+        "inprocess", devices={"TOY": 1}, plugins=(ToyPlugin,), observers=[notes]
+    )
+    deployment = warm(observed.deploy(*chain("TOY.0")))
+    made = deployment.submit({"x": X}, WAITS)
+    assert isinstance(made, Submission)
+    assert notes.requests[-1].record.id == made.request_id
+    observed.close()
+
+
+def test_inputs_are_read_only_to_stages_and_outputs_are_the_callers(
+    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
+    deployment = warm(executor.deploy(*cut(model, ("TOY.0", ["a"]), ("TOY.1", ["b"]))))
+    run, writeable = ToyProgram.run, []
+
+    def noted(self: ToyProgram, inputs: Any, context: Any) -> Any:
+        writeable.extend(value.flags.writeable for value in inputs)
+        return run(self, inputs, context)
+
+    monkeypatch.setattr(ToyProgram, "run", noted)
+    mine = X.copy()
+    made = deployment.submit({"x": mine}, WAITS)
+    assert isinstance(made, Answered)
+    assert writeable == [False, False]
+    assert mine.flags.writeable
+    assert all(made.outputs[name].flags.writeable for name in "yz")
+
+
+def test_routes_take_turns(executor: InProcessExecutor) -> None:
+    plan, sources = chain("TOY.0", "TOY.1")
+    placed = replicate(plan, {0: {"TOY.0": 2.0, "TOY.2": 1.0}})
+    deployment = warm(executor.deploy(placed, [*sources, sources[0]]))
+    made = [deployment.submit({"x": X}, WAITS) for _ in range(9)]
+    assert all(isinstance(one, Answered) for one in made)
+    runs = Counter(
+        tuple((run.stage, run.device) for run in one.future.result().stage_timings) for one in made
+    )
+    # In stage order, which is not the order of the second route.
+    assert runs == {((0, "TOY.0"), (1, "TOY.1")): 6, ((1, "TOY.1"), (2, "TOY.2")): 3}
+    assert [line.what for line in made[0].story()][1].startswith("started on route ")
+    assert held_nothing(executor, deployment)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What runs on devices wait for."""
+    opened = threading.Event()
+    run = ToyProgram.run
+
+    def held(self: ToyProgram, *arguments: object) -> object:
+        assert opened.wait(PATIENCE_S)
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", held)
+    return opened
+
+
+@pytest.mark.parametrize("busy", ["TOY.0", "TOY.1", "TOY.2"])
+def test_a_request_that_comes_to_a_busy_device_is_adopted_there(
+    executor: InProcessExecutor, busy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
+    other = executor.deploy(*chain(busy, name="meet_other_"))
+    begun, opened = threading.Event(), threading.Event()
+    run = ToyProgram.run
+
+    def held(self: ToyProgram, *arguments: Any) -> object:
+        if self._model.nodes[0].name.startswith("meet_other"):
+            begun.set()
+            assert opened.wait(PATIENCE_S)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(ToyProgram, "run", held)
+    first = other.submit({"x": X})
+    assert begun.wait(PATIENCE_S)
+    made = deployment.submit({"x": X}, WAITS)
+    assert isinstance(made, Submission)
+    assert not made.future.done()
+    assert [line.what for line in made.story()][1:] == ["started"]
+    assert deployment._runner.counts() == (0, 1)
+    opened.set()
+    answer = made.future.result(PATIENCE_S)
+    np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
+    assert [run.stage for run in answer.stage_timings] == [0, 1, 2, 3]
+    assert first.future.result(PATIENCE_S)
+    assert [line.what for line in made.story()][1:] == ["started", "answered"]
+    assert held_nothing(executor, deployment)
+
+
+def test_a_task_that_waits_for_a_callers_stream_runs_once_the_caller_leaves(
+    executor: InProcessExecutor, gate: threading.Event
+) -> None:
+    gate.set()
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    gate.clear()
+    made: list[Any] = []
+    caller = threading.Thread(target=lambda: made.append(deployment.submit({"x": X}, WAITS)))
+    caller.start()
+    while not executor._loops["TOY.0"]._machine.num_running:
+        threading.Event().wait(0.001)
+    other = deployment.submit({"x": X + 1})
+    assert not other.future.done()
+    gate.set()
+    np.testing.assert_array_equal(other.future.result(PATIENCE_S).outputs["t0"], X + 2)
+    caller.join(PATIENCE_S)
+    assert isinstance(made[0], Answered)
+    assert held_nothing(executor, deployment)
+
+
+def test_a_request_that_waits_for_a_callers_room_is_admitted_once_the_caller_leaves(
+    executor: InProcessExecutor, gate: threading.Event
+) -> None:
+    gate.set()
+    deployment = warm(executor.deploy(*chain("TOY.0"), limits=Limits(requests=1)))
+    gate.clear()
+    caller = threading.Thread(target=deployment.submit, args=({"x": X}, WAITS))
+    caller.start()
+    while deployment._runner.counts() != (0, 1):
+        threading.Event().wait(0.001)
+    waits = deployment.submit({"x": X}, Request(waits=None))
+    assert deployment._runner.counts() == (1, 1)
+    gate.set()
+    assert waits.future.result(PATIENCE_S)
+    caller.join(PATIENCE_S)
+    assert held_nothing(executor, deployment)
+
+
+@pytest.mark.parametrize("kind", ["fail", "full", "refuse", "exit", "odd"])
+def test_a_stage_that_raises_gives_the_error_of_a_submitted_request(
+    executor: InProcessExecutor, kind: str
+) -> None:
+    told = []
+    for request in (Request(), WAITS):
+        deployment = executor.deploy(*chain("TOY.0", "TOY.1", names=["a", f"{kind}_b"]))
+        learn_that_it_is_short(deployment)
+        made = deployment.submit({"x": X}, request)
+        error = made.future.exception(PATIENCE_S)
+        assert isinstance(error, HeteroError)
+        assert (kind == "fail") == isinstance(error.__cause__, ZeroDivisionError)
+        data = {n: v for n, v in error.data.items() if n != "request_id"}
+        story = [line.what for line in made.story()]
+        state = deployment._runner._machine.state(made.request_id)
+        all_told = repr((error, str(error), data, error.__cause__, story, state))
+        told.append(re.sub(rf"0x\w+|(?<=request ){made.request_id}\b", "N", all_told))
+        assert held_nothing(executor, deployment)
+    assert told[0] == told[1]
+
+
+def test_a_stage_that_finds_no_memory_is_run_on_another_route(executor: InProcessExecutor) -> None:
+    (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")
+    deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
+    learn_that_it_is_short(deployment)
+    for _ in range(4):
+        made = deployment.submit({"x": X}, WAITS)
+        assert [run.device for run in made.future.result(PATIENCE_S).stage_timings] == ["TOY.1"]
+    assert held_nothing(executor, deployment)
+    alone = executor.deploy(one, sources)
+    learn_that_it_is_short(alone)
+    with pytest.raises(DeviceMemoryError, match=r"stage 0 on device TOY\.0"):
+        alone.submit({"x": X}, WAITS).future.result(PATIENCE_S)
+
+
+def test_an_error_does_not_hold_the_inputs(executor: InProcessExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", name="refuse"))
+    learn_that_it_is_short(deployment)
+    mine = X.copy()
+    error = deployment.submit({"x": mine}, WAITS).future.exception(PATIENCE_S)
+    gone = weakref.ref(mine)
+    del mine
+    gc.collect()
+    assert error is not None
+    assert gone() is None
+
+
+def test_closing_cancels_a_run_in_its_callers_thread(executor: InProcessExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", name="sleep_60_"))
+    learn_that_it_is_short(deployment)
+    errors: list[BaseException | None] = []
+
+    def call() -> None:
+        errors.append(deployment.submit({"x": X}, WAITS).future.exception(PATIENCE_S))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while not executor._loops["TOY.0"].host._running:
+        threading.Event().wait(0.001)
+    deployment.close()
+    caller.join(PATIENCE_S)
+    assert isinstance(errors[0], RequestCancelledError)
+    assert "closed with the request in flight" in str(errors[0])
+    assert held_nothing(executor, deployment)
+    with pytest.raises(RequestCancelledError, match="closed"):
+        deployment.submit({"x": X}, WAITS).future.result(PATIENCE_S)
+
+
+def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that raises as Ctrl-C does, as a call begins or after it."""
+    calls = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event in ("call", "return", "c_return") and next(calls) == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    return profile
+
+
+def ways_to_run(executor: InProcessExecutor) -> Iterator[InProcessDeployment]:
+    """Deployments of a chain and of two routes."""
+    yield executor.deploy(*chain("TOY.0", "TOY.1"))
+    plans = [chain(name) for name in ("TOY.0", "TOY.1")]
+    placement = share([plan for plan, _ in plans], [1, 1])
+    yield executor.deploy(placement, [source for _, sources in plans for source in sources])
+
+
+@pytest.mark.parametrize("number_of_way", [0, 1])
+def test_ctrl_c_at_any_call_leaves_nothing_reserved(
+    executor: InProcessExecutor, number_of_way: int
+) -> None:
+    deployment = warm([*ways_to_run(executor)][number_of_way])
+    before = sys.getprofile()
+    for number in itertools.count(1):
+        sys.setprofile(interrupted_after(number))
+        try:
+            deployment.submit({"x": X}, WAITS)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(before)
+        assert held_nothing(executor, deployment), number
+        assert isinstance(deployment.submit({"x": X}, WAITS), Answered), number
+    assert number > 50
+
+
+def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
+    """Return a random graph of operators, each on a random device; one may have a fault."""
+    values, lines = ["x", "y"], list[Line]()
+    for index in range(random.randint(1, 6)):
+        operator, arity = random.choice([("Add", 2), ("Mul", 2), ("Neg", 1), ("Relu", 1)])
+        taken = [random.choice(values) for _ in range(arity)]
+        lines.append((operator, f"n{index}", taken, f"v{index}"))
+        values.append(f"v{index}")
+    if fault:
+        index = random.randrange(len(lines))
+        operator, _, taken, gives = lines[index]
+        lines[index] = (operator, f"{fault}_n{index}", taken, gives)
+    read = {name for _, _, taken, _ in lines for name in taken}
+    outputs = {gives for *_, gives in lines if gives not in read or random.random() < 0.3}
+    model = build(lines, sorted(outputs), inputs=("x", "y"))
+    devices = [f"TOY.{random.randrange(3)}" for _ in lines]
+    return cut(model, *((d, [line[1]]) for d, line in zip(devices, lines, strict=True)))
+
+
+def lives(seed: int, *, is_observed: bool) -> Iterator[Any]:
+    """Yield what becomes of random requests of random models, and what is counted after each."""
+    random = Random(seed)
+    executor = create_executor(
+        "inprocess",
+        devices={"TOY": 3},
+        plugins=(ToyPlugin,),
+        observers=[Notes()] if is_observed else [],
+    )
+    try:
+        for _ in range(4):
+            fault = random.choice(["", "", "fail", "full", "refuse", "exit"])
+            deployment = executor.deploy(*drawn_plan(random, fault))
+            ended: list[int] = []
+            note = partial(lambda ended, number, _: ended.append(number), ended)
+            for _ in range(5):
+                inputs = {n: np.float32(random.random()) * X for n in "xy"}
+                learn_that_it_is_short(deployment, 2 * X.nbytes)
+                request = random.choice([WAITS, STARTS, Request(inline=True, trace="00-ab-cd-01")])
+                made = deployment.submit(inputs, request)
+                made.future.add_done_callback(partial(note, made.request_id))
+                error = made.future.exception(PATIENCE_S)
+                answer = None if error else made.future.result()
+                record = deployment._runner._machine.record(made.request_id)
+                assert record is not None
+                yield {
+                    "kind": type(made) if is_observed else None,
+                    "error": (type(error), str(error)),
+                    "outputs": answer and {n: v.tolist() for n, v in answer.outputs.items()},
+                    "runs": answer and [(r.stage, r.device, r[9:]) for r in answer.stage_timings],
+                    "record": (record.id, record.state, record.attempt, record.route),
+                    "sizes": (record.submitted.nbytes, record.nbytes, record.submitted.trace),
+                    # A submitted request's other branches may go on after one has failed.
+                    "story": [
+                        (line.attempt, line.what)
+                        for line in record.story
+                        if "came late" not in line.what
+                    ],
+                    "counts": deployment._runner.counts(),
+                    "expected": deployment._runner._machine._expected._made_nbytes,
+                }
+            yield ended
+            until_s = time.monotonic() + PATIENCE_S
+            while not held_nothing(executor, deployment):
+                assert time.monotonic() < until_s
+                time.sleep(0.001)
+            deployment.close()
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_direct_and_submitted_requests_have_the_same_lives(seed: int) -> None:
+    usual, direct = ([*lives(seed, is_observed=is_observed)] for is_observed in (True, False))
+    for one in usual:
+        if isinstance(one, dict):
+            assert one.pop("kind") is Submission
+    for one in direct:
+        if isinstance(one, dict):
+            del one["kind"]
+    assert usual == direct
+
+
+def test_a_fork_is_refused(executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    monkeypatch.setattr(deployment._runner.home, "_id", -1)
+    with pytest.raises(UnsupportedOperationError, match="fork"):
+        deployment.submit({"x": X}, WAITS)
+
+
+def test_requests_are_run_as_they_start_once_many_were_short_until_two_take_longer(
+    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_module, "_TINY_S", 0.5)
+    deployment = executor.deploy(*chain("TOY.0"))
+
+    def runs_as_it_starts(took_s: float, nbytes: int = X.nbytes) -> bool:
+        deployment._learn(took_s, nbytes)
+        return deployment._may_run_directly({"x": X}, STARTS)
+
+    assert [runs_as_it_starts(0.4) for _ in range(16)] == [False] * 7 + [True] * 9
+    assert runs_as_it_starts(0.6)
+    assert not runs_as_it_starts(0.6)
+    assert [runs_as_it_starts(0.4) for _ in range(8)] == [False] * 7 + [True]
+    assert runs_as_it_starts(0.6, 2 * X.nbytes)  # what larger ones take says nothing
+    assert runs_as_it_starts(0.6, 2 * X.nbytes)
+    assert not runs_as_it_starts(0.4, 2 * X.nbytes)  # until they count among them
