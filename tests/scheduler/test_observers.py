@@ -18,31 +18,14 @@ from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.remote_memory import RemoteMemory
 from hetero.scheduler.clock import Clock
-from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.messages import Failure, Message, Outputs, Values
 from hetero.scheduler.vocabulary.placement import alone
 from hetero.scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain
+from tests.scheduler.observers import Notes
 
 X = {"x": np.zeros(2, np.float32)}
-
-
-class Notes:
-    """An observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.requests: list[ObservedRequest] = []
-        self.ran_stages: list[tuple[StageTiming, ...]] = []
-
-    def ended(self, request: ObservedRequest) -> None:
-        self.requests.append(request)
-
-    def ran(self, request: ObservedRequest) -> None:
-        self.ran_stages.append(request.runs)
-
-    def device(self, event: DeviceEvent) -> None:
-        """Keep nothing of devices."""
 
 
 class Devices:

@@ -35,8 +35,8 @@ from hetero.scheduler.inprocess import InProcessDeployment
 from hetero.scheduler.vocabulary.placement import share
 from hetero.scheduler.vocabulary.plan import Plan
 from tests.scheduler.models import Line, build, chain, cut, diamond, replicate
+from tests.scheduler.observers import Notes
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
-from tests.scheduler.test_observers import Notes
 
 X = np.arange(4, dtype=np.float32)
 PATIENCE_S = 60.0
