@@ -74,6 +74,17 @@ def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
             yield from with_bodies(inner)
 
 
+def body_values(node: onnx.NodeProto) -> set[str]:
+    """Return the names of all values that a node's bodies define."""
+    names: set[str] = set()
+    for _, graph in bodies(node):
+        names.update(port.name for port in (*graph.input, *graph.initializer))
+        for inner in graph.node:
+            names.update(inner.output)
+            names |= body_values(inner)
+    return names
+
+
 def draws(node: onnx.NodeProto) -> bool:
     """Whether a node draws random numbers, itself or in a body."""
     return any(

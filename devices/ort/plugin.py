@@ -33,6 +33,7 @@ from hetero.devices.ort.program import PAYLOAD_FORMAT, OrtProgram
 from hetero.devices.ort.provider import Provider, custom_operator_libraries
 from hetero.devices.ort.query import OrtQuery
 from hetero.devices.ort.session import infer_missing_types
+from hetero.devices.ort.unnamed_outputs import name_control_flow_outputs
 
 
 class ORTPlugin(Plugin):
@@ -94,8 +95,9 @@ class ORTPlugin(Plugin):
         return Provider(libraries=custom_operator_libraries(config["EXTENSIONS"]))
 
     def transform_model(self, model: Model, config: Config) -> Model:
-        """Lift literals, and infer the types that ONNX's own inference does not."""
-        return infer_missing_types(lift_constant_nodes(model), config["EXTENSIONS"])
+        """Lift literals, name unnamed outputs, and infer types that ONNX does not infer."""
+        model = name_control_flow_outputs(lift_constant_nodes(model))
+        return infer_missing_types(model, config["EXTENSIONS"])
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
         """Query ONNX Runtime for every node."""

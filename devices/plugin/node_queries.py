@@ -13,9 +13,10 @@ import msgpack
 import onnx
 import xxhash
 
-from hetero.devices.model.attributes import with_bodies
+from hetero.devices.model.attributes import body_values, with_bodies
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.worker_process import Ended, WorkerProcess
 from hetero.devices.plugin.support import Refusal
 
@@ -189,7 +190,8 @@ def single_node_model(
     # Bodies read captured values by name, so a node with captures keeps its names.
     names = {value: value for value in (*node.reads, *node.writes)}
     if not node.captures:
-        names = {value: f"v{i}" for i, value in enumerate(names)}
+        unique_names = UniqueNames(body_values(node.proto))
+        names = {value: unique_names.make(f"v{i}") for i, value in enumerate(names)}
         del only.input[:], only.output[:]
         only.input.extend(names.get(value, "") for value in node.inputs)
         only.output.extend(names.get(value, "") for value in node.outputs)

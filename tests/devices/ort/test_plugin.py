@@ -321,3 +321,15 @@ def test_run_error_is_not_printed_to_stderr(capfd):
     with pytest.raises(InferenceError, match="Tile"):
         compiled.run([np.float32([1]), np.int64([2**40])])
     assert capfd.readouterr().err == ""
+
+
+def test_body_with_the_names_of_query_values_is_supported():
+    """A query renames a node's values; names in its bodies must stay distinct."""
+    model = parsed(
+        "(int64 n, bool c, float[2] x) => (float[2] y)"
+        " {y = Loop(n, c, x) <body = b (int64 i, bool ci, float[2] v) => (bool co, float[2] v1)"
+        " {co = Identity(ci) v1 = Add(v, v)}>}"
+    )
+    assert not PLUGIN.query_model(model).unsupported
+    result = PLUGIN.compile_model(model)({"n": 3, "c": True, "x": [1.0, 2.0]})
+    np.testing.assert_array_equal(result["y"], [8, 16])
