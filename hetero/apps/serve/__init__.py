@@ -1,9 +1,14 @@
-"""Serving: compiled models behind the Open Inference Protocol, by REST and gRPC.
+"""Compiled models behind the Open Inference Protocol, by REST and gRPC.
 
-A request's bytes become a call (`rest_messages`, `grpc_messages`: one for each transport), which is
-the same for both from there on (`call`): `repository` finds the model, `served_model` checks the
-inputs and submits them to the devices, `inference` is the request on its way, which `statistics`
-counts, and the answer's arrays become bytes again (`tensors`). What is no inference is one table
-for both (`service.CALLS`). `http_connection` reads HTTP requests, `app` answers them, and `server`
-runs both forms until it is told to stop.
+A request takes this path::
+
+    http_protocol -> exchange -> rest -> rest_messages -+
+                                                        +-> inference -> served_model -> devices
+    grpc_server --------------------> grpc_messages ----+
+
+`inference_request` is the form that both messages have in common, `tensors` encodes and decodes
+their data, and `shared_memory` holds data that is not sent. `repository` finds models by name and
+version; `model_folder` reads them from a folder. `service` answers all other calls, and has the
+limits and access rules of `options`. `completions` and `generation` generate text. `server` runs
+both protocols, `workers` several servers.
 """

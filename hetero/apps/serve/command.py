@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,8 +22,11 @@ from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import progress, remark, tell, wants_json
 from hetero.terminal_tables import Columns, table
 
-#: Seconds between two looks at a repository's folder.
-_WATCH_S = 1.0
+if TYPE_CHECKING:
+    from hetero.apps.serve.repository import Repository
+
+#: Seconds between two searches of a model folder for changes.
+_WATCH_S: Final = 1.0
 
 
 def _read_tokens(
@@ -33,34 +36,30 @@ def _read_tokens(
         return ()
     tokens = tuple(value.read_text().split())
     if not tokens:
-        raise click.BadParameter(f"{value} has no token.")
+        raise click.BadParameter(f"{value} has no token; write one on each line.")
     return tokens
 
 
 _PORT: Final = click.IntRange(0, 65535)
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-#: Adds how the server listens and what it allows.
+#: Adds the options of `ServerOptions`, and those of the command alone.
 _server_options: Final = together(
     click.option(
         "--port",
         type=_PORT,
         default=8000,
         show_default=True,
-        help="Where to listen for HTTP; 0 takes a free port.",
+        help="The port for HTTP; 0 takes a free one.",
     ),
-    click.option(
-        "--grpc-port", type=_PORT, metavar="PORT", help="Where to listen for gRPC as well."
-    ),
+    click.option("--grpc-port", type=_PORT, metavar="PORT", help="The port for gRPC."),
     click.option(
         "--host",
         default="127.0.0.1",
         show_default=True,
-        help="The address to listen on; 0.0.0.0 for all of this machine's.",
+        help="The address to listen on; 0.0.0.0 for all addresses of this machine.",
     ),
-    click.option("--name", help="What clients call the model; its file's name by default."),
-    click.option(
-        "--check", is_flag=True, help="Load everything, say what would be served, and end."
-    ),
+    click.option("--name", help="The model's name for clients; its file's name by default."),
+    click.option("--check", is_flag=True, help="Load everything, print the models, and end."),
     click.option(
         "--tokens",
         type=_FILE,
@@ -68,18 +67,41 @@ _server_options: Final = together(
         callback=_read_tokens,
         help="A file with a token on each line: requests need one of them.",
     ),
-    click.option("--tls-key", type=_FILE, metavar="FILE.pem", help="The key, for TLS."),
+    click.option("--tls-key", type=_FILE, metavar="FILE.pem", help="The private key, for TLS."),
     click.option(
         "--tls-certificate", type=_FILE, metavar="FILE.pem", help="The certificate chain."
+    ),
+    click.option(
+        "--allow-host",
+        "allowed_hosts",
+        multiple=True,
+        metavar="NAME",
+        help="A name of this server that clients, or pages in browsers, use; * allows all.",
+    ),
+    click.option(
+        "--model-control",
+        type=click.Choice(["none", "explicit"]),
+        default="none",
+        show_default=True,
+        help="Whether clients may load and unload models.",
     ),
     click.option(
         "--max-body",
         "body_nbytes",
         type=click.IntRange(1),
-        default=2**30,
+        default=ServerOptions.body_nbytes,
         show_default=True,
         metavar="BYTES",
-        help="Bytes that a request may have.",
+        help="Maximum bytes of a request.",
+    ),
+    click.option(
+        "--max-json",
+        "json_nbytes",
+        type=click.IntRange(1),
+        default=ServerOptions.json_nbytes,
+        show_default=True,
+        metavar="BYTES",
+        help="Maximum bytes of a request without its raw tensors.",
     ),
     click.option(
         "--workers",
@@ -87,7 +109,7 @@ _server_options: Final = together(
         default=1,
         show_default=True,
         help="Server processes on the same ports. With --executor ray they share the devices "
-        "of `hetero pool up`; else each has its own.",
+        "of `hetero pool up`; otherwise each has its own.",
     ),
     click.option("--shared-port", is_flag=True, hidden=True),
     click.option(
@@ -98,7 +120,7 @@ _server_options: Final = together(
     click.option(
         "--decoder",
         is_flag=True,
-        help="Read models as decoders, to generate texts: /v1/completions and the like.",
+        help="Read models as decoders, to generate text: /v1/completions and others.",
     ),
     click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
     click.option(
@@ -107,7 +129,7 @@ _server_options: Final = together(
         type=Finite(0.0),
         default=30.0,
         show_default=True,
-        help="Seconds that requests have to end after Ctrl-C or SIGTERM.",
+        help="Seconds that running requests have to end after Ctrl-C or SIGTERM.",
     ),
 )
 
@@ -119,73 +141,77 @@ _server_options: Final = together(
 def serve(
     job: Job, name: str | None, check: bool, workers: int, decoder: bool, **listening: Any
 ) -> None:
-    """Serve MODEL by HTTP: an ONNX model, a blob, or a folder of them.
+    """Serve MODEL over HTTP: an ONNX model, a blob, or a folder of them.
 
     In a folder each model is a file, or a folder with a hetero.yaml (device, config, affinity,
-    versions) and a folder for each version. What changes there is taken over within seconds.
+    versions) and a folder for each version. Changes take effect within seconds.
     """
     require_extra()
     options = ServerOptions(**listening)
     if (options.tls_key is None) != (options.tls_certificate is None):
-        raise click.UsageError("--tls-key and --tls-certificate go together.")
-    from hetero.apps.serve.model_folder import ModelOptions, folder_sources
-    from hetero.apps.serve.repository import ModelSource, Repository
-
+        raise click.UsageError("--tls-key and --tls-certificate need each other.")
     if workers > 1 and not check:
         _run_workers(options, workers)
         return
-    if (folder := Path(job.model)).is_dir():
-        if job.pins or name:
-            raise click.UsageError("--affinity and --name are for one model; write hetero.yaml.")
-
-        def compiled(path: Path, options: ModelOptions) -> Any:
-            if is_blob(str(path)):
-                return job.core.import_model(path, options.device or None, options.config)
-            source: Any = read_decoder(path) if options.decoder else path
-            return job.core.compile_model(
-                source,
-                options.device or job.device,
-                options.config,
-                affinity=options.affinity or None,
-            )
-
-        usual = ModelOptions(config=job.config, decoder=decoder)
-        repository = Repository(lambda: folder_sources(folder, usual, compiled))
-    else:
-        read = read_decoder if decoder else job.core.read_model
-        source = None if is_blob(job.model) else read(job.model)
-        called = name or Path(job.model.rpartition(":")[2]).stem
-        only = ModelSource(
-            called, "1", lambda: job.compile(source), folder=published_folder(folder)
-        )
-        repository = Repository(lambda: [only])
+    repository = _repository(job, name, decoder)
     job.start()
     with progress("loading models"):
         repository.refresh()
     index = repository.index()
-    broken = [row for row in index if row["state"] != "READY"]
+    unavailable = [row for row in index if row["state"] != "READY"]
     columns: Columns = {
         "model": "name",
         "version": "version",
         "state": ("state", str.lower),
         "reason": "reason",
     }
-    shown = table(index, columns, wraps=("reason",))
-    if check or (broken and not folder.is_dir()):
-        tell("serve", {"models": index}, [shown])
-        raise click.exceptions.Exit(1 if broken or not index else 0)
-    if options.access_log:  # a line each on stderr
+    rows = table(index, columns, wraps=("reason",))
+    is_folder = Path(job.model).is_dir()
+    if check or (unavailable and not is_folder):
+        tell("serve", {"models": index}, [rows])
+        raise click.exceptions.Exit(1 if unavailable or not index else 0)
+    if options.access_log:
         log = logging.getLogger("hetero.serve.access")
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
-    watched = replace(options, watch_s=_WATCH_S if folder.is_dir() else 0.0)
-    with Server(repository, watched) as server:
-        told = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
-        tell("serve", told, [shown])
+    with Server(repository, replace(options, watch_s=_WATCH_S if is_folder else 0.0)) as server:
+        document = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
+        tell("serve", document, [rows])
         if not wants_json():
-            by = f" and gRPC at {options.host}:{server.grpc_port}" if server.grpc_port else ""
-            remark(f"serving at {server.url}{by}; Ctrl-C ends it")
+            grpc = f" and gRPC at {options.host}:{server.grpc_port}" if server.grpc_port else ""
+            remark(f"serving at {server.url}{grpc}; Ctrl-C ends it")
         server.wait()
+
+
+def _repository(job: Job, name: str | None, decoder: bool) -> Repository:
+    """Return the repository of a model or a folder of models."""
+    from hetero.apps.serve.model_folder import ModelOptions, folder_sources
+    from hetero.apps.serve.repository import ModelSource, Repository
+
+    path = Path(job.model)
+    if not path.is_dir():
+        read = read_decoder if decoder else job.core.read_model
+        source = None if is_blob(job.model) else read(job.model)
+        model_name = name or Path(job.model.rpartition(":")[2]).stem
+        folder = published_folder(path)
+        only = ModelSource(model_name, "1", lambda: job.compile(source), folder=folder)
+        return Repository(lambda: [only])
+    if job.pins or name:
+        raise click.UsageError("--affinity and --name are for one model; write hetero.yaml.")
+
+    def load(file: Path, options: ModelOptions) -> Any:
+        if is_blob(str(file)):
+            return job.core.import_model(file, options.device or None, options.config)
+        model: Any = read_decoder(file) if options.decoder else file
+        return job.core.compile_model(
+            model,
+            options.device or job.device,
+            options.config,
+            affinity=options.affinity or None,
+        )
+
+    defaults = ModelOptions(config=job.config, decoder=decoder)
+    return Repository(lambda: folder_sources(path, defaults, load))
 
 
 def _run_workers(options: ServerOptions, count: int) -> None:
@@ -204,8 +230,8 @@ def _run_workers(options: ServerOptions, count: int) -> None:
         ports = []
         for option, port in (("--port", options.port), ("--grpc-port", options.grpc_port)):
             if port is not None:
-                kept = stack.enter_context(bind(options.host, port, shared=True))
-                ports.append(kept.getsockname()[1])
+                bound = stack.enter_context(bind(options.host, port, shared=True))
+                ports.append(bound.getsockname()[1])
                 command += [option, f"{ports[-1]}"]
         remark(f"serving at {options.host}:{ports[0]} with {count} workers; Ctrl-C ends them")
         run_workers(command, count, options.drain_s, lambda ids: remark(f"workers: {ids}"))

@@ -1,4 +1,4 @@
-"""Where served models come from: one file, or a folder of models with their options beside them.
+"""A folder of models with their options.
 
 ::
 
@@ -6,7 +6,7 @@
       classifier.onnx
       detector/
         hetero.yaml            # device: HETERO:ORT,CPU   config: {AUTO_BATCH_SIZE: 8}
-        1/model.onnx           # a version each
+        1/model.onnx           # a folder for each version
         2/model.hetero
 """
 
@@ -26,18 +26,18 @@ from hetero.devices.errors import ArgumentError, ModelError, ModelNotFoundError
 
 #: The file with a model's options.
 OPTIONS_FILE: Final = "hetero.yaml"
-#: Names of the file that is the model, where a folder has several.
-_USUAL: Final = ("model.onnx", "model.hetero")
+#: Names of the model's file if its folder has several.
+_MODEL_NAMES: Final = ("model.onnx", "model.hetero")
 _SUFFIXES: Final = (".onnx", ".hetero")
 
 
 class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model of a repository is compiled.
+    """Options of a model in a folder.
 
     `device`: the device string; empty takes the blob's own, or every device.
     `config`, `affinity`: options of `hetero.Core.compile_model`, and pins.
-    `versions`: those that are served.
-    `decoder`: whether it is read by `hetero.read_decoder`, to generate texts.
+    `versions`: the served versions.
+    `decoder`: whether `hetero.read_decoder` reads it, to generate text.
     """
 
     device: str = ""
@@ -51,80 +51,82 @@ class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Load = Callable[[Path, ModelOptions], CompiledModel]
 
 
-def folder_sources(folder: Path, usual: ModelOptions, load: Load) -> list[ModelSource]:
-    """Return what a repository's folder holds now; `usual` where a model has no options of its own.
+def folder_sources(folder: Path, defaults: ModelOptions, load: Load) -> list[ModelSource]:
+    """Return the models in a folder; `defaults` are the options of those without their own.
 
-    A model whose options cannot be read is there with that as the reason why it is not served.
+    A model whose options cannot be read is listed with the reason.
     """
-    found = []
+    sources = []
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith("."):
             continue
         if entry.is_file() and entry.suffix in _SUFFIXES:
-            found.append(_source(entry.stem, "1", entry, usual, load))
+            sources.append(_source(entry.stem, "1", entry, defaults, load))
         elif entry.is_dir():
-            found += _of_model(entry, usual, load)
-    return found
+            sources += _model_sources(entry, defaults, load)
+    return sources
 
 
-def _of_model(folder: Path, usual: ModelOptions, load: Load) -> Iterator[ModelSource]:
+def _model_sources(folder: Path, defaults: ModelOptions, load: Load) -> Iterator[ModelSource]:
+    """Yield the served versions of a model with a folder of its own."""
     name = folder.name
     try:
-        options = read_options(folder / OPTIONS_FILE, usual)
+        options = read_options(folder / OPTIONS_FILE, defaults)
         folders = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.isascii()]
         numbered = [entry for entry in folders if entry.name.isdecimal()]
         versions = {entry.name: entry for entry in sorted(numbered, key=lambda e: int(e.name))}
         if not versions:
             yield _source(name, "1", _model_file(folder), options, load)
             return
-        for version in _chosen(name, versions, options):
+        for version in _served_versions(name, versions, options):
             yield _source(name, version, _model_file(versions[version]), options, load)
     except (ArgumentError, ModelError, OSError) as error:
-        yield ModelSource(name, "1", _raising(error), f"{error}")
+        yield ModelSource(name, "1", _raise_later(error), f"{error}")
 
 
-def _chosen(name: str, versions: Mapping[str, Path], options: ModelOptions) -> list[str]:
-    wanted = options.versions
-    if wanted == "all":
+def _served_versions(name: str, versions: Mapping[str, Path], options: ModelOptions) -> list[str]:
+    if options.versions == "all":
         return list(versions)
-    if wanted == "latest":
+    if options.versions == "latest":
         return list(versions)[-1:]
-    chosen = [*map(str, wanted)]
-    if absent := [version for version in chosen if version not in versions]:
+    served = [*map(str, options.versions)]
+    if missing := [version for version in served if version not in versions]:
         raise ArgumentError(
-            f"{name}/{OPTIONS_FILE} names version {absent[0]}; there are {', '.join(versions)}."
+            f"{name}/{OPTIONS_FILE}: version {missing[0]}, expected some of {', '.join(versions)}."
         )
-    return chosen
+    return served
 
 
 def _model_file(folder: Path) -> Path:
-    """Return the file that is the model."""
-    for name in _USUAL:
+    """Return the file of the model in a folder."""
+    for name in _MODEL_NAMES:
         if (folder / name).is_file():
             return folder / name
     files = [entry for entry in folder.iterdir() if entry.suffix in _SUFFIXES]
     if len(files) != 1:
         raise ModelNotFoundError(
-            f"{folder}: {len(files)} files of a model; wanted one .onnx or .hetero, or {_USUAL[0]}."
+            f"{folder}: {len(files)} model files, expected one .onnx or .hetero, or "
+            f"{_MODEL_NAMES[0]}."
         )
     return files[0]
 
 
-def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
-    """Return a model's options; the usual ones where there is no such file."""
+def read_options(path: Path, defaults: ModelOptions) -> ModelOptions:
+    """Return a model's options; the defaults if there is no such file."""
     if not path.is_file():
-        return usual
+        return defaults
     try:
-        told = yaml.safe_load(path.read_text())
+        document = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is not YAML: {error}") from error
     try:
-        options = msgspec.convert(told, ModelOptions)
+        options = msgspec.convert(document, ModelOptions)
     except msgspec.ValidationError as error:
-        known = ", ".join(ModelOptions.__struct_fields__)
-        raise ArgumentError(f"{path}: {error}. Its keys are {known}.") from error
-    given = {name: getattr(options, name) for name in told}
-    return msgspec.structs.replace(usual, **given | {"config": usual.config | options.config})
+        keys = ", ".join(ModelOptions.__struct_fields__)
+        raise ArgumentError(f"{path}: {error}. Its keys are {keys}.") from error
+    overrides = {name: getattr(options, name) for name in document}
+    config = defaults.config | options.config
+    return msgspec.structs.replace(defaults, **overrides | {"config": config})
 
 
 def _source(name: str, version: str, path: Path, options: ModelOptions, load: Load) -> ModelSource:
@@ -133,7 +135,7 @@ def _source(name: str, version: str, path: Path, options: ModelOptions, load: Lo
     return ModelSource(name, version, lambda: load(path, options), stamp, published_folder(path))
 
 
-def _raising(error: Exception) -> Callable[[], CompiledModel]:
+def _raise_later(error: Exception) -> Callable[[], CompiledModel]:
     def load() -> CompiledModel:
         raise error
 

@@ -10,7 +10,7 @@ from typing import Literal
 from hetero.devices.errors import ArgumentError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServerOptions:
     """The addresses of a server, and the limits of its clients.
 

@@ -1,13 +1,14 @@
-r"""The messages of the ``.proto`` files beside this one, in a pool of their own.
+r"""Messages of the ``.proto`` files in this folder, in a descriptor pool of their own.
 
-``protocol.binpb`` is what protoc makes of those files::
+``protocol.binpb`` is protoc's output for those files::
 
-    cd hetero/serve
+    cd hetero/apps/serve
     python -m grpc_tools.protoc -I. --descriptor_set_out=protocol.binpb \
         open_inference.proto health.proto
 
-Generated modules would register their names for the whole process, where a client's library
-(tritonclient, kserve) registers the same ones; and they are bound to one version of protobuf.
+Why not generated ``_pb2`` modules: they register their names in the process-wide pool, where a
+client library (tritonclient, kserve) registers the same names with other contents and fails; and
+each version of protobuf needs its own. The message classes and their parser are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 
 class ProtoFile(NamedTuple):
-    """What a file declares: message classes by name, its service's name, and the methods of it."""
+    """The declarations of a file: its message classes by name, and its service with its methods."""
 
     messages: dict[str, Any]
     service: str
@@ -30,12 +31,13 @@ class ProtoFile(NamedTuple):
 
 @cache
 def proto_file(name: str) -> ProtoFile:
-    """Return what a file beside this one declares."""
-    made = descriptor_pb2.FileDescriptorSet()
-    made.ParseFromString((Path(__file__).parent / "protocol.binpb").read_bytes())
-    (file,) = (file for file in made.file if file.name == name)
-    found = descriptor_pool.DescriptorPool().AddSerializedFile(file.SerializeToString())
-    (service,) = found.services_by_name.values()
-    kinds = found.message_types_by_name.items()
-    messages = {kind: message_factory.GetMessageClass(descriptor) for kind, descriptor in kinds}
+    """Return the declarations of a file in this folder."""
+    file_set = descriptor_pb2.FileDescriptorSet()
+    file_set.ParseFromString((Path(__file__).parent / "protocol.binpb").read_bytes())
+    (file,) = (file for file in file_set.file if file.name == name)
+    pool = descriptor_pool.DescriptorPool()
+    declarations = pool.AddSerializedFile(file.SerializeToString())
+    (service,) = declarations.services_by_name.values()
+    types = declarations.message_types_by_name.items()
+    messages = {name: message_factory.GetMessageClass(descriptor) for name, descriptor in types}
     return ProtoFile(messages, service.full_name, tuple(service.methods))

@@ -1,4 +1,4 @@
-"""Several server processes on the same ports: each takes its part of the connections."""
+"""Several server processes on the same ports; the kernel distributes connections among them."""
 
 from __future__ import annotations
 
@@ -10,52 +10,57 @@ from typing import Final
 
 from hetero.devices.errors import ArgumentError, ClusterError
 
-#: A worker that has ended sooner than that could not start.
-_SOON_S: Final = 10.0
-#: So many workers may not be able to start, one after the other, before all are given up.
-_MOST_FAILURES: Final = 3
-_LOOK_S: Final = 0.2
+#: Seconds within which a worker that ends has failed to start.
+_START_S: Final = 10.0
+#: Successive failures to start after which the server ends.
+_MAX_FAILURES: Final = 3
+#: Seconds between two checks of the workers.
+_CHECK_S: Final = 0.2
 
 
 def bind(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a socket at a port, 0 for a free one; until it listens it gets no connections."""
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    """Return a socket bound to a port, 0 for a free one; it does not listen yet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
-        made.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        bound.bind((host, port))
     except (OSError, OverflowError) as error:
-        made.close()
+        bound.close()
         raise ArgumentError(
-            f"cannot serve at {host}:{port}: {error}. Give another port; 0 takes one that is free."
+            f"cannot serve at {host}:{port}: {error}. Pass another port; 0 takes a free one."
         ) from error
-    return made
+    return bound
 
 
 def run_workers(
     command: Sequence[str], count: int, drain_s: float, started: Callable[[list[int]], None]
 ) -> None:
-    """Run a command in so many processes until it is interrupted; start anew those that end.
+    """Run a command in several processes until interrupted; replace those that end.
 
-    `started`: called with the processes' ids, whenever they have changed.
+    `started`: called with the ids of the processes when they have changed.
     """
     workers: list[tuple[subprocess.Popen[bytes], float]] = []
-    failures = 0
+    num_failures = 0
     try:
         while True:
-            alive = [(p, began_s) for p, began_s in workers if p.poll() is None]
-            for process, began_s in workers:
+            running = [(process, start_s) for process, start_s in workers if process.poll() is None]
+            for process, start_s in workers:
                 if process.poll() is not None:
-                    soon = time.monotonic() - began_s < _SOON_S
-                    failures = failures + 1 if soon else 0
-            if failures >= _MOST_FAILURES:
-                raise ClusterError(f"workers of the server cannot start: {failures} have ended.")
-            if len(alive) < count:
-                missing = range(count - len(alive))
-                alive += [(subprocess.Popen(command), time.monotonic()) for _ in missing]
-                started([process.pid for process, _ in alive])
-            workers = alive
-            time.sleep(_LOOK_S)
+                    has_failed = time.monotonic() - start_s < _START_S
+                    num_failures = num_failures + 1 if has_failed else 0
+            if num_failures >= _MAX_FAILURES:
+                raise ClusterError(
+                    f"workers of the server fail to start: {num_failures} ended within "
+                    f"{_START_S:g} s."
+                )
+            if len(running) < count:
+                missing = range(count - len(running))
+                running += [(subprocess.Popen(command), time.monotonic()) for _ in missing]
+                started([process.pid for process, _ in running])
+            workers = running
+            time.sleep(_CHECK_S)
     finally:
         _end([process for process, _ in workers], drain_s)
 
