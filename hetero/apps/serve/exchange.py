@@ -140,9 +140,13 @@ class Exchange:
         self._parts, self.has_events = [last], False
 
     async def send(self) -> None:
-        """Send the response, or the rest of it."""
-        parts = self._parts if self.method != "HEAD" else ()
-        if self.sent_nbytes <= ONE_WRITE_NBYTES:
+        """Send the response, or the rest of it, unless the client has disconnected."""
+        parts, self._parts = self._parts, ()
+        if self.is_disconnected:
+            return
+        if self.method == "HEAD":
+            parts = ()
+        elif self.sent_nbytes <= ONE_WRITE_NBYTES:
             parts = [b"".join(parts)]
         *first, last = parts or [b""]
         await self._send_head()

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hetero.apps.serve.rest_messages import dump_json
 
@@ -38,6 +38,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        #: The request that is being answered.
+        self._current: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         """Begin to wait for a request."""
@@ -45,9 +47,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """End the requests; uvicorn ends only the last one of a pipeline."""
         self._stop_head_timer()
         super().connection_lost(exc)
+        if self._current is not None:
+            self._current.disconnected = True
+            self._current.message_event.set()
+        self.pipeline.clear()
+        self._current = None
 
     def data_received(self, data: bytes) -> None:
         """Parse data; close the connection if it exceeds a bound."""
@@ -77,6 +84,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = []
+            if not self.pipeline:
+                self._current = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """Append a part to the body."""
@@ -99,6 +108,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._silent_nbytes = 0
         if not self.transport.is_closing():
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Continue with the next request."""
+        self._current = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
 
     def _should_upgrade(self) -> bool:
         """Return True: uvicorn leaves a request with an offer to `handle_websocket_upgrade`."""

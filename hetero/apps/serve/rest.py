@@ -63,8 +63,7 @@ class RestApplication:
             except Exception as error:
                 _respond_error(exchange, error)
             exchange.body = b""
-        if not exchange.is_disconnected:
-            await exchange.send()
+        await exchange.send()
         if options.access_log:
             exchange.log()
 
