@@ -35,7 +35,7 @@ import hetero
 from benchmarks.processes import Child
 from benchmarks.sessions import bare_session
 from benchmarks.tables import names, print_rows
-from hetero.apps.generate.ports import Decoder
+from hetero.apps.generate.decoder_ports import Decoder
 from hetero.examples.small_decoder import small_decoder
 from hetero.planning.layers import find_layers
 
@@ -253,7 +253,7 @@ class Noted(logging.Handler):
         super().__init__()
         self._runs: list[int] = []
         self._num_anew = 0
-        for name in ("hetero.scheduler.client.restore", "hetero.apps.generate.together"):
+        for name in ("hetero.scheduler.client.restore", "hetero.apps.generate.batcher"):
             logging.getLogger(name).setLevel(logging.INFO)
             logging.getLogger(name).addHandler(self)
 

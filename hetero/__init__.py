@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from hetero import preprocess as preprocess
     from hetero import properties as properties
     from hetero.affinity.affinity import Affinity as Affinity
-    from hetero.apps.generate.decoder import read_decoder as read_decoder
     from hetero.apps.generate.generation import BatchGeneration as BatchGeneration
     from hetero.apps.generate.generation import Generation as Generation
+    from hetero.apps.generate.read_decoder import read_decoder as read_decoder
     from hetero.apps.serve.server import serve as serve
     from hetero.async_infer_queue import AsyncInferQueue as AsyncInferQueue
     from hetero.comparison.compare import Comparison as Comparison
@@ -112,7 +112,7 @@ _EXPORTS: Final = {
     ),
     "hetero.devices.request.variable_states": ("VariableState",),
     "hetero.devices.request.tensor": ("Tensor",),
-    "hetero.apps.generate.decoder": ("read_decoder",),
+    "hetero.apps.generate.read_decoder": ("read_decoder",),
     "hetero.apps.generate.generation": (
         "BatchGeneration",
         "Generation",

@@ -258,7 +258,7 @@ RESERVED = {
     "scipy": ["hetero/planning/*/*.py"],
     "click": ["hetero/cli/*.py", "hetero/apps/*/command.py"],
     "PIL": ["hetero/cli/inputs.py"],
-    "tokenizers": ["hetero/apps/generate/text.py"],
+    "tokenizers": ["hetero/apps/generate/tokenizer.py"],
     "prometheus_client": [
         *(
             "scheduler/observe/metrics.py",

@@ -21,7 +21,7 @@ import onnxruntime
 
 import hetero
 from benchmarks.published_models.outcomes import closing, outcome
-from hetero.apps.generate.decoder import with_head_sizes
+from hetero.apps.generate.read_decoder import with_head_sizes
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.reader import read_model
 from hetero.errors import HeteroError

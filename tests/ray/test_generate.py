@@ -16,7 +16,7 @@ from hetero.devices.errors import UnknownDeviceError
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.vocabulary.messages import Outputs
 from tests.support.decoders import decoder, greedy
-from tests.support.meeting import Meeting, read
+from tests.support.full_batches import FullBatches, read
 
 pytestmark = pytest.mark.ray
 
@@ -53,7 +53,7 @@ def test_texts_step_together_and_go_on_when_a_device_dies(
 ) -> None:
     """Threads read them; a device is killed when all of them are rows of one run."""
     prompts = [*PROMPTS, [8, 8, 8], [1, 2]]
-    meeting = Meeting(monkeypatch)
+    batches = FullBatches(monkeypatch)
     with (
         hetero.Core(devices={"CPU": 2}) as core,
         core.compile_model(
@@ -64,12 +64,12 @@ def test_texts_step_together_and_go_on_when_a_device_dies(
         executor: Any = core.executor
         for device in ("CPU.1", "CPU.0"):
             pid = executor._ask(executor._devices.device(device), "ping")
-            meeting.when_met = partial(os.kill, pid, signal.SIGKILL)
+            batches.on_full = partial(os.kill, pid, signal.SIGKILL)
             texts = [compiled.generate(prompt, 24) for prompt in prompts]
-            meeting.of(texts)
+            batches.of(texts)
             read(texts, [None] * len(texts))
             assert [text.tokens for text in texts] == [greedy(p, 24) for p in prompts]
-            assert meeting.when_met is None
+            assert batches.on_full is None
 
 
 @pytest.mark.parametrize(("devices", "most_nbytes"), [(["CPU.0"], 200), (["CPU.0", "CPU.1"], 300)])

@@ -14,7 +14,8 @@ import onnx.parser
 import pytest
 
 import hetero
-from hetero.apps.generate.steps import Steps
+from hetero.apps.generate.generation import batcher_of
+from hetero.apps.generate.step_inputs import StepInputs
 from hetero.devices.request.request import REPLAY
 from hetero.examples.small_decoder import small_decoder
 from hetero.scheduler.client.remote_memory import RemoteMemory
@@ -22,7 +23,7 @@ from hetero.scheduler.client.restore import Restorer, Way
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.vocabulary.messages import Task
 from tests.scheduler.parties import wait_for
-from tests.support.meeting import Meeting, read
+from tests.support.full_batches import FullBatches, read
 from tests.support.models import branches
 from tests.support.stateful_models import STATES, decoder, expected
 
@@ -39,7 +40,7 @@ class Noted:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.again: list[str] = []
         self.sizes: list[int] = []
-        run_stage, feeds = Restorer._run_stage, Steps.feeds
+        run_stage, feeds = Restorer._run_stage, StepInputs.feeds
 
         def noting_run(
             restorer: Restorer, number: int, inputs: Any, keep: Any, way: Way, is_wanted: Any
@@ -48,13 +49,13 @@ class Noted:
             self.again.append(way.placement.stages[number].device)
             return made
 
-        def noting_step(steps: Steps) -> dict[str, np.ndarray]:
+        def noting_step(steps: StepInputs) -> dict[str, np.ndarray]:
             given = feeds(steps)
             self.sizes.append(given["input_ids"].shape[1])
             return given
 
         patch.setattr(Restorer, "_run_stage", noting_run)
-        patch.setattr(Steps, "feeds", noting_step)
+        patch.setattr(StepInputs, "feeds", noting_step)
 
 
 @pytest.fixture
@@ -144,20 +145,20 @@ def test_rows_of_one_run_have_their_caches_again(
     are_joined: bool,
 ) -> None:
     """Rows are joined before the loss, or after it: some are lost that no run reads."""
-    compiled._texts._lanes = 1
+    batcher_of(compiled)._lanes = 1
     prompts = [PROMPT, [7], [8, 8, 8], [1, 2]]
     want = [list(compiled.generate(prompt, COUNT)) for prompt in prompts]
     texts = [compiled.generate(prompt, COUNT) for prompt in prompts]
     for text in texts:
         next(text)
-    meeting = Meeting(monkeypatch)
-    meeting.of(texts)
+    batches = FullBatches(monkeypatch)
+    batches.of(texts)
     if are_joined:
         read(texts, [KILLED_AT - 1] * 4)
     kill(core, "CPU.1")
     noted.sizes.clear()
     read(texts, [None] * 4)
-    assert max(meeting.rows) == 4
+    assert max(batches.rows) == 4
     assert [text.tokens for text in texts] == want
     assert noted.again
     assert set(noted.sizes) == {1}

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hetero.apps.generate.generation import BatchGeneration, Generation, generate
-from hetero.apps.generate.ports import Decoder
-from hetero.apps.generate.rows import Rows
+from hetero.apps.generate.batch_layout import BatchLayout
+from hetero.apps.generate.batcher import Batcher
+from hetero.apps.generate.decoder_ports import Decoder
+from hetero.apps.generate.generation import BatchGeneration, Generation, start_generation
 from hetero.apps.generate.sampling import Sampling
-from hetero.apps.generate.together import Together
 from hetero.devices.errors import HeteroError, RequestCancelledError, TensorLostError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
@@ -85,8 +85,9 @@ class TextModel(Model):
         self.is_closed = False
         self.records: dict[int, Any] = {}
         self.delivered: list[int] = []
-        rows = Rows({f"s{i}": (0, None) for i in range(LAYERS)}, "end", meets=True)
-        self.together = Together(DECODER, rows, draw.choice((1, 2, 100)))
+        axes = {f"s{i}": (0, None) for i in range(LAYERS)}
+        layout = BatchLayout(axes, "end", joins_calls=True)
+        self.batcher = Batcher(DECODER, layout, draw.choice((1, 2, 100)))
         executor = SimpleNamespace(
             submit=lambda work, *given: self.world.spawn(partial(work, *given))
         )
@@ -152,8 +153,8 @@ class Texts(History):
         length, count = draw.choice((1, 3, 6, 40)), draw.randint(1, 12)
         rows = draw.choice((1, 1, 1, 3))
         prompts = [[draw.randrange(DECODER.vocabulary) for _ in range(length)] for _ in range(rows)]
-        text = generate(
-            model.together,
+        text = start_generation(
+            model.batcher,
             lambda: InferRequest(model.target),
             prompts if rows > 1 else prompts[0],
             count,

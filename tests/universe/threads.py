@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import hetero.apps.generate.together
+import hetero.apps.generate.batcher
 import hetero.devices.request.state_machine
 import hetero.scheduler.client.bytes_in_flight
 import hetero.scheduler.client.deployment
@@ -24,7 +24,7 @@ import hetero.scheduler.device.loop
 from hetero.scheduler.universe.world import Fiber, World
 
 _MODULES = (
-    hetero.apps.generate.together,
+    hetero.apps.generate.batcher,
     hetero.devices.request.state_machine,
     hetero.scheduler.client.bytes_in_flight,
     hetero.scheduler.client.deployment,
@@ -185,9 +185,9 @@ def locks_of(world: World) -> Iterator[None]:
     modules: list[Any] = list(_MODULES)
     for module in modules:
         module.threading = made
-    together: Any = hetero.apps.generate.together
-    waits = together.until, together.aside
-    together.until, together.aside = Until, aside
+    batcher: Any = hetero.apps.generate.batcher
+    waits = batcher.wait_in_loop, batcher.run_in_thread
+    batcher.wait_in_loop, batcher.run_in_thread = Until, aside
     # What is known of earlier histories would take fewer lines, and turns be lost elsewhere.
     hetero.scheduler.client.kept.dtype_of.cache_clear()
     try:
@@ -195,4 +195,4 @@ def locks_of(world: World) -> Iterator[None]:
     finally:
         for module in modules:
             module.threading = threading
-        together.until, together.aside = waits
+        batcher.wait_in_loop, batcher.run_in_thread = waits

@@ -1,6 +1,6 @@
-"""Decoders: a language model over several devices, token by token.
+"""Text generation: decoders whose layers are split over several devices.
 
-`read_decoder` finds what a decoder's ports are and has the model choose the token itself, by a node
-that is placed like any other; `CompiledModel.generate` then runs it: caches are states, which stay
-on the devices that make them.
+`read_decoder` determines the ports of an exported decoder, turns its KV caches into states, which
+stay on the devices that compute them, and adds a node that samples the next token.
+`CompiledModel.generate` then runs prefill and decode steps, with continuous batching.
 """

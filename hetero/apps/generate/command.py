@@ -1,4 +1,4 @@
-"""``hetero generate``: go on with a prompt, token by token, and say how fast and where."""
+"""``hetero generate``: complete a prompt, and report the speed and the layers of each device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from hetero.apps.generate.decoder import read_decoder
-from hetero.apps.generate.ports import published_folder
-from hetero.apps.generate.text import TextStream, Tokenizer
+from hetero.apps.generate.decoder_ports import published_folder
+from hetero.apps.generate.read_decoder import read_decoder
+from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 from hetero.cli.model_command import Job, is_blob
 from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import remark, tell, wants_json
@@ -26,25 +26,36 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
     try:
         return None if value is None else [int(part) for part in value.split(",")]
     except ValueError as error:
-        raise click.BadParameter(f"{value!r}: wanted numbers, as 1,415,29") from error
+        raise click.BadParameter(f"{value!r}: expected numbers, for example 1,415,29") from error
 
 
 @click.command()
 @model_options
-@click.option("--prompt", help="The text to go on with; needs a tokenizer.")
+@click.option("--prompt", help="Text to complete; needs a tokenizer.")
 @click.option(
     "--tokenizer",
     type=click.Path(exists=True, path_type=Path),
-    help="Folder of tokenizer.json; by default the model's own.",
+    help="Folder of tokenizer.json; by default the model's folder.",
 )
-@click.option("--ids", metavar="ID,...", callback=_ids, help="The prompt's token ids, as 1,415,29.")
+@click.option(
+    "--ids", metavar="ID,...", callback=_ids, help="Token ids of the prompt, for example 1,415,29."
+)
 @click.option("--max-new-tokens", "-n", type=int, default=100, show_default=True)
-@click.option("--temperature", type=float, default=0.0, help="0 takes the best token each time.")
-@click.option("--top-k", type=int, default=0, help="Draw from so many of the best; 0: from all.")
-@click.option("--top-p", type=float, default=1.0, help="Draw from the best up to this probability.")
-@click.option("--min-p", type=float, default=0.0, help="Least probability, in the best one's.")
-@click.option("--repetition-penalty", type=float, default=1.0, help="1 is none.")
-@click.option("--seed", type=int, help="What is drawn follows from it.")
+@click.option("--temperature", type=float, default=0.0, help="0 for greedy decoding.")
+@click.option("--top-k", type=int, default=0, help="Draw from this many best tokens; 0 for all.")
+@click.option(
+    "--top-p",
+    type=float,
+    default=1.0,
+    help="Draw from the best tokens with this total probability.",
+)
+@click.option(
+    "--min-p", type=float, default=0.0, help="Minimum probability, relative to the best token."
+)
+@click.option(
+    "--repetition-penalty", type=float, default=1.0, help="Penalty for repeated tokens; 1 for none."
+)
+@click.option("--seed", type=int, help="Seed of the draws; random by default.")
 @with_core(runs_model=True)
 def generate(
     job: Job,
@@ -54,13 +65,13 @@ def generate(
     max_new_tokens: int,
     **sampling: Any,
 ) -> None:
-    """Go on with a prompt by the decoder MODEL, over the devices.
+    """Complete a prompt with the decoder MODEL, on one or several devices.
 
-    Devices are chosen by layers where a plan is wanted: -c PERFORMANCE_HINT=LATENCY, or
+    To plan the split by layers, use -c PERFORMANCE_HINT=LATENCY or
     -c MODEL_DISTRIBUTION_POLICY=PIPELINE_PARALLEL.
     """
     if (prompt is None) == (ids is None):
-        raise click.UsageError("Give --prompt TEXT, or --ids 1,2,3.")
+        raise click.UsageError("Give either --prompt TEXT or --ids 1,2,3.")
     words = None
     if prompt is not None or tokenizer is not None:
         words = Tokenizer(tokenizer or published_folder(job.model))
@@ -68,20 +79,20 @@ def generate(
     source = None if is_blob(job.model) else read_decoder(job.model)
     job.start()
     compiled = job.compile(source)
-    began = time.perf_counter()
+    start = time.perf_counter()
     generation = compiled.generate(ids or [], max_new_tokens, **sampling)
-    stream = None if words is None else TextStream(words)
+    stream = None if words is None else Detokenizer(words)
     first_s = 0.0
     text = ""
     for token in generation:
-        first_s = first_s or time.perf_counter() - began
+        first_s = first_s or time.perf_counter() - start
         piece = f"{token} " if stream is None else stream.add(token)
         if stream is not None and generation.finish_reason:
             piece += stream.end()
         text += piece
         if not wants_json():
             click.echo(piece, nl=False)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     count = len(generation.tokens)
     rate = (count - 1) / (seconds - first_s) if count > 1 else None
     document: dict[str, Any] = {
@@ -101,13 +112,13 @@ def generate(
     }
     tell("generate", document, ["", table(document["layers"], columns)])
     if not wants_json():
-        after = f"the first after {first_s * 1e3:.1f} ms"
-        then = f", then {rate:.1f} a second" if rate else ""
-        remark(f"{count} tokens ({generation.finish_reason}), {after}{then}")
+        speed = f", then {rate:.1f} tokens/s" if rate else ""
+        first = f"first after {first_s * 1e3:.1f} ms"
+        remark(f"{count} tokens ({generation.finish_reason}), {first}{speed}")
 
 
 def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
-    """Return which layers each subgraph has, in running order, and the bytes of its weights."""
+    """Return the layers and the weight bytes of each subgraph, in execution order."""
     layers = find_layers(compiled.source)
     number = {name: i for i, names in enumerate(layers) for name in names}
     names = {len(layers) - 1: "head"} if len(layers) > 1 else {}
@@ -124,8 +135,8 @@ def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
 def _ranges(numbers: list[int], names: Mapping[int, str]) -> str:
     """Return numbers as text: 0-3, 5, head."""
     plain = [n for n in numbers if n not in names]
-    # In a run numbers are as far apart as their places.
-    by_run = groupby(enumerate(plain), lambda place: place[1] - place[0])
-    runs = [[n for _, n in run] for _, run in by_run]
+    # The difference from the index is constant among consecutive numbers.
+    groups = groupby(enumerate(plain), lambda pair: pair[1] - pair[0])
+    runs = [[n for _, n in group] for _, group in groups]
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     return ", ".join([*parts, *(names[n] for n in numbers if n in names)])

@@ -1,9 +1,10 @@
-"""A text that a decoder goes on with, token by token."""
+"""Generation of tokens after a prompt: iterators over one sequence or a batch of them."""
 
 from __future__ import annotations
 
 from collections.abc import (
     AsyncIterator,
+    Callable,
     Collection,
     Generator,
     Iterator,
@@ -17,12 +18,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from hetero.apps.generate.ports import Decoder, checked_ids
-from hetero.apps.generate.rows import Rows
+from hetero.apps.generate.batch_layout import BatchLayout
+from hetero.apps.generate.batcher import Batcher
+from hetero.apps.generate.decoder_ports import Decoder, checked_ids
 from hetero.apps.generate.sampling import Sampling
-from hetero.apps.generate.steps import TextOptions
-from hetero.apps.generate.texts import FinishReason, Text
-from hetero.apps.generate.together import Together
+from hetero.apps.generate.sequences import FinishReason, TokenSequence
+from hetero.apps.generate.step_inputs import SequenceOptions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import (
     ArgumentError,
@@ -30,21 +31,22 @@ from hetero.devices.errors import (
     TensorNameError,
     TensorShapeError,
 )
+from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.variable_states import VariableState
 
 T = TypeVar("T")
-#: All that a stream gave, once it has ended.
+#: Type of all steps together.
 A = TypeVar("A")
 #: Token ids.
 Prompt = Sequence[int] | np.ndarray
 
 
 #: One batcher for all generations of a compiled model.
-_batchers: Final[WeakKeyDictionary[CompiledModel, Together]] = WeakKeyDictionary()
+_batchers: Final[WeakKeyDictionary[CompiledModel, Batcher]] = WeakKeyDictionary()
 _batchers_lock: Final = Lock()
 
 
-def batcher_of(compiled: CompiledModel) -> Together:
+def batcher_of(compiled: CompiledModel) -> Batcher:
     """Return the batcher that all generations of a compiled model share."""
     with _batchers_lock:
         batcher = _batchers.get(compiled)
@@ -52,45 +54,45 @@ def batcher_of(compiled: CompiledModel) -> Together:
             decoder, configs = Decoder.of(compiled.source), compiled.request.configs
             devices = compiled.get_property("EXECUTION_DEVICES")
             lanes = sum(configs[device].get("NUM_STREAMS", 1) for device in devices)
-            batcher = Together(decoder, Rows.of(compiled.source, decoder), max(1, lanes))
+            batcher = Batcher(decoder, BatchLayout.of(compiled.source, decoder), max(1, lanes))
             _batchers[compiled] = batcher
         return batcher
 
 
 class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
-    """Steps as an iterator, also for asyncio, and awaited for all at once."""
+    """Iterator over decode steps, for threads and asyncio; awaiting it returns all tokens."""
 
     tokens: A
 
-    def __init__(self, texts: Sequence[Text], together: Together) -> None:
-        self._texts: Final = texts
-        self._together: Final = together
+    def __init__(self, sequences: Sequence[TokenSequence], batcher: Batcher) -> None:
+        self._sequences: Final = sequences
+        self._batcher: Final = batcher
 
     def __del__(self) -> None:
-        for text in self._texts:  # nobody reads it any more; others go on without it
-            text.is_complete, text.place = True, None
+        for sequence in self._sequences:  # no reader is left; its batch continues without it
+            sequence.is_complete, sequence.slot = True, None
 
-    def _given(self, tokens: list[int | None]) -> T:
-        """Return a step as it is given out."""
+    def _item(self, tokens: list[int | None]) -> T:
+        """Return the item that the iterator yields for a step."""
         raise NotImplementedError
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
-        given = self._together.step(self._texts)
-        if given is None:
+        tokens = self._batcher.step(self._sequences)
+        if tokens is None:
             raise StopIteration
-        return self._given(given)
+        return self._item(tokens)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        given = await self._together.step_async(self._texts)
-        if given is None:
+        tokens = await self._batcher.step_async(self._sequences)
+        if tokens is None:
             raise StopAsyncIteration
-        return self._given(given)
+        return self._item(tokens)
 
     def __await__(self) -> Generator[Any, None, A]:
         return self._all().__await__()
@@ -101,97 +103,100 @@ class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
         return self.tokens
 
     def cancel(self) -> None:
-        """End it: the run in flight is cancelled and the caches are freed; again is harmless."""
-        self._together.end(self._texts)
+        """Stop generating: cancel the run in flight and free the KV caches. May be repeated."""
+        self._batcher.end(self._sequences)
 
     def query_state(self) -> tuple[VariableState, ...]:
-        """Return the caches, which are on their devices until asked for; none once it has ended."""
-        return self._together.states(self._texts)
+        """Return the KV caches; they stay on their devices until read. Empty after the end."""
+        return self._batcher.states(self._sequences)
 
 
 class Generation(_Stream[int, list[int]]):
-    """What `CompiledModel.generate` returns: an iterator over the tokens that follow a prompt.
+    """Iterator over the tokens that follow a prompt; see `CompiledModel.generate`.
 
-    ``for token in generation``, ``async for token in generation``, or ``await generation`` for the
-    list of all. The next token is computed when it is asked for, the one after it begins then too,
-    and a few come before where others step with this one; a reader that stops reading holds up
-    nobody. Caches are freed once the last was given, or it is cancelled or dropped. A cache that is
-    lost with a device is made again by its stage, elsewhere, or by all of the tokens so far. Long
-    prompts are computed in parts, between which other texts go on.
+    Use ``for token in generation``, ``async for token in generation``, or ``await generation`` for
+    the list of all tokens. Requesting a token starts the step after it as well. If other sequences
+    share the batch, a few tokens are computed ahead; a slow reader does not delay the others. The
+    KV caches are freed after the last token, or if the generation is cancelled or dropped. A cache
+    that is lost with a device is recomputed elsewhere, from its lineage or from the tokens so far.
+    Long prompts are processed in chunks, between which other sequences continue.
 
     Attributes
     ----------
     prompt : tuple of int
-        The ids that were given.
+        Token ids of the prompt.
     tokens : list of int
-        Those generated so far.
+        Tokens generated so far.
     logits : numpy.ndarray or None
-        Scores that the last token was chosen by, [vocabulary], before any penalty; only of a model
-        that was read with ``logits=True``.
+        Scores from which the last token was chosen, [vocabulary], before any penalty; only if the
+        model was read with ``logits=True``.
     finish_reason : {"stop", "length", "cancelled"} or None
-        Why it has ended: a token of ``stop`` or ``eos``, which is the last one given;
-        ``max_new_tokens`` or the model's context; `cancel`. None while it goes on.
+        ``stop``: the last token is one of ``stop`` or ``eos``. ``length``: ``max_new_tokens`` or
+        the model's context is reached. ``cancelled``: `cancel` was called. None before the end.
     """
 
-    def __init__(self, prompt: tuple[int, ...], text: Text, together: Together) -> None:
-        super().__init__([text], together)
+    def __init__(self, prompt: tuple[int, ...], sequence: TokenSequence, batcher: Batcher) -> None:
+        super().__init__([sequence], batcher)
         self.prompt: Final = prompt
-        self.tokens = text.tokens
+        self.tokens = sequence.tokens
 
     def __repr__(self) -> str:
-        return f"<Generation: {len(self.tokens)} tokens, {self.finish_reason or 'goes on'}>"
+        return f"<Generation: {len(self.tokens)} tokens, {self.finish_reason or 'running'}>"
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it has ended; None while it goes on."""
-        return self._texts[0].finish_reason
+        """Reason of the end; None before it."""
+        return self._sequences[0].finish_reason
 
     @property
     def logits(self) -> np.ndarray | None:
-        """Scores that the last token was chosen by."""
-        return self._texts[0].logits
+        """Scores from which the last token was chosen."""
+        return self._sequences[0].logits
 
-    def _given(self, tokens: list[int | None]) -> int:
+    def _item(self, tokens: list[int | None]) -> int:
         assert tokens[0] is not None
         return tokens[0]
 
 
 class BatchGeneration(_Stream[list[int | None], list[list[int]]]):
-    """What `CompiledModel.generate` returns for several prompts: they go on together, row by row.
+    """Iterator over the steps of several prompts, one row each; see `CompiledModel.generate`.
 
-    A step gives a list of each text's next token, None for one that has ended. One run of the model
-    computes the tokens of all.
+    A step is a list of the next token of each prompt, None for one that has ended. One run of the
+    model computes the tokens of all prompts.
 
     Attributes
     ----------
     prompts : tuple of tuple of int
-        The ids that were given.
+        Token ids of the prompts.
     tokens : list of list of int
-        Those generated so far, of each prompt.
+        Tokens generated so far, for each prompt.
     finish_reasons : list
-        As `Generation.finish_reason`, of each prompt.
+        `Generation.finish_reason` of each prompt.
     """
 
     def __init__(
-        self, prompts: tuple[tuple[int, ...], ...], texts: Sequence[Text], together: Together
+        self,
+        prompts: tuple[tuple[int, ...], ...],
+        sequences: Sequence[TokenSequence],
+        batcher: Batcher,
     ) -> None:
-        super().__init__(texts, together)
+        super().__init__(sequences, batcher)
         self.prompts: Final = prompts
-        self.tokens = [text.tokens for text in texts]
+        self.tokens = [sequence.tokens for sequence in sequences]
 
     def __repr__(self) -> str:
         return f"<BatchGeneration: {len(self.prompts)} prompts, {self.finish_reasons}>"
 
     def cancel(self, row: int | None = None) -> None:
-        """End it, or the text of one prompt; again is harmless."""
-        self._together.end(self._texts if row is None else [self._texts[row]])
+        """Stop generating, for all prompts or for one. May be repeated."""
+        self._batcher.end(self._sequences if row is None else [self._sequences[row]])
 
     @property
     def finish_reasons(self) -> list[FinishReason | None]:
-        """Why each has ended."""
-        return [text.finish_reason for text in self._texts]
+        """Reason of the end of each prompt; None before it."""
+        return [sequence.finish_reason for sequence in self._sequences]
 
-    def _given(self, tokens: list[int | None]) -> list[int | None]:
+    def _item(self, tokens: list[int | None]) -> list[int | None]:
         return tokens
 
 
@@ -244,8 +249,8 @@ def generate(
 ) -> Generation | BatchGeneration:
     """Return an iterator over the tokens that follow a prompt; it also works with asyncio.
 
-    Any number of generations may run at once. Those that request a token at the same time share
-    one decode step (continuous batching).
+    Any number of generations may run at once. Generations that request a token at the same time
+    share one decode step (continuous batching).
 
     Parameters
     ----------
@@ -288,77 +293,108 @@ def generate(
         an option is out of range.
     """
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    together = batcher_of(compiled)
-    sources = inputs or {}
-    decoder = together.decoder
-    several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
-    each: Sequence[Any] = list(ids) if several else [ids]
-    prompts = tuple(checked_prompt(decoder, one) for one in each)
+    return start_generation(
+        batcher_of(compiled),
+        compiled.create_infer_request,
+        ids,
+        max_new_tokens,
+        sampling,
+        seed,
+        stop,
+        eos,
+        inputs or {},
+    )
+
+
+def start_generation(
+    batcher: Batcher,
+    create_request: Callable[[], InferRequest],
+    ids: Prompt | Sequence[Prompt],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int | None,
+    stop: Collection[int],
+    eos: Collection[int] | None,
+    sources: Mapping[str, npt.ArrayLike],
+) -> Generation | BatchGeneration:
+    """Check the arguments of `generate` and return the generation.
+
+    `create_request`: makes a request of the batcher's model.
+    `sources`: outputs of an encoder, by input name.
+    """
+    decoder = batcher.decoder
+    is_batch = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
+    id_lists: Sequence[Any] = list(ids) if is_batch else [ids]
+    prompts = tuple(checked_prompt(decoder, id_list) for id_list in id_lists)
     if not isinstance(sources, Mapping):
-        raise ArgumentTypeError(f"inputs={sources!r}: wanted a dict, of arrays by name.")
+        raise ArgumentTypeError(f"inputs={sources!r}: expected a dict of arrays by input name.")
     if sources.keys() != set(decoder.sources):
         raise TensorNameError(
-            f"inputs={{{', '.join(map(repr, sources))}}}: wanted what an encoder made for each of "
-            f"{', '.join(map(repr, decoder.sources)) or 'none'}.",
+            f"inputs={{{', '.join(map(repr, sources))}}}: expected the encoder's output for each "
+            f"of {', '.join(map(repr, decoder.sources)) or 'no input'}.",
             missing=sorted(set(decoder.sources) - sources.keys()),
         )
-    most = max_new_tokens
-    if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
-        raise ArgumentError(f"max_new_tokens={most!r}: wanted how many at most, 1 or more.")
+    limit = max_new_tokens
+    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
+        raise ArgumentError(f"max_new_tokens={limit!r}: expected a whole number, 1 or more.")
     context = np.inf if decoder.context_length is None else decoder.context_length
     if seed is None:
         seed = int(np.random.default_rng().integers(2**63))
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
-        raise ArgumentError(f"seed={seed!r}: wanted a whole number from 0, of 64 bits, or None.")
-    own = decoder.eos if eos is None else checked_ids("eos", eos)
-    ends = frozenset([*checked_ids("stop", stop), *own])
-    given = {name: np.asarray(source) for name, source in sources.items()}
-    for name, source in given.items():
-        if source.ndim == 0 or (several and len(source) not in (1, len(prompts))):
+        raise ArgumentError(f"seed={seed!r}: expected an unsigned 64-bit integer or None.")
+    eos_ids = decoder.eos if eos is None else checked_ids("eos", eos)
+    ends = frozenset([*checked_ids("stop", stop), *eos_ids])
+    arrays = {name: np.asarray(source) for name, source in sources.items()}
+    for name, source in arrays.items():
+        if source.ndim == 0 or (is_batch and len(source) not in (1, len(prompts))):
             raise TensorShapeError(
-                f"inputs[{name!r}] has shape {list(source.shape)}: wanted an array of one row, or "
-                "of one for each prompt."
+                f"inputs[{name!r}] has shape {list(source.shape)}: expected one row, or one row "
+                "for each prompt."
             )
-    texts = []
+    sequences = []
     for i, prompt in enumerate(prompts):
-        options = TextOptions(
+        options = SequenceOptions(
             sampling.row(decoder.vocabulary),
             sampling.repetition_penalty != 1,
             int(seed) + i,
-            int(min(most, context - len(prompt))),
+            int(min(limit, context - len(prompt))),
             ends,
-            {n: s[i : i + 1] if len(s) == len(prompts) else s for n, s in given.items()},
+            {n: s[i : i + 1] if len(s) == len(prompts) else s for n, s in arrays.items()},
         )
-        texts.append(Text(prompt, options, compiled.create_infer_request))
-    if several:
-        return BatchGeneration(prompts, texts, together)
-    return Generation(prompts[0], texts[0], together)
+        sequences.append(TokenSequence(prompt, options, create_request))
+    if is_batch:
+        return BatchGeneration(prompts, sequences, batcher)
+    return Generation(prompts[0], sequences[0], batcher)
 
 
 def checked_prompt(decoder: Decoder, ids: npt.ArrayLike) -> tuple[int, ...]:
-    """Return a prompt's ids; raise where they are none, none of the vocabulary's, or too many."""
+    """Return the ids of a prompt as a tuple.
+
+    Raises ArgumentError: the prompt is empty, longer than the context, or outside the vocabulary.
+    ArgumentTypeError: it is not a sequence of integers.
+    """
     try:
-        given = np.asarray(ids)
+        array = np.asarray(ids)
     except ValueError:
-        given = np.empty(0, object)
-    if given.ndim == 2 and len(given) == 1:
-        given = given[0]
-    if given.ndim != 1 or given.dtype.kind not in ("iu" if given.size else "iuf"):
+        array = np.empty(0, object)
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1 or array.dtype.kind not in ("iu" if array.size else "iuf"):
         raise ArgumentTypeError(
-            f"ids={str(ids)[:80]}: wanted the prompt's token ids, as [1, 415, 29]; a tokenizer "
-            "makes them of a text."
+            f"ids={str(ids)[:80]}: expected the token ids of the prompt, for example "
+            "[1, 415, 29]; a tokenizer turns text into ids."
         )
-    if not given.size:
-        raise ArgumentError("ids are empty: a prompt has a token at least, often bos.")
-    outside = given[(given < 0) | (given >= decoder.vocabulary)]
+    if not array.size:
+        raise ArgumentError("ids are empty: a prompt has at least one token, often bos.")
+    outside = array[(array < 0) | (array >= decoder.vocabulary)]
     if outside.size:
         raise ArgumentError(
-            f"ids hold {int(outside[0])}; the model's vocabulary is 0 to {decoder.vocabulary - 1}. "
+            f"ids contain {int(outside[0])}; the vocabulary is 0 to {decoder.vocabulary - 1}. "
             "Use the tokenizer of this model."
         )
-    if decoder.context_length is not None and given.size >= decoder.context_length:
+    if decoder.context_length is not None and array.size >= decoder.context_length:
         raise ArgumentError(
-            f"the prompt has {given.size} tokens; the model takes {decoder.context_length} with "
-            "those that follow. Shorten it."
+            f"the prompt has {array.size} tokens; the context of the model is "
+            f"{decoder.context_length}, including generated tokens. Shorten the prompt."
         )
-    return tuple(given.tolist())
+    return tuple(array.tolist())

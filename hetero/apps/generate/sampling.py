@@ -1,4 +1,4 @@
-"""Sampling: the node that chooses a token, where the logits are, and what it is told."""
+"""Sampling: an ONNX function that chooses the next token on the device of the logits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from onnx.parser import parse_function
 from hetero.devices.errors import ArgumentError, ArgumentTypeError
 
 DOMAIN: Final = "hetero.generate"
-#: The oldest operator set in which `_BODY` is written.
+#: Oldest operator set that `_BODY` supports.
 OPSET: Final = 13
-#: Scores that are divided by less may be none any more; the best is drawn long before.
-_COLDEST: Final = 1e-30
-#: The node is told float32.
-_MOST: Final = float(np.finfo(np.float32).max)
+#: Below this temperature, scores may overflow; sampling is greedy at much higher ones already.
+_MIN_TEMPERATURE: Final = 1e-30
+#: Maximum of the sampling input, which is float32.
+_MAX_FLOAT: Final = float(np.finfo(np.float32).max)
 
-#: logits [batch, length, vocabulary], sampling [batch, 6] of float32 (the fields of `Sampling`,
-#: then a number drawn from [0, 1)), seen [batch, n] of int64 -> token [batch, 1] of int64.
-#: The order of the filters is transformers': penalty, temperature, top-k, top-p, min-p. Without
-#: top-k, sorting the vocabulary would cost more than all else: a draw from all of it goes in its
-#: own order, and for top-p the best 1,024 are sorted, unless they have too little.
+#: Inputs: logits [batch, length, vocabulary]; sampling [batch, 6] of float32 (the fields of
+#: `Sampling`, then a random number in [0, 1)); seen [batch, n] of int64, the ids to penalise.
+#: Output: token [batch, 1] of int64.
+#: The order of the filters is that of transformers: penalty, temperature, top-k, top-p, min-p.
+#: Sorting the whole vocabulary would be the largest cost. Without top-k, the draw therefore uses
+#: the unsorted vocabulary, and top-p sorts the best 1,024 tokens unless their mass is too small.
 _BODY: Final = """
 <domain: "hetero.generate", opset_import: ["": 13]>
 Sample (logits, sampling, seen) => (token)
@@ -143,7 +144,7 @@ Sample (logits, sampling, seen) => (token)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen, checked; the fields are those of `CompiledModel.generate`."""
+    """Sampling options, checked; see `hetero.apps.generate.generation.generate`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -155,25 +156,28 @@ class Sampling:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-                raise ArgumentTypeError(f"{field.name}={value!r}: wanted a number.")
+                raise ArgumentTypeError(f"{field.name}={value!r}: expected a number.")
         ranges = {
-            "temperature": (0 <= self.temperature <= _MOST, "0, which takes the best, or more"),
+            "temperature": (0 <= self.temperature <= _MAX_FLOAT, "0 for greedy decoding, or more"),
             "top_k": (
                 0 <= self.top_k < 2**24 and int(self.top_k) == self.top_k,
-                "how many of the best to choose from, 0 for all",
+                "the number of best tokens to draw from, 0 for all",
             ),
-            "top_p": (0 < self.top_p <= 1, "more than 0, at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty <= _MOST, "more than 0; 1 is none"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "between 0 and 1"),
+            "repetition_penalty": (
+                0 < self.repetition_penalty <= _MAX_FLOAT,
+                "above 0; 1 for no penalty",
+            ),
         }
-        for name, (fits, wanted) in ranges.items():
-            if not fits:
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: wanted {wanted}.")
+        for name, (is_valid, expected) in ranges.items():
+            if not is_valid:
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: expected {expected}.")
 
     def row(self, vocabulary: int) -> np.ndarray:
-        """Return what the node is told, [1, 6] of float32, the last to be drawn for each token."""
-        greedy = self.temperature < _COLDEST
-        told = [
+        """Return one row of the sampling input, [1, 6] of float32, with 0 as the random number."""
+        greedy = self.temperature < _MIN_TEMPERATURE
+        values = [
             1.0 if greedy else self.temperature,
             1 if greedy else self.top_k or vocabulary,
             self.top_p,
@@ -181,7 +185,7 @@ class Sampling:
             self.repetition_penalty,
             0.0,
         ]
-        return np.asarray([told], np.float32)
+        return np.asarray([values], np.float32)
 
 
 def sample_function(opset: int) -> onnx.FunctionProto:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from hetero.apps.generate.decoder import read_decoder
-from hetero.apps.generate.ports import published_folder
+from hetero.apps.generate.decoder_ports import published_folder
+from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.server import Server, require_extra
 from hetero.cli.model_command import Job, is_blob

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from hetero.apps.generate.ports import Decoder
-from hetero.apps.generate.text import TextStream
+from hetero.apps.generate.decoder_ports import Decoder
+from hetero.apps.generate.tokenizer import Detokenizer
 from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.served_model import ServedModel
 from hetero.devices.errors import OverloadedError
@@ -177,7 +177,7 @@ class Piece:
 class _Sequence:
     """A sequence as it arrives, up to a stop; it has text if there is a tokenizer."""
 
-    def __init__(self, row: int, stream: TextStream | None, stops: tuple[str, ...]) -> None:
+    def __init__(self, row: int, stream: Detokenizer | None, stops: tuple[str, ...]) -> None:
         self._stream, self._stops = stream, stops
         self._next = Piece(row)
 

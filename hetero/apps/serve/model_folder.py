@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 import yaml
 
-from hetero.apps.generate.ports import published_folder
+from hetero.apps.generate.decoder_ports import published_folder
 from hetero.apps.serve.repository import ModelSource
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, ModelError, ModelNotFoundError

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from hetero.apps.generate.text import TextStream, Tokenizer
+from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 from hetero.apps.serve.errors import protocol_error
 from hetero.devices.errors import ArgumentError
 
@@ -54,11 +54,11 @@ class PromptTokenizer:
         """Return a text's token ids, with special tokens added if it has none."""
         if self._tokenizer is None:
             raise protocol_error(f"{self._problem}. Send the prompt as a list of token ids.", 501)
-        return self._tokenizer.encode(text, is_whole=has_special_tokens)
+        return self._tokenizer.encode(text, has_special_tokens=has_special_tokens)
 
-    def stream(self, after: Sequence[int] = ()) -> TextStream | None:
+    def stream(self, after: Sequence[int] = ()) -> Detokenizer | None:
         """Return the text of tokens that follow others; None if there is no tokenizer."""
-        return TextStream(self._tokenizer, after) if self._tokenizer else None
+        return Detokenizer(self._tokenizer, after) if self._tokenizer else None
 
     def encode_chat(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a chat; `variables` are more variables of the template."""

@@ -64,7 +64,7 @@ def test_text_goes_in_and_streams_out(shell: Shell, model: Path, below: str) -> 
 @pytest.mark.parametrize(
     ("line", "code", "text"),
     [
-        ("", 2, "--prompt TEXT, or --ids"),
+        ("", 2, "--prompt TEXT or --ids"),
         ("--ids 1,x", 2, "numbers"),
         ("--ids 99", 1, "vocabulary"),
         ("--prompt word", 1, "tokenizer"),

@@ -68,7 +68,7 @@ def test_what_an_encoder_made_is_read_once_and_kept() -> None:
             compiled.generate([3, 9], inputs={"word": source})
         two = np.concatenate([source, source])
         for prompts, wrong in (([3, 9], None), ([[3], [9], [4]], two)):
-            with pytest.raises(TensorShapeError, match="wanted an array of one row"):
+            with pytest.raises(TensorShapeError, match="expected one row"):
                 compiled.generate(prompts, inputs={"encoder_hidden_states": wrong})
 
 

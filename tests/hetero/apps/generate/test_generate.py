@@ -1,4 +1,4 @@
-"""Decoders: prompts in, tokens out, over devices that share the layers."""
+"""Generation with decoders whose layers are split over devices."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from onnx.parser import parse_graph
 
 import hetero
-from hetero.apps.generate.pace import LARGEST, Pace
-from hetero.apps.generate.steps import Steps
-from hetero.apps.generate.together import Together
+from hetero.apps.generate.batcher import Batcher
+from hetero.apps.generate.prefill_chunks import MAX_CHUNK, ChunkSizer
+from hetero.apps.generate.step_inputs import StepInputs
 from hetero.errors import ArgumentError, ArgumentTypeError, HeteroError, ModelError
 from hetero.scheduler.channels.memory import MemoryChannel
 from tests.support.decoders import (
@@ -38,8 +38,8 @@ PROMPT = [3, 14, 15, 9, 2, 6]
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with core_on(Counting) as made:
-        yield made
+    with core_on(Counting) as counting_core:
+        yield counting_core
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +47,20 @@ def whole() -> Iterator[hetero.CompiledModel]:
     """The decoder on one device of this process."""
     with (
         core_on(MemoryChannel) as core,
-        core.compile_model(hetero.read_decoder(decoder()), "CPU.0") as made,
+        core.compile_model(hetero.read_decoder(decoder()), "CPU.0") as compiled_model,
     ):
-        yield made
+        yield compiled_model
 
 
 @pytest.fixture(scope="module")
 def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
-    """The decoder, a layer and the choice of the token on the second device."""
-    with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as made:
-        assert {s.device for s in made.subgraphs} == {"CPU.0", "CPU.1"}
-        yield made
+    """The decoder with one layer and the sampling node on the second device."""
+    with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as compiled_model:
+        assert {s.device for s in compiled_model.subgraphs} == {"CPU.0", "CPU.1"}
+        yield compiled_model
 
 
-def test_the_best_tokens_are_those_of_the_whole_text_at_once(
+def test_greedy_tokens_equal_those_of_the_whole_text(
     compiled: hetero.CompiledModel,
 ) -> None:
     for prompt in (PROMPT, [7], np.arange(20), np.int32([[4, 5]])):
@@ -71,7 +71,7 @@ def test_the_best_tokens_are_those_of_the_whole_text_at_once(
         assert list(generation) == []
 
 
-def test_asyncio_and_several_at_once_get_the_same(compiled: hetero.CompiledModel) -> None:
+def test_concurrent_generations_are_independent(compiled: hetero.CompiledModel) -> None:
     prompts = [PROMPT, [7], [8, 8, 8], [1, 2]]
 
     async def streamed(prompt: list[int]) -> list[int]:
@@ -89,7 +89,7 @@ def test_asyncio_and_several_at_once_get_the_same(compiled: hetero.CompiledModel
     assert [generation.tokens for generation in turns] == want
 
 
-def test_several_prompts_go_on_as_rows_with_the_tokens_that_each_has_alone(
+def test_batch_has_the_tokens_of_each_prompt_alone(
     compiled: hetero.CompiledModel,
 ) -> None:
     prompts = [PROMPT, [7], [8, 8, 8]]
@@ -109,70 +109,75 @@ def test_several_prompts_go_on_as_rows_with_the_tokens_that_each_has_alone(
     rows = [list(row) for row in zip(*together, strict=True)]
     assert rows[0] == [*alone[0], *[None] * (len(rows[0]) - len(alone[0]))]
     assert (
-        asyncio.run(awaited(compiled.generate(prompts, 8, seed=5, stop=[ends], **options))) == alone
+        asyncio.run(result_of(compiled.generate(prompts, 8, seed=5, stop=[ends], **options)))
+        == alone
     )
 
 
-async def awaited(text: Any) -> Any:
-    return await text
+async def result_of(generation: Any) -> Any:
+    return await generation
 
 
-def test_a_long_prompt_is_computed_in_parts(
+def test_long_prompt_is_prefilled_in_chunks(
     compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.apps.generate.pace.LARGEST", 4)
+    monkeypatch.setattr("hetero.apps.generate.prefill_chunks.MAX_CHUNK", 4)
     prompts = [list(range(10)), [5, 6, 7]]
-    parts = []
-    feeds = Steps.feeds
+    chunks = []
+    feeds = StepInputs.feeds
 
-    def noted(self: Steps) -> dict[str, np.ndarray]:
-        given = feeds(self)
-        parts.append(given["input_ids"].shape[1])
-        return given
+    def recording(self: StepInputs) -> dict[str, np.ndarray]:
+        inputs = feeds(self)
+        chunks.append(inputs["input_ids"].shape[1])
+        return inputs
 
-    monkeypatch.setattr(Steps, "feeds", noted)
+    monkeypatch.setattr(StepInputs, "feeds", recording)
     assert list(compiled.generate(prompts[0], 6)) == greedy(prompts[0], 6)
-    assert parts == [4, 4, 2, 1, 1, 1, 1, 1]
+    assert chunks == [4, 4, 2, 1, 1, 1, 1, 1]
     together = compiled.generate(prompts, 6)
     list(together)
     assert together.tokens == [greedy(prompt, 6) for prompt in prompts]
 
 
-def test_beside_other_texts_parts_cost_about_what_their_steps_do() -> None:
-    """Two steps of one text, or half of what more of them do; seconds are said, not measured."""
-    pace = Pace()
-    assert pace.size(begins=True) == LARGEST
-    pace.stepped(1.0)
-    assert pace.size(begins=True) == 2  # a token of a prompt is taken to cost a step
-    pace.fed(2, 1.0)
-    assert pace.size(begins=False) == LARGEST  # nobody had a token meanwhile
-    pace.fed(LARGEST, 8.0)  # a token costs a sixteenth of a step
+def test_chunk_size_follows_the_steps_of_others() -> None:
+    """A chunk takes two steps, or half of the time of the others' steps; times are simulated."""
+    sizer = ChunkSizer()
+    assert sizer.size(is_first=True) == MAX_CHUNK
+    sizer.observe_step(1.0)
+    assert sizer.size(is_first=True) == 2  # before a measurement, a prompt token counts as a step
+    sizer.observe_chunk(2, 1.0)
+    assert sizer.size(is_first=False) == MAX_CHUNK  # no other sequence had a step
+    sizer.observe_chunk(MAX_CHUNK, 8.0)  # a token costs a sixteenth of a step
     sizes = {}
     for others in (1, 16, 1000):
         for _ in range(others):
-            pace.stepped(1.0)
-        sizes[others] = pace.size(begins=False)
+            sizer.observe_step(1.0)
+        sizes[others] = sizer.size(is_first=False)
     assert sizes == {1: 32, 16: 128, 1000: 128}
     for _ in range(16):
-        pace.stepped(1.0)
-    assert pace.size(begins=True) == 32
+        sizer.observe_step(1.0)
+    assert sizer.size(is_first=True) == 32
 
 
-def test_prompts_in_parts_of_any_size_beside_other_texts_give_the_same(
+def test_chunks_of_any_size_give_the_same_tokens(
     compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = np.random.default_rng(3).integers(2, 5, 200).tolist()
-    monkeypatch.setattr(Pace, "size", lambda self, begins: sizes.pop())
-    fed = []
-    monkeypatch.setattr(Pace, "fed", lambda self, size, seconds: fed.append(size))
+    monkeypatch.setattr(ChunkSizer, "size", lambda self, is_first: sizes.pop())
+    chunks = []
+    monkeypatch.setattr(
+        ChunkSizer, "observe_chunk", lambda self, size, seconds: chunks.append(size)
+    )
     prompts = [PROMPT, list(range(20)), [7] * 9]
-    texts = [compiled.generate(prompt, 8) for prompt in prompts]
+    generations = [compiled.generate(prompt, 8) for prompt in prompts]
     for _ in range(8):
-        for text in texts:
-            next(text)
-    assert [text.tokens for text in texts] == [greedy(prompt, 8) for prompt in prompts]
-    assert min(fed) > 1  # a part of one token may round otherwise than one of several
-    assert sum(fed) == sum(map(len, prompts))
+        for generation in generations:
+            next(generation)
+    assert [generation.tokens for generation in generations] == [
+        greedy(prompt, 8) for prompt in prompts
+    ]
+    assert min(chunks) > 1  # a single token may be rounded differently
+    assert sum(chunks) == sum(map(len, prompts))
 
 
 @pytest.mark.parametrize(
@@ -186,47 +191,51 @@ def test_prompts_in_parts_of_any_size_beside_other_texts_give_the_same(
     ],
     ids=str,
 )
-def test_tokens_are_drawn_as_the_options_say_on_any_split(
+def test_sampling_matches_the_reference_on_any_split(
     whole: hetero.CompiledModel, compiled: hetero.CompiledModel, options: dict[str, Any]
 ) -> None:
     draw = np.random.Generator(np.random.Philox(11))
-    told, want = list(PROMPT), []
+    ids, want = list(PROMPT), []
     for _ in range(12):
-        drawn = float(draw.random(dtype=np.float32))
-        want.append(chosen(whole_logits(told), drawn, told, **options))
-        told.append(want[-1])
+        number = float(draw.random(dtype=np.float32))
+        want.append(chosen(whole_logits(ids), number, ids, **options))
+        ids.append(want[-1])
     assert list(compiled.generate(PROMPT, 12, seed=11, **options)) == want
     assert list(whole.generate(PROMPT, 12, seed=11, **options)) == want
 
 
 @pytest.mark.parametrize("temperature", [1e-29, 1e-38, 1e-50])
-def test_where_it_is_very_cold_the_best_is_drawn(
-    compiled: hetero.CompiledModel, temperature: float
-) -> None:
+def test_tiny_temperature_is_greedy(compiled: hetero.CompiledModel, temperature: float) -> None:
     assert list(compiled.generate(PROMPT, 4, temperature=temperature)) == greedy(PROMPT, 4)
 
 
-def test_without_a_seed_each_text_is_another(whole: hetero.CompiledModel) -> None:
+def test_generations_without_a_seed_differ(whole: hetero.CompiledModel) -> None:
     first, second = (whole.generate(PROMPT, 20, temperature=1e4) for _ in range(2))
     assert list(first) != list(second)  # chance: 50 ** -20
 
 
-def test_it_ends_at_eos_at_stop_and_with_the_context(
+def test_generation_ends_at_eos_stop_and_context(
     core: hetero.Core, compiled: hetero.CompiledModel, tmp_path: Path
 ) -> None:
     tokens = greedy(PROMPT, 8)
     stopped = compiled.generate(PROMPT, 8, stop=[tokens[3]])
     assert (list(stopped), stopped.finish_reason) == (tokens[: tokens.index(tokens[3]) + 1], "stop")
     onnx.save(decoder(), tmp_path / "model.onnx")
-    told = {"eos_token_id": [tokens[2], VOCABULARY + 7], "max_position_embeddings": len(PROMPT) + 5}
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    config = {
+        "eos_token_id": [tokens[2], VOCABULARY + 7],
+        "max_position_embeddings": len(PROMPT) + 5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
     with core.compile_model(hetero.read_decoder(tmp_path / "model.onnx"), SPLIT) as short:
-        ended = short.generate(PROMPT)
-        assert (list(ended), ended.finish_reason) == (tokens[: tokens.index(tokens[2]) + 1], "stop")
+        at_eos = short.generate(PROMPT)
+        assert (list(at_eos), at_eos.finish_reason) == (
+            tokens[: tokens.index(tokens[2]) + 1],
+            "stop",
+        )
         full = short.generate(PROMPT, eos=())
         assert (list(full), full.finish_reason) == (tokens[:5], "length")
-        with pytest.raises(ArgumentError, match="the model takes 11"):
+        with pytest.raises(ArgumentError, match="context of the model is 11"):
             short.generate(range(11))
 
 
@@ -235,26 +244,26 @@ def test_it_ends_at_eos_at_stop_and_with_the_context(
     [decoder(), decoder_with_places_by("Reshape"), decoder_with_places_by("Cast", to=6)],
     ids=["Gather", "Reshape", "Cast"],
 )
-def test_it_ends_with_the_table_of_positions(core: hetero.Core, model: onnx.ModelProto) -> None:
+def test_generation_ends_with_the_position_table(core: hetero.Core, model: onnx.ModelProto) -> None:
     with core.compile_model(hetero.read_decoder(model), SPLIT) as compiled:
         full = compiled.generate(PROMPT, 10**6)
         assert (len(list(full)), full.finish_reason) == (CONTEXT - len(PROMPT), "length")
-        with pytest.raises(ArgumentError, match=f"the model takes {CONTEXT}"):
+        with pytest.raises(ArgumentError, match=f"context of the model is {CONTEXT}"):
             compiled.generate([1] * CONTEXT)
 
 
-def test_logits_are_kept_where_they_are_asked_for(core: hetero.Core) -> None:
+def test_logits_are_returned_on_request(core: hetero.Core) -> None:
     model = hetero.read_decoder(decoder(), logits=True)
     with core.compile_model(model, SPLIT, affinity=PINS) as compiled:
         generation = compiled.generate(PROMPT, 3)
         for _ in range(3):
-            told = [*PROMPT, *generation.tokens]
+            ids = [*PROMPT, *generation.tokens]
             next(generation)
             assert generation.logits is not None
-            np.testing.assert_allclose(generation.logits, whole_logits(told), rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(generation.logits, whole_logits(ids), rtol=1e-3, atol=1e-4)
 
 
-def test_the_client_gets_a_token_and_caches_stay(
+def test_only_tokens_return_to_the_client(
     core: hetero.Core, compiled: hetero.CompiledModel
 ) -> None:
     def sent_nbytes(count: int) -> int:
@@ -263,12 +272,12 @@ def test_the_client_gets_a_token_and_caches_stay(
         return sum(nbytes for *_, nbytes in crossed())
 
     each = np.diff([sent_nbytes(count) for count in (2, 6, 10, 14)]) / 4
-    # The mask is a number longer for each token, and read in both halves' one bias.
+    # The mask grows by one number per token, and both halves read it.
     assert np.ptp(np.diff(each)) <= 64
     assert each[0] < 2000
 
 
-def test_caches_are_freed_at_the_end_when_cancelled_and_when_dropped(
+def test_caches_are_freed_at_end_cancel_and_drop(
     core: hetero.Core, compiled: hetero.CompiledModel
 ) -> None:
     await_freed(core, 0)
@@ -284,31 +293,31 @@ def test_caches_are_freed_at_the_end_when_cancelled_and_when_dropped(
     await_freed(core, 0)
 
 
-def test_caches_can_be_seen_and_a_cancel_meets_a_step(
+def test_cancel_during_a_step(
     compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = compiled.generate(PROMPT)
     next(generation)
     assert {s.state.shape for s in generation.query_state()} == {(1, 2, len(PROMPT), 8)}
-    answered = Together._answered
+    complete = Batcher._complete
 
-    def cancelled_meanwhile(self: Together, *step: Any) -> None:
+    def cancel_first(self: Batcher, *step: Any) -> None:
         generation.cancel()
-        answered(self, *step)
+        complete(self, *step)
 
-    monkeypatch.setattr(Together, "_answered", cancelled_meanwhile)
+    monkeypatch.setattr(Batcher, "_complete", cancel_first)
     assert (list(generation), generation.finish_reason) == ([], "cancelled")
     assert generation.query_state() == ()
 
 
-def test_a_blob_and_a_cache_generate_too(core: hetero.Core, tmp_path: Path) -> None:
+def test_generation_from_blob_and_cache(core: hetero.Core, tmp_path: Path) -> None:
     config = {"CACHE_DIR": str(tmp_path)}
     want = greedy(PROMPT, 4)
     for _ in range(2):
         read = hetero.read_decoder(decoder())
-        with core.compile_model(read, SPLIT, config, affinity=PINS) as made:
-            blob = made.export_model()
-            assert list(made.generate(PROMPT, 4)) == want
+        with core.compile_model(read, SPLIT, config, affinity=PINS) as compiled_model:
+            blob = compiled_model.export_model()
+            assert list(compiled_model.generate(PROMPT, 4)) == want
     with core.import_model(blob) as again:
         assert list(again.generate(PROMPT, 4)) == want
 
@@ -317,7 +326,7 @@ def test_a_blob_and_a_cache_generate_too(core: hetero.Core, tmp_path: Path) -> N
     ("ids", "options", "error", "text"),
     [
         ([], {}, ArgumentError, "empty"),
-        ([1, VOCABULARY], {}, ArgumentError, "50; the model's vocabulary is 0 to 49"),
+        ([1, VOCABULARY], {}, ArgumentError, "50; the vocabulary is 0 to 49"),
         ([-1], {}, ArgumentError, "-1"),
         ("once", {}, ArgumentTypeError, "tokenizer"),
         ([1.5], {}, ArgumentTypeError, "token ids"),
@@ -334,11 +343,11 @@ def test_a_blob_and_a_cache_generate_too(core: hetero.Core, tmp_path: Path) -> N
         ([1], {"repetition_penalty": 0}, ArgumentError, "repetition_penalty"),
         ([1], {"seed": -1}, ArgumentError, "seed"),
         ([1], {"stop": ["."]}, ArgumentTypeError, "stop"),
-        ([1], {"stop": 2}, ArgumentTypeError, "stop=2: wanted a list"),
-        ([1], {"eos": 2}, ArgumentTypeError, "eos=2: wanted a list"),
+        ([1], {"stop": 2}, ArgumentTypeError, "stop=2: expected a list"),
+        ([1], {"eos": 2}, ArgumentTypeError, "eos=2: expected a list"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_others_go_on(
+def test_invalid_arguments_do_not_disturb_others(
     compiled: hetero.CompiledModel, ids: Any, options: Any, error: type[HeteroError], text: str
 ) -> None:
     other = compiled.generate(PROMPT, 4)
@@ -348,8 +357,8 @@ def test_what_does_not_fit_is_refused_and_others_go_on(
     assert [first, *other] == greedy(PROMPT, 4)
 
 
-def renamed(**names: str) -> onnx.ModelProto:
-    """Return the decoder with ports of other names."""
+def with_names(**names: str) -> onnx.ModelProto:
+    """Return the decoder with renamed ports."""
     model = onnx.ModelProto()
     model.CopyFrom(decoder())
     for port in (*model.graph.input, *model.graph.output):
@@ -360,8 +369,8 @@ def renamed(**names: str) -> onnx.ModelProto:
     return model
 
 
-def test_ports_that_names_do_not_tell_are_asked_for(core: hetero.Core) -> None:
-    strange = renamed(
+def test_unknown_ports_need_the_ports_argument(core: hetero.Core) -> None:
+    strange = with_names(
         input_ids="a", attention_mask="b", position_ids="c", logits="d", past_key_values_0_key="e"
     )
     with pytest.raises(ArgumentError, match=r"inputs 'a'.*'b'.*'c'.*'e'.*ports="):
@@ -372,28 +381,28 @@ def test_ports_that_names_do_not_tell_are_asked_for(core: hetero.Core) -> None:
     with core.compile_model(model, "CPU.0") as compiled:
         assert list(compiled.generate(PROMPT, 4)) == greedy(PROMPT, 4)
     for wrong in ({"x": "ids"}, {"a": "word"}):
-        with pytest.raises(ArgumentError, match="wanted one of its ports"):
+        with pytest.raises(ArgumentError, match="expected one of its ports"):
             hetero.read_decoder(strange, states=states, ports=wrong)
     with pytest.raises(ArgumentError, match="one input of token ids"):
         hetero.read_decoder(strange, states=states, ports={**ports, "b": "ids"})
 
 
-def test_a_part_of_a_decoder_says_what_is_missing() -> None:
+def test_incomplete_decoder_names_the_missing_part() -> None:
     with pytest.raises(ArgumentError, match=r"lm_head"):
-        hetero.read_decoder(renamed(logits="hidden_states"))
+        hetero.read_decoder(with_names(logits="hidden_states"))
     with pytest.raises(ArgumentError, match=r"'inputs_embeds'.*embeddings.*merge_models"):
-        hetero.read_decoder(renamed(input_ids="inputs_embeds"))
+        hetero.read_decoder(with_names(input_ids="inputs_embeds"))
 
 
 @pytest.mark.parametrize("eos", [2, "</s>", [None], [True]])
-def test_what_ends_texts_is_a_list_of_tokens(eos: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match=r"eos=.*: wanted a list"):
+def test_eos_must_be_a_list_of_ids(eos: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"eos=.*: expected a list"):
         hetero.read_decoder(decoder(), eos=eos)
 
 
-def test_logits_are_asked_for_of_the_newest_position(core: hetero.Core) -> None:
-    asking = renamed(logits="of_each")
-    asking.graph.output[0].name = "logits"
+def test_decoder_with_num_logits_to_keep(core: hetero.Core) -> None:
+    proto = with_names(logits="of_each")
+    proto.graph.output[0].name = "logits"
     graph = parse_graph("""
         newest (int64 num_logits_to_keep, float[b, n, v] of_each) => (float[b, 1, v] logits) {
             newest_axis = Constant <value = int64[1] {1}> ()
@@ -402,13 +411,13 @@ def test_logits_are_asked_for_of_the_newest_position(core: hetero.Core) -> None:
             newest_end = Constant <value = int64[1] {100}> ()
             logits = Slice (of_each, newest_from, newest_end, newest_axis)
         }""")
-    asking.graph.node.extend(graph.node)
-    asking.graph.input.append(graph.input[0])
-    with core.compile_model(hetero.read_decoder(asking), "CPU.0") as compiled:
+    proto.graph.node.extend(graph.node)
+    proto.graph.input.append(graph.input[0])
+    with core.compile_model(hetero.read_decoder(proto), "CPU.0") as compiled:
         assert list(compiled.generate(PROMPT, 4)) == greedy(PROMPT, 4)
 
 
-def test_a_model_that_is_no_decoder_says_so(core: hetero.Core, tmp_path: Path) -> None:
+def test_model_that_is_not_a_decoder(core: hetero.Core, tmp_path: Path) -> None:
     with (
         core.compile_model(decoder(), "CPU.0") as plain,
         pytest.raises(ArgumentError, match="read_decoder"),

@@ -68,7 +68,9 @@ def test_a_heads_size_that_ports_leave_open_is_the_attentions(
         want = greedy(attention(), 12)
         assert list(compiled.generate(PROMPT, 12)) == want
         # Rows are not fed in parts: the operator takes none of several with caches.
-        monkeypatch.setattr("hetero.apps.generate.pace.Pace.size", lambda self, begins: 1)
+        monkeypatch.setattr(
+            "hetero.apps.generate.prefill_chunks.ChunkSizer.size", lambda self, is_first: 1
+        )
         assert list(compiled.generate(PROMPT, 12)) == want
         together = compiled.generate([PROMPT, PROMPT], 12)
         list(together)
@@ -110,7 +112,9 @@ def test_caches_are_made_anew_where_a_text_becomes_one_of_the_longer(
         else_branch = short () => (float b) { b = Constant <value = float {1.0}> () }>
     k = Mul (plain, factor)"""
     )
-    monkeypatch.setattr("hetero.apps.generate.pace.Pace.size", lambda self, begins: 2)
+    monkeypatch.setattr(
+        "hetero.apps.generate.prefill_chunks.ChunkSizer.size", lambda self, is_first: 2
+    )
     prompts = [PROMPT, [7], [9, 9, 9, 9, 9, 9], list(range(12)), list(range(8)), list(range(9))]
     want = [at_once(changing, prompt, 12) for prompt in prompts]
     with hetero.Core("inprocess") as core:
@@ -126,7 +130,9 @@ def test_a_cache_of_one_length_bounds_the_text() -> None:
         compiled = core.compile_model(hetero.read_decoder(scattered()), "CPU")
         text = compiled.generate(PROMPT, 100)
         assert len(list(text)) == ROOM - len(PROMPT)
-        with pytest.raises(ArgumentError, match=f"{ROOM} tokens; the model takes {ROOM}"):
+        with pytest.raises(
+            ArgumentError, match=f"{ROOM} tokens; the context of the model is {ROOM}"
+        ):
             compiled.generate([1] * ROOM)
 
 
@@ -136,7 +142,9 @@ def test_lengths_by_other_names_are_asked_for() -> None:
         port.name = port.name.replace("write_indices", "where")
     for node in model.graph.node:
         node.input[:] = ["where" if name == "write_indices" else name for name in node.input]
-    with pytest.raises(ArgumentError, match=r"'where'.*ports=\{name: one of .*past_length"):
+    with pytest.raises(
+        ArgumentError, match=r"'where'.*ports=\{name: role\} with a role of .*past_length"
+    ):
         hetero.read_decoder(model)
     read = hetero.read_decoder(model, ports={"where": "past_length"})
     with hetero.Core("inprocess", devices={"CPU": 1}) as core:

@@ -1,4 +1,4 @@
-"""`read_decoder`: a model that chooses the next token itself and keeps its caches."""
+"""Read a decoder: KV caches become states, and a sampling node chooses the next token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from hetero.apps.generate.merged import unmerged
-from hetero.apps.generate.ports import (
+from hetero.apps.generate.decoder_ports import (
     KEY,
     Decoder,
     find_ports,
@@ -20,6 +19,7 @@ from hetero.apps.generate.ports import (
     published_folder,
     step_shapes,
 )
+from hetero.apps.generate.merged_decoder import unmerged
 from hetero.apps.generate.sampling import DOMAIN, OPSET, Sampling, sample_function
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.opset_conversion import upgrade_opset
@@ -29,10 +29,10 @@ from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.variables import STATES, variables_of, with_states
 from hetero.measure.sample_inputs import sample_metadata
 
-#: Operators whose first input's positions do not meet, given weights.
+#: Products with weights that compute each position by itself.
 _PRODUCTS: Final = frozenset({"MatMul", "MatMulNBits"})
-#: What may come after them: scales, biases, caps.
-_BY_ELEMENT: Final = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity"})
+#: Elementwise operators that may follow: scales, biases, soft caps.
+_ELEMENTWISE: Final = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity"})
 
 
 def read_decoder(
@@ -45,28 +45,27 @@ def read_decoder(
 ) -> Model:
     """Read a decoder for `CompiledModel.generate`.
 
-    Its caches are found and become states, which stay on the devices that make them; a node named
-    ``sample`` is added, which chooses the token: it is placed like any other node, and what leaves
-    the devices is the token. Logits are computed for the newest position alone.
+    KV caches become states, which stay on the devices that compute them. A node called ``sample``
+    is added, which chooses the token; it is placed like any other node, so that only the token
+    leaves the devices. Logits are computed for the newest position only.
 
     Parameters
     ----------
     model : path, bytes, onnx.ModelProto or Model
-        An export with its caches as inputs and outputs, as optimum and onnxruntime-genai's builder
-        write them. ``config.json``, ``generation_config.json`` and ``genai_config.json`` beside a
-        path, or beside its folder ``onnx``, are read for the tokens that end a text and the most
-        tokens that the model takes.
+        An export with KV caches as inputs and outputs, as optimum and onnxruntime-genai's builder
+        write it. ``config.json``, ``generation_config.json`` and ``genai_config.json`` next to the
+        file, or next to its folder ``onnx``, provide end tokens and context length.
     states : mapping of str to str, optional
-        Input -> output that is its value in the next step, as for `Core.read_model`, where names
-        do not say it.
+        Input -> output that is its value in the next step, as for `Core.read_model`; needed if
+        names do not show it.
     ports : mapping of str to str, optional
-        Port -> what it is, where names do not say it: ``ids``, ``mask``, ``positions``,
-        ``is_next``, ``past_length``, ``total_length``, ``num_logits``, ``source`` (what an encoder
-        made) or ``logits``.
+        Port -> role, needed if names do not show it: ``ids``, ``mask``, ``positions``,
+        ``is_next``, ``past_length``, ``total_length``, ``num_logits``, ``source`` (output of an
+        encoder) or ``logits``.
     eos : sequence of int, optional
-        Tokens that end a text, instead of the configuration's.
+        End-of-sequence tokens; replaces those of the configuration.
     logits : bool
-        Whether the newest position's logits stay an output: [batch, 1, vocabulary].
+        Whether the logits of the newest position are an output: [batch, 1, vocabulary].
 
     Returns
     -------
@@ -76,28 +75,30 @@ def read_decoder(
     Raises
     ------
     ArgumentError
-        A port is not recognised, or `ports` is wrong.
+        A port is not recognised, or `ports` is invalid.
     ModelError
-        It is not a model, or a configuration beside it cannot be read.
+        It is not a model, or a configuration file cannot be read.
     TensorNameError, TensorTypeError, TensorShapeError
-        States that the model does not have, or that are not alike.
+        `states` names ports that the model does not have, or that do not match.
     """
-    read = read_model(model)
-    if states is None and STATES not in read.metadata:
-        states = find_states(read)
+    decoder_model = read_model(model)
+    if states is None and STATES not in decoder_model.metadata:
+        states = find_states(decoder_model)
     if states is not None:
-        read = with_states(read, states)
-    read = _with_whole_caches(with_head_sizes(read))
+        decoder_model = with_states(decoder_model, states)
+    decoder_model = _without_sliding_caches(with_head_sizes(decoder_model))
     folder = published_folder(model) if isinstance(model, str | Path) else None
-    decoder = find_ports(read, ports or {}, folder, eos)
-    if read.opset_imports.get("", 0) < OPSET:
-        read = upgrade_opset(read, OPSET)
-    parted = unmerged(read, decoder.is_next, decoder.sources)
-    if parted is read:
-        read = _with_encoder_kept(_newest_alone(read, decoder), decoder)
+    decoder = find_ports(decoder_model, ports or {}, folder, eos)
+    if decoder_model.opset_imports.get("", 0) < OPSET:
+        decoder_model = upgrade_opset(decoder_model, OPSET)
+    step_model = unmerged(decoder_model, decoder.is_next, decoder.sources)
+    if step_model is decoder_model:
+        decoder_model = _with_newest_logits(decoder_model, decoder)
+        decoder_model = _with_cached_encoder(decoder_model, decoder)
     else:
-        read, decoder = _newest_alone(parted, decoder), replace(decoder, singly=True)
-    return _with_sample_inputs(*_with_sampling(read, decoder, keep=logits))
+        decoder_model = _with_newest_logits(step_model, decoder)
+        decoder = replace(decoder, singly=True)
+    return _with_sample_inputs(*_with_sampling(decoder_model, decoder, keep=logits))
 
 
 def _with_sample_inputs(model: Model, decoder: Decoder) -> Model:
@@ -145,9 +146,9 @@ def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> tuple[Model
 
 
 def with_head_sizes(model: Model) -> Model:
-    """Return the model with the size of a head in the ports of attention that implies it.
+    """Set the head size in the shapes of KV caches, computed from the attention's inputs.
 
-    onnxruntime-genai's builder leaves it open, and caches begin with none of it.
+    onnxruntime-genai's builder leaves it open, but an empty cache needs it.
     """
     sizes: dict[str, int] = {}
     for node in model.nodes:
@@ -160,64 +161,64 @@ def with_head_sizes(model: Model) -> Model:
                 caches = (*node.inputs[3:5], *node.outputs[1:3])
                 sizes |= dict.fromkeys(caches, width // heads)
 
-    def sized(port: TensorSpec) -> TensorSpec:
+    def with_size(port: TensorSpec) -> TensorSpec:
         shape = port.shape
         if port.name not in sizes or not shape or isinstance(shape[-1], int):
             return port
         return replace(port, shape=(*shape[:-1], sizes[port.name]))
 
-    inputs, outputs = map(sized, model.inputs), map(sized, model.outputs)
+    inputs, outputs = map(with_size, model.inputs), map(with_size, model.outputs)
     return model.replace(inputs=tuple(inputs), outputs=tuple(outputs)) if sizes else model
 
 
-def _with_whole_caches(model: Model) -> Model:
-    """Return the model with caches that hold the whole text where they are as long as a window.
+def _without_sliding_caches(model: Model) -> Model:
+    """Make KV caches hold all tokens if they are limited to the attention window.
 
-    Those begin with room for all of it, and their rows move; the window itself stays.
+    The entries of a limited cache move at each step. The attention window itself stays.
     """
     window, nodes = "sliding_window_cache", list(model.nodes)
-    moving = [node for node in nodes if node.attributes.get(window)]
-    for node in moving:
+    limited_nodes = [node for node in nodes if node.attributes.get(window)]
+    for node in limited_nodes:
         proto = onnx.NodeProto()
         proto.CopyFrom(node.proto)
         proto.attribute.remove(next(a for a in proto.attribute if a.name == window))
         nodes[model.index_of[node.name]] = Node.from_proto(proto)
-    return model.replace(nodes=nodes) if moving else model
+    return model.replace(nodes=nodes) if limited_nodes else model
 
 
-def _with_encoder_kept(model: Model, decoder: Decoder) -> Model:
-    """Return the model with what attends to an encoder made once, where two branches make it.
+def _with_cached_encoder(model: Model, decoder: Decoder) -> Model:
+    """Compute the encoder's keys and values in the first step only, if branches compute them.
 
-    optimum's merged decoders give nothing of use for it once caches hold something.
+    optimum's merged decoders output unusable values for them in later steps.
     """
     pairs = [v for v in variables_of(model) if decoder.is_next and "encoder" in v.name]
     if not pairs:
         return model
     values, names = UniqueNames.of_values(model), UniqueNames(model.node_names)
-    kept: dict[str, str] = {}
+    cached: dict[str, str] = {}
     nodes = list(model.nodes)
-    for read, made in pairs:
-        kept[made.name] = values.make(f"{made.name}/kept")
+    for state, output in pairs:
+        cached[output.name] = values.make(f"{output.name}/cached")
         branches = {}
-        for branch, value in (("then_branch", read.name), ("else_branch", made.name)):
-            result = values.make(f"{made.name}/{branch}")
+        for branch, value in (("then_branch", state.name), ("else_branch", output.name)):
+            result = values.make(f"{output.name}/{branch}")
             node = helper.make_node("Identity", [value], [result], result)
             port = onnx.ValueInfoProto(name=result)
-            port.type.tensor_type.elem_type = read.to_proto().type.tensor_type.elem_type
+            port.type.tensor_type.elem_type = state.to_proto().type.tensor_type.elem_type
             branches[branch] = helper.make_graph([node], result, [], [port])
-        name = names.make(kept[made.name])
-        proto = helper.make_node("If", [decoder.is_next], [kept[made.name]], name, **branches)
+        name = names.make(cached[output.name])
+        proto = helper.make_node("If", [decoder.is_next], [cached[output.name]], name, **branches)
         nodes.append(Node.from_proto(proto))
-    outputs = [replace(port, name=kept.get(port.name, port.name)) for port in model.outputs]
+    outputs = [replace(port, name=cached.get(port.name, port.name)) for port in model.outputs]
     states = {v.input.name: v.output.name for v in variables_of(model)}
-    states = {name: kept.get(output, output) for name, output in states.items()}
+    states = {name: cached.get(output, output) for name, output in states.items()}
     return with_states(model.replace(nodes=nodes, outputs=outputs), states)
 
 
-def _newest_alone(model: Model, decoder: Decoder) -> Model:
-    """Return the model with the logits of the newest position alone, where its end allows that.
+def _with_newest_logits(model: Model, decoder: Decoder) -> Model:
+    """Compute the logits of the newest position only, if the end of the graph allows it.
 
-    The product with the vocabulary's weights is then computed once for a prompt.
+    The product with the vocabulary's weights then runs once per prompt.
     """
     value, last = decoder.logits, None
     while value in model.producers and len(model.consumers.get(value, ())) < 2:
@@ -225,10 +226,10 @@ def _newest_alone(model: Model, decoder: Decoder) -> Model:
         if node.op_type in _PRODUCTS and _is_weight(model, node):
             last, value = node, node.inputs[0]
             break
-        given = [name for name in node.inputs if name and name not in model.constants]
-        if node.op_type not in _BY_ELEMENT or len(given) != 1:
+        variables = [name for name in node.inputs if name and name not in model.constants]
+        if node.op_type not in _ELEMENTWISE or len(variables) != 1:
             break
-        value = given[0]
+        value = variables[0]
     if last is None:
         return model
     free = UniqueNames.of_values(model)
@@ -254,6 +255,6 @@ def _newest_alone(model: Model, decoder: Decoder) -> Model:
 
 
 def _is_weight(model: Model, product: Node) -> bool:
-    """Whether a product's second input is one matrix, or one packed, for every position."""
+    """Whether a product's second input is one matrix, possibly packed, for all positions."""
     name = product.inputs[1]
     return name in model.constants or len(model.spec(name).shape or ()) == 2

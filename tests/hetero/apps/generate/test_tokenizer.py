@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetero.apps.generate.text import TextStream, Tokenizer
+from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 decoders = pytest.importorskip("tokenizers.decoders")
@@ -115,7 +115,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int]) -> list[str]:
-    stream = TextStream(tokenizer, after)
+    stream = Detokenizer(tokenizer, after)
     return [*(stream.add(token) for token in ids), stream.end()]
 
 

@@ -1,4 +1,4 @@
-"""optimum's merged decoders, of one node with two branches, as graphs that can be cut."""
+"""Merged decoders of optimum: one `If` with two branches, rewritten as a graph to split."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from hetero.devices.model.variables import variables_of
 
 
 def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
-    """Return the branch for later steps, with caches that may be empty, as the model itself.
+    """Return the branch for later steps as the model, which also accepts empty KV caches.
 
-    What it reads of an encoder's output, nodes of the other branch make in the first step. A model
-    of another form is returned as it is. `is_next` is the input that chooses the branch.
+    Nodes of the other branch compute the encoder's keys and values in the first step. A model of
+    another form is returned unchanged.
+
+    `is_next`: input that selects the branch.
+    `sources`: inputs that hold the encoder's outputs.
     """
     choice = model.nodes[0]
     pairs = [v for v in variables_of(model) if "encoder" in v.name]
-    made = {v.input.name: v.output.name for v in pairs}
-    if not made or len(model.nodes) > 1 or [*choice.inputs] != [is_next]:
+    outputs_by_input = {v.input.name: v.output.name for v in pairs}
+    if not outputs_by_input or len(model.nodes) > 1 or [*choice.inputs] != [is_next]:
         return model
     bodies = {attribute.name: attribute.g for attribute in choice.proto.attribute}
     first, later = bodies["else_branch"], bodies["then_branch"]
@@ -43,17 +46,17 @@ def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
         for node in makers:
             node.input[:] = [own.get(name, name) for name in node.input]
             node.output[:] = [own[name] for name in node.output]
-        kept = helper.make_node("Identity", [port.name], [free.make(output.name)])
+        cached = helper.make_node("Identity", [port.name], [free.make(output.name)])
         branches = {}
-        for branch, inner in (("then_branch", [kept]), ("else_branch", makers)):
+        for branch, inner in (("then_branch", [cached]), ("else_branch", makers)):
             result = onnx.ValueInfoProto(name=inner[-1].output[0], type=port.to_proto().type)
             branches[branch] = helper.make_graph(inner, result.name, [], [result])
         nodes.append(helper.make_node("If", [is_next], [output.name], **branches))
     for node in later.node:
-        if not {*made.values()} & {*node.output}:  # what it gives for those is of no use
+        if not {*outputs_by_input.values()} & {*node.output}:  # replaced by the nodes above
             nodes.append(onnx.NodeProto())
             nodes[-1].CopyFrom(node)
-            nodes[-1].input[:] = [made.get(name, name) for name in node.input]
+            nodes[-1].input[:] = [outputs_by_input.get(name, name) for name in node.input]
     names = UniqueNames(())
     for node in nodes:
         node.name = names.make(node.name or node.output[0])
@@ -61,38 +64,38 @@ def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
 
 
 def _makers(
-    body: onnx.GraphProto, value: str, given: Collection[str]
+    body: onnx.GraphProto, value: str, sources: Collection[str]
 ) -> list[onnx.NodeProto] | None:
-    """Return copies of the nodes that make a value of what is given; None if others have a part.
+    """Return copies of the nodes that compute a value from sources; None if it has other inputs.
 
-    Sizes that `Reshape` is told by others are those of what it reshapes.
+    Sizes that `Reshape` reads from other values are replaced by those of its own input.
     """
     makers = {name: node for node in body.node for name in node.output}
-    found: list[onnx.NodeProto] = []
-    seen, waiting = set(given), [value]
+    nodes: list[onnx.NodeProto] = []
+    visited, waiting = set(sources), [value]
     while waiting:
-        if (name := waiting.pop()) in seen:
+        if (name := waiting.pop()) in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         if name not in makers or makers[name].op_type == "Shape":
             return None
         node = onnx.NodeProto()
         node.CopyFrom(makers[name])
-        found.append(node)
+        nodes.append(node)
         sizes = makers.get(node.input[1]) if node.op_type == "Reshape" else None
         if sizes is not None and sizes.op_type == "Concat":
             shape = np.asarray([_size(makers, part) for part in sizes.input], np.int64)
             node.input[1] = f"{name}/shape"
-            seen.add(node.input[1])
+            visited.add(node.input[1])
             constant = numpy_helper.from_array(shape)
-            found.append(helper.make_node("Constant", [], [node.input[1]], value=constant))
+            nodes.append(helper.make_node("Constant", [], [node.input[1]], value=constant))
         waiting += node.input
     order = {name: position for position, node in enumerate(body.node) for name in node.output}
-    return sorted(found, key=lambda node: order.get(node.output[0], -1))
+    return sorted(nodes, key=lambda node: order.get(node.output[0], -1))
 
 
 def _size(makers: dict[str, onnx.NodeProto], name: str) -> int:
-    """Return a constant size; 0, which stands for that of what is reshaped, where it is none."""
+    """Return a constant size, or 0 (the size of the reshaped input) if it is not constant."""
     node = makers.get(name)
     if node is not None and node.op_type == "Unsqueeze":
         node = makers.get(node.input[0])
