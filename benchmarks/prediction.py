@@ -113,12 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def row(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return medians over several predictions and measurements."""
-    figures: dict[str, Any] = {"stages": len(found[0]["stages"])}
+    summarize_metrics: dict[str, Any] = {"stages": len(found[0]["stages"])}
     for what in ("period", "latency"):
         for part, factor in (("predicted_s", 1e3), ("measured_s", 1e3), ("ratio", 1.0)):
             value = factor * statistics.median(one[what][part] for one in found)
-            figures[f"{what} {part.replace('_s', ' ms')}"] = value
-    return figures
+            summarize_metrics[f"{what} {part.replace('_s', ' ms')}"] = value
+    return summarize_metrics
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command ``hetero`` and ``python -m hetero``: the command line, in a process of its own."""
+"""Entry point of ``hetero`` and ``python -m hetero``: runs the command line in its own process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 def _exit_at_once(number: int, _: FrameType | None) -> NoReturn:
-    """End the process while it still imports and has nothing to clean up."""
+    """End the process during its imports, when there is nothing to clean up."""
     os.write(2, b"hetero: interrupted\n")
     os._exit(128 + number)
 
@@ -19,12 +19,12 @@ def program() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _exit_at_once)
-    # The imports take half a second, in which a signal must not print a traceback.
+    # A signal during the imports, which take half a second, must not print a traceback.
     from hetero.cli import main
-    from hetero.cli.signals import hear_signals
+    from hetero.cli.signals import handle_signals
     from hetero.scheduler.processes.process_end import end_with
 
-    hear_signals()
+    handle_signals()
     end_with(main)
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``hetero devices | query | profile | plan | compile | run | bench | ...``."""
+"""Command line: ``hetero devices | query | profile | plan | compile | run | bench | ...``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hetero.cli.pool import pool
 from hetero.cli.profile import profile_command
 from hetero.cli.query import query
 from hetero.cli.run import run
-from hetero.cli.signals import INTERRUPTED, with_signal
+from hetero.cli.signals import INTERRUPTED, exit_code_for
 from hetero.cli.terminal import print_json
 from hetero.cli.top import top
 from hetero.devices.errors import HeteroError
@@ -34,9 +34,9 @@ from hetero.formatting import visible
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="hetero")
 def cli() -> None:
-    """One ONNX model, cut across unlike devices.
+    """Run one ONNX model across several devices and runtimes.
 
-    Exit codes: 0 done, 1 an error or a wrong answer, 2 wrong usage,
+    Exit codes: 0 success, 1 error or wrong result, 2 wrong usage,
     130 after Ctrl-C, 143 after SIGTERM.
     """
 
@@ -65,26 +65,26 @@ add_examples(cli)
 
 
 def main() -> None:
-    """Run the command line; an error is one message, or with ``--json`` one document."""
+    """Run the command line; print an error as a message, or with ``--json`` as a document."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A locale without a character shows its escape.
+            # Characters that the locale lacks are escaped.
             stream.reconfigure(errors="backslashreplace")
     try:
-        # Out of standalone mode click returns the code of `ctx.exit`, which commands use for 1.
+        # With standalone_mode=False click returns the code that a command passes to `ctx.exit`.
         code = cli.main(standalone_mode=False, prog_name="hetero")
     except BrokenPipeError:
-        # The reader has gone; what Python still has to write at its end goes nowhere.
+        # The reader has closed the pipe; discard the rest of Python's output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except (Exception, KeyboardInterrupt) as error:
-        code = _tell(error)
-    sys.exit(with_signal(code if isinstance(code, int) else 0))
+        code = _print_error(error)
+    sys.exit(exit_code_for(code if isinstance(code, int) else 0))
 
 
-def _tell(error: BaseException) -> int:
-    """Print an error and return the exit code; raise one that no command expects again."""
-    kind, code, data, expected = type(error).__name__, 1, {}, True
+def _print_error(error: BaseException) -> int:
+    """Print an error and return the exit code; raise an unexpected error again."""
+    kind, code, data, is_expected = type(error).__name__, 1, {}, True
     if isinstance(error, HeteroError):
         message, data = f"{error}", error.data
     elif isinstance(error, click.Abort | KeyboardInterrupt):
@@ -96,12 +96,12 @@ def _tell(error: BaseException) -> int:
     elif isinstance(error, OSError):
         message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     else:
-        message, expected = f"{error}", False
+        message, is_expected = f"{error}", False
     message = visible(message, keep="\n")
     if "--json" in sys.argv:
-        with contextlib.suppress(OSError):  # where it is to go may be what is full
+        with contextlib.suppress(OSError):  # the error may be a full disk behind stdout
             print_json("error", {"error": {**data, "type": kind, "message": message}})
-    if not expected:
+    if not is_expected:
         raise error
     if "--json" in sys.argv:
         return code
@@ -114,6 +114,6 @@ def _tell(error: BaseException) -> int:
     elif kind == "Interrupted":
         click.echo("hetero: interrupted", err=True)
     else:
-        where = f"{kind}: " if isinstance(error, HeteroError) else ""
-        click.echo(f"hetero: {where}{message}", err=True)
+        prefix = f"{kind}: " if isinstance(error, HeteroError) else ""
+        click.echo(f"hetero: {prefix}{message}", err=True)
     return code

@@ -1,4 +1,4 @@
-"""``hetero bench``: latency percentiles, throughput and times of stages, beside a prediction."""
+"""``hetero bench``: latency percentiles, throughput, and stage times against predictions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
-from hetero.cli.model_command import Job, blob_options, subgraph_parts, subgraph_rows
-from hetero.cli.option_types import Finite
-from hetero.cli.options import model_options, watch_options, with_core
+from hetero.cli.model_command import ModelCommand, blob_options, render_subgraphs, subgraph_rows
+from hetero.cli.option_types import FiniteFloat
+from hetero.cli.options import model_options, observe_options, with_core
 from hetero.cli.planning_options import planning_options
 from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.signals import INTERRUPTED
-from hetero.cli.terminal import progress, remark, tell
+from hetero.cli.terminal import print_note, print_result, progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.response import Response
@@ -28,8 +28,8 @@ from hetero.report.run_profile import wire_links
 from hetero.terminal_tables import Columns, ms, table
 
 PERCENTILES: Final = (50, 90, 95, 99)
-#: Stages and wires that are shown; ``--json`` has all.
-SHOWN: Final = 40
+#: Stages and wires in the tables; ``--json`` lists all.
+MAX_ROWS: Final = 40
 
 
 @click.command()
@@ -41,28 +41,28 @@ SHOWN: Final = 40
     "-j",
     type=click.IntRange(min=0),
     default=0,
-    help="Requests in flight; 0 lets the model choose.",
+    help="Requests in flight; 0 uses OPTIMAL_NUMBER_OF_INFER_REQUESTS.",
 )
 @click.option("--requests", "-n", type=click.IntRange(min=1), help="Stop after this many requests.")
 @click.option(
     "--seconds",
     "-t",
-    type=Finite(min=0, min_open=True),
+    type=FiniteFloat(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Stop after this many seconds.",
 )
 @planning_options
-@watch_options
+@observe_options
 @blob_options
 @with_core(runs_model=True)
-def bench(job: Job, jobs: int, requests: int | None, seconds: float) -> None:
-    """Measure MODEL, or a blob: one request at a time, then with many in flight.
+def bench(command: ModelCommand, jobs: int, requests: int | None, seconds: float) -> None:
+    """Measure MODEL, or a blob: one request at a time, then with many requests in flight.
 
-    A plan by cost is measured against its prediction, stage by stage and wire by wire. Ctrl-C ends
-    it with the figures so far and exit code 1.
+    Measurements of a plan by cost are compared with its prediction, stage by stage and wire by
+    wire. Ctrl-C ends the run, prints the measurements so far and exits with 130.
     """
-    compiled, values = job.compile_with_inputs(job.read_unless_blob(), with_states=True)
+    compiled, values = command.compile_with_inputs(command.read_unless_blob(), with_states=True)
     jobs = jobs or compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
     with progress("measuring one request at a time"):
         first = measure(compiled, values, 1, 1, seconds)
@@ -77,8 +77,8 @@ def bench(job: Job, jobs: int, requests: int | None, seconds: float) -> None:
     interrupted = busy is None or busy["interrupted"]
     document = {
         "model": compiled.name,
-        "device": job.device,
-        "compile_s": job.compile_s,
+        "device": command.device,
+        "compile_s": command.compile_s,
         "first_s": first["latency_s"]["50"],
         "one_at_a_time": alone,
         "in_flight": None if busy is None else {"jobs": jobs, **busy},
@@ -86,47 +86,47 @@ def bench(job: Job, jobs: int, requests: int | None, seconds: float) -> None:
         "prediction": None if busy is None else prediction(compiled, alone, busy),
         "interrupted": interrupted,
     }
-    tell("bench", document, _parts(compiled, document))
+    print_result("bench", document, _parts(compiled, document))
     if interrupted:
-        remark("hetero: interrupted")
+        print_note("hetero: interrupted")
         raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _parts(compiled: CompiledModel, document: dict[str, Any]) -> Iterator[RenderableType]:
-    yield from subgraph_parts(compiled)
+    yield from render_subgraphs(compiled)
     alone, busy = document["one_at_a_time"], document["in_flight"]
     measured = ((1, alone), *([(busy["jobs"], busy)] if busy else []))
     rows = ({"jobs": jobs, **result["latency_s"], **result} for jobs, result in measured)
-    figures: Columns = {
+    summarize_metrics: Columns = {
         "in flight": "jobs",
         "requests": "requests",
         "per second": "{throughput_per_s:.1f}",
         **{f"p{p} ms": ms(str(p), 2) for p in PERCENTILES},
     }
-    yield table(rows, figures)
+    yield table(rows, summarize_metrics)
     for jobs, result in measured:
-        if (again := result["run_again"])["requests"]:
+        if (replays := result["run_again"])["requests"]:
             yield (
-                f"{jobs} in flight: requests lost with a device and run again: "
-                f"{again['requests']}; the longest took {again['longest_s']:.2f} s of the "
+                f"{jobs} in flight: requests replayed after a device loss: "
+                f"{replays['requests']}; the longest took {replays['longest_s']:.2f} s of the "
                 f"{result['elapsed_s']:.2f} s"
             )
     stages: Columns = {
         "stage": "stage",
         "device": "device",
-        "runs ms": ms("run_s", 2),
-        "waits ms": ms("wait_s", 2),
+        "run ms": ms("run_s", 2),
+        "wait ms": ms("wait_s", 2),
         "busy": "{utilisation:.0%}",
     }
-    yield table((busy or alone)["stages"][:SHOWN], stages)
+    yield table((busy or alone)["stages"][:MAX_ROWS], stages)
     yield (
         f"compiled in {document['compile_s'] * 1e3:.0f} ms; first inference "
         f"{document['first_s'] * 1e3:.1f} ms"
     )
     if document["prediction"] is not None:
-        yield from prediction_parts(document["prediction"])
+        yield from render_prediction(document["prediction"])
     if document["interrupted"]:
-        yield "interrupted: these are the figures so far"
+        yield "interrupted: measurements so far"
 
 
 def measure(
@@ -138,51 +138,51 @@ def measure(
 ) -> dict[str, Any]:
     """Keep `jobs` requests in flight until `requests` are done or `seconds` are over.
 
-    Returns: medians of each stage's waits and runs, and from the end of one to the start of another
-        where wires are; how many requests were lost and run again, and how long the longest took.
-        ``interrupted`` says that Ctrl-C ended it.
-    Raises KeyboardInterrupt: Ctrl-C came before any request was done.
+    Returns a document with latency percentiles, throughput, median run and wait times of each
+    stage, median gaps between the stages of each wire, and the number of replayed requests. If
+    Ctrl-C ended the measurement, ``interrupted`` is true.
+    Raises KeyboardInterrupt if Ctrl-C came before the first request was done.
     """
     latencies_s: list[float] = []
-    again_s: list[float] = []
+    replays_s: list[float] = []
     times = StageTimes(wire_links(compiled))
     start_s = time.monotonic()
 
     def submit() -> FutureLike[Response]:
         began_s = time.monotonic()
-        made = compiled.submit(values)
+        submission = compiled.submit(values)
 
-        def look_at(_: object) -> None:
-            if any(line.attempt > 1 for line in made.story()):
-                again_s.append(time.monotonic() - began_s)
+        def record_replay(_: object) -> None:
+            if any(line.attempt > 1 for line in submission.story()):
+                replays_s.append(time.monotonic() - began_s)
 
-        # Before the callback that counts it as done: no request is looked at too late.
-        made.future.add_done_callback(look_at)
-        return made.future
+        # Added before the callback that counts the request as done, so no replay is missed.
+        submission.future.add_done_callback(record_replay)
+        return submission.future
 
-    def more(sent: int) -> bool:
-        late = sent > 0 and time.monotonic() - start_s >= seconds
-        return sent < (requests or 2**63) and not late
+    def continues(count: int) -> bool:
+        is_over = count > 0 and time.monotonic() - start_s >= seconds
+        return count < (requests or 2**63) and not is_over
 
-    def answered(began_s: float, ended_s: float, answer: Response) -> None:
+    def on_response(began_s: float, ended_s: float, response: Response) -> None:
         latencies_s.append(ended_s - began_s)
-        times.add(began_s, ended_s, answer.stage_timings)
+        times.add(began_s, ended_s, response.stage_timings)
 
     interrupted = False
     try:
-        keep_in_flight(submit, jobs, more, answered)
+        keep_in_flight(submit, jobs, continues, on_response)
     except KeyboardInterrupt:
         if not latencies_s:
             raise
         interrupted = True
     elapsed_s = time.monotonic() - start_s
-    cuts = np.percentile(latencies_s, PERCENTILES)
+    percentiles_s = np.percentile(latencies_s, PERCENTILES)
     return {
         "requests": len(latencies_s),
         "elapsed_s": elapsed_s,
         "throughput_per_s": len(latencies_s) / elapsed_s,
-        "latency_s": {str(p): float(v) for p, v in zip(PERCENTILES, cuts, strict=True)},
-        "run_again": {"requests": len(again_s), "longest_s": max(again_s, default=0.0)},
+        "latency_s": {str(p): float(v) for p, v in zip(PERCENTILES, percentiles_s, strict=True)},
+        "run_again": {"requests": len(replays_s), "longest_s": max(replays_s, default=0.0)},
         "stages": [
             {
                 "stage": stage,
@@ -204,21 +204,21 @@ def measure(
 def prediction(
     compiled: CompiledModel, alone: dict[str, Any], busy: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Compare a plan's prediction, where it has one, with what was measured.
+    """Compare measurements with the plan's prediction; None if the plan has none.
 
-    `alone`, `busy`: what `measure` gave for one request at a time, and for a full pipeline.
+    `alone`, `busy`: results of `measure` for one request at a time, and for a full pipeline.
     """
     report = compiled.plan_report
     if report is None:
         return None
     numbers = compiled.stage_numbers
-    ran = {row["stage"]: row["run_s"] for row in busy["stages"]}
-    # Waiting in queues is not a transfer: wires are looked at one request at a time.
+    run_times_s = {row["stage"]: row["run_s"] for row in busy["stages"]}
+    # Transfers are measured one request at a time, so that they contain no wait in a queue.
     gaps = {(row["producer"], row["consumer"]): row["gap_s"] for row in alone["wires"]}
     wires: dict[tuple[int, int], list[Any]] = {}
     for wire in report.wires:
-        mine = numbers[wire.variant]
-        wires.setdefault((mine[wire.producer], mine[wire.consumer]), []).append(wire)
+        stages = numbers[wire.variant]
+        wires.setdefault((stages[wire.producer], stages[wire.consumer]), []).append(wire)
     return {
         "bound_s": report.bound_s,
         "period": _row(report.bottleneck_s, 1 / busy["throughput_per_s"]),
@@ -230,7 +230,7 @@ def prediction(
             {
                 "stage": numbers[s.variant][s.index],
                 "device": s.device,
-                **_row(s.run_s, ran.get(numbers[s.variant][s.index])),
+                **_row(s.run_s, run_times_s.get(numbers[s.variant][s.index])),
             }
             for s in report.stages
         ],
@@ -247,12 +247,12 @@ def prediction(
     }
 
 
-def prediction_parts(document: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield `prediction`'s comparison for people."""
-    rows = {"between answers": document["period"], "one request": document["latency"]}
-    for row in document["stages"][:SHOWN]:
+def render_prediction(document: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield the tables of a document from `prediction`."""
+    rows = {"time per request at full load": document["period"], "latency": document["latency"]}
+    for row in document["stages"][:MAX_ROWS]:
         rows[f"stage {row['stage']} on {row['device']}"] = row
-    for row in document["wires"][:SHOWN]:
+    for row in document["wires"][:MAX_ROWS]:
         size = nbytes_text(row["nbytes"])
         rows[f"wire {row['producer']} to {row['consumer']}, {size}"] = row
     columns: Columns = {
@@ -264,13 +264,13 @@ def prediction_parts(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield table(({"name": name, **row} for name, row in rows.items()), columns)
     yield f"predicted by {document['basis']}"
     if document["cut_short"]:
-        yield "the time limit ended the search of this plan: another run may find another plan"
+        yield "the time limit ended the search for this plan; another run may find another plan"
 
 
 def _row(predicted_s: float, measured_s: float | None) -> dict[str, float | None]:
-    known = measured_s is not None and predicted_s > 0
+    has_ratio = measured_s is not None and predicted_s > 0
     return {
         "predicted_s": predicted_s,
         "measured_s": measured_s,
-        "ratio": measured_s / predicted_s if known and measured_s is not None else None,
+        "ratio": measured_s / predicted_s if has_ratio and measured_s is not None else None,
     }

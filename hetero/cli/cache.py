@@ -1,4 +1,4 @@
-"""``hetero cache list | verify | prune | clear``: what a folder of compiled models holds."""
+"""``hetero cache list | verify | prune | clear``: manage a folder of compiled models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
-from hetero.cli.option_types import Finite, json_option, together
-from hetero.cli.terminal import tell
+from hetero.cli.option_types import FiniteFloat, combine_options, json_option
+from hetero.cli.terminal import print_result
 from hetero.devices.errors import BlobError
 from hetero.formatting import nbytes_text, seconds_text
 from hetero.properties.table import COSTS_SUFFIX
@@ -25,16 +25,16 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @click.group()
 def cache() -> None:
-    """Look after a folder of compiled models (CACHE_DIR)."""
+    """Manage a folder of compiled models (CACHE_DIR)."""
 
 
-_folder: Final = together(
+_folder: Final = combine_options(
     click.option(
         "--dir",
         "folder",
         required=True,
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="The cache's folder.",
+        help="The cache folder.",
     ),
     json_option,
 )
@@ -43,21 +43,21 @@ _folder: Final = together(
 @cache.command("list")
 @_folder
 def list_(folder: Path) -> None:
-    """List the entries, the least recently used first."""
+    """List cache entries, the least recently used first."""
     rows = [_row(entry) for entry in Cache(folder).entries()]
     total = sum(row["nbytes"] for row in rows)
     columns: Columns = {
         "entry": lambda row: row["file"][:12] + "…",
-        "what": "kind",
+        "kind": "kind",
         "model": "model",
         "devices": ("devices", ", ".join),
         "size": ("nbytes", nbytes_text),
         "age": ("age_s", seconds_text),
         "last used": ("idle_s", lambda s: f"{seconds_text(s)} ago"),
     }
-    shown = table(rows, columns, wraps=("what", "model", "devices"))
+    entries = table(rows, columns, wraps=("kind", "model", "devices"))
     document = {"folder": folder, "nbytes": total, "entries": rows}
-    tell("cache", document, [shown, f"{_entries(len(rows))}, {nbytes_text(total)}"])
+    print_result("cache", document, [entries, f"{_entries(len(rows))}, {nbytes_text(total)}"])
 
 
 @cache.command()
@@ -68,30 +68,36 @@ def verify(folder: Path) -> None:
     checks = {entry.path.name: cache_.check(entry) for entry in cache_.entries()}
     damaged = {name: reason for name, reason in checks.items() if reason is not None}
     document = {"folder": folder, "checked": len(checks), "damaged": damaged}
-    tell("cache", document, [*damaged.values(), f"{_entries(len(checks))}, {len(damaged)} damaged"])
+    print_result(
+        "cache", document, [*damaged.values(), f"{_entries(len(checks))}, {len(damaged)} damaged"]
+    )
     if damaged:
         raise click.exceptions.Exit(1)
 
 
 @cache.command()
 @_folder
-@click.option("--max-size", callback=lambda *a: _nbytes(a[2]), help="What may stay, as 500MB.")
-@click.option("--older-than-days", type=Finite(min=0), help="Remove what was not used for so long.")
+@click.option(
+    "--max-size", callback=lambda *a: _nbytes(a[2]), help="Maximum total size, such as 500MB."
+)
+@click.option(
+    "--older-than-days", type=FiniteFloat(min=0), help="Remove entries not used for this long."
+)
 def prune(folder: Path, max_size: int | None, older_than_days: float | None) -> None:
     """Remove the least recently used entries."""
     if max_size is None and older_than_days is None:
-        raise click.UsageError("say what may stay: --max-size, --older-than-days, or both.")
-    gone = Cache(folder).prune(
+        raise click.UsageError("nothing to prune by; pass --max-size, --older-than-days, or both.")
+    removed = Cache(folder).prune(
         max_size, older_than_s=None if older_than_days is None else older_than_days * 86400
     )
-    _report(gone, folder)
+    _print_removed(removed, folder)
 
 
 @cache.command()
 @_folder
 def clear(folder: Path) -> None:
     """Remove every entry."""
-    _report(Cache(folder).clear(), folder)
+    _print_removed(Cache(folder).clear(), folder)
 
 
 def _row(entry: Entry) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def _row(entry: Entry) -> dict[str, Any]:
             document = describe(BlobFile(entry.path, of_cache=True))
             kind, model, devices = document["kind"], document["name"], list(document["devices"])
         except (BlobError, OSError):
-            kind = "damaged, or encrypted"
+            kind = "damaged or encrypted"
     return {
         "file": entry.path.name,
         "kind": kind,
@@ -114,11 +120,11 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _report(gone: list[Entry], folder: Path) -> None:
-    nbytes = sum(entry.nbytes for entry in gone)
-    removed = [entry.path.name for entry in gone]
-    document = {"folder": folder, "removed": removed, "nbytes": nbytes}
-    tell("cache", document, [f"removed {_entries(len(gone))}, {nbytes_text(nbytes)}"])
+def _print_removed(entries: list[Entry], folder: Path) -> None:
+    nbytes = sum(entry.nbytes for entry in entries)
+    names = [entry.path.name for entry in entries]
+    document = {"folder": folder, "removed": names, "nbytes": nbytes}
+    print_result("cache", document, [f"removed {_entries(len(entries))}, {nbytes_text(nbytes)}"])
 
 
 def _entries(number: int) -> str:
@@ -128,7 +134,7 @@ def _entries(number: int) -> str:
 def _nbytes(text: str | None) -> int | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+|\d*\.\d+) *([KMGT]?)B?", text.strip().upper())
-    if found is None:
-        raise click.BadParameter(f"{text!r}: wanted a size as 500MB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    match = re.fullmatch(r"(\d+|\d*\.\d+) *([KMGT]?)B?", text.strip().upper())
+    if match is None:
+        raise click.BadParameter(f"got {text!r}, expected a size such as 500MB")
+    return int(float(match[1]) * _UNITS[match[2]])

@@ -1,4 +1,4 @@
-"""``hetero check-device``: the conformance suite for a plugin, or devices of this process."""
+"""``hetero check-device``: run the conformance suite on a plugin or a list of devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hetero.cli.option_types import json_option
-from hetero.cli.terminal import progress, tell
+from hetero.cli.terminal import print_result, progress
 from hetero.comparison.core_subject import CoreSubject
 from hetero.core import Core
 from hetero.devices.plugin.plugin import Plugin
@@ -27,26 +27,26 @@ from hetero.terminal_tables import Columns, table
     "plugins",
     multiple=True,
     metavar="MODULE:ATTR",
-    help="A plugin that is not installed as an entry point; repeatable.",
+    help="A plugin without an entry point; repeatable.",
 )
 @click.option(
     "--operators",
     is_flag=True,
-    help="Run ONNX's own suite as well, on all of its cases that the device takes: minutes.",
+    help="Also run every case of ONNX's own test suite that the device supports; takes minutes.",
 )
 @json_option
 def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -> None:
-    """Check that the plugin of device NAME keeps the contract; exit code 1 if it does not.
+    """Run the conformance suite on device NAME; the exit code is 1 if a check fails.
 
-    NAME may also be a list, HETERO:ORT,CPU: models cut between all their nodes are checked.
+    NAME may be a list such as HETERO:ORT,CPU: neighbouring nodes then run on different devices.
     """
-    if plugins:  # a module beside which the user stands, as `python -m` would find it
+    if plugins:  # modules in the current folder, as with `python -m`
         sys.path.insert(0, str(Path.cwd()))
-    listed = parse_device(name).hetero
-    if listed and operators:
-        raise click.UsageError("--operators: ONNX's suite is run on one device, not on a list.")
+    is_list = parse_device(name).hetero
+    if is_list and operators:
+        raise click.UsageError("--operators: ONNX's suite runs on one device; got a list.")
     with progress(f"checking {name}"):
-        if listed:
+        if is_list:
             subject = name
             with Core("inprocess", plugins=plugins) as core:
                 results = [*device_results(CoreSubject(core, name))]
@@ -55,14 +55,14 @@ def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -
             subject = f"{plugin.name} {plugin.version()}"
             results = [*_results(plugin, operators)]
     failed = [result for result in results if result.error]
-    kept = f"{subject}: keeps {len(results) - len(failed)} of {counted(len(results), 'check')}"
+    summary = f"{subject}: passes {len(results) - len(failed)} of {counted(len(results), 'check')}"
     columns: Columns = {
         "check": lambda result: result.name.removeprefix("check_").replace("_", " "),
-        "what it found": lambda result: " ".join((result.error or "").split()),
+        "error": lambda result: " ".join((result.error or "").split()),
     }
-    shown = [table(failed, columns, wraps=columns)] if failed else []
+    tables = [table(failed, columns, wraps=columns)] if failed else []
     rows = [{"name": result.name, "error": result.error} for result in results]
-    tell("check-device", {"device": name, "checks": rows}, [*shown, kept])
+    print_result("check-device", {"device": name, "checks": rows}, [*tables, summary])
     if failed:
         raise click.exceptions.Exit(1)
 
@@ -74,5 +74,5 @@ def _results(plugin: Plugin, operators: bool) -> Iterator[CheckResult]:
             yield from operator_results(plugin)
         except ImportError as error:
             raise click.UsageError(
-                f"--operators: {error}. ONNX's suite wants it: pip install 'hetero[test]'."
+                f"--operators: {error}. ONNX's suite requires it: pip install 'hetero[test]'."
             ) from error

@@ -1,4 +1,4 @@
-"""``hetero compare``: run a model on two devices and name the first node that differs."""
+"""``hetero compare``: run a model on two devices and find the first node that differs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import click
 from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
-from hetero.cli.model_command import Job
-from hetero.cli.option_types import Finite
+from hetero.cli.model_command import ModelCommand
+from hetero.cli.option_types import FiniteFloat
 from hetero.cli.options import affinity_option, config_option, core_options, with_core
 from hetero.cli.preprocessing_options import preprocess_options
-from hetero.cli.terminal import progress, tell
+from hetero.cli.terminal import print_result, progress
 from hetero.comparison.compare import Comparison
 from hetero.comparison.compare import compare as compare_devices
 from hetero.comparison.difference import ATOL, RTOL, Difference
@@ -22,16 +22,17 @@ from hetero.terminal_tables import Columns, Rows, table
 def _parse_devices(
     context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, str]:
-    """Read two devices: one option with both, or two options."""
+    """Parse two devices from one option with both, or from two options."""
     names = list(value)
     if len(value) == 1:
-        # A split's own commas are its own: it takes the rest.
-        whole, split, listed = value[0].partition("HETERO")
-        names = [name.strip() for name in whole.split(",") if name.strip()]
-        names += [split + listed] if split else []
+        # The commas after HETERO belong to its list.
+        singles, hetero, device_list = value[0].partition("HETERO")
+        names = [name.strip() for name in singles.split(",") if name.strip()]
+        names += [hetero + device_list] if hetero else []
     if len(names) != 2:
         raise click.BadParameter(
-            f"{', '.join(value)}: wanted two devices, as CPU,ORT or -d CPU -d HETERO:ORT,CPU."
+            f"got {', '.join(value)}, expected two devices, such as CPU,ORT or "
+            "-d CPU -d HETERO:ORT,CPU."
         )
     return names[0], names[1]
 
@@ -46,47 +47,48 @@ def _parse_devices(
     multiple=True,
     metavar="A,B",
     callback=_parse_devices,
-    help="Two devices, the reference first, as ORT,CPU. Either may be a split; it takes all that "
-    "follows, or is given alone: CPU,HETERO:ORT,CPU or -d HETERO:ORT,CPU -d CPU.",
+    help="Two devices, the reference first, such as ORT,CPU. Either may be a list: "
+    "CPU,HETERO:ORT,CPU or -d HETERO:ORT,CPU -d CPU.",
 )
 @affinity_option
 @config_option
 @input_options
 @preprocess_options
-@click.option("--rtol", type=Finite(min=0), default=RTOL, show_default=True)
-@click.option("--atol", type=Finite(min=0), default=ATOL, show_default=True)
+@click.option("--rtol", type=FiniteFloat(min=0), default=RTOL, show_default=True)
+@click.option("--atol", type=FiniteFloat(min=0), default=ATOL, show_default=True)
 @core_options
 @with_core
-def compare(job: Job, devices: tuple[str, str], rtol: float, atol: float) -> None:
-    """Run MODEL on two devices; exit code 1 if they differ, with the first node that does."""
-    source = job.read()
-    values = job.values(source)
-    job.start()
+def compare(command: ModelCommand, devices: tuple[str, str], rtol: float, atol: float) -> None:
+    """Run MODEL on two devices; if they differ, show the first differing node and exit with 1."""
+    source = command.read()
+    values = command.values(source)
+    command.start()
     with progress("comparing"):
-        found = compare_devices(
-            job.core,
+        comparison = compare_devices(
+            command.core,
             source,
             devices,
             values,
             rtol=rtol,
             atol=atol,
-            config=job.config,
-            affinity=job.pins,
+            config=command.config,
+            affinity=command.pins,
         )
-    tell("compare", found.to_dict(), _parts(found, devices))
-    if not found.agrees:
+    print_result("compare", comparison.to_dict(), _parts(comparison, devices))
+    if not comparison.agrees:
         raise click.exceptions.Exit(1)
 
 
-def _parts(found: Comparison, devices: Sequence[str]) -> Iterator[RenderableType]:
-    yield _table("output", found.outputs, devices)
-    if found.values:
-        yield _table(f"made by {found.node} ({found.op_type})", found.values, devices)
-    if found.alone:
-        yield _table("the same, run alone", found.alone, devices)
-    if len(found.suspects) > 1:
-        yield f"one of {len(found.suspects)} nodes: {', '.join(found.suspects)}"
-    yield found.sentence()
+def _parts(comparison: Comparison, devices: Sequence[str]) -> Iterator[RenderableType]:
+    yield _table("output", comparison.outputs, devices)
+    if comparison.values:
+        title = f"outputs of {comparison.node} ({comparison.op_type})"
+        yield _table(title, comparison.values, devices)
+    if comparison.alone:
+        yield _table("outputs of the node run alone", comparison.alone, devices)
+    if len(comparison.suspects) > 1:
+        yield f"one of {len(comparison.suspects)} nodes: {', '.join(comparison.suspects)}"
+    yield comparison.sentence()
 
 
 def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Rows:

@@ -1,4 +1,4 @@
-"""``hetero devices`` and ``hetero probe``: what is here, could be here, and a node offers."""
+"""``hetero devices`` and ``hetero probe``: installed and installable devices, and Ray labels."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from hetero.cli.model_command import Job
+from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import core_options, with_core
-from hetero.cli.terminal import progress, tell
+from hetero.cli.terminal import print_result, progress
 from hetero.scheduler.device.probe import probe_node
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 from hetero.terminal_tables import table
 
 
 class KnownDevice(NamedTuple):
-    """A device whose plugin is known: what it is, and the command that brings it."""
+    """A device that hetero knows, and the command that installs it."""
 
-    what: str
+    description: str
     install: str
-    #: Why there is none, where no plugin says it.
+    #: Reason for its absence if no plugin reports one.
     missing: str = "its plugin is not installed"
 
 
-def _provider(what: str, wheel: str, provider: str) -> KnownDevice:
+def _provider(hardware: str, wheel: str, provider: str) -> KnownDevice:
     return KnownDevice(
-        f"ONNX Runtime on {what}",
-        # All of them are one package, `onnxruntime`: an environment holds one of them.
+        f"ONNX Runtime on {hardware}",
+        # The wheels provide the same package, `onnxruntime`; an environment holds one of them.
         f"pip uninstall -y onnxruntime && pip install {wheel}",
-        f"no onnxruntime here has {provider}ExecutionProvider; its wheel takes the place of others",
+        f"the installed onnxruntime lacks {provider}ExecutionProvider; its wheel replaces others",
     )
 
 
-KNOWN: Final[Mapping[str, KnownDevice]] = {
+KNOWN_DEVICES: Final[Mapping[str, KnownDevice]] = {
     "CPU": KnownDevice("numpy kernels", "pip install hetero"),
     "ORT": KnownDevice("ONNX Runtime on the CPU", "pip install 'hetero[ort]'"),
     "OV": KnownDevice("OpenVINO: CPUs, GPUs, NPUs", "pip install 'hetero[openvino]'"),
@@ -49,19 +49,21 @@ KNOWN: Final[Mapping[str, KnownDevice]] = {
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Also those that are not installed.")
+@click.option("--all", "everything", is_flag=True, help="Also list devices that are not installed.")
 @core_options
 @with_core
-def devices(job: Job, everything: bool) -> None:
+def devices(command: ModelCommand, everything: bool) -> None:
     """List the devices, with the error of each plugin that does not work."""
-    with progress("asking every node for its devices"):
-        found = list(job.core.device_descriptors)
+    with progress("querying the devices of every node"):
+        descriptors = list(command.core.device_descriptors)
     if everything:
-        here = {d.plugin for d in found}
-        found += (
-            DeviceDescriptor(name, name, "", "", known.what, error=known.missing, num_threads=0)
-            for name, known in KNOWN.items()
-            if name not in here
+        installed = {d.plugin for d in descriptors}
+        descriptors += (
+            DeviceDescriptor(
+                name, name, "", "", device.description, error=device.missing, num_threads=0
+            )
+            for name, device in KNOWN_DEVICES.items()
+            if name not in installed
         )
     rows: list[dict[str, Any]] = [
         {
@@ -75,39 +77,44 @@ def devices(job: Job, everything: bool) -> None:
             "python": d.source.python if d.source else None,
             "error": d.error,
         }
-        for d in found
+        for d in descriptors
     ]
     for row in rows if everything else ():
-        known = KNOWN.get(row["plugin"])
-        row["install"] = known.install if known and row["error"] else None
-        row["full_name"] = row["full_name"] or (known.what if known else "")
+        device = KNOWN_DEVICES.get(row["plugin"])
+        row["install"] = device.install if device and row["error"] else None
+        row["full_name"] = row["full_name"] or (device.description if device else "")
     heads = {"device": "name", "threads": "threads"}
-    heads |= {head: head for head in ("node", "python") if any(_said(row[head]) for row in rows)}
-    heads["what it is"] = "full_name"
-    working = [row for row in rows if not row["error"]]
-    shown = table(working, {**heads}, wraps=("python", "what it is"))
-    tell("devices", {"devices": rows}, [shown, *(_why_not(row) for row in rows if row["error"])])
+    heads |= {
+        head: head for head in ("node", "python") if any(is_remote_place(row[head]) for row in rows)
+    }
+    heads["description"] = "full_name"
+    working_devices = [row for row in rows if not row["error"]]
+    devices_table = table(working_devices, {**heads}, wraps=("python", "description"))
+    print_result(
+        "devices",
+        {"devices": rows},
+        [devices_table, *(_error_line(row) for row in rows if row["error"])],
+    )
 
 
-def _why_not(row: dict[str, Any]) -> str:
-    name = f"{row['name']} on {row['node']}" if _said(row["node"]) else row["name"]
+def _error_line(row: dict[str, Any]) -> str:
+    name = f"{row['name']} on {row['node']}" if is_remote_place(row["node"]) else row["name"]
     install = row.get("install") or ""
     fix = f" To install: {install}" if install and install not in row["error"] else ""
     return f"{name}: {row['error'].rstrip('.')}.{fix}"
 
 
-def _said(place: str | None) -> bool:
-    """Return whether a node or interpreter needs saying: it is not simply this one."""
+def is_remote_place(place: str | None) -> bool:
+    """Whether a node or interpreter differs from this process's own."""
     return place not in (None, "", "local")
 
 
 @click.command()
 def probe() -> None:
-    """Print this node's devices as Ray labels: for ``ray start --labels="$(hetero probe)"``.
+    """Print this node's devices as labels for ``ray start --labels="$(hetero probe)"``.
 
-    What it prints is how many devices of each plugin the node offers; edit it to offer other
-    numbers. It succeeds with broken plugins too, which it reports on the error stream: such a
-    node still starts.
+    Each label is the number of devices of one plugin; edit the numbers to offer more or fewer.
+    Broken plugins are reported on stderr and omitted, so that the node still starts.
     """
     rows = probe_node(THIS_PROCESS)
     for row in rows:

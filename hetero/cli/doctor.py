@@ -1,4 +1,4 @@
-"""``hetero doctor``: what is here, what works, and what to do about what does not."""
+"""``hetero doctor``: check versions, devices, cluster and system limits, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import onnx
 from packaging.requirements import Requirement
 from rich.console import RenderableType
 
-from hetero.cli.devices import KNOWN
+from hetero.cli.devices import KNOWN_DEVICES
 from hetero.cli.option_types import json_option
-from hetero.cli.terminal import progress, tell
+from hetero.cli.terminal import print_result, progress
 from hetero.core import Core
 from hetero.devices.errors import HeteroError
 from hetero.formatting import nbytes_text
@@ -28,26 +28,26 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from hetero.terminal_tables import Columns, table
 from hetero.version import hetero_version
 
-#: Each connection between processes is a file; a node's devices and clients have some dozens each.
-_FILES: Final = 4096
-#: Large tensors between processes of a node are in shared memory.
-_SHARED_MEMORY_NBYTES: Final = 1 << 30
+#: Least limit of open files: each device or client of a node needs some dozens for connections.
+_MIN_OPEN_FILES: Final = 4096
+#: Least shared memory: large tensors between processes of a node use it.
+_MIN_SHARED_MEMORY_NBYTES: Final = 1 << 30
 _SHARED_MEMORY: Final = Path("/dev/shm")
-#: Extras that no user's program needs.
-_OF_DEVELOPERS: Final = {"dev", "docs", "test"}
+#: Extras that only developers need.
+_DEVELOPER_EXTRAS: Final = {"dev", "docs", "test"}
 _NOT_INSTALLED: Final = "not installed"
-#: What is run on each device.
+#: Model that runs on each device.
 _MODEL: Final = """<ir_version: 8, opset_import: ["": 17]>
     doctor (float[2,3] x) => (float[2,3] y) { half = Sub(x, x) low = Add(half, x) y = Relu(low) }"""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: whether it is well, what was found, and what to do where it is not."""
+    """Result of one check, with advice if something should be changed."""
 
     name: str
     ok: bool
-    found: str
+    finding: str
     advice: str = ""
 
 
@@ -55,55 +55,57 @@ class Check:
 @click.option("--address", help="A Ray cluster, as HOST:PORT; by default RAY_ADDRESS or the pool.")
 @json_option
 def doctor(address: str | None) -> None:
-    """Check versions, devices, the cluster and limits of this machine; say what to do.
+    """Check versions, devices, the cluster and system limits, and suggest fixes.
 
-    Each device runs a small model in this process. The exit code is 1 if anything is wrong;
-    a device that is not installed is not.
+    Each device runs a small model in this process. The exit code is 1 if a check fails. Optional
+    devices that are not installed do not fail.
     """
-    with progress("looking at versions, devices and the cluster"):
+    with progress("checking versions, devices and the cluster"):
         packages = list(_versions())
-        found = [*packages, *_devices(), *_cluster(address), *_limits()]
-    wrong = [check for check in found if not check.ok]
-    tell("doctor", {"checks": found, "ok": not wrong}, _parts(packages, found))
-    if wrong:
+        checks = [*packages, *_devices(), *_cluster(address), *_limits()]
+    failed = [check for check in checks if not check.ok]
+    rows = [{"name": c.name, "ok": c.ok, "found": c.finding, "advice": c.advice} for c in checks]
+    print_result("doctor", {"checks": rows, "ok": not failed}, _parts(packages, checks))
+    if failed:
         click.get_current_context().exit(1)
 
 
-def _parts(packages: Sequence[Check], found: Sequence[Check]) -> Iterator[RenderableType]:
-    # Packages that are well fit in a line, and so do devices that nobody asked for.
-    well = [check for check in packages if check.ok]
-    absent = [check for check in found if check.ok and check.found == _NOT_INSTALLED]
-    yield ", ".join(f"{check.name} {check.found}" for check in well)
+def _parts(packages: Sequence[Check], checks: Sequence[Check]) -> Iterator[RenderableType]:
+    # Good packages fit in one line, and so do optional devices that are not installed.
+    good_packages = [check for check in packages if check.ok]
+    absent = [check for check in checks if check.ok and check.finding == _NOT_INSTALLED]
+    yield ", ".join(f"{check.name} {check.finding}" for check in good_packages)
     columns: Columns = {
         "": lambda check: "!!" if not check.ok else "--" if check.advice else "ok",
-        "what": "name",
-        "found": "found",
-        "what to do": "advice",
+        "check": "name",
+        "finding": "finding",
+        "advice": "advice",
     }
-    rest = [check for check in found if check not in well and check not in absent]
-    yield table(rest, columns, wraps=("found", "what to do"))
+    rest = [check for check in checks if check not in good_packages and check not in absent]
+    yield table(rest, columns, wraps=("finding", "advice"))
     if absent:
         names = ", ".join(sorted(check.name.removeprefix("device ") for check in absent))
-        yield f"not installed: {names}; hetero devices --all says how."
+        yield f"not installed: {names}; `hetero devices --all` shows how to install them."
 
 
 def _versions() -> Iterator[Check]:
     yield Check("hetero", True, f"{hetero_version()}, Python {sys.version.split()[0]}")
-    extras = set(metadata("hetero").get_all("Provides-Extra") or ()) - _OF_DEVELOPERS
+    extras = set(metadata("hetero").get_all("Provides-Extra") or ()) - _DEVELOPER_EXTRAS
     for text in requires("hetero") or ():
-        wanted = Requirement(text)
-        marker = wanted.marker
+        requirement = Requirement(text)
+        marker = requirement.marker
         if marker and not any(marker.evaluate({"extra": name}) for name in extras):
             continue
         try:
-            here = version(wanted.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
             if not marker:
-                yield Check(wanted.name, False, _NOT_INSTALLED, f"pip install '{wanted}'")
+                yield Check(requirement.name, False, _NOT_INSTALLED, f"pip install '{requirement}'")
             continue
-        fits = wanted.specifier.contains(here, prereleases=True)
-        asked = f"'{wanted.name}{wanted.specifier}'"
-        yield Check(wanted.name, fits, here, "" if fits else f"tested: pip install {asked}")
+        fits = requirement.specifier.contains(installed, prereleases=True)
+        specifier = f"'{requirement.name}{requirement.specifier}'"
+        advice = "" if fits else f"tested: pip install {specifier}"
+        yield Check(requirement.name, fits, installed, advice)
 
 
 def _devices() -> Iterator[Check]:
@@ -111,56 +113,59 @@ def _devices() -> Iterator[Check]:
     with Core("inprocess") as core:
         rows = core.device_descriptors
         for row in rows:
-            yield _absent(row) if row.error is not None else _runs(core, row, model)
-    for name in KNOWN.keys() - {row.plugin for row in rows}:
-        yield Check(f"device {name}", True, _NOT_INSTALLED, f"optional: {KNOWN[name].install}")
+            yield _check_absent(row) if row.error is not None else _check_run(core, row, model)
+    for name in KNOWN_DEVICES.keys() - {row.plugin for row in rows}:
+        yield Check(
+            f"device {name}", True, _NOT_INSTALLED, f"optional: {KNOWN_DEVICES[name].install}"
+        )
 
 
-def _absent(row: DeviceDescriptor) -> Check:
-    """A plugin whose package is not there is optional; one that breaks otherwise is not well."""
-    known, error = KNOWN.get(row.plugin), str(row.error)
-    optional = known is not None and "pip install" in error
-    advice = f"optional: {known.install}" if known else "see what the plugin's author says"
+def _check_absent(row: DeviceDescriptor) -> Check:
+    """Check a plugin that failed to load: a missing package is fine, any other error is not."""
+    device, error = KNOWN_DEVICES.get(row.plugin), str(row.error)
+    optional = device is not None and "pip install" in error
+    advice = f"optional: {device.install}" if device else "see the plugin's documentation"
     return Check(f"device {row.plugin}", optional, error, advice)
 
 
-def _runs(core: Core, row: DeviceDescriptor, model: onnx.ModelProto) -> Check:
-    given = np.array([[-1, 0, 1], [2, -3, 4]], np.float32)
-    found = "a wrong answer"
+def _check_run(core: Core, row: DeviceDescriptor, model: onnx.ModelProto) -> Check:
+    values = np.array([[-1, 0, 1], [2, -3, 4]], np.float32)
+    finding = "wrong result"
     try:
         with core.compile_model(model, row.name) as compiled:
-            answer = compiled(given)[0]
-        if row.plugin == "NULL" or np.array_equal(answer, np.maximum(given, 0)):
+            result = compiled(values)[0]
+        if row.plugin == "NULL" or np.array_equal(result, np.maximum(values, 0)):
             return Check(f"device {row.name}", True, f"{row.full_name}, version {row.version}")
     except HeteroError as error:
-        found = str(error)
-    return Check(f"device {row.name}", False, found, f"hetero check-device {row.name}")
+        finding = str(error)
+    return Check(f"device {row.name}", False, finding, f"hetero check-device {row.name}")
 
 
 def _cluster(address: str | None) -> Iterator[Check]:
     from hetero.scheduler.ray.address import check_reachable
     from hetero.scheduler.ray.own_head import find_head
 
-    known = address or os.environ.get("RAY_ADDRESS") or find_head()
-    if known is None:
-        none = "none; commands start Ray themselves"
-        yield Check("cluster", True, none, "optional: hetero pool up")
-    elif ":" in known:
+    cluster = address or os.environ.get("RAY_ADDRESS") or find_head()
+    if cluster is None:
+        finding = "none; commands start Ray themselves"
+        yield Check("cluster", True, finding, "optional: hetero pool up")
+    elif ":" in cluster:
         try:
-            check_reachable(known, 2.0)
-            yield Check("cluster", True, f"{known} answers")
+            check_reachable(cluster, 2.0)
+            yield Check("cluster", True, f"{cluster} responds")
         except HeteroError as error:
-            advice = "is it up (ray status), is its port open, and is RAY_ADDRESS meant?"
+            advice = "check `ray status`, the port, and RAY_ADDRESS"
             yield Check("cluster", False, str(error), advice)
 
 
 def _limits() -> Iterator[Check]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    many = files == resource.RLIM_INFINITY or files >= _FILES
-    yield Check("open files", many, str(files), "" if many else f"ulimit -n {_FILES}")
+    is_enough = files == resource.RLIM_INFINITY or files >= _MIN_OPEN_FILES
+    advice = "" if is_enough else f"ulimit -n {_MIN_OPEN_FILES}"
+    yield Check("open files", is_enough, str(files), advice)
     if _SHARED_MEMORY.is_dir():
-        free = shutil.disk_usage(_SHARED_MEMORY).free
-        enough = free >= _SHARED_MEMORY_NBYTES
-        advice = "" if enough else "docker run --shm-size=2g, or remount /dev/shm larger"
-        yield Check("shared memory", enough, f"{nbytes_text(free)} free", advice)
+        free_nbytes = shutil.disk_usage(_SHARED_MEMORY).free
+        is_enough = free_nbytes >= _MIN_SHARED_MEMORY_NBYTES
+        advice = "" if is_enough else "docker run --shm-size=2g, or remount /dev/shm larger"
+        yield Check("shared memory", is_enough, f"{nbytes_text(free_nbytes)} free", advice)
     yield Check("cores", True, str(len(os.sched_getaffinity(0))))

@@ -1,4 +1,4 @@
-"""Examples at the end of each command's help; each of them runs as it stands."""
+"""Examples at the end of each command's help; tests run each of them unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POOL: Final = (
     "hetero pool status",
     "hetero pool down",
 )
-#: Command -> what a first use looks like, line by line.
+#: Command -> lines of its example.
 EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "devices": ("hetero devices --devices ORT=2",),
     "doctor": ("hetero doctor",),
@@ -63,9 +63,9 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def add_examples(commands: click.Group, prefix: str = "") -> None:
-    """Put each command's example at the end of its help."""
+    """Append each command's example to its help."""
     for name, command in commands.commands.items():
-        # click keeps the lines of a paragraph that starts with \b as they are.
+        # click does not rewrap a paragraph that starts with \b.
         lines = "\n".join(f"  {line}" for line in EXAMPLES[prefix + name])
         command.epilog = f"\b\nExample:\n{lines}"
         if isinstance(command, click.Group):

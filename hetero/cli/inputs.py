@@ -11,20 +11,20 @@ import click
 import numpy as np
 import onnx
 
-from hetero.cli.option_types import Decorator, pairs, together
+from hetero.cli.option_types import Decorator, combine_options, name_value_pairs
 from hetero.devices.errors import ExternalDataError
 from hetero.devices.model.light_models import PREFIX, light_model_inputs
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_proto import tensor_array
 from hetero.measure.sample_inputs import sample_inputs
 
-#: Suffixes of the files that `--input` reads; a file with another one is read as .npy.
-KINDS: Final = (".npy", ".npz", ".pb")
-#: Suffixes of files that are read as pictures.
+#: Suffixes of array files; a file with any other suffix is read as .npy.
+ARRAY_SUFFIXES: Final = (".npy", ".npz", ".pb")
+#: Suffixes of image files.
 IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-#: What an archive may unpack to: so many bytes, and beyond that so many times its own size.
-_UNPACKED_NBYTES: Final = 2**30
-_UNPACKED: Final = 20
+#: An archive may unpack to this size, or to this multiple of its own size.
+_MAX_UNPACKED_NBYTES: Final = 2**30
+_MAX_UNPACK_RATIO: Final = 20
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -35,30 +35,29 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def shape_option(help_text: str) -> Decorator:
-    """Return what adds ``--shape`` with this first sentence of its help."""
+    """Return a decorator that adds ``--shape``; its help starts with `help_text`."""
     return click.option(
         "--shape",
         "shapes",
         multiple=True,
         metavar="NAME=1,3,...",
-        callback=pairs("NAME=1,3,224,224", _shape, of_input=True),
-        help=f"{help_text} Inputs with the same open dimensions get the same sizes; dimensions "
-        "left open are 1.",
+        callback=name_value_pairs("NAME=1,3,224,224", _shape, of_input=True),
+        help=f"{help_text} Open dimensions of the same name have the same size, by default 1.",
     )
 
 
-#: Adds ``--input`` and ``--shape``; `model_inputs` takes what they give.
-input_options: Final = together(
+#: Adds ``--input`` and ``--shape``, the arguments of `model_inputs`.
+input_options: Final = combine_options(
     click.option(
         "--input",
         "-i",
         "inputs",
         multiple=True,
         metavar="[NAME=]FILE",
-        help="A .npy, .npz or .pb file, or a picture, which is resized to fit; inputs without "
-        "one are generated.",
+        help="A .npy, .npz or .pb file, or an image, which is resized to fit; inputs without a "
+        "file are generated.",
     ),
-    shape_option("The shape of a generated input."),
+    shape_option("Shape of a generated input."),
 )
 
 
@@ -70,67 +69,72 @@ def model_inputs(
     *,
     hidden: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return a value for each input: from `files` where they have it, generated otherwise.
+    """Return a value for each input: from `files`, or generated.
 
-    Inputs that have a default are among them where a file has them; those that are `hidden`, as
-    states are, never.
+    Optional inputs are included only if a file has them; `hidden` inputs, such as states, never.
     """
-    given: dict[str, Any] = {}
+    file_values: dict[str, Any] = {}
     for text in files:
-        found = _read(text, model)
-        if twice := given.keys() & found.keys():
-            raise click.UsageError(f"--input {text}: {_names(twice)} is given twice; keep one.")
-        given |= found
+        values = _read(text, model)
+        if duplicates := file_values.keys() & values.keys():
+            raise click.UsageError(f"--input {text}: {_names(duplicates)} is set twice; keep one.")
+        file_values |= values
     optional = {port.name for port in model.optional_inputs}
-    overridden = {port: given.pop(port) for port in given.keys() & optional}
+    optional_values = {port: file_values.pop(port) for port in file_values.keys() & optional}
     ports = {port.name for port in model.inputs}.difference(hidden)
-    if extra := (given.keys() | shapes.keys()) - ports:
+    if unknown := (file_values.keys() | shapes.keys()) - ports:
         raise click.UsageError(
-            f"the model has no input {_names(extra)}; it has {_names(ports | optional) or 'none'}."
+            f"the model has no input {_names(unknown)}; expected "
+            f"{_names(ports | optional) or 'none'}."
         )
-    if both := given.keys() & shapes.keys():
-        raise click.UsageError(f"--shape: {_names(both)} comes from a file; leave one out.")
-    if name.startswith(PREFIX) and not given and not shapes:
-        return dict(light_model_inputs(model)) | overridden
+    if conflicts := file_values.keys() & shapes.keys():
+        raise click.UsageError(
+            f"--shape: {_names(conflicts)} also comes from a file; keep one of both."
+        )
+    if name.startswith(PREFIX) and not file_values and not shapes:
+        return dict(light_model_inputs(model)) | optional_values
     try:
-        made = sample_inputs(model, given, shapes)
+        samples = sample_inputs(model, file_values, shapes)
     except (ValueError, MemoryError) as error:
         raise click.UsageError(str(error)) from error
-    return {name: value for name, value in made.items() if name in ports} | overridden
+    return {name: value for name, value in samples.items() if name in ports} | optional_values
 
 
 def _names(names: Any) -> str:
     return ", ".join(sorted(names))
 
 
-def given_files(inputs: Sequence[str], model: Model) -> dict[str, Path]:
-    """Return input name -> file, for files of one input each."""
-    found = (_file(text, model) for text in inputs)
-    return {name: path for name, path in found if name}
+def input_files(inputs: Sequence[str], model: Model) -> dict[str, Path]:
+    """Return the files that hold a single input, by input name."""
+    files = (_file(text, model) for text in inputs)
+    return {name: path for name, path in files if name}
 
 
-def port_name(name: str, model: Model, option: str, written: str = "NAME=...") -> str:
-    """Return an input's name as an option gives it; the empty name is that of the only input."""
+def port_name(name: str, model: Model, option: str, syntax: str = "NAME=...") -> str:
+    """Return the input that an option names; an empty name stands for the only input."""
     ports = [port.name for port in model.inputs]
     if not name and len(ports) != 1:
-        raise click.UsageError(f"{option}: say which of {', '.join(ports)} it is, as {written}.")
+        raise click.UsageError(
+            f"{option}: the model has several inputs ({', '.join(ports)}); choose one with "
+            f"{syntax}."
+        )
     if name and name not in ports:
         raise click.UsageError(
-            f"{option}: the model has no input {name}; it has {_names(ports) or 'none'}."
+            f"{option}: the model has no input {name}; expected {_names(ports) or 'none'}."
         )
     return name or ports[0]
 
 
 def _file(text: str, model: Model) -> tuple[str, Path]:
-    """Return the input and the file that ``[NAME=]FILE`` means; an archive may have no name."""
+    """Parse ``[NAME=]FILE`` into the input and the file; the name of an archive may be empty."""
     name, equals, file = text.partition("=")
     if not equals or Path(text).exists():
         name, file = "", text
     path = Path(file)
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        problem = "is a folder" if path.is_dir() else "does not exist"
         raise click.UsageError(
-            f"--input {text}: {path} {what}; give a .npy, .npz or .pb file, or a picture."
+            f"--input {text}: {path} {problem}; expected a .npy, .npz or .pb file, or an image."
         )
     if not name and path.suffix != ".npz":
         name = port_name("", model, f"--input {text}", f"NAME={file}")
@@ -138,33 +142,33 @@ def _file(text: str, model: Model) -> tuple[str, Path]:
 
 
 def _check_unpacked(text: str, path: Path) -> None:
-    """Refuse an archive of a few bytes that unpacks to many."""
+    """Refuse a small archive that unpacks to a huge size."""
     with ZipFile(path) as archive:
         nbytes = sum(entry.file_size for entry in archive.infolist())
-    if nbytes > max(_UNPACKED_NBYTES, _UNPACKED * path.stat().st_size):
+    if nbytes > max(_MAX_UNPACKED_NBYTES, _MAX_UNPACK_RATIO * path.stat().st_size):
         raise click.UsageError(
-            f"--input {text}: {path} unpacks to {nbytes} bytes, {_UNPACKED} times its size and "
-            "more; save its arrays as .npy files."
+            f"--input {text}: {path} unpacks to {nbytes} bytes, more than {_MAX_UNPACK_RATIO} "
+            "times its size; save its arrays as .npy files."
         )
 
 
 def _read(text: str, model: Model) -> dict[str, Any]:
     name, path = _file(text, model)
-    if is_picture(path):
-        picture = read_picture(path)
+    if is_image(path):
+        image = read_image(path)
         port = next((port for port in model.inputs if port.name == name), None)
-        return {name: picture[None] if port and len(port.shape or ()) == 4 else picture}
+        return {name: image[None] if port and len(port.shape or ()) == 4 else image}
     try:
         if path.suffix == ".npz":
             _check_unpacked(text, path)
             with np.load(path, allow_pickle=False) as archive:
-                wanted = [name] if name else archive.files
-                if missing := set(wanted) - set(archive.files):
+                keys = [name] if name else archive.files
+                if missing := set(keys) - set(archive.files):
                     raise click.UsageError(
                         f"--input {text}: {path} has no {_names(missing)}; it has "
                         f"{_names(archive.files) or 'nothing'}."
                     )
-                return {key: archive[key] for key in wanted}
+                return {key: archive[key] for key in keys}
         if path.suffix == ".pb":
             return {name: tensor_array(onnx.load_tensor(str(path)), str(path))}
         return {name: np.load(path, allow_pickle=False)}
@@ -172,31 +176,32 @@ def _read(text: str, model: Model) -> dict[str, Any]:
         raise click.UsageError(f"--input {text}: {error}") from error
     except click.UsageError:
         raise
-    except Exception as error:  # numpy and its archives raise what they meet
-        # numpy's own message says how to unpickle what it found, which is not safe.
+    except Exception as error:  # numpy raises errors of many types for damaged files
+        # numpy's own message suggests unpickling, which is not safe.
+        expected = path.suffix if path.suffix in ARRAY_SUFFIXES else ".npy"
         raise click.UsageError(
-            f"--input {text}: {path} is no {path.suffix if path.suffix in KINDS else '.npy'} file "
-            "of tensors: damaged, of another kind, or with Python objects, which are not read. "
-            "Write one with numpy.save, numpy.savez or onnx.save_tensor."
+            f"--input {text}: {path} is not a {expected} file of tensors: it is damaged, has "
+            "another format, or contains Python objects, which are not read. Write it with "
+            "numpy.save, numpy.savez or onnx.save_tensor."
         ) from error
 
 
-def is_picture(path: Path) -> bool:
-    """Whether a file is one by its name."""
+def is_image(path: Path) -> bool:
+    """Whether a file's suffix is that of an image."""
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def read_picture(path: Path) -> np.ndarray:
-    """Return a picture as it is to be seen: bytes (height, width, 3), red first."""
+def read_image(path: Path) -> np.ndarray:
+    """Read an image in its display orientation: uint8 (height, width, 3), in RGB order."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise click.UsageError(
-            f"--input {path}: pictures are read by Pillow, which is not installed: "
-            "pip install 'hetero[pictures]'. Or give a .npy file."
+            f"--input {path}: reading images needs Pillow, which is not installed: "
+            "pip install 'hetero[pictures]'; or pass a .npy file."
         ) from error
     try:
         with Image.open(path) as file:
             return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise click.UsageError(f"--input {path}: not a picture for Pillow: {error}") from error
+        raise click.UsageError(f"--input {path}: Pillow cannot read the image: {error}") from error

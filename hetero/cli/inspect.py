@@ -1,4 +1,4 @@
-"""``hetero inspect``: what is in a model or a blob, without a device."""
+"""``hetero inspect``: show the contents of a model or blob, without devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from hetero.cache.description import describe
 from hetero.cli.model_command import is_blob
 from hetero.cli.option_types import json_option
-from hetero.cli.terminal import show, tell, wants_json
+from hetero.cli.terminal import print_result, show, wants_json
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.formatting import counted, nbytes_text
@@ -23,29 +23,31 @@ from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.weightless import is_weightless, outline
 from hetero.terminal_tables import Columns, table
 
-#: Blobs up to this size are read and verified unasked.
-_READ_NBYTES: Final = 2**28
+#: Blobs up to this size are always verified.
+_VERIFY_NBYTES: Final = 2**28
 
 
 @click.command("inspect")
 @click.argument("model")
-@click.option("--verify", is_flag=True, help="Check every checksum of a large blob too.")
+@click.option("--verify", is_flag=True, help="Also verify every checksum of a large blob.")
 @json_option
 def inspect_command(model: str, verify: bool) -> None:
-    """Show what is in MODEL: inputs, outputs, operators; of a blob also devices and stages."""
+    """Show the inputs, outputs and operators of MODEL; for a blob also its devices and stages."""
     if is_blob(model):
         _inspect_blob(model, verify)
         return
     if verify:
-        raise click.UsageError(f"--verify is for blobs, and {model} is a model.")
+        raise click.UsageError(f"--verify needs a blob; {model} is a model.")
     source = read_model(model)
     document = {**describe_model(source), "operators": _operators(source)}
-    dotted: Columns = {
+    columns: Columns = {
         "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."),
         "nodes": "{nodes:,}",
     }
     parts: list[RenderableType] = [model_line(document), *port_lines(document)]
-    tell("inspect", {"kind": "onnx", **document}, [*parts, table(document["operators"], dotted)])
+    print_result(
+        "inspect", {"kind": "onnx", **document}, [*parts, table(document["operators"], columns)]
+    )
 
 
 def _operators(model: Model) -> list[dict[str, Any]]:
@@ -59,22 +61,23 @@ def _operators(model: Model) -> list[dict[str, Any]]:
 def _inspect_blob(file: str, verify: bool) -> None:
     weightless = is_weightless(file)
     if weightless and verify:
-        raise click.UsageError(f"--verify: {file} is without weights, so not all of it is there.")
-    opened = BlobFile(outline(file) if weightless else file)
-    if verify or (not weightless and opened.nbytes <= _READ_NBYTES):
-        opened.verify()
-    document = {**describe(opened), "weightless": weightless}
-    tell("inspect", document, _blob_parts(file, document))
+        raise click.UsageError(f"--verify: {file} lacks its weights, so it cannot be verified.")
+    blob = BlobFile(outline(file) if weightless else file)
+    if verify or (not weightless and blob.nbytes <= _VERIFY_NBYTES):
+        blob.verify()
+    document = {**describe(blob), "weightless": weightless}
+    print_result("inspect", document, _blob_parts(file, document))
     if verify and not wants_json():
-        show("every checksum is right")
+        show("all checksums match")
 
 
 def _blob_parts(file: str, document: dict[str, Any]) -> Iterator[RenderableType]:
-    weightless = document["weightless"]
+    in_file = f", of which {nbytes_text(Path(file).stat().st_size)} in this file,"
+    in_file = in_file if document["weightless"] else ""
     yield (
         f"{document['name']}: {document['kind']}, format {document['format_version']}, hetero "
         f"{document['hetero']}, {nbytes_text(document['nbytes'])}"
-        f"{f', {nbytes_text(Path(file).stat().st_size)} of it here,' if weightless else ''} in "
+        f"{in_file} in "
         f"{counted(document['segments'], 'segment')}"
     )
     yield from port_lines(document)
@@ -95,8 +98,8 @@ def _blob_parts(file: str, document: dict[str, Any]) -> Iterator[RenderableType]
         }
         yield table(document["stages"], stages)
     options = {**document["options"]}
-    for device, given in document["device_options"].items():
-        options |= {f"{device}.{name}": value for name, value in given.items()}
-    # An option that is empty or 0 was left as it is.
-    if told := {name: value for name, value in options.items() if value}:
-        yield "options: " + ", ".join(f"{name}={value}" for name, value in told.items())
+    for device, device_options in document["device_options"].items():
+        options |= {f"{device}.{name}": value for name, value in device_options.items()}
+    # Empty values and 0 are defaults.
+    if changed_options := {name: value for name, value in options.items() if value}:
+        yield "options: " + ", ".join(f"{n}={value}" for n, value in changed_options.items())

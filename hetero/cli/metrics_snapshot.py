@@ -1,4 +1,4 @@
-"""Figures of a running process: rates, latencies and loads, from two looks at its metrics."""
+"""Rates, latencies and loads of a running process, computed from two snapshots of its metrics."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 
-#: Percentiles of the latency that are told.
+#: Percentiles of the latency.
 PERCENTILES: Final = (50, 90, 99)
 
 _Labels = frozenset[tuple[str, str]]
 
 
-class Look:
-    """Metrics at one moment: name, labels and value of each."""
+class MetricsSnapshot:
+    """Metrics at one moment: the value of each name and set of labels."""
 
     def __init__(self, samples: Iterable[tuple[str, Mapping[str, str], float]] = ()) -> None:
         self._values: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
@@ -23,27 +23,27 @@ class Look:
             self._values[name.removeprefix("hetero_")][frozenset(labels.items())] = value
 
     def value(self, name: str, **labels: str) -> float:
-        """Return one number; 0 where there is none."""
+        """Return one value; 0 if it does not exist."""
         return self._values[name].get(frozenset(labels.items()), 0.0)
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """Return the labels that a name's numbers have, in order."""
+        """Return the sets of labels of a name, sorted."""
         return [dict(sorted(labels)) for labels in sorted(self._values[name], key=sorted)]
 
 
-def figures(now: Look, before: Look) -> dict[str, Any]:
-    """Return what happened between two looks, the first perhaps empty, and how things are now."""
+def summarize_metrics(now: MetricsSnapshot, before: MetricsSnapshot) -> dict[str, Any]:
+    """Return rates between two snapshots, of which `before` may be empty, and the current state."""
     seconds = now.value("uptime_seconds") - before.value("uptime_seconds")
 
-    def rise(name: str, **labels: str) -> float:
+    def increase(name: str, **labels: str) -> float:
         return now.value(name, **labels) - before.value(name, **labels)
 
     def rate(name: str, **labels: str) -> float:
-        return rise(name, **labels) / seconds if seconds > 0 else 0.0
+        return increase(name, **labels) / seconds if seconds > 0 else 0.0
 
     def mean(name: str, **labels: str) -> float | None:
-        runs = rise("stage_runs_total", **labels)
-        return rise(name, **labels) / runs if runs else None
+        runs = increase("stage_runs_total", **labels)
+        return increase(name, **labels) / runs if runs else None
 
     stages: list[dict[str, Any]] = [
         {
@@ -60,7 +60,7 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
     busy: defaultdict[str, float] = defaultdict(float)
     for stage in stages:
         busy[stage["device"]] += stage["utilisation"]
-    told = (*now.labels("requests_total"), *now.labels("requests_in_flight"))
+    model_labels = (*now.labels("requests_total"), *now.labels("requests_in_flight"))
     return {
         "seconds": seconds,
         "in_flight_nbytes": now.value("in_flight_bytes"),
@@ -71,15 +71,15 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
                 "in_flight": now.value("requests_in_flight", model=name),
                 "answered_per_s": rate("requests_total", model=name, state="answered"),
                 "not_answered": sum(
-                    rise("requests_total", **labels)
+                    increase("requests_total", **labels)
                     for labels in now.labels("requests_total")
                     if labels["model"] == name and labels["state"] != "answered"
                 ),
-                "retries": rise("request_retries_total", model=name),
+                "retries": increase("request_retries_total", model=name),
                 "input_nbytes_per_s": rate("request_input_bytes_total", model=name),
                 "latency_s": _latencies_s(now, before, name),
             }
-            for name in sorted({labels["model"] for labels in told})
+            for name in sorted({labels["model"] for labels in model_labels})
         ],
         "stages": sorted(stages, key=lambda stage: (stage["model"], stage["stage"])),
         "devices": [
@@ -98,15 +98,20 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
     }
 
 
-def _latencies_s(now: Look, before: Look, model: str) -> dict[str, float | None]:
-    """Return percentiles of a histogram: spread evenly in each bucket; the last one's start."""
+def _latencies_s(
+    now: MetricsSnapshot, before: MetricsSnapshot, model: str
+) -> dict[str, float | None]:
+    """Return percentiles of a histogram, interpolated within its buckets.
+
+    A percentile in the last, unbounded bucket is the start of that bucket.
+    """
     name = "request_duration_seconds_bucket"
     buckets = [labels for labels in now.labels(name) if labels["model"] == model]
     buckets.sort(key=lambda labels: float(labels["le"]))
-    upto = [now.value(name, **labels) - before.value(name, **labels) for labels in buckets]
-    if not upto or not upto[-1]:
+    cumulative = [now.value(name, **labels) - before.value(name, **labels) for labels in buckets]
+    if not cumulative or not cumulative[-1]:
         return dict.fromkeys(map(str, PERCENTILES))
     bounds_s = [0.0, *(float(labels["le"]) for labels in buckets[:-1])]
-    wanted = [p / 100 * upto[-1] for p in PERCENTILES]
-    found = np.interp(wanted, [0.0, *upto[:-1]], bounds_s)
-    return {str(p): float(s) for p, s in zip(PERCENTILES, found, strict=True)}
+    ranks = [p / 100 * cumulative[-1] for p in PERCENTILES]
+    latencies_s = np.interp(ranks, [0.0, *cumulative[:-1]], bounds_s)
+    return {str(p): float(s) for p, s in zip(PERCENTILES, latencies_s, strict=True)}

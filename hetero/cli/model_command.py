@@ -1,4 +1,4 @@
-"""What most commands are about: a model or a blob, the devices it is for, what it is run with."""
+"""Context of a command that uses a model: the Core, the model or blob, devices and options."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import click
 from rich.console import RenderableType
 
 from hetero.cli.inputs import model_inputs
-from hetero.cli.option_types import pairs, together
+from hetero.cli.option_types import combine_options, name_value_pairs
 from hetero.cli.output_files import refuse_weights
-from hetero.cli.planning_options import PROPERTIES, planned_for
+from hetero.cli.planning_options import PROPERTIES, with_input_shapes
 from hetero.cli.preprocessing_options import Preprocessing
-from hetero.cli.terminal import console, progress, remark
+from hetero.cli.terminal import console, print_note, progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.devices.errors import ModelError
@@ -34,34 +34,34 @@ from hetero.scheduler import InProcessExecutor
 from hetero.scheduler.formats.blob_format import MAGIC
 from hetero.scheduler.formats.weightless import is_weightless
 
-#: Seconds after which a start on Ray is slow enough to say what avoids it.
+#: A start of Ray that takes longer prints a hint to use a pool.
 SLOW_START_S: Final = 3.0
 
 
 #: Adds ``--remap OLD=NEW`` and ``--weights MODEL``.
-blob_options: Final = together(
+blob_options: Final = combine_options(
     click.option(
         "--remap",
         multiple=True,
         metavar="OLD=NEW",
-        callback=pairs("OLD=NEW, as ORT=CPU"),
-        help="For a blob: the device here that takes the place of one it was compiled for.",
+        callback=name_value_pairs("OLD=NEW, as ORT=CPU"),
+        help="For a blob: replace device OLD, for which it was compiled, by NEW.",
     ),
     click.option(
         "--weights",
         metavar="MODEL",
-        help="For a blob that was compiled with --weightless: the model that it is of.",
+        help="For a blob that was compiled with --weightless: the model with its weights.",
     ),
 )
 
 
 @dataclass
-class Job:
-    """A Core, and what a command is given for it; options that the command lacks are empty.
+class ModelCommand:
+    """A Core and the options of a command; options that the command lacks are empty.
 
-    `model`: as it was named: a file, ``light:NAME``, or a blob.
-    `inputs`, `shapes`: as `hetero.cli.inputs.model_inputs` takes them.
-    `remap`, `weights`: of blobs, as `Core.import_model` takes them.
+    `model`: the argument MODEL: a file, ``light:NAME``, or a blob.
+    `inputs`, `shapes`: arguments of `hetero.cli.inputs.model_inputs`.
+    `remap`, `weights`: arguments of `Core.import_model` for blobs.
     """
 
     core: Core
@@ -74,69 +74,69 @@ class Job:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     remap: dict[str, str] = field(default_factory=dict)
     weights: str | None = None
-    #: Seconds that the compilation or import took.
+    #: Duration of the compilation or import.
     compile_s: float = 0.0
 
     def read(self) -> Model:
-        """Read the model, with the preprocessing that was asked for; a blob is none."""
+        """Read the model and add the requested preprocessing; refuse a blob."""
         if is_blob(self.model):
             raise click.UsageError(
-                f"{self.model} is a compiled model (a blob), cut already; give the ONNX model it "
-                "was made from. `hetero inspect` shows what is in it, `hetero run` and `hetero "
-                "bench` run it."
+                f"{self.model} is a compiled model (a blob); pass the original ONNX model. "
+                "`hetero inspect` shows a blob's contents; `hetero run` and `hetero bench` run it."
             )
         model = self.core.read_model(self.model)
         refuse_weights(model)
         return self.preprocessing.apply(model, self.inputs)
 
     def read_unless_blob(self) -> Model | None:
-        """Read the model; return None for a blob, which has its own preprocessing."""
+        """Read the model; return None for a blob, which contains its preprocessing."""
         if not is_blob(self.model):
             return self.read()
         if self.preprocessing:
             raise click.UsageError(
-                "--layout, --mean and --scale are for models; compile the blob with them."
+                "--layout, --mean and --scale need a model, not a blob; pass them to `hetero "
+                "compile`."
             )
         return None
 
     def values(self, model: Model, *, with_states: bool = True) -> dict[str, Any]:
-        """Return a value for each input of the model, and its states."""
+        """Return a value for each input of the model, and for its states if requested."""
         hidden = [] if with_states else [variable.name for variable in variables_of(model)]
         return model_inputs(self.model, model, self.inputs, self.shapes, hidden=hidden)
 
     def survey(self, source: Model) -> Survey:
-        """Ask every device about every node of the model."""
+        """Query every device about every node of the model."""
         return self.core.survey_model(source, self.device, self.config, affinity=self.pins or None)
 
     def start(self) -> None:
-        """Start the devices, saying so; a plugin that was asked for must be there."""
+        """Start the devices with a spinner; refuse a requested plugin that did not load."""
         began_s = time.monotonic()
         with progress("starting devices"):
             rows = self.core.device_descriptors
-        took_s = time.monotonic() - began_s
-        alone = isinstance(self.core.executor, InProcessExecutor)
-        if took_s > SLOW_START_S and not alone and console(stderr=True).is_terminal:
-            remark(
-                f"Ray took {took_s:.0f} s to start; `hetero pool up` keeps it and its devices "
-                "started."
+        start_s = time.monotonic() - began_s
+        uses_ray = not isinstance(self.core.executor, InProcessExecutor)
+        if start_s > SLOW_START_S and uses_ray and console(stderr=True).is_terminal:
+            print_note(
+                f"Ray took {start_s:.0f} s to start; `hetero pool up` keeps Ray and the devices "
+                "running."
             )
         plugins = click.get_current_context().params.get("plugins") or ()
-        asked = {PluginSource.read(plugin).shown for plugin in plugins}
-        installed = asked and entry_points(group=GROUP).names - asked
+        requested = {PluginSource.read(plugin).shown for plugin in plugins}
+        installed = requested and entry_points(group=GROUP).names - requested
         for row in rows:
-            if asked and row.error is not None and row.plugin not in installed:
+            if requested and row.error is not None and row.plugin not in installed:
                 raise click.UsageError(f"--plugin {row.plugin}: {row.error}")
 
     def compile(self, source: Model | None) -> CompiledModel:
-        """Compile a model that was read, or import the blob where `source` is None."""
+        """Compile a model, or import the blob if `source` is None."""
         began_s = time.perf_counter()
         if source is None:
             compiled = self._import()
         else:
             if self.remap:
-                raise click.UsageError("--remap is for blobs; name the devices with --device.")
+                raise click.UsageError("--remap needs a blob; choose devices with --device.")
             if self.weights:
-                raise click.UsageError("--weights is for blobs; a model has its own.")
+                raise click.UsageError("--weights needs a blob; a model has its own weights.")
             with progress(f"compiling {source.name}"):
                 compiled = self.core.compile_model(
                     source, self.device, self.config, affinity=self.pins or None
@@ -147,14 +147,14 @@ class Job:
     def compile_with_inputs(
         self, source: Model | None, *, with_states: bool
     ) -> tuple[CompiledModel, dict[str, Any]]:
-        """Start the devices and compile; return a value for each input as well.
+        """Start the devices and compile; return the compiled model and a value for each input.
 
-        Bad inputs of a model are reported before anything starts.
+        Invalid inputs are reported before any device starts.
         """
         values = None
         if source is not None:
             values = self.values(source, with_states=with_states)
-            self.config = planned_for(self.config, source, values)
+            self.config = with_input_shapes(self.config, source, values)
         self.start()
         compiled = self.compile(source)
         if values is None:
@@ -163,24 +163,26 @@ class Job:
 
     def _import(self) -> CompiledModel:
         if self.pins:
-            raise click.UsageError("--affinity is for models; a blob is cut already.")
+            raise click.UsageError("--affinity needs a model; a blob's placement is fixed.")
         if planning := sorted(set(PROPERTIES.values()) & self.config.keys()):
-            raise click.UsageError(f"{', '.join(planning)}: for models; a blob is planned already.")
-        given = click.get_current_context().get_parameter_source("device")
-        chosen = None if given is click.core.ParameterSource.DEFAULT else self.device
+            raise click.UsageError(
+                f"{', '.join(planning)}: expected a model; a blob's placement is fixed."
+            )
+        source = click.get_current_context().get_parameter_source("device")
+        device = None if source is click.core.ParameterSource.DEFAULT else self.device
         with progress(f"importing {self.model}"):
             return self.core.import_model(
-                self.model, chosen, self.config, self.remap, weights=self.weights
+                self.model, device, self.config, self.remap, weights=self.weights
             )
 
 
 def is_blob(model: str) -> bool:
-    """Whether a model argument is a blob's file."""
+    """Whether a MODEL argument is a blob file."""
     path = Path(model)
     if not path.is_file():
         return False
     if not path.stat().st_size:
-        raise ModelError(f"{model} is empty: not an ONNX model, and no blob.")
+        raise ModelError(f"{model} is empty; expected an ONNX model or a blob.")
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC or is_weightless(path)
 
@@ -188,7 +190,7 @@ def is_blob(model: str) -> bool:
 def subgraph_rows(
     compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the subgraphs as plain rows; open dimensions are those of the shapes, or 1."""
+    """Return the subgraphs as rows for JSON; open dimensions have sizes from `shapes`, or 1."""
     source = compiled.partition.source
     specs = with_input_shapes(source, sample_shapes(source, shapes)).spec
     crossing = {wire.tensor for wire in compiled.partition.wires}
@@ -211,10 +213,10 @@ def subgraph_rows(
     ]
 
 
-def subgraph_parts(
+def render_subgraphs(
     compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Iterator[RenderableType]:
-    """Yield which device got which subgraph, for people."""
+    """Yield a summary and a table of the subgraphs with their devices."""
     rows = subgraph_rows(compiled, shapes)
     nodes = sum(len(row["nodes"]) for row in rows)
     yield f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}"

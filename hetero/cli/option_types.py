@@ -1,4 +1,4 @@
-"""Kinds of options: NAME=VALUE pairs, finite numbers, and several that come together."""
+"""Types of command-line options: NAME=VALUE pairs, finite numbers, and groups of options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 #: Adds one or more options to a command's function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: Where a command keeps that its ``--json`` was given, for `hetero.cli.terminal.tell`.
+#: Key of click's context under which ``--json`` is stored for `hetero.cli.terminal`.
 WANTS_JSON: Final = "hetero.wants_json"
 
 
@@ -19,29 +19,29 @@ def _keep_json(context: click.Context, _: click.Parameter, value: bool) -> None:
     context.meta[WANTS_JSON] = value
 
 
-#: Adds ``--json``, which is no argument of the command.
+#: Adds ``--json``; the command function gets no argument for it.
 json_option: Final = click.option(
     "--json",
     is_flag=True,
     expose_value=False,
     callback=_keep_json,
-    help="Print JSON for programs.",
+    help="Print the result as JSON.",
 )
 
 
-class Finite(click.FloatRange):
-    """A range of numbers; click's own lets ``nan`` through, and without an end ``inf``."""
+class FiniteFloat(click.FloatRange):
+    """Range of finite numbers; click's own range accepts ``nan`` and ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; a usage error says what it cannot be."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value!r} is no finite number.", param, ctx)
-        return found
+        """Return the number; a usage error if it is not finite or out of range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
-def together(*decorators: Decorator) -> Decorator:
-    """Return several decorators as one; the first one's option comes first in the help."""
+def combine_options(*decorators: Decorator) -> Decorator:
+    """Combine option decorators into one; the first one's option comes first in the help."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for decorator in reversed(decorators):
@@ -51,27 +51,27 @@ def together(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def pairs(
-    wanted: str,
+def name_value_pairs(
+    syntax: str,
     read: Callable[[str], Any] = str,
     *,
     of_input: bool = False,
     bare: bool = False,
     listed: bool = False,
 ) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any]]:
-    """Return the callback of an option that may be given several times, as NAME=VALUE.
+    """Return a click callback that parses NAME=VALUE options into a dictionary.
 
-    `wanted`: how to write one, for the message.
-    `read`: makes a value of its text; raises ValueError if it cannot.
-    `of_input`: whether names are those of inputs, which may have a ``=`` in them.
-    `bare`: whether a value may stand alone; its name is empty then.
-    `listed`: whether the option is given once, with commas between its pairs.
+    `syntax`: the expected form, for the error message.
+    `read`: parses a value; raises ValueError if it is invalid.
+    `of_input`: whether names are those of model inputs, which may contain ``=``.
+    `bare`: whether a value without a name is allowed; its name is empty.
+    `listed`: whether one option holds all pairs, separated by commas.
     """
 
     def parse(context: click.Context, parameter: click.Parameter, value: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        given = filter(str.strip, (value or "").split(",")) if listed else value
-        for part in given:
+        values: dict[str, Any] = {}
+        parts = filter(str.strip, (value or "").split(",")) if listed else value
+        for part in parts:
             split = part.rpartition("=") if of_input else part.partition("=")
             name, equals, text = (word.strip() for word in split)
             try:
@@ -79,10 +79,10 @@ def pairs(
                 if not bare and not (name and equals):
                     raise ValueError("no name")
             except ValueError as error:
-                raise click.BadParameter(f"{part!r}: wanted {wanted}") from error
-            if name in found:
-                raise click.BadParameter(f"{name or 'it'} is given twice; keep one.")
-            found[name] = item
-        return found
+                raise click.BadParameter(f"got {part!r}, expected {syntax}") from error
+            if name in values:
+                raise click.BadParameter(f"{name or 'the value'} is set twice; keep one.")
+            values[name] = item
+        return values
 
     return parse

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the `Job` that they describe."""
+"""Options that several commands share, and the decorator that makes a `ModelCommand` of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any, Final
 import click
 
 from hetero.affinity.pins import parse_pins
-from hetero.cli.model_command import Job
-from hetero.cli.option_types import json_option, pairs, together
+from hetero.cli.model_command import ModelCommand
+from hetero.cli.option_types import combine_options, json_option, name_value_pairs
 from hetero.cli.output_files import output_file, refuse_overwriting
-from hetero.cli.planning_options import plans_by_cost, take_planning
-from hetero.cli.terminal import remark
+from hetero.cli.planning_options import move_planning_options, plans_by_cost
+from hetero.cli.terminal import print_note
 from hetero.core import Core
 from hetero.core_devices import ExecutorKind
 from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.planning.cost.cost_file import read_costs
 
-#: Options with which requests are looked at while they run; and those that a `Job` has.
-_WATCH: Final = ("trace", "metrics_port")
-_OF_JOB: Final = tuple(entry.name for entry in fields(Job) if entry.name != "core")
+#: Options that observe running requests, and options that are fields of a `ModelCommand`.
+_OBSERVE_OPTIONS: Final = ("trace", "metrics_port")
+_COMMAND_FIELDS: Final = tuple(entry.name for entry in fields(ModelCommand) if entry.name != "core")
 
 
 def _count(text: str) -> int:
@@ -37,48 +37,47 @@ def _count(text: str) -> int:
 
 
 def _config(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:
-    """Read ``--config KEY=VALUE`` options."""
+    """Parse ``--config KEY=VALUE`` options."""
     config: dict[str, Any] = {}
     for key, text in _properties(context, parameter, value).items():
         device, dot, name = key.rpartition(".")
-        known = config
+        properties = config
         if dot:
-            known = config.setdefault("DEVICE_PROPERTIES", {}).setdefault(device, {})
-        known[name] = text
+            properties = config.setdefault("DEVICE_PROPERTIES", {}).setdefault(device, {})
+        properties[name] = text
     return config
 
 
-_properties: Final = pairs("KEY=VALUE, as PERF_COUNT=YES")
+_properties: Final = name_value_pairs("KEY=VALUE, such as PERF_COUNT=YES")
 
-#: Adds what describes the Core: executor, address, device counts, plugins; and ``--json``.
-core_options: Final = together(
+#: Adds the options of the Core: executor, address, device counts, plugins; and ``--json``.
+core_options: Final = combine_options(
     click.option(
         "--executor",
         type=click.Choice(["ray", "inprocess"]),
         default=None,
-        help="Where devices are: in Ray's actors, or in this process. run, generate, bench and "
-        "profile start Ray by default; the others ask this machine alone where no cluster is "
-        "named.",
+        help="Run devices as Ray actors, or in this process. run, generate, bench and profile "
+        "use Ray by default; other commands use this process unless a cluster is set.",
     ),
     click.option(
         "--address",
-        help="An existing Ray cluster, as HOST:PORT or 'auto'; RAY_ADDRESS says it too.",
+        help="Existing Ray cluster, as HOST:PORT or 'auto'; default: RAY_ADDRESS.",
     ),
     click.option(
         "--devices",
         "device_counts",
         metavar="NAME=N,...",
-        callback=pairs("NAME=N with N at least 1, as ORT=2", _count, listed=True),
-        help="How many devices of a plugin each node offers, as ORT=2,NULL=4.",
+        callback=name_value_pairs("NAME=N with N at least 1, such as ORT=2", _count, listed=True),
+        help="Number of devices of each plugin on each node, such as ORT=2,NULL=4.",
     ),
     click.option(
         "--plugin",
         "plugins",
         multiple=True,
         metavar="[NAME=]PLUGIN[@PYTHON]",
-        help="A plugin that is not installed as an entry point, as MODULE:ATTR; an installed "
-        "one under another NAME; or one of another interpreter's environment, as "
-        "ORT_OPENVINO@/opt/ov/bin/python, which starts Ray. Repeatable.",
+        help="Plugin without an entry point, as MODULE:ATTR; an installed plugin under another "
+        "NAME; or a plugin of another Python environment, such as "
+        "ORT_OPENVINO@/opt/ov/bin/python, which needs Ray. Repeatable.",
     ),
     json_option,
 )
@@ -89,8 +88,8 @@ affinity_option: Final = click.option(
     "pins",
     multiple=True,
     metavar="PATTERN=DEVICE|FILE",
-    help="Pin nodes: a name, a glob or op:Type, as op:Concat=CPU; or a JSON or YAML file of "
-    "such pairs. Repeatable; later ones win.",
+    help="Pin nodes by name, glob or op:Type, for example op:Concat=CPU; or a JSON or YAML file "
+    "with such pairs. Repeatable; later ones win.",
 )
 #: Adds ``--config``.
 config_option: Final = click.option(
@@ -100,10 +99,10 @@ config_option: Final = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     callback=_config,
-    help="A property, as INFERENCE_NUM_THREADS=2 or ORT.NUM_STREAMS=2 for one device.",
+    help="Property, such as INFERENCE_NUM_THREADS=2, or ORT.NUM_STREAMS=2 for one device.",
 )
-#: Adds what describes a compilation: the model, device string, pins and properties.
-model_options: Final = together(
+#: Adds the options of a compilation: the model, device string, pins and properties.
+model_options: Final = combine_options(
     core_options,
     click.argument("model"),
     click.option(
@@ -111,25 +110,25 @@ model_options: Final = together(
         "-d",
         default="HETERO",
         show_default=True,
-        help="CPU, ORT.1, HETERO:ORT,CPU, or HETERO for every device.",
+        help="Device string: CPU, ORT.1, HETERO:ORT,CPU, or HETERO for every device.",
     ),
     affinity_option,
     config_option,
 )
-#: Adds ``--trace`` and ``--metrics-port``; `with_core` takes them.
-watch_options: Final = together(
+#: Adds ``--trace`` and ``--metrics-port``, which `with_core` implements.
+observe_options: Final = combine_options(
     output_file(
         "--trace",
         metavar="FILE.json",
-        help="Write how each request ran: every stage, queue and wire of every device, for "
+        help="Write a trace of every request, stage, queue and wire, for "
         "https://ui.perfetto.dev or chrome://tracing.",
     ),
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65535),
         metavar="PORT",
-        help="Serve figures for Prometheus and `hetero top` there, on this machine alone, "
-        "while the command runs; 0 takes a free port.",
+        help="Serve metrics for Prometheus and `hetero top` on this port of localhost while the "
+        "command runs; 0 chooses a free port.",
     ),
 )
 
@@ -139,16 +138,16 @@ def with_core(
     *,
     runs_model: bool = False,
     plans: bool = False,
-    imagines: bool = False,
+    simulates: bool = False,
 ) -> Callable[..., Any]:
-    """Turn a command's options into its `Job`, whose Core is closed when the command ends.
+    """Pass a command its options as a `ModelCommand`, and close the Core when the command ends.
 
-    `runs_model`: whether the command runs or measures a model, and so starts Ray by default.
-    `plans`: whether it plans by cost where no option says so.
-    `imagines`: whether the devices that are counted need not exist; they are its `fleet` then.
+    `runs_model`: whether the command runs or measures a model and therefore uses Ray by default.
+    `plans`: whether the command plans by cost by default.
+    `simulates`: whether ``--devices`` are simulated devices; they become the argument `fleet`.
     """
     if function is None:
-        return partial(with_core, runs_model=runs_model, plans=plans, imagines=imagines)
+        return partial(with_core, runs_model=runs_model, plans=plans, simulates=simulates)
 
     @wraps(function)
     def command(
@@ -161,58 +160,58 @@ def with_core(
     ) -> Any:
         refuse_overwriting(click.get_current_context())
         if address and executor == "inprocess":
-            raise click.UsageError("--address names a Ray cluster; leave out --executor inprocess.")
-        take_planning(rest, plans=plans)
-        if imagines:
+            raise click.UsageError("--address needs Ray; remove --executor inprocess.")
+        move_planning_options(rest, plans=plans)
+        if simulates:
             rest["fleet"], device_counts = device_counts, _measured(rest["config"])
         if "pins" in rest:
             rest["pins"] = parse_pins(rest["pins"])
-        named = address or os.environ.get("RAY_ADDRESS")
+        cluster = address or os.environ.get("RAY_ADDRESS")
         if executor is None:
-            elsewhere = any(PluginSource.read(plugin).python for plugin in plugins)
-            starts = runs_model or _measures(rest.get("config", {}), plans)
-            executor = "ray" if named or elsewhere or starts else "inprocess"
-        if plugins:  # a module beside which the user stands, as `python -m` would find it
+            other_python = any(PluginSource.read(plugin).python for plugin in plugins)
+            needs_ray = runs_model or _measures(rest.get("config", {}), plans)
+            executor = "ray" if cluster or other_python or needs_ray else "inprocess"
+        if plugins:  # modules in the current folder, as with `python -m`
             sys.path.insert(0, str(Path.cwd()))
-        # What is imagined has a trace of its own.
-        watch = {name: rest.pop(name) for name in _WATCH if name in rest and not imagines}
-        about = {name: rest.pop(name) for name in _OF_JOB if name in rest}
+        # A simulation writes its own trace.
+        observe = {n: rest.pop(n) for n in _OBSERVE_OPTIONS if n in rest and not simulates}
+        command_fields = {name: rest.pop(name) for name in _COMMAND_FIELDS if name in rest}
         with (
             Core(executor, address=address, devices=device_counts, plugins=plugins) as core,
-            _watched(core, **watch),
+            _observed(core, **observe),
         ):
-            return function(Job(core, **about), **rest)
+            return function(ModelCommand(core, **command_fields), **rest)
 
     return command
 
 
 @contextmanager
-def _watched(
+def _observed(
     core: Core, *, trace: Path | None = None, metrics_port: int | None = None
 ) -> Iterator[None]:
-    """Have a Core's requests traced and counted, in the block."""
+    """Trace a Core's requests and serve its metrics within the block."""
     with ExitStack() as stack:
         if trace is not None:
             block = core.trace(trace)
-            stack.callback(lambda: remark(f"wrote {trace}") if block.is_written else None)
+            stack.callback(lambda: print_note(f"wrote {trace}") if block.is_written else None)
             stack.enter_context(block)
         if metrics_port is not None:
             server = stack.enter_context(core.serve_metrics(metrics_port))
-            remark(f"metrics: {server.url}")
+            print_note(f"metrics: {server.url}")
         yield
 
 
 def _measures(config: dict[str, Any], plans: bool) -> bool:
-    """Whether a command measures a model where it will run, in order to plan."""
+    """Whether a command measures the model on its devices in order to plan."""
     if not plans and not plans_by_cost(config):
         return False
     costs = config.get("COST_FILE")
-    # Costs of one node are enough to plan for it.
+    # A cost file of one node needs no other node to plan for.
     return not costs or len({d.identity.node for d in read_costs(costs).devices.values()}) > 1
 
 
 def _measured(config: dict[str, Any]) -> dict[str, int]:
-    """Return how many devices of each plugin a cost file is of: those that a plan is for."""
+    """Return the number of devices of each plugin in the configured cost file."""
     path = config.get("COST_FILE")
-    found = read_costs(path).devices.values() if path else ()
-    return dict(Counter(device.identity.plugin for device in found))
+    devices = read_costs(path).devices.values() if path else ()
+    return dict(Counter(device.identity.plugin for device in devices))

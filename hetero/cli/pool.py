@@ -1,4 +1,4 @@
-"""``hetero pool up | status | down``: devices that several clients share."""
+"""``hetero pool up | status | down``: running devices that several clients share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from hetero.cli.option_types import json_option, together
+from hetero.cli.option_types import combine_options, json_option
 from hetero.cli.options import core_options
-from hetero.cli.terminal import progress, tell
+from hetero.cli.terminal import print_result, progress
 from hetero.formatting import nbytes_text
 from hetero.terminal_tables import Columns, table
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from hetero.scheduler.ray.pool_service import PoolStatus
 
 
-_options: Final = together(
+_options: Final = combine_options(
     click.option(
-        "--address", help="The cluster, as HOST:PORT or 'auto'; by default this machine's own pool."
+        "--address", help="Cluster, as HOST:PORT or 'auto'; by default this machine's own pool."
     ),
     json_option,
 )
@@ -26,9 +26,9 @@ _options: Final = together(
 
 @click.group()
 def pool() -> None:
-    """Keep devices up, so that commands and programs find them started.
+    """Manage a pool of running devices that commands and programs share.
 
-    Whoever uses Ray on this machine, or in the cluster, finds the pool by itself.
+    Programs that use Ray on this machine, or in the cluster, find the pool automatically.
     """
 
 
@@ -40,38 +40,38 @@ def up(
     device_counts: dict[str, int],
     plugins: tuple[str, ...],
 ) -> None:
-    """Start the devices, and a Ray on this machine where no cluster is named."""
+    """Start the devices of a pool; without --address also start Ray on this machine."""
     if executor == "inprocess":
-        raise click.UsageError("a pool is on Ray; leave out --executor inprocess.")
+        raise click.UsageError("a pool needs Ray; remove --executor inprocess.")
     from hetero.scheduler.ray.pool_service import bring_up
 
     with progress("starting the pool"):
-        _tell(bring_up(address, device_counts, plugins))
+        _print_status(bring_up(address, device_counts, plugins))
 
 
 @pool.command()
 @_options
 def status(address: str | None) -> None:
-    """Show the pool's devices, what they have in hand, and for how many clients."""
+    """Show the pool's devices with their clients, tasks and memory."""
     from hetero.scheduler.ray.pool_service import look_at
 
-    _tell(look_at(address))
+    _print_status(look_at(address))
 
 
 @pool.command()
 @_options
 def down(address: str | None) -> None:
-    """End the pool's devices, whoever uses them."""
+    """Stop the pool's devices, even if clients use them."""
     from hetero.scheduler.ray.pool_service import take_down
 
-    with progress("ending the pool"):
+    with progress("stopping the pool"):
         names = take_down(address)
-    ended = f"ended: {', '.join(names) or 'no device was started'}"
-    tell("pool", {"ended": names}, [ended])
+    line = f"stopped: {', '.join(names) or 'no device was running'}"
+    print_result("pool", {"ended": names}, [line])
 
 
-def _tell(found: PoolStatus) -> None:
-    document = {"address": found.address, "pool": found.pool, "devices": found.devices}
+def _print_status(status: PoolStatus) -> None:
+    document = {"address": status.address, "pool": status.pool, "devices": status.devices}
     columns: Columns = {
         "device": "name",
         "process": lambda row: row.process or "",
@@ -81,5 +81,5 @@ def _tell(found: PoolStatus) -> None:
         "keeps": ("kept_nbytes", nbytes_text),
         "error": "error",
     }
-    shown = table(found.devices, columns, wraps=("error",))
-    tell("pool", document, [f"pool at {found.address}", shown])
+    devices = table(status.devices, columns, wraps=("error",))
+    print_result("pool", document, [f"pool at {status.address}", devices])

@@ -1,4 +1,4 @@
-"""``hetero profile``: measure what a model's nodes, subgraphs and transfers take on devices."""
+"""``hetero profile``: measure the times of nodes, subgraphs and transfers; write a cost file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import click
 from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
-from hetero.cli.model_command import Job
-from hetero.cli.option_types import Finite
+from hetero.cli.model_command import ModelCommand
+from hetero.cli.option_types import FiniteFloat
 from hetero.cli.options import model_options, with_core
 from hetero.cli.output_files import check_file, output_file, refuse_weights
 from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.signals import INTERRUPTED
-from hetero.cli.terminal import steps, tell
+from hetero.cli.terminal import print_result, progress_bar
 from hetero.devices.errors import DeviceError, PlanError
 from hetero.devices.model.light_models import PREFIX
 from hetero.devices.model.model import Model
@@ -27,41 +27,41 @@ from hetero.terminal_tables import Rows
 
 @click.command("profile")
 @model_options
-@output_file("--output", "-o", help="The cost file to write; MODEL.costs.json here by default.")
+@output_file("--output", "-o", help="Cost file to write; by default MODEL.costs.json.")
 @input_options
 @preprocess_options
 @click.option(
     "--seconds",
     "-t",
-    type=Finite(min=0, min_open=True),
+    type=FiniteFloat(min=0, min_open=True),
     default=20.0,
     show_default=True,
-    help="The most time; it ends once figures settle.",
+    help="Time limit; profiling ends earlier if the measurements are stable.",
 )
 @with_core(runs_model=True)
-def profile_command(job: Job, output: Path | None, seconds: float) -> None:
+def profile_command(command: ModelCommand, output: Path | None, seconds: float) -> None:
     """Measure MODEL on every device of the list and write a cost file.
 
-    Ctrl-C ends it and keeps what was measured; the exit code is 1 then, and when a device could
-    not be measured.
+    Ctrl-C ends the profiling, writes the measurements so far and exits with 130. If a device
+    cannot be measured, the exit code is 1.
     """
-    if job.pins:
-        raise click.UsageError("--affinity: a profile measures every device; pin when planning.")
-    source = job.read()
-    path = output or _default_path(job.model, source)
+    if command.pins:
+        raise click.UsageError("--affinity: a profile measures every device; use pins to plan.")
+    source = command.read()
+    path = output or _default_path(command.model, source)
     refuse_weights(source, path)
-    values = job.values(source)
-    job.start()
-    with steps("profiling") as step:
-        costs = job.core.profile_model(
-            source, job.device, job.config, inputs=values, seconds=seconds, progress=step
+    values = command.values(source)
+    command.start()
+    with progress_bar("profiling") as step:
+        costs = command.core.profile_model(
+            source, command.device, command.config, inputs=values, seconds=seconds, progress=step
         )
     if not costs.devices:
         reasons = "; ".join(f"{d}: {r}" for d, r in costs.missing.items()) or "interrupted"
-        raise DeviceError(f"model {source.name!r}: nothing was measured: {reasons}")
+        raise DeviceError(f"model {source.name!r}: no device could be measured: {reasons}")
     write_costs(costs, path)
-    parts = [*cost_parts(costs), f"wrote {path}"]
-    tell("profile", {"file": path, **to_document(costs)}, parts)
+    parts = [*render_costs(costs), f"wrote {path}"]
+    print_result("profile", {"file": path, **to_document(costs)}, parts)
     if costs.interrupted:
         raise click.exceptions.Exit(INTERRUPTED)
     if costs.missing:
@@ -69,7 +69,7 @@ def profile_command(job: Job, output: Path | None, seconds: float) -> None:
 
 
 def _default_path(model: str, source: Model) -> Path:
-    """Return ``MODEL.costs.json`` in the current folder, unless that is another model's."""
+    """Return ``MODEL.costs.json`` in the current folder; refuse another model's cost file."""
     path = Path(f"{Path(model.removeprefix(PREFIX)).stem}.costs.json")
     check_file(click.get_current_context(), click.Option(["--output"]), path)
     if path.exists():
@@ -77,18 +77,19 @@ def _default_path(model: str, source: Model) -> Path:
             other = read_costs(path)
         except PlanError as error:
             raise click.UsageError(
-                f"{path} is not a cost file of this version; name it, or another one, with -o."
+                f"{path} exists and is not a cost file of this version; to overwrite it, pass it "
+                "with -o."
             ) from error
         if other.model_hash != source.content_hash:
             raise click.UsageError(
-                f"{path} is there, with the costs of another model ({other.model}); name a file "
+                f"{path} exists with the costs of another model ({other.model}); choose a file "
                 "with -o."
             )
     return path
 
 
-def cost_parts(costs: Costs) -> Iterator[RenderableType]:
-    """Yield what devices and transfers cost, for people."""
+def render_costs(costs: Costs) -> Iterator[RenderableType]:
+    """Yield tables of the costs of devices and transfers."""
     yield f"{costs.model}: {costs.basis()}"
     table = Rows("device", "all nodes ms", "measured", "estimated", "busy alone", "busy with all")
     for name, device in costs.devices.items():
@@ -109,10 +110,15 @@ def cost_parts(costs: Costs) -> Iterator[RenderableType]:
             "from", "to", "latency ms", "latency ms per MB", "occupies ms", "occupies ms per MB"
         )
         for (sender, receiver), t in costs.transfers.items():
-            figures = (t.latency.a * 1e3, t.latency.b * 1e9, t.busy.a * 1e3, t.busy.b * 1e9)
-            table.add(sender, receiver, *(f"{f:.3f}" for f in figures))
+            summarize_metrics = (
+                t.latency.a * 1e3,
+                t.latency.b * 1e9,
+                t.busy.a * 1e3,
+                t.busy.b * 1e9,
+            )
+            table.add(sender, receiver, *(f"{f:.3f}" for f in summarize_metrics))
         yield table
     for name, reason in costs.missing.items():
-        yield f"{name} was left out: {reason}"
+        yield f"{name} was not measured: {reason}"
     if costs.interrupted:
-        yield "interrupted: what was not measured is estimated or left out"
+        yield "interrupted: missing measurements are estimated or omitted"

@@ -1,4 +1,4 @@
-"""``hetero query`` and ``hetero plan``: which node runs where and why, in every form."""
+"""``hetero query``: show the device of each node, with the reason; write reports."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from typing import Any, Final
 import click
 
 from hetero.cli.inputs import shape_option
-from hetero.cli.model_command import Job
-from hetero.cli.option_types import together
+from hetero.cli.model_command import ModelCommand
+from hetero.cli.option_types import combine_options
 from hetero.cli.options import model_options, with_core
 from hetero.cli.output_files import output_file, write_models
 from hetero.cli.planning_options import SHAPES
-from hetero.cli.terminal import json_text, progress, remark, show, wants_json
+from hetero.cli.terminal import json_text, print_note, progress, show, wants_json
 from hetero.devices.model.model import Model
 from hetero.query.survey import Survey
 from hetero.report import annotated_model, build_report, report_html, report_table, strict_problems
 from hetero.scheduler.formats.publish import publish
 
-#: Adds the forms a report can take; they arrive as `html`, `annotate`, ...
-report_options: Final = together(
+#: Adds the report's output options; commands pass their values on to `render_report`.
+report_options: Final = combine_options(
     output_file(
-        "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
+        "--html", metavar="FILE.html", help="Write the report as a self-contained HTML page."
     ),
     output_file(
         "--annotate",
         metavar="FILE.onnx",
-        help="Write the model with each node's device and reason in it.",
+        help="Write the model with each node's device and reason as metadata, for Netron.",
     ),
-    click.option("--nodes", is_flag=True, help="List every node, not only counts."),
+    click.option("--nodes", is_flag=True, help="List every node."),
     click.option(
         "--strict",
         is_flag=True,
-        help="Exit with 1 if a node falls back or a requested device is not used.",
+        help="Exit with 1 if a node falls back to another device or a device is unused.",
     ),
 )
 
 
 @click.command()
 @model_options
-@shape_option("The shape of an input that sizes are told for.")
+@shape_option("Shape of an input for the sizes shown.")
 @report_options
 @with_core
-def query(job: Job, **forms: Any) -> None:
-    """Ask every device what it can run of MODEL; exit code 1 if a node is left over."""
-    source = job.read()
-    if job.shapes:
-        job.config = {**job.config, SHAPES: job.shapes}
-    survey = survey_devices(job, source)
-    render_report(build_report(survey, command=command_line()), source, **forms)
+def query(command: ModelCommand, **outputs: Any) -> None:
+    """Show which devices support each node of MODEL; exit with 1 if no device supports a node."""
+    source = command.read()
+    if command.shapes:
+        command.config = {**command.config, SHAPES: command.shapes}
+    survey = survey_devices(command, source)
+    render_report(build_report(survey, command=command_line()), source, **outputs)
 
 
-def survey_devices(job: Job, source: Model) -> Survey:
+def survey_devices(command: ModelCommand, source: Model) -> Survey:
     """Start the devices and query them about every node of the model."""
-    job.start()
-    with progress("asking the devices"):
-        return job.survey(source)
+    command.start()
+    with progress("querying the devices"):
+        return command.survey(source)
 
 
 def render_report(
@@ -81,14 +81,14 @@ def render_report(
         show(report_table(document, nodes=nodes))
     for path in (html, annotate):
         if path:
-            remark(f"wrote {path}")
+            print_note(f"wrote {path}")
     problems = strict_problems(document) if strict else []
     for problem in problems:
-        remark(f"strict: [{problem['code']}] {problem['message']}")
+        print_note(f"strict: [{problem['code']}] {problem['message']}")
     if problems or document["verdict"]["unsupported"]:
         raise click.exceptions.Exit(1)
 
 
 def command_line() -> str:
-    """Return what was typed, quoted for a shell."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join(["hetero", *sys.argv[1:]])

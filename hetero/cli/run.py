@@ -1,4 +1,4 @@
-"""``hetero run``: run a model once, compare where an expected output is known, print latency."""
+"""``hetero run``: run a model, compare with the expected output if there is one, print latency."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ import numpy as np
 from rich.console import RenderableType
 
 from hetero.cli.inputs import input_options
-from hetero.cli.model_command import Job, blob_options, subgraph_parts, subgraph_rows
-from hetero.cli.options import model_options, watch_options, with_core
+from hetero.cli.model_command import ModelCommand, blob_options, render_subgraphs, subgraph_rows
+from hetero.cli.options import model_options, observe_options, with_core
 from hetero.cli.output_files import output_file
 from hetero.cli.planning_options import planning_options, plans_by_cost
 from hetero.cli.preprocessing_options import preprocess_options
-from hetero.cli.run_profile import expected, profile_options, profile_parts, profiled, write_page
-from hetero.cli.terminal import progress, remark, tell
+from hetero.cli.run_profile import (
+    predicted_plan,
+    profile_config,
+    profile_options,
+    render_profile,
+    write_html,
+)
+from hetero.cli.terminal import print_note, print_result, progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.light_models import PREFIX, TIED, light_model_outputs
 from hetero.devices.model.model import Model
@@ -43,58 +49,61 @@ REPEATS = 10
 @input_options
 @preprocess_options
 @profile_options
-@output_file("--output", "-o", help="Write the outputs there, in numpy's .npz format.")
-@watch_options
+@output_file("--output", "-o", help="Write the outputs to this file, in numpy's .npz format.")
+@observe_options
 @blob_options
 @with_core(runs_model=True)
-def run(job: Job, profile: bool, html: Path | None, output: Path | None) -> None:
-    """Run MODEL over the devices; light models are checked against onnx's own outputs.
+def run(command: ModelCommand, profile: bool, html: Path | None, output: Path | None) -> None:
+    """Run MODEL on the devices; outputs of light models are compared with onnx's reference.
 
-    MODEL may be a blob that `hetero compile -o` wrote: it runs on the devices it was compiled for.
+    MODEL may be a blob from `hetero compile -o`; it runs on the devices it was compiled for.
     """
-    # Bad input is reported before anything starts.
-    job.config, costs = profiled(job.config, profile, html)
-    source = job.read_unless_blob()
+    # Invalid input is reported before any device starts.
+    command.config, costs = profile_config(command.config, profile, html)
+    source = command.read_unless_blob()
     if source is None and (html or costs):
-        raise click.UsageError("--html and --costs are for models; a blob is placed already.")
-    compiled, values = job.compile_with_inputs(source, with_states=False)
-    idle = {d.name for d in job.core.device_descriptors if d.plugin == "NULL"}
-    if idle := idle.intersection(s.device for s in compiled.subgraphs):
-        remark(f"{', '.join(sorted(idle))} computes nothing: the outputs are not results")
+        raise click.UsageError("--html and --costs need a model; a blob's placement is fixed.")
+    compiled, values = command.compile_with_inputs(source, with_states=False)
+    null_devices = {d.name for d in command.core.device_descriptors if d.plugin == "NULL"}
+    if null_devices := null_devices.intersection(s.device for s in compiled.subgraphs):
+        print_note(
+            f"{', '.join(sorted(null_devices))} computes nothing: the outputs are not results"
+        )
     request = compiled.create_infer_request()
-    timed = []
+    timed_requests = []
     with progress("running"):
         for _ in range(1 + REPEATS):
             request.reset_state()
             began_s = time.monotonic()
             results = request.infer(values)
-            timed.append(TimedRequest(began_s, time.monotonic() - began_s, request.times))
-    left = _left(job, compiled, source)
-    times = [one.latency_s for one in timed]
+            latency_s = time.monotonic() - began_s
+            timed_requests.append(TimedRequest(began_s, latency_s, request.times))
+    fallback = _fallback_line(command, compiled, source)
+    latencies_s = [timed.latency_s for timed in timed_requests]
     outputs = results.by_name()
-    generated = not job.inputs and not job.shapes and not job.preprocessing
-    check = _compare(job.model, list(results.to_tuple())) if generated else None
+    uses_light_inputs = not command.inputs and not command.shapes and not command.preprocessing
+    check = _compare(command.model, list(results.to_tuple())) if uses_light_inputs else None
     if output:
         publish(output, lambda file: _save(file, outputs))
-        kind = "" if output.suffix == ".npz" else ", which is an .npz archive"
-        remark(f"wrote {output}{kind}")
+        file_format = "" if output.suffix == ".npz" else ", an .npz archive"
+        print_note(f"wrote {output}{file_format}")
     document: dict[str, Any] = {
         "model": compiled.name,
         "subgraphs": subgraph_rows(compiled),
         "outputs": [_row(name, value) for name, value in outputs.items()],
         "check": check,
-        "left": left,
-        "first_s": times[0],
-        "median_s": statistics.median(times[1:]),
+        "left": fallback,
+        "first_s": latencies_s[0],
+        "median_s": statistics.median(latencies_s[1:]),
     }
     if profile:
-        plan = expected(job, compiled, source, costs)
-        document["profile"] = build_profile(compiled, timed[1:], plan)
+        plan = predicted_plan(command, compiled, source, costs)
+        document["profile"] = build_profile(compiled, timed_requests[1:], plan)
         if html and source is not None:
-            write_page(html, job, source, plan, document["profile"])
-    tell("run", document, _parts(compiled, document, outputs))
+            write_html(html, command, source, plan, document["profile"])
+    print_result("run", document, _parts(compiled, document, outputs))
     if html:
-        remark(f"wrote {html}")
+        print_note(f"wrote {html}")
     if check and not check["matches"]:
         raise click.exceptions.Exit(1)
 
@@ -102,12 +111,12 @@ def run(job: Job, profile: bool, html: Path | None, output: Path | None) -> None
 def _parts(
     compiled: CompiledModel, document: Mapping[str, Any], outputs: Mapping[str, Any]
 ) -> Iterator[RenderableType]:
-    yield from subgraph_parts(compiled)
+    yield from render_subgraphs(compiled)
     if document["left"]:
         yield document["left"]
     yield _output_table(outputs)
     if "profile" in document:
-        yield from profile_parts(document["profile"])
+        yield from render_profile(document["profile"])
     if check := document["check"]:
         yield (
             f"{'matches' if check['matches'] else 'DIFFERS FROM'} onnx's expected output: largest "
@@ -117,60 +126,66 @@ def _parts(
     yield f"latency: first {first_ms:.1f} ms, then median {median_ms:.1f} ms of {REPEATS}"
 
 
-def _left(job: Job, compiled: CompiledModel, source: Model | None) -> str:
-    """Return what left the first device of a list, and which options would keep it there.
+def _fallback_line(command: ModelCommand, compiled: CompiledModel, source: Model | None) -> str:
+    """Return a line about nodes that the preferred device refused, and options that avoid it.
 
-    It is not asked again for what is cached.
+    It is empty for a model from the cache, which is not queried again.
     """
     cached = compiled.get_property("LOADED_FROM_CACHE")
-    if source is None or cached or plans_by_cost(job.config):
+    if source is None or cached or plans_by_cost(command.config):
         return ""
-    support = job.core.query_model(source, job.device, job.config, affinity=job.pins or None)
-    preferred = next((name for refused in support.refusals.values() for name in refused), "")
-    left = {
+    support = command.core.query_model(
+        source, command.device, command.config, affinity=command.pins or None
+    )
+    preferred = next((name for devices in support.refusals.values() for name in devices), "")
+    fallbacks = {
         name: refusal
         for name, device in support.devices.items()
         if device != preferred
         and (refusal := support.refusals.get(name, {}).get(preferred)) is not None
     }
-    if not left:
+    if not fallbacks:
         return ""
-    takers = dict.fromkeys(support.devices[name] for name in left)
-    remedies = Counter(refusal.remedy for refusal in left.values() if refusal.remedy)
-    kept = "".join(
-        f"; -c {remedy} keeps {'them' if count == len(left) else count}"
+    fallback_devices = dict.fromkeys(support.devices[name] for name in fallbacks)
+    remedies = Counter(refusal.remedy for refusal in fallbacks.values() if refusal.remedy)
+    advice = "".join(
+        f"; -c {remedy} keeps {'them' if count == len(fallbacks) else count} on {preferred}"
         for remedy, count in remedies.most_common()
     )
-    name, refusal = next(iter(left.items()))
+    name, refusal = next(iter(fallbacks.items()))
     operator = source.nodes[source.index_of[name]].op_type
     return (
-        f"{counted(len(left), 'node')} left {preferred} for {', '.join(takers)}, as {name!r} "
-        f"({operator}): {refusal.message}{kept}"
+        f"{preferred} refused {counted(len(fallbacks), 'node')}; fallback to "
+        f"{', '.join(fallback_devices)}; for example {name!r} ({operator}): "
+        f"{refusal.message}{advice}"
     )
 
 
 def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:
-    """Compare with onnx's outputs; None where there are none, or where rounding decides them."""
+    """Compare with onnx's outputs; None if there are none, or if rounding decides them."""
     if not model.startswith(PREFIX):
         return None
     pairs = list(zip(results, light_model_outputs(model), strict=True))
     matches = all(
-        got.shape == want.shape and np.allclose(got, want, RTOL, ATOL) for got, want in pairs
+        result.shape == reference.shape and np.allclose(result, reference, RTOL, ATOL)
+        for result, reference in pairs
     )
     if not matches and model in TIED:
-        remark(f"{model} ties its classes, so that rounding decides its output: not compared")
+        print_note(f"{model} is not compared: its classes tie, so rounding decides the output")
         return None
     return {
         "matches": matches,
         "max_difference": max(
-            float(np.max(np.abs(got - want))) if got.shape == want.shape else math.inf
-            for got, want in pairs
+            float(np.max(np.abs(result - reference)))
+            if result.shape == reference.shape
+            else math.inf
+            for result, reference in pairs
         ),
     }
 
 
 def _save(file: BinaryIO, outputs: Mapping[str, Any]) -> None:
-    """Write arrays as numpy.savez does, under any name; a sequence's elements one by one."""
+    """Write arrays like numpy.savez, under any name; each element of a sequence separately."""
     arrays: dict[str, Any] = {}
     for name, value in outputs.items():
         if isinstance(value, list | tuple):
@@ -180,7 +195,7 @@ def _save(file: BinaryIO, outputs: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name, value in arrays.items():
             array = np.asarray(value)
-            # Text is an array of objects, which would be pickled.
+            # numpy would pickle an array of objects, such as strings.
             array = array.astype(str) if array.dtype == object else array
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)

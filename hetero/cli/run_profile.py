@@ -1,4 +1,4 @@
-"""``hetero run --profile``: where the time of requests went, beside what a cost file expected."""
+"""``hetero run --profile``: measured times of nodes, stages and transfers against predictions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from hetero.cli.model_command import Job
-from hetero.cli.option_types import together
+from hetero.cli.model_command import ModelCommand
+from hetero.cli.option_types import combine_options
 from hetero.cli.output_files import output_file
 from hetero.cli.planning_options import plans_by_cost
 from hetero.cli.query import command_line
@@ -24,67 +24,75 @@ from hetero.scheduler.formats.publish import publish
 from hetero.terminal_tables import Columns, ms, table
 
 #: Rows of a table before the rest is counted.
-SHOWN: Final = 20
-#: Names of nodes that one executed node covers before the rest is counted.
-COVERED: Final = 4
+MAX_ROWS: Final = 20
+#: Listed names of the nodes that an executed node covers; the rest is counted.
+MAX_COVERED: Final = 4
 
 
 #: Adds ``--profile`` and ``--html``.
-profile_options: Final = together(
+profile_options: Final = combine_options(
     click.option(
         "--profile",
         is_flag=True,
-        help="Time each node, stage and transfer; with --costs beside what was expected.",
+        help="Time each node, stage and transfer; with --costs also show predicted times.",
     ),
     output_file(
         "--html",
         metavar="FILE.html",
-        help="With --profile: write the report as one page, measured beside predicted.",
+        help="With --profile: write an HTML report with measured and predicted times.",
     ),
 )
 
 
-def profiled(
-    config: dict[str, Any], wanted: bool, html: Path | None
+def profile_config(
+    config: dict[str, Any], profile: bool, html: Path | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return what to compile with, and the cost file that only tells what was expected."""
-    if not wanted:
+    """Return the configuration to compile with, and the cost file if it is only for predictions."""
+    if not profile:
         if html:
-            raise click.UsageError("--html: for --profile; `hetero query --html` runs nothing.")
+            raise click.UsageError(
+                "--html needs --profile; `hetero query --html` writes a report without running."
+            )
         return config, None
     config = {**config, "PERF_COUNT": True}
-    aside = None if plans_by_cost(config) else config.pop("COST_FILE", None)
-    return config, aside
+    cost_file = None if plans_by_cost(config) else config.pop("COST_FILE", None)
+    return config, cost_file
 
 
-def expected(
-    job: Job, compiled: CompiledModel, source: Model | None, costs: str | None
+def predicted_plan(
+    command: ModelCommand, compiled: CompiledModel, source: Model | None, costs: str | None
 ) -> PlanReport | None:
-    """Return what was expected of a model: its plan's prediction, or a cost file's."""
+    """Return the prediction: that of the model's plan, or one by the cost file."""
     if costs is None or source is None:
         return compiled.plan_report
-    judged = {**job.config, "MODEL_DISTRIBUTION_POLICY": "PRIORITY", "COST_FILE": costs}
-    with progress("judging by the cost file"):
-        return job.core.plan_model(source, job.device, judged, affinity=job.pins or None)
+    config = {**command.config, "MODEL_DISTRIBUTION_POLICY": "PRIORITY", "COST_FILE": costs}
+    with progress("predicting times by the cost file"):
+        return command.core.plan_model(
+            source, command.device, config, affinity=command.pins or None
+        )
 
 
-def write_page(
-    path: Path, job: Job, source: Model, plan: PlanReport | None, profile: dict[str, Any]
+def write_html(
+    path: Path,
+    command: ModelCommand,
+    source: Model,
+    plan: PlanReport | None,
+    profile: dict[str, Any],
 ) -> None:
-    """Write the report's page, with what was measured in it."""
-    with progress("asking the devices"):
-        survey = job.survey(source)
+    """Write the HTML report with the measured profile."""
+    with progress("querying the devices"):
+        survey = command.survey(source)
     document = build_report(survey, plan, command=command_line())
     page = report_html({**document, "measured": profile})
     publish(path, lambda file: file.write(page.encode()))
 
 
-def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield `hetero.report.run_profile.build_profile`'s document for people."""
+def render_profile(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield tables of a document from `hetero.report.run_profile.build_profile`."""
     nodes, stages = profile["nodes"], profile["stages"]
     predicted = any(row["predicted_s"] is not None for row in (*nodes, *stages))
     ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))
-    beside: Columns = {"predicted ms": ms("predicted_s")} if predicted else {}
+    prediction: Columns = {"predicted ms": ms("predicted_s")} if predicted else {}
     columns: Columns = {
         "node": _covers,
         "operator": "op_type",
@@ -93,23 +101,23 @@ def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
         "ms": ms("seconds"),
         "share": ("share", "{:.1%}".format),
     }
-    yield table(ranked[:SHOWN], {**columns, **beside}, wraps=("node",))
-    if len(ranked) > SHOWN:
-        left = sum(row["share"] or 0.0 for row in ranked[SHOWN:])
-        yield f"… and {len(ranked) - SHOWN} more with {left:.1%}; --json lists all"
+    yield table(ranked[:MAX_ROWS], {**columns, **prediction}, wraps=("node",))
+    if len(ranked) > MAX_ROWS:
+        share = sum(row["share"] or 0.0 for row in ranked[MAX_ROWS:])
+        yield f"… and {len(ranked) - MAX_ROWS} more with {share:.1%}; --json lists all"
     columns = {
         "subgraph": "stage",
         "device": "device",
-        "arrives ms": ms("arrives_s"),
-        "waits ms": ms("queued_s"),
+        "input delay ms": ms("arrives_s"),
+        "queue ms": ms("queued_s"),
         "upload ms": ms("upload_s"),
-        "runs ms": ms("infer_s"),
+        "run ms": ms("infer_s"),
         "download ms": ms("download_s"),
-        "in its nodes ms": ms("nodes_s"),
+        "nodes ms": ms("nodes_s"),
     }
-    yield table(stages[:SHOWN], {**columns, **beside})
-    if len(stages) > SHOWN:
-        yield f"… and {len(stages) - SHOWN} more; --json lists all"
+    yield table(stages[:MAX_ROWS], {**columns, **prediction})
+    if len(stages) > MAX_ROWS:
+        yield f"… and {len(stages) - MAX_ROWS} more; --json lists all"
     spans = profile["request"]
     yield (
         f"medians of {counted(profile['requests'], 'request')}: "
@@ -118,19 +126,20 @@ def profile_parts(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
         f"{seconds_text(spans['admission_s'])} admission, "
         f"{seconds_text(spans['postprocess_s'])} postprocessing"
     )
-    most: dict[str, int] = {}
+    max_readings: dict[str, int] = {}
     for node in nodes:
-        most[node["device"]] = max(most.get(node["device"], 0), node["readings"])
-    if once := sorted(device for device, readings in most.items() if readings == 1):
-        yield f"{', '.join(once)} told one time of each node, the same for every request"
+        device = node["device"]
+        max_readings[device] = max(max_readings.get(device, 0), node["readings"])
+    if timed_once := sorted(device for device, count in max_readings.items() if count == 1):
+        yield f"{', '.join(timed_once)}: each node was timed once, not in every request"
     if untimed := sorted({node["device"] for node in nodes if not node["readings"]}):
-        yield f"not every node is timed on {', '.join(untimed)}"
+        yield f"{', '.join(untimed)}: some nodes are not timed"
 
 
 def _covers(row: Mapping[str, Any]) -> str:
-    """Return the model's nodes that an executed one stands for."""
+    """Return the names of the model's nodes that an executed node computes."""
     names = row["covers"] or row["folded"]
     if not names:
-        return f"({row['name']}: of no node)"
-    more = f" and {len(names) - COVERED} more" if len(names) > COVERED else ""
-    return " + ".join(names[:COVERED]) + more
+        return f"({row['name']}: not a node of the model)"
+    more = f" and {len(names) - MAX_COVERED} more" if len(names) > MAX_COVERED else ""
+    return " + ".join(names[:MAX_COVERED]) + more

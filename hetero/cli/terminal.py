@@ -1,4 +1,4 @@
-"""What commands print: parts for people, JSON documents for programs, progress."""
+"""Output of commands: tables and lines for people, JSON for programs, and progress."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hetero.cli.option_types import WANTS_JSON
 from hetero.formatting import visible
 from hetero.terminal_tables import styled
 
-#: Version of the JSON documents; it changes when a reader could be misled.
+#: Version of the JSON documents; increases when the meaning of a field changes.
 VERSION: Final = 2
-#: Columns of an output that is not a terminal: nothing is folded there.
-UNLIMITED: Final = 100_000
+#: Width of output that is not a terminal: lines do not wrap.
+UNLIMITED_WIDTH: Final = 100_000
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for the stream as it is now, as wide as the terminal or ``COLUMNS``."""
-    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = UNLIMITED
-    return made
+    """Return a console for the current stream, as wide as the terminal or ``COLUMNS``."""
+    result = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not result.is_terminal and "COLUMNS" not in os.environ:
+        result.width = UNLIMITED_WIDTH
+    return result
 
 
 def show(*parts: RenderableType) -> None:
@@ -38,21 +38,21 @@ def show(*parts: RenderableType) -> None:
         console().print(styled(part) if isinstance(part, str) else part, crop=False)
 
 
-def remark(text: str) -> None:
-    """Print a line on stderr, apart from the output."""
+def print_note(text: str) -> None:
+    """Print a line on stderr."""
     console(stderr=True).print(styled(text))
 
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show that something long is going on, on a terminal only."""
+    """Show a spinner with a text; only on a terminal."""
     with console(stderr=True).status(styled(text)):
         yield
 
 
 @contextmanager
-def steps(text: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar, on a terminal only; what is yielded takes steps done, steps in all, and what."""
+def progress_bar(text: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a progress bar, only on a terminal; yield a function (done, total, description)."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -62,10 +62,10 @@ def steps(text: str) -> Iterator[Callable[[int, int, str], None]]:
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(visible(text), total=None)
 
-        def tell(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=visible(what))
+        def update(done: int, total: int, description: str) -> None:
+            bar.update(task, completed=done, total=total, description=visible(description))
 
-        yield tell
+        yield update
 
 
 def wants_json() -> bool:
@@ -73,8 +73,8 @@ def wants_json() -> bool:
     return bool(click.get_current_context().meta.get(WANTS_JSON))
 
 
-def tell(kind: str, document: Mapping[str, Any], parts: Iterable[RenderableType]) -> None:
-    """Print a document for programs, where ``--json`` asks for it; else its parts for people."""
+def print_result(kind: str, document: Mapping[str, Any], parts: Iterable[RenderableType]) -> None:
+    """Print a command's result: with ``--json`` the document, otherwise the parts for people."""
     if wants_json():
         print_json(kind, document)
     else:
@@ -82,23 +82,23 @@ def tell(kind: str, document: Mapping[str, Any], parts: Iterable[RenderableType]
 
 
 def print_json(kind: str, document: Mapping[str, Any]) -> None:
-    """Print a document for programs: times in seconds (``_s``), sizes in bytes (``_nbytes``).
+    """Print a document with the schema ``hetero.<kind>``; infinities and NaN become null.
 
-    Numbers that JSON has not become null; the schema is called ``hetero.<kind>``.
+    Names that end in ``_s`` are in seconds, in ``_nbytes`` in bytes.
     """
     schema = {"name": f"hetero.{kind}", "version": VERSION}
     click.echo(json_text({"schema": schema, **document}))
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """Return a document as JSON, in ASCII."""
+    """Return a document as JSON in ASCII."""
 
-    def written(value: Any) -> Any:
+    def to_builtin(value: Any) -> Any:
         if isinstance(value, Mapping):
             return dict(value)
         if hasattr(value, "item"):
             return value.item()
         return str(value) if isinstance(value, Path | BaseException) else repr(value)
 
-    text = json.dumps(msgspec.to_builtins(document, str_keys=True, enc_hook=written))
+    text = json.dumps(msgspec.to_builtins(document, str_keys=True, enc_hook=to_builtin))
     return json.dumps(json.loads(text, parse_constant=lambda number: None), indent=2)

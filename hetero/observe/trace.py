@@ -57,7 +57,7 @@ class Trace:
         self._nodes = nodes
         self._in_flight = in_flight
         self._devices: deque[DeviceEvent] = deque(maxlen=1000)
-        self._kept: deque[ObservedRequest] = deque(maxlen=requests)
+        self._latest: deque[ObservedRequest] = deque(maxlen=requests)
         if not os.access(self.path.absolute().parent, os.W_OK) or self.path.is_dir():
             raise ArgumentError(
                 f"trace {self.path}: expected a file in a writable folder; choose another path."
@@ -75,15 +75,15 @@ class Trace:
         if self not in self._observers:
             return
         self._observers.remove(self)
-        requests = [*self._kept, *self._in_flight()]
+        requests = [*self._latest, *self._in_flight()]
         if requests or error is None:
             publish(self.path, partial(self._write, requests))
             self.is_written = True
 
     def ended(self, request: ObservedRequest) -> None:
         """Record a finished request."""
-        self.num_left_out += len(self._kept) == self._kept.maxlen
-        self._kept.append(request)
+        self.num_left_out += len(self._latest) == self._latest.maxlen
+        self._latest.append(request)
 
     def ran(self, request: ObservedRequest) -> None:
         """Do nothing: the finished request has the times of its stages."""
@@ -146,11 +146,11 @@ class _Events:
         self._now_s = now_s
         self._requests = [_on_the_clock(request) for request in requests]
         #: Identity of a run -> the requests that were batched in it.
-        self._joined: defaultdict[int, list[int]] = defaultdict(list)
+        self._requests_of_run: defaultdict[int, list[int]] = defaultdict(list)
         runs: dict[int, StageTiming] = {}
         for request in self._requests:
             for run in request.runs:
-                self._joined[id(run)].append(request.record.id)
+                self._requests_of_run[id(run)].append(request.record.id)
                 runs[id(run)] = run
         self._tracks = _Tracks(runs.values(), nodes)
         self._flow_numbers = count(1)
@@ -176,7 +176,7 @@ class _Events:
 
     def _is_first(self, request: ObservedRequest, run: StageTiming) -> bool:
         """Whether a request is the first of those that were batched in a run."""
-        return self._joined[id(run)][0] == request.record.id
+        return self._requests_of_run[id(run)][0] == request.record.id
 
     def _end_s(self, request: ObservedRequest) -> float:
         ended_s = request.record.ended_s
@@ -232,7 +232,7 @@ class _Events:
             "download_us": run.download_s * 1e6,
             "output_nbytes": run.output_nbytes,
         }
-        if len(numbers := self._joined[id(run)]) > 1:
+        if len(numbers := self._requests_of_run[id(run)]) > 1:
             args["joined"] = numbers
         yield self._span(name, "stage", track, run.started_s, run.ended_s, args=args)
         if run.queued_s > 0:

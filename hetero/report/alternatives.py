@@ -23,18 +23,18 @@ def alternatives(
 
     `document`: the unfinished report, with the `subgraphs` and `wires` of the chosen placement.
     """
-    planned = {a.name: a for a in plan.alternatives} if plan else {}
-    rows = [_single(survey, name, planned.pop(f"single {name}", None)) for name in survey.names]
+    by_name = {a.name: a for a in plan.alternatives} if plan else {}
+    rows = [_single(survey, name, by_name.pop(f"single {name}", None)) for name in survey.names]
     if len(survey.names) > 1:
-        rows.append(_priority(survey, document, plan, planned.pop("priority", None)))
+        rows.append(_priority(survey, document, plan, by_name.pop("priority", None)))
     rows += [
         _row(a.name, "runner-up", a, devices=list(a.devices))
-        for a in planned.values()
+        for a in by_name.values()
         if not a.chosen
     ]
     # The chosen placement gets its own row unless it is one of the rows above.
     if not any(row["chosen"] for row in rows):
-        rows.append(_chosen(document, plan, next((a for a in planned.values() if a.chosen), None)))
+        rows.append(_chosen(document, plan, next((a for a in by_name.values() if a.chosen), None)))
     figure = "latency_s" if plan is not None and plan.hint == "LATENCY" else "bottleneck_s"
     if plan is not None and plan.bound_s > 0:
         rows.append(_row(f"bound: {plan.bound_name}", "bound") | {figure: plan.bound_s})
@@ -44,10 +44,14 @@ def alternatives(
     return rows
 
 
-def _row(name: str, kind: str, planned: Alternative | None = None, **fields: Any) -> dict[str, Any]:
+def _row(
+    name: str, kind: str, alternative: Alternative | None = None, **fields: Any
+) -> dict[str, Any]:
     defaults: dict[str, Any] = dict.fromkeys(_PLANNED_FIELDS)
     defaults |= {"possible": True, "missing": 0, "devices": [], "chosen": False}
-    values = {} if planned is None else {key: getattr(planned, key) for key in _PLANNED_FIELDS}
+    values = (
+        {} if alternative is None else {key: getattr(alternative, key) for key in _PLANNED_FIELDS}
+    )
     return {"name": name, "kind": kind, **defaults, **fields, **values}
 
 
@@ -58,21 +62,24 @@ def _missing(survey: Survey, devices: Mapping[str, str]) -> dict[str, Any]:
     return {"possible": not missing, "missing": missing}
 
 
-def _single(survey: Survey, device: str, planned: Alternative | None) -> dict[str, Any]:
+def _single(survey: Survey, device: str, alternative: Alternative | None) -> dict[str, Any]:
     fields = {"devices": [device], **_missing(survey, survey.results[device].devices)}
     if fields["possible"]:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
     keeps_pins = all(pin == device for pin in survey.pins.devices.values())
-    name = f"single {device}" if planned or keeps_pins else f"single {device}, unpinned"
-    return _row(name, "single", planned, **fields)
+    name = f"single {device}" if alternative or keeps_pins else f"single {device}, unpinned"
+    return _row(name, "single", alternative, **fields)
 
 
 def _priority(
-    survey: Survey, document: dict[str, Any], plan: PlanReport | None, planned: Alternative | None
+    survey: Survey,
+    document: dict[str, Any],
+    plan: PlanReport | None,
+    alternative: Alternative | None,
 ) -> dict[str, Any]:
     """Give each node to the first device that supports it; only a plan's row respects pins."""
-    if planned is not None:
-        return _row("priority", "priority", planned, devices=list(planned.devices))
+    if alternative is not None:
+        return _row("priority", "priority", alternative, devices=list(alternative.devices))
     placement: dict[str, str] = {}
     for name, answer in survey.results.items():
         placement = dict.fromkeys(answer.devices, name) | placement
@@ -105,16 +112,19 @@ def _counts_of_placement(survey: Survey, placement: Mapping[str, str]) -> dict[s
 
 
 def _chosen(
-    document: dict[str, Any], plan: PlanReport | None, planned: Alternative | None
+    document: dict[str, Any], plan: PlanReport | None, alternative: Alternative | None
 ) -> dict[str, Any]:
     missing = sum(node["device"] is None for node in document["nodes"])
     return _row(
-        f"chosen: {planned.name}" if planned else "chosen",
+        f"chosen: {alternative.name}" if alternative else "chosen",
         "chosen",
         possible=not missing,
         missing=missing,
         devices=[d["name"] for d in document["devices"] if d["used"]],
-        **(_partition_counts(document) | ({"subgraphs": planned.subgraphs} if planned else {})),
+        **(
+            _partition_counts(document)
+            | ({"subgraphs": alternative.subgraphs} if alternative else {})
+        ),
         bottleneck_s=plan.bottleneck_s if plan else None,
         latency_s=plan.latency_s if plan else None,
         chosen=True,

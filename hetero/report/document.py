@@ -1,7 +1,7 @@
 """The report as a JSON document, built from a survey and an optional plan.
 
-Tables and HTML are rendered from the document alone. Its schema is ``report.schema.json`` beside
-this file. `VERSION` increases when the meaning of a field changes.
+Tables and HTML are rendered from the document alone. Its schema is ``report.schema.json`` in
+this folder. `VERSION` increases when the meaning of a field changes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def build_report(
         "schema": {"name": NAME, "version": VERSION},
         "kind": "query" if plan is None else "plan",
         "command": command,
-        # Reports with the same digest have the same placement.
+        # Equal digests mean equal placements.
         "placement": hashlib.sha256(json.dumps(sorted(affinity.items())).encode()).hexdigest(),
         "model": description,
         "request": {
@@ -242,8 +242,8 @@ def _total(sizes: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 def _wires(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[str, Any]]:
-    planned = plan.wires if plan else ()
-    times = {(w.tensor, w.producer, w.consumer): w.seconds for w in planned if w.variant == 0}
+    plan_wires = plan.wires if plan else ()
+    times = {(w.tensor, w.producer, w.consumer): w.seconds for w in plan_wires if w.variant == 0}
     return [
         {
             "tensor": w.tensor,

@@ -221,13 +221,13 @@ def _times(document: _Document) -> _Lints:
         yield _lint("planned-shapes", text)
     figure = "latency" if document["request"]["hint"] == "LATENCY" else "bottleneck"
     rows = document["counterfactuals"]
-    chosen = next((row[f"{figure}_s"] for row in rows if row["chosen"]), None)
-    for row in rows if chosen is not None else ():
-        alone = row[f"{figure}_s"] if row["kind"] == "single" and row["possible"] else None
-        if alone is not None and alone < chosen and not row["chosen"]:
+    chosen_s = next((row[f"{figure}_s"] for row in rows if row["chosen"]), None)
+    for row in rows if chosen_s is not None else ():
+        single_s = row[f"{figure}_s"] if row["kind"] == "single" and row["possible"] else None
+        if single_s is not None and single_s < chosen_s and not row["chosen"]:
             text = (
-                f"{row['devices'][0]} alone takes {seconds_text(alone)}, the chosen placement "
-                f"{seconds_text(chosen)} ({figure})."
+                f"{row['devices'][0]} alone takes {seconds_text(single_s)}, the chosen placement "
+                f"{seconds_text(chosen_s)} ({figure})."
             )
             yield _lint("slower-than-single", text, devices=row["devices"])
 

@@ -1,4 +1,4 @@
-"""Profile of requests: measured times of nodes, stages and transfers, beside the prediction.
+"""Profile of requests: measured times of nodes, stages and transfers, compared with a prediction.
 
 All times are medians over the requests.
 """
@@ -141,9 +141,11 @@ def _nodes(
 
 def _prediction(covers: Sequence[str], device: str, plan: PlanReport | None) -> dict[str, Any]:
     """Return the predicted total time of nodes; None unless each node has a prediction."""
-    planned = [plan.node_times[name] for name in covers if name in plan.node_times] if plan else []
-    times = [on[device] for on in planned if device in on]
-    if not times or len(times) < len(planned):
+    predictions = (
+        [plan.node_times[name] for name in covers if name in plan.node_times] if plan else []
+    )
+    times = [on[device] for on in predictions if device in on]
+    if not times or len(times) < len(predictions):
         return {"predicted_s": None, "source": None}
     sources = {time.source for time in times}
     least_exact = next(s for s in ("estimated", "calibrated", "measured") if s in sources)

@@ -54,9 +54,9 @@ def without_names(message: str) -> str:
 
 
 def _cell(names: list[str], device: str, answer: Support) -> dict[str, Any]:
-    refused = [name for name in names if name not in answer.devices]
-    reasons = (refusal_of(answer, name, device) for name in refused)
+    refused_names = [name for name in names if name not in answer.devices]
+    reasons = (refusal_of(answer, name, device) for name in refused_names)
     return {
-        "supported": len(names) - len(refused),
+        "supported": len(names) - len(refused_names),
         "refusals": causes((refusal.code, refusal.message) for refusal in reasons),
     }

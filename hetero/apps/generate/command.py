@@ -13,9 +13,9 @@ import click
 from hetero.apps.generate.decoder_ports import published_folder
 from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
-from hetero.cli.model_command import Job, is_blob
+from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import remark, tell, wants_json
+from hetero.cli.terminal import print_note, print_result, wants_json
 from hetero.compile.compiled_model import CompiledModel
 from hetero.formatting import nbytes_text
 from hetero.planning.layers import find_layers
@@ -58,7 +58,7 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option("--seed", type=int, help="Seed of the draws; random by default.")
 @with_core(runs_model=True)
 def generate(
-    job: Job,
+    command: ModelCommand,
     prompt: str | None,
     tokenizer: Path | None,
     ids: list[int] | None,
@@ -74,11 +74,11 @@ def generate(
         raise click.UsageError("Give either --prompt TEXT or --ids 1,2,3.")
     words = None
     if prompt is not None or tokenizer is not None:
-        words = Tokenizer(tokenizer or published_folder(job.model))
+        words = Tokenizer(tokenizer or published_folder(command.model))
         ids = ids if prompt is None else words.encode(prompt)
-    source = None if is_blob(job.model) else read_decoder(job.model)
-    job.start()
-    compiled = job.compile(source)
+    source = None if is_blob(command.model) else read_decoder(command.model)
+    command.start()
+    compiled = command.compile(source)
     start = time.perf_counter()
     generation = compiled.generate(ids or [], max_new_tokens, **sampling)
     stream = None if words is None else Detokenizer(words)
@@ -110,11 +110,11 @@ def generate(
         "layers": "layers",
         "weights": ("weights_nbytes", nbytes_text),
     }
-    tell("generate", document, ["", table(document["layers"], columns)])
+    print_result("generate", document, ["", table(document["layers"], columns)])
     if not wants_json():
         speed = f", then {rate:.1f} tokens/s" if rate else ""
         first = f"first after {first_s * 1e3:.1f} ms"
-        remark(f"{count} tokens ({generation.finish_reason}), {first}{speed}")
+        print_note(f"{count} tokens ({generation.finish_reason}), {first}{speed}")
 
 
 def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:

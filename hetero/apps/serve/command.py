@@ -16,10 +16,10 @@ from hetero.apps.generate.decoder_ports import published_folder
 from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.server import Server, require_extra
-from hetero.cli.model_command import Job, is_blob
-from hetero.cli.option_types import Finite, together
+from hetero.cli.model_command import ModelCommand, is_blob
+from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.cli.options import model_options, with_core
-from hetero.cli.terminal import progress, remark, tell, wants_json
+from hetero.cli.terminal import print_note, print_result, progress, wants_json
 from hetero.terminal_tables import Columns, table
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _read_tokens(
 _PORT: Final = click.IntRange(0, 65535)
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 #: Adds the options of `ServerOptions`, and those of the command alone.
-_server_options: Final = together(
+_server_options: Final = combine_options(
     click.option(
         "--port",
         type=_PORT,
@@ -126,7 +126,7 @@ _server_options: Final = together(
     click.option(
         "--drain-seconds",
         "drain_s",
-        type=Finite(0.0),
+        type=FiniteFloat(0.0),
         default=30.0,
         show_default=True,
         help="Seconds that running requests have to end after Ctrl-C or SIGTERM.",
@@ -139,7 +139,12 @@ _server_options: Final = together(
 @_server_options
 @with_core
 def serve(
-    job: Job, name: str | None, check: bool, workers: int, decoder: bool, **listening: Any
+    command: ModelCommand,
+    name: str | None,
+    check: bool,
+    workers: int,
+    decoder: bool,
+    **listening: Any,
 ) -> None:
     """Serve MODEL over HTTP: an ONNX model, a blob, or a folder of them.
 
@@ -153,8 +158,8 @@ def serve(
     if workers > 1 and not check:
         _run_workers(options, workers)
         return
-    repository = _repository(job, name, decoder)
-    job.start()
+    repository = _repository(command, name, decoder)
+    command.start()
     with progress("loading models"):
         repository.refresh()
     index = repository.index()
@@ -166,9 +171,9 @@ def serve(
         "reason": "reason",
     }
     rows = table(index, columns, wraps=("reason",))
-    is_folder = Path(job.model).is_dir()
+    is_folder = Path(command.model).is_dir()
     if check or (unavailable and not is_folder):
-        tell("serve", {"models": index}, [rows])
+        print_result("serve", {"models": index}, [rows])
         raise click.exceptions.Exit(1 if unavailable or not index else 0)
     if options.access_log:
         log = logging.getLogger("hetero.serve.access")
@@ -176,41 +181,41 @@ def serve(
         log.setLevel(logging.INFO)
     with Server(repository, replace(options, watch_s=_WATCH_S if is_folder else 0.0)) as server:
         document = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
-        tell("serve", document, [rows])
+        print_result("serve", document, [rows])
         if not wants_json():
             grpc = f" and gRPC at {options.host}:{server.grpc_port}" if server.grpc_port else ""
-            remark(f"serving at {server.url}{grpc}; Ctrl-C ends it")
+            print_note(f"serving at {server.url}{grpc}; Ctrl-C ends it")
         server.wait()
 
 
-def _repository(job: Job, name: str | None, decoder: bool) -> Repository:
+def _repository(command: ModelCommand, name: str | None, decoder: bool) -> Repository:
     """Return the repository of a model or a folder of models."""
     from hetero.apps.serve.model_folder import ModelOptions, folder_sources
     from hetero.apps.serve.repository import ModelSource, Repository
 
-    path = Path(job.model)
+    path = Path(command.model)
     if not path.is_dir():
-        read = read_decoder if decoder else job.core.read_model
-        source = None if is_blob(job.model) else read(job.model)
-        model_name = name or Path(job.model.rpartition(":")[2]).stem
+        read = read_decoder if decoder else command.core.read_model
+        source = None if is_blob(command.model) else read(command.model)
+        model_name = name or Path(command.model.rpartition(":")[2]).stem
         folder = published_folder(path)
-        only = ModelSource(model_name, "1", lambda: job.compile(source), folder=folder)
+        only = ModelSource(model_name, "1", lambda: command.compile(source), folder=folder)
         return Repository(lambda: [only])
-    if job.pins or name:
+    if command.pins or name:
         raise click.UsageError("--affinity and --name are for one model; write hetero.yaml.")
 
     def load(file: Path, options: ModelOptions) -> Any:
         if is_blob(str(file)):
-            return job.core.import_model(file, options.device or None, options.config)
+            return command.core.import_model(file, options.device or None, options.config)
         model: Any = read_decoder(file) if options.decoder else file
-        return job.core.compile_model(
+        return command.core.compile_model(
             model,
-            options.device or job.device,
+            options.device or command.device,
             options.config,
             affinity=options.affinity or None,
         )
 
-    defaults = ModelOptions(config=job.config, decoder=decoder)
+    defaults = ModelOptions(config=command.config, decoder=decoder)
     return Repository(lambda: folder_sources(path, defaults, load))
 
 
@@ -233,5 +238,5 @@ def _run_workers(options: ServerOptions, count: int) -> None:
                 bound = stack.enter_context(bind(options.host, port, shared=True))
                 ports.append(bound.getsockname()[1])
                 command += [option, f"{ports[-1]}"]
-        remark(f"serving at {options.host}:{ports[0]} with {count} workers; Ctrl-C ends them")
-        run_workers(command, count, options.drain_s, lambda ids: remark(f"workers: {ids}"))
+        print_note(f"serving at {options.host}:{ports[0]} with {count} workers; Ctrl-C ends them")
+        run_workers(command, count, options.drain_s, lambda ids: print_note(f"workers: {ids}"))

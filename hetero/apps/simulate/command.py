@@ -11,11 +11,11 @@ from rich.console import RenderableType
 
 from hetero.apps.simulate.page import page_html
 from hetero.apps.simulate.simulation import Simulation
-from hetero.cli.model_command import Job
+from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import model_options, with_core
 from hetero.cli.output_files import output_file
 from hetero.cli.planning_options import planning_options
-from hetero.cli.terminal import steps, tell
+from hetero.cli.terminal import print_result, progress_bar
 from hetero.devices.errors import ArgumentError
 from hetero.formatting import seconds_text
 from hetero.scheduler.formats.publish import publish
@@ -55,9 +55,9 @@ _MAX_PARTS = 12
 )
 @output_file("--trace", help="Write at most a thousand requests as a trace for Perfetto.")
 @output_file("--page", help="Write an HTML page: latency and utilisation against the load.")
-@with_core(plans=True, imagines=True)
+@with_core(plans=True, simulates=True)
 def simulate(
-    job: Job,
+    command: ModelCommand,
     fleet: dict[str, int],
     arrivals: str | None,
     slo: str | None,
@@ -74,14 +74,14 @@ def simulate(
     """
     if cluster and fleet:
         raise click.UsageError("--cluster lists the devices; leave out --devices.")
-    source = job.read()
-    job.start()
-    with steps("simulating") as step:
-        simulation = job.core.simulate(
+    source = command.read()
+    command.start()
+    with progress_bar("simulating") as step:
+        simulation = command.core.simulate(
             source,
-            job.device,
-            job.config,
-            affinity=job.pins or None,
+            command.device,
+            command.config,
+            affinity=command.pins or None,
             devices=fleet,
             cluster=cluster,
             arrivals=arrivals,
@@ -94,7 +94,7 @@ def simulate(
         )
     if page is not None:
         publish(page, lambda file: file.write(page_html(simulation).encode()))
-    tell("simulation", simulation.document(), _parts(simulation))
+    print_result("simulation", simulation.document(), _parts(simulation))
 
 
 def _seconds(text: str) -> float:

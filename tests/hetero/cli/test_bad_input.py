@@ -60,7 +60,7 @@ def write_model(path: Path, **fields: Any) -> None:
 FILES: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]] = {
     "absent": (lambda path: None, errors.ModelNotFoundError, ("does not exist", "light:")),
     "folder": (write_folder, errors.ModelNotFoundError, ("is a folder",)),
-    "empty": (lambda p: p.write_bytes(b""), errors.ModelError, ("not an ONNX model",)),
+    "empty": (lambda p: p.write_bytes(b""), errors.ModelError, ("an ONNX model",)),
     "text": (lambda p: p.write_text("a model\n"), errors.ModelError, ("not an ONNX model",)),
     "garbage": (
         lambda p: p.write_bytes(np.random.default_rng(0).bytes(500)),
@@ -302,7 +302,7 @@ def test_inputs_that_do_not_fit(core: hetero.Core, name: str) -> None:
 INPUT_FILES: dict[str, tuple[Callable[[Path], object], str, type[Exception] | None, str]] = {
     "absent": (lambda p: None, "x.npy", None, "does not exist"),
     "folder": (write_folder, "x.npy", None, "is a folder"),
-    "text": (lambda p: p.write_text("1 2 3"), "x.txt", None, "no .npy file"),
+    "text": (lambda p: p.write_text("1 2 3"), "x.txt", None, "not a .npy file"),
     "pickle": (
         lambda p: np.save(p, np.array([{}], object), allow_pickle=True),
         "x.npy",
@@ -315,9 +315,9 @@ INPUT_FILES: dict[str, tuple[Callable[[Path], object], str, type[Exception] | No
         None,
         "Python objects",
     ),
-    "text as archive": (lambda p: p.write_text("1 2 3"), "x.npz", None, "no .npz file"),
-    "garbage tensor": (lambda p: p.write_bytes(b"\xff" * 40), "x.pb", None, "no .pb file"),
-    "another name": (lambda p: np.savez(p, z=X), "x.npz", None, "no input z; it has x"),
+    "text as archive": (lambda p: p.write_text("1 2 3"), "x.npz", None, "not a .npz file"),
+    "garbage tensor": (lambda p: p.write_bytes(b"\xff" * 40), "x.pb", None, "not a .pb file"),
+    "another name": (lambda p: np.savez(p, z=X), "x.npz", None, "no input z; expected x"),
     "shape": (lambda p: np.save(p, X[:, :2]), "x.npy", errors.TensorShapeError, "[2, 2]"),
     "type": (lambda p: np.save(p, X + 1j), "x.npy", errors.TensorTypeError, "complex"),
 }

@@ -89,13 +89,15 @@ def test_run_says_what_left_a_device_and_what_keeps_it(shell: Shell, tmp_path: P
     onnx.save(onnx.parser.parse_model(SUMS), path)
     alone = shell(f"run {path} -d HETERO:OV,CPU")
     line = (
-        "2 nodes left OV.CPU for CPU, as 'z' (Cast): 'i' is tensor(int64): OpenVINO computes int64 "
-        "in 32 bits; -c OV_NARROW_INTEGERS=CHECKED keeps 1"
+        "OV.CPU refused 2 nodes; fallback to CPU; for example 'z' (Cast): 'i' is tensor(int64): "
+        "OpenVINO computes int64 in 32 bits; -c OV_NARROW_INTEGERS=CHECKED keeps 1 on OV.CPU"
     )
     assert line in alone.out.replace("\n", " ")
     checked = "-d HETERO:OV,CPU -c OV_NARROW_INTEGERS=CHECKED"
     document = shell(f"run --json {path} {checked}").document
-    assert document["left"].startswith("1 node left OV.CPU for CPU, as 'd' (Cast): 'd' is ")
+    assert document["left"].startswith(
+        "OV.CPU refused 1 node; fallback to CPU; for example 'd' (Cast): 'd' is "
+    )
     assert [s["device"] for s in document["subgraphs"]].count("OV.CPU") == 1
     assert shell(f"run --json {path} -d HETERO:CPU,OV").document["left"] == ""
 
@@ -114,7 +116,7 @@ def test_a_model_with_states_is_run_measured_and_compared(shell: Shell, tmp_path
     assert ran.code == 0
     with np.load(tmp_path / "y.npz") as outputs:
         assert {name: list(y) for name, y in outputs.items()} == {"y": [2, 2, 2]}
-    assert "no input before; it has x" in shell("run", path, "--shape", "before=3").err
+    assert "no input before; expected x" in shell("run", path, "--shape", "before=3").err
     assert shell("bench", path, "-d", "CPU", "--seconds", "0.1").code == 0
     assert shell("compare", path, "-d", "ORT,CPU").code == 0
 
@@ -300,7 +302,7 @@ def test_a_background_job_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
 
 def test_a_fork_of_a_command_ends_by_sigterm_without_a_word() -> None:
     program = (
-        "import os, signal, time; from hetero.cli.signals import hear_signals; hear_signals()\n"
+        "import os, signal, time; from hetero.cli.signals import handle_signals; handle_signals()\n"
         "there, here = os.pipe()\n"
         "child = os.fork()\n"
         "child or os.write(here, b'!')\n"

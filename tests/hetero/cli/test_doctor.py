@@ -48,7 +48,7 @@ def test_devices_that_answer_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "_MODEL", doctor._MODEL.replace("Relu", "Neg"))
     found, code = checks()
     assert code == 1
-    assert found["device CPU"]["found"] == "a wrong answer"
+    assert found["device CPU"]["found"] == "wrong result"
     assert found["device CPU"]["advice"] == "hetero check-device CPU"
 
 
@@ -60,7 +60,7 @@ def test_a_cluster_that_does_not_answer(checks: Any) -> None:
 
 def test_people_read_packages_and_absent_devices_in_a_line_each(shell: Shell) -> None:
     said = " ".join(shell("doctor", ray=True).out.split())
-    packages = said.partition(" what ")[0]
+    packages = said.partition(" check ")[0]
     assert re.search(r"^hetero .*, numpy [\d.]+, onnx [\d.]+,", packages)
-    (absent,) = re.findall(r"not installed: (.*); hetero devices --all", said)
+    (absent,) = re.findall(r"not installed: (.*); `hetero devices --all", said)
     assert "ORT_CUDA" in absent.split(", ")

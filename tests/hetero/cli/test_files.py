@@ -56,7 +56,7 @@ def test_an_output_that_is_the_model_is_refused(
     command, *option = line.split()
     done = shell(command, model, *option, link(model))
     assert done.code == 2
-    assert "name another" in done.err
+    assert "choose another" in done.err
     assert model.read_bytes() == before
 
 
@@ -217,5 +217,5 @@ def test_a_folder_in_which_none_can_be_made_is_told_with_what_was_for_it(
 ) -> None:
     done = shell("compile", model, *SPLIT, "--subgraphs-dir", "/proc/parts")
     assert done.code == 1
-    assert "models cannot be written there" in done.err
+    assert "cannot write models" in done.err
     assert "/proc/parts" in done.err

@@ -96,8 +96,8 @@ def outside(path):
     ("name", "write", "says"),
     [
         ("x.npz", bomb, "unpacks to"),
-        ("x.npy", cut, "is no .npy file"),
-        ("x.npy", huge, "is no .npy file"),
+        ("x.npy", cut, "is not a .npy file"),
+        ("x.npy", huge, "is not a .npy file"),
         ("x.pb", outside, "external file 'secret'"),
     ],
 )
@@ -105,7 +105,7 @@ def test_an_input_that_is_none(shell, name, write, says, tmp_path, monkeypatch):
     onnx.save_model(MODEL, tmp_path / "m.onnx")
     write(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(inputs, "_UNPACKED_NBYTES", 2**20)
+    monkeypatch.setattr(inputs, "_MAX_UNPACKED_NBYTES", 2**20)
     ran = shell("run m.onnx -d CPU", "-i", name)
     assert ran.code == 2, ran.err
     assert says in ran.err
@@ -123,13 +123,13 @@ def test_a_server_whose_answer_does_not_end(shell, monkeypatch):
         def log_message(self, *_):
             pass
 
-    monkeypatch.setattr(sys.modules["hetero.cli.top"], "_ANSWER_NBYTES", 2**22)
+    monkeypatch.setattr(sys.modules["hetero.cli.top"], "_RESPONSE_NBYTES", 2**22)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         ran = shell(f"top {server.server_port} --once", ray=True)
         server.shutdown()
     assert ran.code == 1
-    assert "the answer does not end" in ran.err
+    assert "the response does not end" in ran.err
 
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\rb", "a\x85b", "a\u2028b", "a\\", "a} 1"])

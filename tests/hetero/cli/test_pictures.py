@@ -91,7 +91,7 @@ def test_a_blob_has_the_preprocessing_that_it_was_compiled_with(
     got = output(shell, tmp_path, blob, "-i", values)
     np.testing.assert_array_equal(got, x - np.reshape([1, 2, 3], (3, 1, 1)).astype(np.float32))
     told = shell("run", blob, "--mean", "1").err
-    assert "compile the blob with them" in told
+    assert "pass them to `hetero compile`" in told
 
 
 def test_light_models_are_not_compared_once_they_are_others(shell: Shell) -> None:
@@ -105,14 +105,14 @@ def test_light_models_are_not_compared_once_they_are_others(shell: Shell) -> Non
     [
         ((1, 5, 7, 9), "-i {cat}", "--layout x=NCHW"),
         ((1, 3, 7, 3), "-i {cat}", "--layout x=NCHW"),
-        ((4, 3, 7, 9), "-i {cat}", "a picture is one"),
-        ((5, 7), "-i {cat}", "picture channels are not to be found"),
-        ((1, 3, 7, 9), "-i {cat} --layout NHWC", "of 1 or 3 channels"),
+        ((4, 3, 7, 9), "-i {cat}", "an image needs a batch of 1"),
+        ((5, 7), "-i {cat}", "its layout cannot be inferred"),
+        ((1, 3, 7, 9), "-i {cat} --layout NHWC", "with 1 or 3 channels"),
         ((1, 3, 7, 9), "-i z={cat}", "the model has no input z"),
-        ((1, 3, 7, 9), "--mean z=1", "the model has no input z; it has x"),
-        ((1, 3, 7, 9), "--mean red", "wanted numbers"),
-        ((1, 3, 7, 9), "--mean 1 --mean 2", "given twice"),
-        ((1, 3, 7, 9), "-i {text}", "not a picture for Pillow"),
+        ((1, 3, 7, 9), "--mean z=1", "the model has no input z; expected x"),
+        ((1, 3, 7, 9), "--mean red", "expected numbers"),
+        ((1, 3, 7, 9), "--mean 1 --mean 2", "set twice"),
+        ((1, 3, 7, 9), "-i {text}", "Pillow cannot read the image"),
         ((1, 3, 7, 9), "--layout NXXW", "each letter"),
         ((1, 3, 7, 9), "--scale 1,0,2", "none may be 0"),
         ((1, 3, 7, 9), "--mean 1,2", "for each channel"),
@@ -138,7 +138,8 @@ def test_which_input_is_meant_has_to_be_said_where_there_are_two(
     two.graph.input.append(onnx.helper.make_tensor_value_info("z", 1, [1]))
     path = tmp_path / "two.onnx"
     onnx.save_model(two, path)
-    assert "say which of x, z it is" in shell("run", path, "-d", "CPU", "--mean", "1").err
+    ambiguous = shell("run", path, "-d", "CPU", "--mean", "1")
+    assert "the model has several inputs (x, z)" in ambiguous.err
 
 
 def test_without_pillow_it_says_what_to_install(

@@ -81,7 +81,7 @@ def test_tables_for_people(shell: Shell, model: Path, tmp_path: Path) -> None:
     assert "proven lower bound" in text
     assert "costs in process at 20" in text
     text = shell("bench --policy AUTO -n 6", model, *options).out
-    assert "between answers" in text
+    assert "time per request at full load" in text
     assert "predicted by costs in process at 20" in " ".join(text.split())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.cli.metrics_snapshot import Look, figures
+from hetero.cli.metrics_snapshot import MetricsSnapshot, summarize_metrics
 from tests.support.command_line import Shell
 from tests.support.models import branches
 
@@ -101,7 +101,7 @@ def test_a_process_that_ends_ends_it(shell: Shell, monkeypatch: pytest.MonkeyPat
     [
         ("127.0.0.1:1", "--metrics-port"),
         ("ftp://host/metrics", "HOST:PORT"),
-        ("no such host", "gives no metrics"),
+        ("no such host", "cannot read metrics"),
     ],
 )
 def test_an_address_without_figures_is_told_what_to_do(
@@ -113,11 +113,11 @@ def test_an_address_without_figures_is_told_what_to_do(
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
-    def look(uptime: float, runs: float, busy: float, quick: float, slow: float) -> Look:
+    def look(uptime: float, runs: float, busy: float, quick: float, slow: float) -> MetricsSnapshot:
         stage = {"model": "m", "stage": "0", "device": "A"}
         model = {"model": "m"}
         bucket = "hetero_request_duration_seconds_bucket"
-        return Look(
+        return MetricsSnapshot(
             [
                 ("hetero_uptime_seconds", {}, uptime),
                 ("hetero_stage_runs_total", stage, runs),
@@ -130,7 +130,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
             ]
         )
 
-    found = figures(look(30.0, 50, 12.0, 50, 100), look(10.0, 10, 2.0, 40, 50))
+    found = summarize_metrics(look(30.0, 50, 12.0, 50, 100), look(10.0, 10, 2.0, 40, 50))
     assert found["seconds"] == 20
     (stage,) = found["stages"]
     assert (stage["runs_per_s"], stage["run_s"], stage["utilisation"]) == (2, 0.25, 0.5)

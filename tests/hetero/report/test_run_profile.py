@@ -64,7 +64,7 @@ def test_fused_and_folded_nodes_are_named_with_what_runs_them(shell: Shell, tmp_
     assert [name for row in rows for name in row["folded"]] == ["negate"]
     shown = shell("run --profile -d ORT", path).out
     assert re.search(r"conv \+ relu +\w*Conv +ORT +0 +\d+\.\d+ +\d", shown)
-    assert "ORT told one time of each node" in shown
+    assert "ORT: each node was timed once" in shown
 
 
 def test_a_device_that_was_told_not_to_time_has_no_times(shell: Shell, model: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_page_or_a_cost_file_without_a_profile_of_a_model_is_refused(
 ) -> None:
     blob, page = tmp_path / "a.hetero", ("--html", tmp_path / "page.html")
     assert shell("compile", model, *SPLIT, "-o", blob).code == 0
-    assert "--html: for --profile" in shell("run", model, *SPLIT, *page).err
-    assert "a blob is placed already" in shell("run --profile", blob, *page).err
+    assert "--html needs --profile" in shell("run", model, *SPLIT, *page).err
+    assert "a blob's placement is fixed" in shell("run --profile", blob, *page).err
     told = shell("run --profile --json", blob).document["profile"]
     assert {row["device"] for row in told["stages"]} == {"ORT", "CPU"}
     assert all(row["seconds"] > 0 for row in told["nodes"])
