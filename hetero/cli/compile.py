@@ -10,7 +10,7 @@ from hetero.cli.inputs import shape_option
 from hetero.cli.model_command import ModelCommand, render_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, with_core
 from hetero.cli.output_files import check_folder, output_file, write_models
-from hetero.cli.planning_options import planning_options, with_plan_shapes
+from hetero.cli.planning_options import plan_for_shapes, planning_options
 from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.terminal import print_result
 
@@ -42,7 +42,7 @@ def compile_command(
     if weightless and not output:
         raise click.UsageError("--weightless needs -o FILE.")
     source = command.read()
-    command.config = with_plan_shapes(command.config, command.shapes)
+    command.config = plan_for_shapes(command.config, command.shapes)
     command.start()
     compiled = command.compile(source)
     files: list[Path] = []

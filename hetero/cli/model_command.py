@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from hetero.cli.inputs import model_inputs
 from hetero.cli.option_types import combine_options, name_value_pairs
 from hetero.cli.output_files import refuse_weights
-from hetero.cli.planning_options import PROPERTIES, with_input_shapes
+from hetero.cli.planning_options import PROPERTIES, plan_for_inputs
 from hetero.cli.preprocessing_options import Preprocessing
 from hetero.cli.terminal import console, print_note, progress
 from hetero.compile.compiled_model import CompiledModel
@@ -154,7 +154,7 @@ class ModelCommand:
         values = None
         if source is not None:
             values = self.values(source, with_states=with_states)
-            self.config = with_input_shapes(self.config, source, values)
+            self.config = plan_for_inputs(self.config, source, values)
         self.start()
         compiled = self.compile(source)
         if values is None:

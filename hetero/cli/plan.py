@@ -9,7 +9,7 @@ import click
 from hetero.cli.inputs import shape_option
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import model_options, with_core
-from hetero.cli.planning_options import planning_options, with_plan_shapes
+from hetero.cli.planning_options import plan_for_shapes, planning_options
 from hetero.cli.query import command_line, render_report, report_options, survey_devices
 from hetero.cli.terminal import progress_bar
 from hetero.report import build_report
@@ -24,7 +24,7 @@ from hetero.report import build_report
 def plan(command: ModelCommand, **outputs: Any) -> None:
     """Plan MODEL by cost for the devices of the list, without compiling it."""
     source = command.read()
-    command.config = with_plan_shapes(command.config, command.shapes, plans=True)
+    command.config = plan_for_shapes(command.config, command.shapes, plans=True)
     survey = survey_devices(command, source)
     with progress_bar("planning") as step:
         report = command.core.plan_model(

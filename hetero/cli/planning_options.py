@@ -96,7 +96,7 @@ def plans_by_cost(config: Mapping[str, Any]) -> bool:
     return policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
 
 
-def with_plan_shapes(
+def plan_for_shapes(
     config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], *, plans: bool = False
 ) -> dict[str, Any]:
     """Return a command's configuration with the shapes to plan for, if it plans by cost."""
@@ -107,7 +107,7 @@ def with_plan_shapes(
     return {**config, SHAPES: shapes}
 
 
-def with_input_shapes(
+def plan_for_inputs(
     config: dict[str, Any], model: Model, values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a command's configuration with the shapes of its inputs, if it plans by cost.
@@ -118,7 +118,7 @@ def with_input_shapes(
         return config
     dynamic = (port.name for port in model.inputs if port.is_tensor and not port.is_static)
     shapes = {name: np.shape(values[name]) for name in dynamic if name in values}
-    return with_plan_shapes(config, shapes)
+    return plan_for_shapes(config, shapes)
 
 
 def _flag(name: str) -> str:
