@@ -374,4 +374,4 @@ def test_prompt_for_a_model_that_is_no_decoder_is_a_bad_request(
     asked = {"messages": messages} if "chat" in path else {"prompt": prompt}
     refused = ask(server, path, {"model": "plus", **asked})
     assert refused.status == 400
-    assert "not known as a decoder" in refused.json["error"]["message"]
+    assert "was not read as a decoder" in refused.json["error"]["message"]
