@@ -35,7 +35,7 @@ _PASSIVE_TYPES: Final = frozenset({"Parameter", "Constant", "Result"})
 
 
 @dataclass(frozen=True, slots=True)
-class OpenVinoQuestion(NodeQuery):
+class OpenVinoNodeQuery(NodeQuery):
     """A model of one node, with its hidden weights and its expected outputs."""
 
     #: Inputs of the model that replace constants whose contents OpenVINO does not see.
@@ -44,8 +44,8 @@ class OpenVinoQuestion(NodeQuery):
     outputs: list[tuple[str, str, list[int | str | None] | None]]
 
     @classmethod
-    def of(cls, node: Node, model: Model, device: str) -> OpenVinoQuestion:
-        """Create the question about a node; it does not depend on the device."""
+    def of(cls, node: Node, model: Model, device: str) -> OpenVinoNodeQuery:
+        """Create the query of a node; it does not depend on the device."""
         proto = single_node_model(node, model, lambda c: is_visible(c, node), lambda spec: spec)
         hidden = {
             f"v{i}": model.constants[value].array.nbytes
@@ -69,35 +69,35 @@ def is_visible(constant: Constant, node: Node) -> bool:
 
 def query_nodes(rows: Sequence[Sequence[Any]], device: str) -> list[Verdict]:
     """Return a device's verdict on each node; runs in the worker process."""
-    questions = [OpenVinoQuestion(*row) for row in rows]
-    models = [_convert(question) for question in questions]
+    queries = [OpenVinoNodeQuery(*row) for row in rows]
+    models = [_convert(query) for query in queries]
     supported = _supported_operators(
         [model for model in models if isinstance(model, openvino.Model)], device
     )
     return [
-        model if isinstance(model, Refusal) else _verdict(question, model, supported, device)
-        for question, model in zip(questions, models, strict=True)
+        model if isinstance(model, Refusal) else _verdict(query, model, supported, device)
+        for query, model in zip(queries, models, strict=True)
     ]
 
 
-def _convert(question: OpenVinoQuestion) -> openvino.Model | Refusal:
-    """Convert a question's model; return the refusal if OpenVINO cannot or contradicts ONNX."""
+def _convert(query: OpenVinoNodeQuery) -> openvino.Model | Refusal:
+    """Convert a query's model; return the refusal if OpenVINO cannot or contradicts ONNX."""
     try:
-        model = core().read_model(question.data)
+        model = core().read_model(query.data)
     except RuntimeError as error:
         reason = ERRORS.reason(error)
-        return Refusal("no_kernel", f"OpenVINO cannot convert {question.op_type}: {reason}")
-    _replace_hidden_weights(model, question.weights)
-    specs = [TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in question.outputs]
+        return Refusal("no_kernel", f"OpenVINO cannot convert {query.op_type}: {reason}")
+    _replace_hidden_weights(model, query.weights)
+    specs = [TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in query.outputs]
     for port, spec in zip(model.outputs, specs, strict=True):
         if port.get_partial_shape().rank.is_dynamic:
             return Refusal(
-                "dynamic_shape", f"OpenVINO does not infer the rank of {question.op_type}'s output"
+                "dynamic_shape", f"OpenVINO does not infer the rank of {query.op_type}'s output"
             )
         if actual := _contradiction(port, spec):
             return Refusal(
                 "attribute",
-                f"{question.op_type}: expected output {spec} as by ONNX, got {actual} in OpenVINO",
+                f"{query.op_type}: expected output {spec} as by ONNX, got {actual} in OpenVINO",
             )
     return model
 
@@ -122,18 +122,16 @@ def _supported_operators(models: Sequence[openvino.Model], device: str) -> set[s
 
 
 def _verdict(
-    question: OpenVinoQuestion, model: openvino.Model, supported: set[str], device: str
+    query: OpenVinoNodeQuery, model: openvino.Model, supported: set[str], device: str
 ) -> Verdict:
     """Return the verdict on a node whose converted model is `model`."""
     operators = [op for op in model.get_ordered_ops() if op.get_type_name() not in _PASSIVE_TYPES]
     kinds = list(dict.fromkeys(op.get_type_name() for op in operators))
     missing = [op.get_type_name() for op in operators if op.get_friendly_name() not in supported]
     if missing:
-        return Refusal(
-            "no_kernel", f"OpenVINO's {device} has no {missing[0]} for {question.op_type}"
-        )
-    if question.op_type in NOTES:
-        return NOTES[question.op_type]
+        return Refusal("no_kernel", f"OpenVINO's {device} has no {missing[0]} for {query.op_type}")
+    if query.op_type in NOTES:
+        return NOTES[query.op_type]
     if not kinds:
         return "folded"
     return f"decomposed into {', '.join(kinds)}" if len(operators) > 1 else None
@@ -172,7 +170,7 @@ class OpenVinoQuery(VerdictCache[str]):
     """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:
-        super().__init__(is_visible, OpenVinoQuestion.of, WORKER.verdicts)
+        super().__init__(is_visible, OpenVinoNodeQuery.of, WORKER.verdicts)
 
     def query(self, model: Model, device: str, narrow: str) -> dict[str, Refusal | str]:
         """Return refusals, and notes on supported nodes, by node name.

@@ -44,7 +44,7 @@ _FAULTS: Final = FaultTable(
 
 
 @dataclass(frozen=True, slots=True)
-class OrtQuestion(NodeQuery):
+class OrtNodeQuery(NodeQuery):
     """A model of one node, with the node's domain and types."""
 
     #: The operator's domain.
@@ -58,7 +58,7 @@ class OrtQuery(VerdictCache[Provider]):
     """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:
-        super().__init__(_is_visible, _question, _verdicts)
+        super().__init__(_is_visible, _node_query, _verdicts)
 
     def query(self, model: Model, provider: Provider) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are decomposed or converted, by node name."""
@@ -94,12 +94,12 @@ def _refusal(node: Node, model: Model) -> Refusal | None:
     return None
 
 
-def _question(node: Node, model: Model, provider: Provider) -> OrtQuestion:
-    """Return the question about a node: a model of it alone that ONNX Runtime can load."""
-    # The CPU provider takes nodes of any size, so nodes that differ only in sizes share a question.
+def _node_query(node: Node, model: Model, provider: Provider) -> OrtNodeQuery:
+    """Return the query of a node: a model of it alone that ONNX Runtime can load."""
+    # The CPU provider takes nodes of any size, so nodes that differ only in sizes share a query.
     port = _without_sizes if provider.is_cpu else lambda spec: spec
     alone = lower_versions(single_node_model(node, model, lambda c: _is_visible(c, node), port))
-    return OrtQuestion(
+    return OrtNodeQuery(
         node.op_type,
         alone.SerializeToString(deterministic=True),
         0,
@@ -128,37 +128,35 @@ def _is_visible(constant: Constant, node: Node) -> bool:
 def query_nodes(rows: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Verdict]:
     """Return a provider's verdict on each node; runs in the worker process."""
     target = Provider(*provider)
-    return [_query_node(OrtQuestion(*row), target) for row in rows]
+    return [_query_node(OrtNodeQuery(*row), target) for row in rows]
 
 
 #: ONNX Runtime in a separate process, so that its crash becomes a refusal.
 WORKER: Final = QueryProcess("ONNX Runtime", query_nodes)
 
 
-def _verdicts(questions: Sequence[OrtQuestion], provider: Provider) -> list[Verdict]:
+def _verdicts(queries: Sequence[OrtNodeQuery], provider: Provider) -> list[Verdict]:
     """Return a provider's verdict on each node, from the worker process if it has the provider."""
     if provider.name in onnxruntime.get_available_providers():
-        return WORKER.verdicts(questions, provider)
+        return WORKER.verdicts(queries, provider)
     # The user registered the provider's library in this process only.
-    return [_query_node(question, provider) for question in questions]
+    return [_query_node(query, provider) for query in queries]
 
 
-def _query_node(question: OrtQuestion, provider: Provider) -> Verdict:
+def _query_node(query: OrtNodeQuery, provider: Provider) -> Verdict:
     """Return a provider's verdict on a node, from a session in this process."""
     try:
-        session = provider.open_assignment_session(question.data)
+        session = provider.open_assignment_session(query.data)
         groups = session.get_provider_graph_assignment_info()
     except Exception as error:  # ONNX Runtime raises many types
-        return _session_refusal(question, error)
+        return _session_refusal(query, error)
     if any(group.ep_name != provider.name for group in groups):
-        return Refusal(
-            "no_kernel", f"{provider.name} leaves {question.op_type} to the CPU provider"
-        )
+        return Refusal("no_kernel", f"{provider.name} leaves {query.op_type} to the CPU provider")
     operators = [operator for group in groups for operator in group.get_nodes()]
     if any(operator.name == "node" for operator in operators):
         kernels = _kernel_types() if provider.is_cpu else {}
-        types = {*question.input_types, *question.output_types}
-        types -= kernels.get((question.domain, question.op_type), frozenset())
+        types = {*query.input_types, *query.output_types}
+        types -= kernels.get((query.domain, query.op_type), frozenset())
         is_cast = kernels and "tensor(float16)" in types
         return "computed in float32, with casts" if is_cast else None
     parts = ", ".join(dict.fromkeys(operator.op_type for operator in operators))
@@ -173,13 +171,13 @@ _CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
 )
 
 
-def _session_refusal(question: OrtQuestion, error: Exception) -> Refusal:
+def _session_refusal(query: OrtNodeQuery, error: Exception) -> Refusal:
     """Return the refusal of a node whose session fails with `error`."""
     message = ERRORS.reason(error)
-    op_type = question.op_type
+    op_type = query.op_type
     if "Could not find an implementation" in message:
-        if (question.domain, op_type) in _kernel_types():
-            types = ", ".join(question.input_types) or "no inputs"
+        if (query.domain, op_type) in _kernel_types():
+            types = ", ".join(query.input_types) or "no inputs"
             return Refusal("dtype", f"ONNX Runtime has no {op_type} kernel for {types}")
         return Refusal("no_kernel", f"ONNX Runtime has no {op_type} kernel")
     codes = (c for pattern, c in _CODES if re.search(pattern, message))
