@@ -1,36 +1,36 @@
-"""What behaves as it should: a device, a Core of it, and several devices with a cut between."""
+"""Fixtures of the behaviour tests: a device, a Core with it, and a Core that splits the model."""
 
 import pytest
 
 import hetero
 from hetero.comparison.core_subject import CoreSubject
 from hetero.devices.conformance.plugin_subject import PluginSubject
-from tests.behaviours.held import DOUBLE, Held, held_plugin
+from tests.behaviours.controlled_device import DOUBLE, RunControl, controlled_plugin
 from tests.support.networks import PAIR, X
 
 
 @pytest.fixture
-def held():
-    return Held()
+def control():
+    return RunControl()
 
 
 @pytest.fixture(params=["device", "DENSE", "HETERO:DENSE,CPU"])
-def subject(request, held):
-    plugin = held_plugin(held)
+def subject(request, control):
+    plugin = controlled_plugin(control)
     if request.param == "device":
         yield PluginSubject(plugin())
-        held.gate.set()
+        control.gate.set()
         return
     with hetero.Core("inprocess", plugins=[plugin]) as core:
         yield CoreSubject(core, request.param)
-        held.gate.set()
+        control.gate.set()
 
 
 @pytest.fixture
-def double(subject, held):
+def double(subject, control):
     compiled = subject.compile_model(DOUBLE)
     yield compiled
-    held.gate.set()
+    control.gate.set()
     compiled.close()
 
 
@@ -42,14 +42,14 @@ def pair(subject):
 
 
 @pytest.fixture
-def request_(double):
+def infer_request(double):
     return double.create_infer_request()
 
 
 @pytest.fixture
-def running(held, request_):
-    """A request that has entered the device and waits there."""
-    held.gate.clear()
-    request_.start_async({"x": X})
-    assert held.entered.wait(300)
-    return request_
+def running_request(control, infer_request):
+    """Return a request whose run has started and waits at the closed gate."""
+    control.gate.clear()
+    infer_request.start_async({"x": X})
+    assert control.entered.wait(300)
+    return infer_request

@@ -1,4 +1,4 @@
-"""Requests as futures, in asyncio, chained without copies, and as ONNX Runtime's users run them."""
+"""Requests as futures and in asyncio, streams of requests, and ONNX Runtime's form of run."""
 
 import asyncio
 import threading
@@ -17,82 +17,82 @@ from hetero.devices.errors import (
     TensorNameError,
     TensorShapeError,
 )
-from tests.behaviours.held import DOUBLE, held_plugin
+from tests.behaviours.controlled_device import DOUBLE, controlled_plugin
 from tests.support.networks import PAIR, X
 
 A, B = np.float32([1, 2]), np.float32([10, 20])
 
 
-def test_a_future_has_the_results_of_the_run_that_was_on_its_way(held, request_):
-    held.gate.clear()
-    request_.start_async({"x": X})
-    futures = [request_.future(), request_.future()]
+def test_future_has_results_of_the_current_run(control, infer_request):
+    control.gate.clear()
+    infer_request.start_async({"x": X})
+    futures = [infer_request.future(), infer_request.future()]
     assert not any(future.done() for future in futures)
-    held.gate.set()
-    for future in (*futures, request_.future()):
+    control.gate.set()
+    for future in (*futures, infer_request.future()):
         np.testing.assert_array_equal(future.result(300)["y"], X * 2)
 
 
-def test_a_future_has_the_error_of_its_run(held, request_):
-    held.gate.clear()
-    held.error = ZeroDivisionError("on purpose")
-    request_.start_async({"x": X})
-    future = request_.future()
-    held.gate.set()
+def test_future_has_error_of_its_run(control, infer_request):
+    control.gate.clear()
+    control.error = ZeroDivisionError("on purpose")
+    infer_request.start_async({"x": X})
+    future = infer_request.future()
+    control.gate.set()
     assert "on purpose" in str(future.exception(300))
-    held.error = None
-    request_.set_callback(lambda _: 1 / 0)
-    request_.start_async({"x": X})
-    assert isinstance(request_.future().exception(300), ZeroDivisionError)
+    control.error = None
+    infer_request.set_callback(lambda _: 1 / 0)
+    infer_request.start_async({"x": X})
+    assert isinstance(infer_request.future().exception(300), ZeroDivisionError)
 
 
-def test_a_future_that_is_answered_late_has_its_own_runs_answer(held, request_, monkeypatch):
-    ended, late, machine = threading.Event(), [], request_._machine
+def test_late_future_has_results_of_its_own_run(control, infer_request, monkeypatch):
+    end, runs, machine = threading.Event(), [], infer_request._machine
     answer_futures = machine._answer_futures
-    hold_back = lambda run: (late.append(run), ended.set())  # noqa: E731  # one expression
+    hold_back = lambda run: (runs.append(run), end.set())  # noqa: E731  # one expression
     monkeypatch.setattr(machine, "_answer_futures", hold_back)
-    held.gate.clear()
-    request_.start_async({"x": X})
-    future = request_.future()
-    held.gate.set()
-    assert ended.wait(300)
-    mine = np.zeros((2, 3), np.float32)
-    request_.set_tensor("y", mine)
-    request_.infer({"x": X + 1})
-    answer_futures(late[0])
+    control.gate.clear()
+    infer_request.start_async({"x": X})
+    future = infer_request.future()
+    control.gate.set()
+    assert end.wait(300)
+    memory = np.zeros((2, 3), np.float32)
+    infer_request.set_tensor("y", memory)
+    infer_request.infer({"x": X + 1})
+    answer_futures(runs[0])
     np.testing.assert_array_equal(future.result(300)["y"], X * 2)
-    np.testing.assert_array_equal(mine, (X + 1) * 2)
+    np.testing.assert_array_equal(memory, (X + 1) * 2)
 
 
-def test_a_future_of_nothing(request_):
+def test_future_without_a_run_raises(infer_request):
     with pytest.raises(RequestNotStartedError, match="future"):
-        request_.future()
+        infer_request.future()
 
 
-def test_to_cancel_a_future_cancels_its_run_and_no_later_one(held, running):
-    future = running.future()
+def test_cancel_of_a_future_cancels_only_its_run(control, running_request):
+    future = running_request.future()
     assert future.cancel()
     with pytest.raises(RequestCancelledError):
-        running.wait()
-    held.gate.set()
-    held.entered.clear()
-    running.start_async({"x": X})
+        running_request.wait()
+    control.gate.set()
+    control.entered.clear()
+    running_request.start_async({"x": X})
     with pytest.raises(CancelledError):
         future.result(300)
-    np.testing.assert_array_equal(running.future().result(300)["y"], X * 2)
+    np.testing.assert_array_equal(running_request.future().result(300)["y"], X * 2)
 
 
-def test_futures_of_many_requests(double):
+def test_futures_of_many_requests_complete(double):
     requests = [double.create_infer_request() for _ in range(8)]
     for i, request in enumerate(requests):
         request.start_async({"x": X + i})
-    done, _ = wait([request.future() for request in requests], 300)
-    assert len(done) == 8
+    finished, _ = wait([request.future() for request in requests], 300)
+    assert len(finished) == 8
     for i, request in enumerate(requests):
         np.testing.assert_array_equal(request.results["y"], (X + i) * 2)
 
 
-def test_await(double):
+def test_awaited_request_returns_results(double):
     async def both():
         first, second = double.create_infer_request(), double.create_infer_request()
         first.start_async({"x": X})
@@ -100,14 +100,14 @@ def test_await(double):
         results = await asyncio.gather(first, second)
         return [*results, await first]
 
-    for got, want in zip(asyncio.run(both()), (X, X + 1, X), strict=True):
-        np.testing.assert_array_equal(got["y"], want * 2)
+    for results, x in zip(asyncio.run(both()), (X, X + 1, X), strict=True):
+        np.testing.assert_array_equal(results["y"], x * 2)
 
 
-def test_what_asyncio_gives_up_is_cancelled(held, double):
-    held.gate.clear()
+def test_asyncio_timeout_cancels_the_request(control, double):
+    control.gate.clear()
 
-    async def late():
+    async def run_with_timeout():
         request = double.create_infer_request()
         request.start_async({"x": X})
         with pytest.raises(TimeoutError):
@@ -115,41 +115,40 @@ def test_what_asyncio_gives_up_is_cancelled(held, double):
         return request
 
     with pytest.raises(RequestCancelledError):
-        asyncio.run(late()).wait()
+        asyncio.run(run_with_timeout()).wait()
 
 
-def test_71_bettered_an_array_that_was_read_stays_what_it_was(request_):
-    request_.infer({"x": X})
-    tensor = request_.get_tensor("y")
+def test_71_bettered_array_stays_unchanged_by_later_runs(infer_request):
+    infer_request.infer({"x": X})
+    tensor = infer_request.get_tensor("y")
     before = tensor.data
-    request_.infer({"x": X + 1})
+    infer_request.infer({"x": X + 1})
     np.testing.assert_array_equal(before, X * 2)
     np.testing.assert_array_equal(tensor.data, (X + 1) * 2)
 
 
-def test_73_memory_that_was_set_goes_to_the_device_itself(double, monkeypatch):
+def test_73_tensor_memory_is_passed_to_the_device(double, monkeypatch):
     first, second = double.create_infer_request(), double.create_infer_request()
     first.infer({"x": X})
     second.set_tensor("x", first.get_tensor("y"))
-    submitted = []
+    submissions = []
     submit = type(second._target).submit
-    monkeypatch.setattr(
-        type(second._target),
-        "submit",
-        lambda target, values, request: (submitted.append(values), submit(target, values, request))[
-            1
-        ],
-    )
+
+    def recording_submit(target, values, request):
+        submissions.append(values)
+        return submit(target, values, request)
+
+    monkeypatch.setattr(type(second._target), "submit", recording_submit)
     second.infer()
-    assert np.shares_memory(submitted[0]["x"], first.get_tensor("y").data)
+    assert np.shares_memory(submissions[0]["x"], first.get_tensor("y").data)
     np.testing.assert_array_equal(second.results["y"], X * 4)
 
 
-def test_75_a_region_of_a_tensor(request_):
+def test_75_region_shares_tensor_memory(infer_request):
     image = Tensor(np.arange(20, dtype=np.float32).reshape(4, 5))
     region = Tensor(image, [1, 1], [3, 4])
-    request_.set_tensor("x", region)
-    np.testing.assert_array_equal(request_.infer()["y"], image.data[1:3, 1:4] * 2)
+    infer_request.set_tensor("x", region)
+    np.testing.assert_array_equal(infer_request.infer()["y"], image.data[1:3, 1:4] * 2)
     region.data[:] = 0
     assert not image.data[1:3, 1:4].any()
     for begin, end in (([0, 0], [5, 5]), ([0], [2]), ([2, 2], [1, 3]), ([-1, 0], [2, 2])):
@@ -157,12 +156,12 @@ def test_75_a_region_of_a_tensor(request_):
             Tensor(image, begin, end)
 
 
-def test_a_run_has_a_number(request_):
-    assert request_.request_id is None
+def test_runs_have_distinct_request_ids(infer_request):
+    assert infer_request.request_id is None
     numbers = []
     for _ in range(3):
-        request_.infer({"x": X})
-        numbers.append(request_.request_id)
+        infer_request.infer({"x": X})
+        numbers.append(infer_request.request_id)
     assert len({*numbers}) == 3
 
 
@@ -172,33 +171,33 @@ def compiled(request):
         yield core.compile_model(PAIR, request.param)
 
 
-def test_the_number_of_a_run_is_the_one_that_its_model_tells_stories_by(compiled):
+def test_request_id_selects_the_story_of_a_run(compiled):
     request = compiled.create_infer_request()
     request.infer({"a": A, "b": B})
     assert [line.what for line in compiled.story(request.request_id)][-1] == "answered"
 
 
-def test_outputs_are_chosen_as_in_onnx_runtime(compiled):
+def test_run_returns_the_named_outputs(compiled):
     feed = {"a": A, "b": B}
-    for names, want in (
+    for names, expected in (
         (["d", "s"], [A - B, A + B]),
         (["s"], [A + B]),
         (["s", "s"], [A + B, A + B]),
         (None, [A + B, A - B]),
         ([], []),
     ):
-        got = compiled.run(names, feed)
-        assert len(got) == len(want)
-        for one, other in zip(got, want, strict=True):
-            np.testing.assert_array_equal(one, other)
+        arrays = compiled.run(names, feed)
+        assert len(arrays) == len(expected)
+        for actual, expected_array in zip(arrays, expected, strict=True):
+            np.testing.assert_array_equal(actual, expected_array)
     with pytest.raises(TensorNameError, match="'nope'"):
         compiled.run(["nope"], feed)
     with pytest.raises(DeadlineError):
         compiled.run(None, feed, timeout_s=0)
 
 
-class Exchanged:
-    """An array that is known by DLPack alone."""
+class DLPackArray:
+    """An object that has only the DLPack protocol of an array."""
 
     def __init__(self, array):
         self.array = array
@@ -210,12 +209,12 @@ class Exchanged:
         return self.array.__dlpack_device__()
 
 
-def test_inputs_come_by_dlpack(compiled):
-    results = compiled({"a": Exchanged(A.copy()), "b": Exchanged(B.copy())})
+def test_dlpack_inputs_are_accepted(compiled):
+    results = compiled({"a": DLPackArray(A.copy()), "b": DLPackArray(B.copy())})
     np.testing.assert_array_equal(results["s"], A + B)
 
 
-def streamed(queue, requests, **options):
+def run_stream(queue, requests, **options):
     async def collect():
         return {name: results async for name, results in queue.stream(requests, **options)}
 
@@ -223,61 +222,61 @@ def streamed(queue, requests, **options):
 
 
 @pytest.mark.parametrize("jobs", [1, 3, 20])
-def test_a_stream_answers_each_request_under_its_name(compiled, jobs):
+def test_stream_returns_results_by_userdata(compiled, jobs):
     queue = hetero.AsyncInferQueue(compiled, jobs)
-    called = []
-    queue.set_callback(lambda *_: called.append(1))
-    answers = streamed(queue, ((i, {"a": A + i, "b": B}) for i in range(10)))
-    assert answers.keys() == set(range(10))
-    for i, results in answers.items():
+    calls = []
+    queue.set_callback(lambda *_: calls.append(1))
+    results_of = run_stream(queue, ((i, {"a": A + i, "b": B}) for i in range(10)))
+    assert results_of.keys() == set(range(10))
+    for i, results in results_of.items():
         np.testing.assert_array_equal(results["s"], A + i + B)
-    assert not called
-    assert streamed(queue, []) == {}
+    assert not calls
+    assert run_stream(queue, []) == {}
     queue.wait_all()
 
 
-def test_a_stream_takes_no_more_requests_than_it_has_jobs(compiled):
+def test_stream_reads_at_most_one_request_ahead(compiled):
     queue = hetero.AsyncInferQueue(compiled, 2)
-    taken = []
+    indices = []
 
     def requests():
         for i in range(6):
-            taken.append(i)
+            indices.append(i)
             yield i, {"a": A, "b": B}
 
-    async def look():
-        ended = 0
+    async def consume():
+        results = 0
         async for _ in queue.stream(requests()):
-            assert len(taken) <= ended + 3
-            ended += 1
+            assert len(indices) <= results + 3
+            results += 1
 
-    asyncio.run(look())
-    assert len(taken) == 6
+    asyncio.run(consume())
+    assert len(indices) == 6
 
 
-def test_a_stream_raises_what_a_request_raises_and_the_queue_lives_on(compiled):
+def test_stream_raises_request_errors_and_queue_survives(compiled):
     queue = hetero.AsyncInferQueue(compiled, 2)
-    good = {"a": A, "b": B}
+    inputs = {"a": A, "b": B}
     with pytest.raises(TensorNameError):
-        streamed(queue, [(0, good), (1, {"a": A}), (2, good)])
+        run_stream(queue, [(0, inputs), (1, {"a": A}), (2, inputs)])
     with pytest.raises(DeadlineError):
-        streamed(queue, [(0, good)], timeout_s=0)
+        run_stream(queue, [(0, inputs)], timeout_s=0)
     with pytest.raises(ArgumentTypeError, match=r"pairs \(userdata, inputs\), got dict"):
-        streamed(queue, [good])
+        run_stream(queue, [inputs])
     queue.wait_all()
-    assert streamed(queue, [(0, good)]).keys() == {0}
+    assert run_stream(queue, [(0, inputs)]).keys() == {0}
 
 
-def test_a_stream_that_is_left_ends_what_runs(held):
-    async def leave(queue):
+def test_closed_stream_cancels_running_requests(control):
+    async def close_early(queue):
         stream = queue.stream((i, X) for i in range(4))
         async for _ in stream:
-            held.gate.clear()
+            control.gate.clear()
             break
         await stream.aclose()
 
-    with hetero.Core("inprocess", plugins=[held_plugin(held)]) as core:
+    with hetero.Core("inprocess", plugins=[controlled_plugin(control)]) as core:
         queue = hetero.AsyncInferQueue(core.compile_model(DOUBLE, "DENSE"), 2)
-        asyncio.run(leave(queue))
+        asyncio.run(close_early(queue))
         queue.wait_all()
-        held.gate.set()
+        control.gate.set()

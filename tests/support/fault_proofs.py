@@ -53,7 +53,7 @@ def is_wrong(plugin_spec: str, table: str, index: int, expected: list[np.ndarray
         return True
     arrays = [np.frombuffer(data, dtype).reshape(shape) for dtype, shape, data in result]
     return not all(
-        actual.shape == wanted.shape
-        and np.allclose(actual, wanted, rtol=1e-3, atol=1e-3, equal_nan=True)
-        for actual, wanted in zip(arrays, expected, strict=True)
+        actual.shape == expected_array.shape
+        and np.allclose(actual, expected_array, rtol=1e-3, atol=1e-3, equal_nan=True)
+        for actual, expected_array in zip(arrays, expected, strict=True)
     )

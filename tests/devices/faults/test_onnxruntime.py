@@ -64,9 +64,9 @@ def test_proof_is_refused_and_runs_on_another_device(core, index):
     formula = EXPECTED.get(row.description)
     expected = formula(inputs) if formula else ReferenceEvaluator(model).run(None, inputs)
     results = core.compile_model(model, "HETERO:ORT,CPU")(inputs)
-    for actual, wanted in zip(results.to_tuple(), expected, strict=True):
-        assert actual.shape == wanted.shape
-        np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5)
+    for actual, expected_array in zip(results.to_tuple(), expected, strict=True):
+        assert actual.shape == expected_array.shape
+        np.testing.assert_allclose(actual, expected_array, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.skipif(
