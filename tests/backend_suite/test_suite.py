@@ -1,6 +1,6 @@
-"""ONNX's backend suite through `hetero.backend`: on CPU, and cut at random over ORT and CPU.
+"""ONNX's backend suite through `hetero.backend`: on CPU, and split at random over ORT and CPU.
 
-`misses_cpu.txt` and `misses_hetero.txt` list what does not pass, with the reason of each.
+`expected_failures_cpu.txt` and `expected_failures_hetero.txt` list cases that fail, with reasons.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 
 import hetero.backend
 from hetero.devices.conformance.onnx_suite import Case, backend_cases
-from tests.backend_suite.misses import may_pass, read_misses
+from tests.backend_suite.expected_failures import may_pass, read_expected_failures
 from tests.support.random_affinity import random_affinity
 
 FOLDER = Path(__file__).parent
-MISSES = {
-    device: read_misses(FOLDER / f"misses_{name}.txt")
+EXPECTED_FAILURES = {
+    device: read_expected_failures(FOLDER / f"expected_failures_{name}.txt")
     for device, name in (("CPU", "cpu"), ("HETERO:ORT,CPU", "hetero"))
 }
 
@@ -29,8 +29,8 @@ def run_on_cpu(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[An
     return list(hetero.backend.run_model(model, inputs, "CPU"))
 
 
-def run_cut(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
-    """Run a model once with a random device for each node that both take."""
+def run_split(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
+    """Run a model with a random device for each node that both devices support."""
     core = hetero.shared_core.shared_core("inprocess")
     source = core.read_model(model)
     seed = crc32(case.name.encode())
@@ -39,26 +39,30 @@ def run_cut(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
 
 
 QUICK_NETWORK = "real/test_shufflenet"
-RUNNERS = {"CPU": run_on_cpu, "HETERO:ORT,CPU": run_cut}
+RUNNERS = {"CPU": run_on_cpu, "HETERO:ORT,CPU": run_split}
 
 
 def runs() -> list[Any]:
-    """Return every case on CPU, and cut; a plain run has one in ten of the small ones cut.
+    """Return all cases, on CPU and split; most are marked slow.
 
-    Of whole networks a plain run has one, on CPU; and one in four of the operators that ONNX
-    writes as graphs of others, each of which has cases of its own. An operator alone cannot be cut,
-    and runs on each device in other tests: one in ten is enough.
+    A plain run has one whole network on CPU, one in four of the expanded operators, whose parts
+    have cases themselves, and one in ten of the split cases. A single operator cannot be split, and
+    other tests run it on each device.
     """
 
     def is_slow(case: Case, device: str) -> bool:
         if case.kind == "real":
             return device != "CPU" or case.name != QUICK_NETWORK
-        one_in = 10 if device != "CPU" else 4 if "_expanded" in case.name else 1
-        return crc32(case.name.encode()) % one_in != 0
+        interval = 10 if device != "CPU" else 4 if "_expanded" in case.name else 1
+        return crc32(case.name.encode()) % interval != 0
 
-    def is_cut(case: Case) -> bool:
-        several = case.kind != "node" or "_expanded" in case.name
-        return several or case.name in MISSES["HETERO:ORT,CPU"] or not is_slow(case, "HETERO")
+    def is_split(case: Case) -> bool:
+        has_several_nodes = case.kind != "node" or "_expanded" in case.name
+        return (
+            has_several_nodes
+            or case.name in EXPECTED_FAILURES["HETERO:ORT,CPU"]
+            or not is_slow(case, "HETERO")
+        )
 
     return [
         pytest.param(
@@ -69,28 +73,28 @@ def runs() -> list[Any]:
         )
         for device in RUNNERS
         for case in backend_cases()
-        if device == "CPU" or is_cut(case)
+        if device == "CPU" or is_split(case)
     ]
 
 
 @pytest.mark.parametrize(("case", "device"), runs())
-def test_case(case: Case, device: str) -> None:
-    miss = MISSES[device].get(case.name)
+def test_case_passes(case: Case, device: str) -> None:
+    reason = EXPECTED_FAILURES[device].get(case.name)
     try:
         model = case.model()
-        for inputs, wanted in case.data_sets(model):
-            case.compare(RUNNERS[device](case, model, inputs), wanted)
+        for inputs, expected_outputs in case.data_sets(model):
+            case.compare(RUNNERS[device](case, model, inputs), expected_outputs)
     except Exception:
-        if miss is None:
+        if reason is None:
             raise
         return
-    assert miss is None or may_pass(miss), f"{case.name} passes: unlist it"
+    assert reason is None or may_pass(reason), f"{case.name} passes: remove it from the list"
 
 
 @pytest.mark.parametrize("device", RUNNERS)
-def test_every_miss_is_a_case(device: str) -> None:
-    assert not MISSES[device].keys() - {case.name for case in backend_cases()}
+def test_every_expected_failure_is_a_case(device: str) -> None:
+    assert not EXPECTED_FAILURES[device].keys() - {case.name for case in backend_cases()}
 
 
-def test_enough_cases_pass_on_cpu() -> None:
-    assert len({case.name for case in backend_cases()} - MISSES["CPU"].keys()) >= 2015
+def test_most_cases_pass_on_cpu() -> None:
+    assert len({case.name for case in backend_cases()} - EXPECTED_FAILURES["CPU"].keys()) >= 2015

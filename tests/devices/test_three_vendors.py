@@ -10,7 +10,7 @@ import pytest
 
 import hetero
 from hetero.devices.conformance.onnx_suite import Case, backend_cases
-from tests.backend_suite.misses import THREE_VENDORS
+from tests.backend_suite.expected_failures import EXPECTED_FAILURES_OF_THREE_VENDORS
 from tests.support.random_affinity import random_affinity
 
 pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
@@ -29,7 +29,7 @@ def cases() -> list[Any]:
     found = []
     for case in backend_cases():
         small = case.kind == "node" and case.name.endswith("_expanded")
-        if case.name not in THREE_VENDORS and (small or case.kind != "node"):
+        if case.name not in EXPECTED_FAILURES_OF_THREE_VENDORS and (small or case.kind != "node"):
             quick = small and crc32(case.name.encode()) % 80 == 0
             marks = [] if quick else [pytest.mark.slow]
             found.append(pytest.param(case, id=case.name, marks=marks))

@@ -1,6 +1,6 @@
 """Checks that devices ORT and OV share: ONNX's backend suite, and query against compilation.
 
-`misses_NAME.txt` lists the suite's cases that a device supports and fails.
+`expected_failures_NAME.txt` lists the suite's cases that a device supports and fails.
 """
 
 import sys
@@ -12,7 +12,7 @@ import pytest
 from hetero.devices import load_plugins, read_model
 from hetero.devices.errors import HeteroError, ModelError
 from hetero.devices.testing import operator_results
-from tests.backend_suite.misses import may_pass, read_misses
+from tests.backend_suite.expected_failures import may_pass, read_expected_failures
 from tests.support.single_nodes import schemas, single_node_models
 
 PLUGINS = {
@@ -55,11 +55,15 @@ def test_onnx_backend_suite_cases_pass(runtime, plugin):
     Two more pass on some processors.
     """
     device, minimum = {"onnxruntime": ("ort", 1466), "openvino": ("openvino", 884)}[runtime]
-    misses = read_misses(Path(__file__).with_name(f"misses_{device}.txt"))
+    expected_failures = read_expected_failures(
+        Path(__file__).with_name(f"expected_failures_{device}.txt")
+    )
     results = list(operator_results(plugin, {"INFERENCE_NUM_THREADS": 1}))
     errors = {r.name: r.error for r in results if r.error}
-    assert {name: error for name, error in errors.items() if name not in misses} == {}
-    fixed_cases = {n for n in misses.keys() - errors.keys() if not may_pass(misses[n])}
+    assert {name: error for name, error in errors.items() if name not in expected_failures} == {}
+    fixed_cases = {
+        n for n in expected_failures.keys() - errors.keys() if not may_pass(expected_failures[n])
+    }
     assert not fixed_cases, "these pass now: remove them from the list"
     assert len(results) - len(errors) >= minimum
 

@@ -19,7 +19,7 @@ import pytest
 
 import hetero
 from hetero.devices.errors import HeteroError
-from tests.backend_suite.misses import read_misses
+from tests.backend_suite.expected_failures import read_expected_failures
 from tests.fuzz.operators import OperatorCase, broken, draw
 from tests.fuzz.oracles import ORACLES, WIDENED, WORKER, NoAnswerError, differences, run_onnxruntime
 from tests.support.graphs import feeds, random_affinity, random_model
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 CASES = int(os.environ.get("HETERO_FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
-LISTED = read_misses(Path(__file__).with_name("disagreements.txt"))
+LISTED = read_expected_failures(Path(__file__).with_name("disagreements.txt"))
 
 
 @pytest.fixture(autouse=True)

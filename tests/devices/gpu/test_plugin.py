@@ -18,7 +18,7 @@ from hetero.devices.conformance.onnx_suite import backend_cases, outcome
 from hetero.devices.errors import DeviceMemoryError
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.registry import load_plugins
-from tests.backend_suite.misses import may_pass, read_misses
+from tests.backend_suite.expected_failures import may_pass, read_expected_failures
 from tests.emulated_gpu.array import WAITS
 from tests.emulated_gpu.backend import COPIES
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
@@ -298,14 +298,14 @@ MINIMUM_PASSES = 1700
 @pytest.mark.slow
 def test_onnx_backend_suite_cases_pass() -> None:
     """Supported cases pass, except those that fail on the CPU device too."""
-    misses = read_misses(FOLDER / "misses_cpu.txt")
+    expected_failures = read_expected_failures(FOLDER / "expected_failures_cpu.txt")
     plugin = EmulatedGPUPlugin()
     outcomes = {case.name: outcome(plugin, case, {}) for case in backend_cases()}
     errors = {n: result for n, result in outcomes.items() if result not in ("refused", "passed")}
-    assert {n: error for n, error in errors.items() if n not in misses} == {}
+    assert {n: error for n, error in errors.items() if n not in expected_failures} == {}
     assert not {
         n
         for n, result in outcomes.items()
-        if result == "passed" and n in misses and not may_pass(misses[n])
+        if result == "passed" and n in expected_failures and not may_pass(expected_failures[n])
     }
     assert list(outcomes.values()).count("passed") >= MINIMUM_PASSES
