@@ -38,9 +38,9 @@ from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.planning.cost_planner import CostPlanner
 from hetero.planning.plan_report import PlanReport
-from hetero.properties.device_choice import parse_counts
-from hetero.properties.request import CompileRequest
-from hetero.properties.scopes import EVERYWHERE, Scopes
+from hetero.properties.compile_request import CompileRequest
+from hetero.properties.device_selection import parse_counts
+from hetero.properties.settings import EVERYWHERE, Scopes
 from hetero.properties.table import cache_folder, listed
 from hetero.query.priority import query_priority
 from hetero.query.query_cache import QueryCache

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from hetero.devices.errors import ClusterError, HeteroError, UnsupportedOperationError
 from hetero.devices.plugin.registry import renamed
-from hetero.properties.device_choice import check_counts, choose_devices
+from hetero.properties.device_selection import check_counts, choose_devices
 from hetero.scheduler import create_executor
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.executor import Executor

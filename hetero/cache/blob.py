@@ -36,7 +36,7 @@ from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Payload
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import NOT_KEPT
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.blob_format import Inline

@@ -13,7 +13,7 @@ from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import Payload
 from hetero.devices.plugin.properties import PropertyTable
 from hetero.partition.partition import PlacedPartition
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload

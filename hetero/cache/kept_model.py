@@ -22,7 +22,7 @@ from hetero.devices.errors import BlobError, UnsupportedOperationError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload
 from hetero.partition.partition import PlacedPartition, Subgraph
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.scheduler.executor import Deployment
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.blob_writer import BlobWriter

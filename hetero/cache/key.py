@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.devices.model.model import Model
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES
 from hetero.scheduler.formats.blob_format import FORMAT_VERSION
 from hetero.scheduler.formats.regular_file import read_regular

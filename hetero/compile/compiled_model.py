@@ -25,7 +25,7 @@ from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.request import Request
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.plan_report import PlanReport
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, listed
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish

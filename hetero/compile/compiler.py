@@ -19,7 +19,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.query.priority import RefusalsByDevice, add_refusals, place_by_priority
 from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Deployment, Executor, Remade

@@ -10,7 +10,7 @@ from typing import Final
 
 from hetero.devices.errors import PropertyError
 from hetero.partition.partition import PlacedPartition
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.scheduler.vocabulary.names import match_name, split_name
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 

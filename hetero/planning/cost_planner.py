@@ -26,7 +26,7 @@ from hetero.planning.cost.profile_request import ProfileRequest, identify_device
 from hetero.planning.plan_report import PlanReport
 from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.planning.task import Constraints, Task
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.query.priority import (
     RefusalsByDevice,

@@ -36,7 +36,7 @@ from hetero.planning.solver.mixing import MixPart
 from hetero.planning.solver.problem import Assignment
 from hetero.planning.solver.search import search_plan
 from hetero.planning.task import Task, TaskProblem, build_problem, node_time
-from hetero.properties.request import Policy
+from hetero.properties.compile_request import Policy
 
 #: Maximum number of plans in a report.
 MAX_ALTERNATIVES: Final = 16

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from hetero.properties import device, hint, log, streams
-from hetero.properties.names import PropertyName
+from hetero.properties.property_name import PropertyName
 
 __all__ = [
     "CacheMode",

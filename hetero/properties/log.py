@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
-from hetero.properties.names import PropertyName
+from hetero.properties.property_name import PropertyName
 
 
 class Level(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from hetero.properties.names import PropertyName
+from hetero.properties.property_name import PropertyName
 
 
 class Num(int):

@@ -22,7 +22,7 @@ from hetero.affinity.request_dependence import computed_weight_positions
 from hetero.devices.errors import UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 
 #: Device -> node -> the refusal of a node by the device in its part of the model.
 RefusalsByDevice = Mapping[str, Mapping[str, Refusal]]

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Support
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 
 #: The result of a query that may still run: the device's support, and the query's seconds.
 _PendingResult = Future[tuple[Support, float]]

@@ -12,7 +12,7 @@ from hetero.compile.compiler import without_devices
 from hetero.compile.stage_replicas import moved
 from hetero.devices.errors import DeviceError
 from hetero.devices.model.reader import read_model
-from hetero.properties.request import CompileRequest
+from hetero.properties.compile_request import CompileRequest
 from tests.support.models import branches
 
 

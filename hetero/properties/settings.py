@@ -9,7 +9,7 @@ from typing import Any, Final
 from hetero.devices.errors import PropertyError, UnknownPropertyError
 from hetero.devices.plugin.configuration import Configuration, check_mapping
 from hetero.devices.plugin.properties import Config, PropertyTable
-from hetero.properties.device_choice import choose_devices, choose_prioritised, identified
+from hetero.properties.device_selection import choose_devices, choose_prioritised, identified
 from hetero.properties.table import HETERO_PROPERTIES, SplitConfig, parse_given, parse_shared
 from hetero.scheduler.vocabulary.names import HETERO, parse_device
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
