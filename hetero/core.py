@@ -1,4 +1,4 @@
-"""Core: the devices of a machine or a cluster, and what can be done with a model on them."""
+"""Core, the entry point: queries, plans and compiles models on the devices of a cluster."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from hetero.planning.cost_planner import CostPlanner
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
 from hetero.properties.device_selection import parse_counts
-from hetero.properties.settings import EVERYWHERE, Scopes
-from hetero.properties.table import cache_folder, listed
+from hetero.properties.settings import GLOBAL_SCOPE, Settings
+from hetero.properties.table import cache_folder, public_value
 from hetero.query.priority import query_priority
 from hetero.query.query_cache import QueryCache
 from hetero.query.survey import Survey
@@ -54,25 +54,26 @@ _log = logging.getLogger(__name__)
 
 
 class Core:
-    """The entry point.
+    """The devices of a machine or a cluster, and the operations on models.
 
     Parameters
     ----------
     executor : {"ray", "inprocess"}
-        Where models run: on Ray's actors, or on threads of this process.
+        ``ray`` runs models on Ray actors, ``inprocess`` on threads of this process.
     address : str, optional
-        An existing Ray cluster, as ``HOST:PORT`` or ``auto``; by default what ``RAY_ADDRESS`` says,
-        and without it the first use starts a local one, which `close` ends.
+        An existing Ray cluster, as ``HOST:PORT`` or ``auto``. Default: the cluster in
+        ``RAY_ADDRESS``, or a local one, which the first use of a device starts and `close` stops.
     devices : mapping of str to int, optional
-        How many devices of a plugin each node offers, as ``{"ORT": 2}``; by default one for each
-        that the plugin finds.
+        Plugin -> number of devices per node, such as ``{"ORT": 2}``; by default the number that the
+        plugin reports.
     plugins : sequence of str or type
-        Plugins besides the installed ones: ``module:attr``; ``ORT_OPENVINO@/opt/ov/bin/python``
-        has Ray run an installed plugin of another environment; ``NAME=`` before either names it.
+        Plugins in addition to the installed ones: ``module:attr``, or
+        ``ORT_OPENVINO@/opt/ov/bin/python`` for a plugin installed in another environment (Ray
+        only). The prefix ``NAME=`` renames a plugin.
 
     Notes
     -----
-    Ray starts on the first call that needs a device, not here.
+    Ray starts on the first use of a device, not in the constructor.
     """
 
     def __init__(
@@ -85,28 +86,27 @@ class Core:
     ) -> None:
         if executor not in ("ray", "inprocess"):
             raise ArgumentError(
-                f"executor={executor!r}: it is 'ray' or 'inprocess'. There is no configuration "
-                "file; options are given to set_property and compile_model."
+                f"executor: expected 'ray' or 'inprocess', got {executor!r}. There is no "
+                "configuration file; pass options to set_property or compile_model."
             )
         if address is not None and executor != "ray":
-            raise ArgumentError(f"address={address!r} is a Ray cluster; executor is {executor!r}.")
+            raise ArgumentError(
+                f"address={address!r}: expected executor 'ray' with an address, got {executor!r}."
+            )
         if isinstance(plugins, str) or not isinstance(plugins, Iterable):
             raise ArgumentTypeError(
-                f"plugins={plugins!r}: wanted a list of plugins, as ['my_module:MyPlugin']."
+                "plugins: expected a list of plugins, such as ['my_module:MyPlugin']; got "
+                f"{plugins!r}."
             )
         self._devices = Devices(
-            executor,
-            address,
-            parse_counts(devices),
-            plugins,
-            lambda: self._scopes.of_executor(executor),
+            executor, address, parse_counts(devices), plugins, self._executor_options
         )
-        self._scopes = Scopes(self._devices.rows, lambda *names: self.executor.get_property(*names))
+        self._settings = Settings(self._devices.descriptors, self._devices.get_property)
         self._extensions = Extensions()
-        self._watching: list[Trace | MetricsServer] = []
-        self._queries = QueryCache(lambda *question: self.executor.query(*question))
-        self._planner = CostPlanner(lambda: self.executor, self._queries)
-        self._compiler = Compiler(lambda: self.executor, self._queries, self._planner)
+        self._observers: list[Trace | MetricsServer] = []
+        self._queries = QueryCache(self._devices.query)
+        self._planner = CostPlanner(self._devices.get_executor, self._queries)
+        self._compiler = Compiler(self._devices.get_executor, self._queries, self._planner)
 
     def __repr__(self) -> str:
         return f"<Core {self._devices}>"
@@ -124,72 +124,73 @@ class Core:
         Raises
         ------
         ClusterError
-            If Ray cannot start or cannot be reached, or this Core is closed.
+            Ray cannot start or cannot be reached, or this Core is closed.
         """
-        return self._devices.executor
+        return self._devices.get_executor()
 
     @property
     def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
-        """Every device, broken plugins included as rows with their error.
+        """Descriptors of all devices; a plugin that failed to load has one with its error.
 
         Raises
         ------
         UnknownDeviceError
-            If `devices` counts devices of a plugin that is not there.
+            The `devices` of this Core name a plugin that does not exist.
         """
-        return self._devices.rows()
+        return self._devices.descriptors()
 
     @property
     def available_devices(self) -> list[str]:
-        """Names of the devices that work: ``NAME`` where there is one, else ``NAME.<id>``."""
+        """Names of the usable devices: ``PLUGIN``, or ``PLUGIN.<id>`` if the plugin has several."""
         return [d.name for d in self.device_descriptors if d.error is None]
 
     def resolve_devices(self, device_name: str) -> tuple[str, ...]:
-        """Return the devices that a device string means, in order of priority.
+        """Return the names of the devices of a device string, in order of priority.
 
         Raises
         ------
-        UnknownDeviceError, PluginLoadError
-            For a device that is not there, listing those that are, or whose plugin is broken.
+        UnknownDeviceError
+            No such device; the message lists the available ones.
+        PluginLoadError
+            The device's plugin failed to load.
         """
         return self._devices.resolve(device_name)
 
     def get_versions(self, device_name: str) -> dict[str, Version]:
-        """Return the version of each plugin that a device string names.
+        """Return the versions of the plugins of a device string.
 
         Raises
         ------
         UnknownDeviceError
-            For a device that is not there.
+            No such device.
         """
         return self._devices.versions(device_name)
 
     def register_plugin(self, plugin: PluginSpec, device_name: str | None = None) -> None:
-        """Offer the devices of a plugin that is not installed.
+        """Register a plugin that is not installed, and offer its devices.
 
         Parameters
         ----------
         plugin : str or type
-            ``module:attr``, an installed one's name, either with ``@PYTHON`` for one of another
-            interpreter's, or a subclass of `devices.Plugin`. One that cannot be had is a device
-            with its error, which its first use raises.
+            ``module:attr``, the name of an installed plugin, or a subclass of `devices.Plugin`.
+            The suffix ``@PYTHON`` of a string names the interpreter of another environment. A
+            plugin that fails to load is listed with its error; using it raises that error.
         device_name : str, optional
-            The name of its devices, where it is not to be the plugin's own.
+            The name of its devices; by default the plugin's name.
 
         Raises
         ------
         ArgumentError
             Another plugin has that name.
         UnsupportedOperationError
-            The devices of a cluster are in use: register plugins before the first call that needs
-            one.
+            The devices of a cluster are in use: register plugins before the first use of a device.
         """
         self._devices.register_plugin(plugin, device_name)
 
     def unload_plugin(self, device_name: str) -> None:
-        """Let go of a plugin: what it holds is made anew for models compiled from now on.
+        """Unload a plugin; the next model that needs it loads it again.
 
-        Models made before keep working.
+        Existing compiled models keep working.
 
         Parameters
         ----------
@@ -198,34 +199,42 @@ class Core:
 
         Raises
         ------
-        UnknownDeviceError, PluginLoadError
-            For a plugin that is not there, or is broken.
+        UnknownDeviceError
+            No such plugin.
+        PluginLoadError
+            The plugin failed to load.
         UnsupportedOperationError
-            Devices are a cluster's.
+            The devices belong to a cluster.
         """
         self._devices.unload_plugin(device_name)
 
     def create_context(self, device_name: str, properties: Config | None = None) -> RemoteContext:
-        """Return a device's memory: its tensors stay in the device's process between requests.
+        """Return the memory of a device, whose tensors stay in the device's process.
 
         Parameters
         ----------
         device_name : str
-            One device; its memory has no `properties`.
+            A single device.
+        properties : mapping, optional
+            None or empty: memory has no properties.
 
         Returns
         -------
         RemoteContext
-            Its tensors are inputs and outputs of requests of this Core's models on any device,
+            Its tensors can be inputs and outputs of requests of this Core's models on any device,
             and do not pass through this process.
 
         Raises
         ------
-        UnknownDeviceError, PluginLoadError
-            For a device that is not there, or whose plugin is broken.
+        UnknownDeviceError
+            No such device.
+        PluginLoadError
+            The device's plugin failed to load.
         """
         if properties:
-            raise ArgumentError(f"create_context of {device_name}: {properties}: there are none.")
+            raise ArgumentError(
+                f"create_context of {device_name}: expected no properties, got {properties}."
+            )
         return self.executor.create_context(device_name)
 
     get_default_context = create_context
@@ -233,86 +242,89 @@ class Core:
     def trace(self, path: str | Path, *, requests: int = 10_000) -> Trace:
         """Trace requests from now on: ``with core.trace("trace.json"): ...``.
 
-        Without the block, its `Trace.close` or the Core's ends it. The file shows, on one clock,
-        each request's wait for admission and its time in flight, each stage's run and its time in
-        its device's queue, and the wires between stages. Requests that ``AUTO_BATCH_SIZE`` joins
-        have their stages in common.
+        Without a ``with`` block, `Trace.close` or `close` ends the trace. On a common time axis, it
+        shows each request's wait for admission and its time in flight, each stage's run and its
+        time in the device's queue, and the transfers between stages. Requests of a batch
+        (``AUTO_BATCH_SIZE``) share their stages.
 
         Parameters
         ----------
         path : path
-            The file, for https://ui.perfetto.dev or ``chrome://tracing``; it appears when the block
-            ends, also by an error or Ctrl-C.
+            The output file for https://ui.perfetto.dev or ``chrome://tracing``; it is written at
+            the end of the block, also after an error or Ctrl-C.
         requests : int
-            How many are kept: the last to end, and those that have not ended with the block. Each
-            takes about a kilobyte for each stage.
+            Maximum number of requests in the trace: the last ones, including those still in flight.
+            Each takes about a kilobyte per stage.
 
         Raises
         ------
         ArgumentError
-            `requests` is not positive, or no file can be written there.
+            `requests` is not positive, or the file cannot be written.
         """
         devices = self._devices
         trace = Trace(path, devices.observers, devices.nodes, devices.in_flight, requests)
-        self._watching.append(trace)
+        self._observers.append(trace)
         return trace
 
     def serve_metrics(self, port: int = 0, *, host: str = "127.0.0.1") -> MetricsServer:
-        """Count requests from now on and serve the figures: ``with core.serve_metrics(9100): ...``.
+        """Serve metrics of requests from now on: ``with core.serve_metrics(9100): ...``.
 
-        Without the block, its `MetricsServer.close` or the Core's ends it. Prometheus and ``hetero
-        top`` read at its `MetricsServer.url` requests by the state they ended in, their latencies,
-        what waits and is in flight, each stage's runs and busy time, devices' queues and losses.
-        Requests that ``AUTO_BATCH_SIZE`` joins count one by one; their stages run once.
+        Without a ``with`` block, `MetricsServer.close` or `close` ends the server. Prometheus and
+        ``hetero top`` read from `MetricsServer.url`: numbers of requests by their final state,
+        latencies, waiting requests and requests in flight, runs and busy time of stages, queues and
+        losses of devices. Each request of a batch (``AUTO_BATCH_SIZE``) counts; its stages run
+        once.
 
         Parameters
         ----------
         port : int
-            Where to listen; 0 takes a port that is free.
+            The port; 0 for a free one.
         host : str
-            The address to listen on: whoever reaches it can read the figures.
+            The address to listen on; everyone who can connect to it can read the metrics.
 
         Raises
         ------
         ArgumentError
-            It cannot listen there.
+            The server cannot listen on the address.
         """
         server = MetricsServer(self._devices.observers, self._devices.load, host, port)
-        self._watching.append(server)
+        self._observers.append(server)
         return server
 
     def set_property(
-        self, device_name: Any = EVERYWHERE, properties: Config | tuple[str, Any] | None = None
+        self, device_name: Any = GLOBAL_SCOPE, properties: Config | tuple[str, Any] | None = None
     ) -> None:
-        """Set options for models compiled later.
+        """Set options for models that are compiled later.
 
         Parameters
         ----------
         device_name : str, mapping or pair
-            A device's name or ``HETERO``; or, alone, options for every device that knows them.
+            A device's name or ``HETERO``; as the only argument, the options themselves, which
+            apply to ``HETERO`` and to every device that has them.
         properties : mapping or pair
-            The options, or one as ``hetero.properties.cache_dir("cache")`` gives it.
+            The options, or a single one such as ``hetero.properties.cache_dir("cache")``.
         """
-        alone = properties is None
-        options: Any = device_name if alone else properties
+        is_global = properties is None
+        options: Any = device_name if is_global else properties
         if isinstance(options, tuple) and len(options) == 2:
             options = dict([options])
-        if self._devices.started is not None or self._devices.kind != "ray":
-            self._scopes.keep_executor(options)
-        self._scopes.set(EVERYWHERE if alone else device_name, options)
+        if self._devices.running_executor is not None or self._devices.kind != "ray":
+            self._settings.refuse_executor_options(options)
+        self._settings.set(GLOBAL_SCOPE if is_global else device_name, options)
 
     def get_property(self, device_name: str, property: str | None = None) -> Any:
-        """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
+        """Return a property of a device or of ``HETERO``, or an option set for all devices.
 
         Parameters
         ----------
         device_name : str
-            A device's name or ``HETERO``; or, alone, a property's name.
+            A device's name or ``HETERO``; as the only argument, the name of a property that is set
+            for all devices.
         property : str
             The property's name.
         """
-        scope, name = (EVERYWHERE, device_name) if property is None else (device_name, property)
-        return listed(name, self._scopes.get(scope, name))
+        scope, name = (GLOBAL_SCOPE, device_name) if property is None else (device_name, property)
+        return public_value(name, self._settings.get(scope, name))
 
     def get_available_devices(self) -> list[str]:
         """Return `available_devices`."""
@@ -326,47 +338,52 @@ class Core:
         *,
         states: Mapping[str, str] | None = None,
     ) -> Model:
-        """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx.
+        """Read a model from a path, bytes or a ModelProto; onnx contains the ``light:NAME`` models.
 
         Parameters
         ----------
         model : path, bytes, onnx.ModelProto or Model
             The model.
         weights, config : optional
-            None or empty: an ONNX model has its weights, or names files beside it; options are
-            `compile_model`'s.
+            None or empty; the parameters exist for compatibility with OpenVINO. An ONNX model
+            contains or references its weights; pass options to `compile_model`.
         states : mapping of str to str, optional
-            Input -> output that is its value in the next run of the same request: see
-            `InferRequest.query_state`. Both are then no ports of the compiled model. ``*`` stands
-            for any text, as in ``{"past.*": "present.*"}``. Otherwise what the model's own
-            metadata says under ``hetero.states``, as JSON.
+            Input -> the output that is its value in the next run of the same request; see
+            `InferRequest.query_state`. These inputs and outputs are not ports of the compiled
+            model. ``*`` matches any text: ``{"past.*": "present.*"}``. The default is the model's
+            metadata entry ``hetero.states``, in JSON.
 
         Raises
         ------
-        TensorNameError, TensorTypeError, TensorShapeError
-            There is no such input or output, or a pair is not alike.
+        TensorNameError
+            No such input or output.
+        TensorTypeError, TensorShapeError
+            The types or shapes of a pair differ.
         ArgumentError
-            Weights are given apart from the model, or options.
+            `weights` or `config` is not empty.
         """
         if weights or config:
-            raise ArgumentError("weights, config: an ONNX model has its own, and needs none.")
-        found = self._extensions.apply(read_model(model))
-        return found if states is None else with_states(found, states)
+            raise ArgumentError(
+                "weights, config: expected none: an ONNX model contains its weights; pass options "
+                "to compile_model."
+            )
+        extended = self._extensions.apply(read_model(model))
+        return extended if states is None else with_states(extended, states)
 
     def add_extension(self, extension: Any) -> None:
-        """Define a custom operator for the models that are read, queried and compiled from now on.
+        """Define a custom operator for models that are read, queried and compiled from now on.
 
         Parameters
         ----------
         extension : Extension, str, onnx.FunctionProto or path
-            A function of arrays that `hetero.custom_operator` decorates, or its ``module:attr``:
-            device CPU runs it. An ONNX function: every device runs it that runs what it is made
-            of. The path of a library of custom operators: device ORT runs these.
+            A function of arrays decorated with `hetero.custom_operator`, or its ``module:attr``,
+            for device CPU. An ONNX function, for every device that supports its operators. The
+            path of a library of custom operators, for device ORT.
 
         Raises
         ------
         ArgumentError
-            It cannot be imported, or the operator has another one.
+            The extension cannot be imported, or the operator already has another extension.
         """
         self._extensions.add(extension, on_ray=self._devices.kind == "ray")
 
@@ -378,7 +395,7 @@ class Core:
         *,
         affinity: AffinitySource | None = None,
     ) -> Support:
-        """Return which device each node would get, and why not the others.
+        """Return the device of each node by priority, and the refusals of the other devices.
 
         Parameters
         ----------
@@ -388,8 +405,8 @@ class Core:
         Returns
         -------
         Support
-            Node name -> device; nodes that no device takes are in `Support.unsupported`, each with
-            every device's reason.
+            Node name -> device; `Support.unsupported` contains the nodes without a device, with
+            the refusal of every device.
         """
         return self._query(self.read_model(model), device_name, config or {}, affinity)[2]
 
@@ -401,7 +418,7 @@ class Core:
         *,
         affinity: AffinitySource | None = None,
     ) -> Survey:
-        """Ask every device about every node, also those that another device gets.
+        """Query every device about every node, including the nodes that other devices get.
 
         Parameters
         ----------
@@ -411,22 +428,23 @@ class Core:
         Raises
         ------
         AffinityError
-            For pins that cannot be met.
+            A pin is invalid.
         """
         source = self.read_model(model)
-        source, query, support = self._query(source, device_name, config or {}, affinity)
-        told = {n: self._queries.timed(n, source, query.configs[n]) for n in query.devices}
+        source, request, support = self._query(source, device_name, config or {}, affinity)
+        results = {n: self._queries.timed(n, source, request.configs[n]) for n in request.devices}
+        plan_shapes = request.hetero_config["PLAN_SHAPES"]
         return Survey(
             source,
             device_name,
-            query.described,
-            {name: answer for name, (answer, _) in told.items()},
+            request.descriptors,
+            {name: result for name, (result, _) in results.items()},
             support,
-            assign(source, support, query.pins),
-            query.pins,
-            {name: seconds for name, (_, seconds) in told.items()},
+            assign(source, support, request.pins),
+            request.pins,
+            {name: seconds for name, (_, seconds) in results.items()},
             dict(config or {}),
-            sample_shapes(source, given) if (given := query.own["PLAN_SHAPES"]) else {},
+            sample_shapes(source, plan_shapes) if plan_shapes else {},
         )
 
     def compile_model(
@@ -439,7 +457,7 @@ class Core:
         states: Mapping[str, str] | None = None,
         weights: bytes | None = None,
     ) -> CompiledModel:
-        """Compile a model over one device or several and deploy it.
+        """Compile a model for one or several devices and deploy it.
 
         Parameters
         ----------
@@ -448,27 +466,27 @@ class Core:
         device_name : str
             ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every device.
         config : mapping, optional
-            Options; they win over `set_property` and do not change it.
+            Options; they take precedence over `set_property` and do not change it.
         affinity : mapping, path or sequence of str, optional
-            Pins: {pattern: device}, a JSON or YAML file of them, or ``PATTERN=DEVICE`` strings. A
-            pattern is a node's name, a glob or ``op:Type``. Nodes without a pin are assigned by
-            priority. Pins in the model's own metadata hold where none is given here.
+            Pins: {pattern: device}, a JSON or YAML file with them, or ``PATTERN=DEVICE`` strings. A
+            pattern is a node name, a glob or ``op:Type``. Nodes without a pin are assigned by
+            policy. Pins in the model's metadata apply to nodes without a pin here.
         states, weights
             As for `read_model`.
 
         Raises
         ------
         UnsupportedNodesError
-            For nodes that no device takes: all of them, each with each device's reason.
+            Nodes have no device; with the refusals of every device.
         AffinityError
-            For pins that name no node, no device, or a device that does not support the node.
+            Pins match no node or device, or name a device that does not support the node.
         TensorNameError, TensorTypeError, TensorShapeError
-            For states that the model does not have, or that are not alike.
+            `states` are invalid; see `read_model`.
         """
-        self._scopes.keep_executor(config := config or {})
+        self._settings.refuse_executor_options(config := config or {})
         source = self.read_model(model, weights, states=states)
         request = self._request(source, device_name, config, affinity)
-        return self._compiler.compile(source, request, cache_of(request.own))
+        return self._compiler.compile(source, request, cache_of(request.hetero_config))
 
     def profile_model(
         self,
@@ -480,21 +498,21 @@ class Core:
         seconds: float = 20.0,
         progress: Progress | None = None,
     ) -> Costs:
-        """Measure what a model's nodes and subgraphs take on devices, and tensors between them.
+        """Measure the costs of a model's nodes on devices, and of transfers between devices.
+
+        Ctrl-C ends the measurement and returns the costs so far, with ``interrupted`` set. Devices
+        that fail are listed in ``missing``, with the reason.
 
         Parameters
         ----------
         model, device_name, config
-            As for `compile_model`; every device named is measured.
+            As for `compile_model`; every device of the string is measured.
         inputs : mapping, optional
-            A request to measure with, input name -> value; made up to fit by default.
+            Input name -> value of the requests; generated by default.
         seconds : float
-            The most time for it; it ends when the figures have settled.
+            Time limit; profiling ends earlier if the measurements have settled.
         progress : callable (int, int, str), optional
-            Called with steps done, steps in all, and what is measured.
-
-        Ctrl-C ends it: the costs so far are returned, ``interrupted`` being set. Devices that
-        failed or vanished are in ``missing`` with the reason.
+            Called with the number of steps done, the number of steps, and the current step.
         """
         source = self.read_model(model)
         request = self._request(source, device_name, config or {}, None)
@@ -510,25 +528,26 @@ class Core:
         costs: Costs | None = None,
         progress: Progress | None = None,
     ) -> PlanReport:
-        """Choose a device for each node by cost, without compiling.
+        """Plan a model by cost, without compiling it.
 
         Parameters
         ----------
         model, device_name, config, affinity
-            As for `compile_model`. Pins hold. With ``PRIORITY`` the list's plan is only judged.
+            As for `compile_model`. With the policy ``PRIORITY`` the plan is that of the priority
+            list, with its predicted costs.
         costs : Costs, optional
-            What `profile_model` measured; else ``COST_FILE``'s, those measured before by this Core
-            or kept in ``CACHE_DIR``, or measured now for ``PROFILE_SECONDS``.
+            The result of `profile_model`. Default: the costs of ``COST_FILE``, those measured
+            before (also in ``CACHE_DIR``), or a measurement of ``PROFILE_SECONDS``.
         progress : callable (int, int, str), optional
-            Called with steps done, steps in all, and what is measured or searched.
+            Called with the number of steps done, the number of steps, and the current step.
 
         Raises
         ------
         PlanError
-            Constraints that no plan meets, with ``nodes`` and ``constraint``; costs of another
-            model or of other devices, with ``differences``.
+            No plan meets the constraints, with ``nodes`` and ``constraint``; or the costs are those
+            of another model or other devices, with ``differences``.
         UnsupportedNodesError
-            For nodes that no device takes.
+            Nodes have no device.
         """
         source = self.read_model(model)
         request = without_stand_ins(self._request(source, device_name, config or {}, affinity))
@@ -554,7 +573,7 @@ class Core:
         Returns
         -------
         Simulation
-            Rates, latencies and loads, and what other devices would change.
+            Rates, latencies and loads, and the effect of additional devices.
         """
         # The core does not depend on its applications; this is a shortcut to one of them.
         from hetero.apps.simulate.simulate_model import simulate_model
@@ -568,7 +587,14 @@ class Core:
         device_name: str = "HETERO",
         config: Config | None = None,
     ) -> Costs:
-        """Read a cost file; PlanError with ``differences`` if it is of another model or devices."""
+        """Read a cost file.
+
+        Raises
+        ------
+        PlanError
+            The file is damaged, or its costs are those of another model or other devices, with
+            ``differences``.
+        """
         source = self.read_model(model)
         request = self._request(source, device_name, config or {}, None)
         return self._planner.read_costs(path, source, request)
@@ -582,80 +608,90 @@ class Core:
         *,
         weights: Source | Model | None = None,
     ) -> CompiledModel:
-        """Load what `CompiledModel.export_model` wrote, and deploy it.
+        """Import a blob written by `CompiledModel.export_model`, and deploy it.
 
         Parameters
         ----------
         model_stream : path, bytes or binary file
-            The blob. Weights of a file are mapped: one copy on a node, however many processes.
+            The blob. The weights of a file are memory-mapped: all processes of a node share them.
         device_name : str, optional
-            Devices that may be used. Where the blob was compiled for others, the model in it is
-            compiled again for these; the blob's options and pins, and `remap`, hold for those that
-            are here.
+            The devices that may be used. If the blob was compiled for other devices, its model is
+            compiled again for these; the blob's options and pins apply to available devices.
         config : mapping, optional
-            Options; the blob's own hold for the rest.
+            Options; they take precedence over those of the blob.
         remap : mapping of str to str, optional
-            {device of the blob: device here}.
+            Device of the blob -> available device.
         weights : path, bytes, onnx.ModelProto or Model, optional
-            The model that was compiled, for a blob that was exported without its weights.
+            The original model, for a blob that was exported without its weights.
 
         Raises
         ------
         BlobError
             Not a blob, damaged, or of another format version.
         ModelNotFoundError
-            There is no such file.
+            No such file.
         UnknownDeviceError
-            Devices that are not here, and neither `remap` nor `device_name` says what to do.
+            A device of the blob is not available, and there is neither `remap` nor `device_name`.
 
         Notes
         -----
-        A stage whose device is of another version here, or fails to import it, is compiled again
-        from the blob; a warning says so. While a model of a file is in use, replace that file by
-        renaming another, as `export_model` does: what is mapped must not be written over.
+        A stage is compiled again from the blob, with a warning, if its device has another version
+        or fails to import it. Do not overwrite a blob file that is in use, because it is mapped;
+        replace it by renaming another file, as `export_model` does.
         """
-        given = None if weights is None else partial(self.read_model, weights)
-        blob = ModelBlob(open_blob(model_stream, given))
+        read_weights = None if weights is None else partial(self.read_model, weights)
+        blob = ModelBlob(open_blob(model_stream, read_weights))
         blob.blob.verify()
         self._extensions.require(blob)
         model = blob.source()
-        there = self.available_devices if device_name is None else self.resolve_devices(device_name)
-        placed = place_devices(blob, there, remap)
-        options = import_options(blob, placed, config or {}, self._scopes.tables())
-        if absent := {name: name for name in blob.used if name not in placed}:
+        if device_name is None:
+            available: Sequence[str] = self.available_devices
+        else:
+            available = self.resolve_devices(device_name)
+        device_map = place_devices(blob, available, remap)
+        options = import_options(blob, device_map, config or {}, self._settings.property_tables())
+        if missing := {name: name for name in blob.used if name not in device_map}:
             if device_name is None:
-                raise absent_devices(blob, absent, there)
-            _log.warning("model=%s: compiled again for %s", blob.name, device_name)
-            again = recompiled_pins(blob, placed)
-            return self.compile_model(model, device_name, options, affinity=again)
-        cuts = tuple(cut.on_devices(placed, "compiled for") for cut in blob.cuts(model))
-        split = self._scopes.split(options, placed.values())
-        pins = {name: placed[old] for name, old in blob.head.pins.items() if old in placed}
-        used = self._devices.described(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
-        request = CompileRequest(used, split.own, split.without_caches(), Affinity(pins))
-        sources = import_sources(blob, cuts, request)
-        deployment = self._compiler.deploy(cuts, sources, request)
+                raise absent_devices(blob, missing, available)
+            _log.warning("model=%s: compiling again for %s", blob.name, device_name)
+            pins = recompiled_pins(blob, device_map)
+            return self.compile_model(model, device_name, options, affinity=pins)
+        placements = tuple(p.on_devices(device_map, "compiled for") for p in blob.cuts(model))
+        split = self._settings.split(options, device_map.values())
+        pins = {name: device_map[old] for name, old in blob.head.pins.items() if old in device_map}
+        names = dict.fromkeys(device for p in placements for device in p.plan.devices)
+        devices = self._devices.describe(names)
+        request = CompileRequest(
+            devices, split.hetero_config, split.device_configs_without_cache(), Affinity(pins)
+        )
+        sources = import_sources(blob, placements, request)
+        deployment = self._compiler.deploy(placements, sources, request)
         return self._compiler.compiled(model, request, deployment)
 
     def close(self) -> None:
-        """Give back every device; ends the local Ray if this Core started it."""
-        while self._watching:
-            self._watching.pop().close()
+        """Release all devices, and stop the local Ray cluster if this Core started it."""
+        while self._observers:
+            self._observers.pop().close()
         self._devices.close()
+
+    def _executor_options(self) -> Mapping[str, Any]:
+        """Return the options for the start of the executor."""
+        return self._settings.executor_options(self._devices.kind)
 
     def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> CompileRequest:
-        devices, config = self._scopes.devices(device, config)
-        split = self._scopes.split(config, devices)
-        configs = self._extensions.allow(model, split.without_caches(), self._scopes.tables())
-        own = {**split.own, "CACHE_DIR": cache_folder(split, config)}
+        devices, config = self._settings.select_devices(device, config)
+        split = self._settings.split(config, devices)
+        tables = self._settings.property_tables()
+        configs = self._extensions.allow(model, split.device_configs_without_cache(), tables)
+        hetero_config = {**split.hetero_config, "CACHE_DIR": cache_folder(split, config)}
         pins = collect_pins(model, devices, affinity)
-        return CompileRequest(self._devices.described(devices), own, configs, pins)
+        return CompileRequest(self._devices.describe(devices), hetero_config, configs, pins)
 
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> tuple[Model, CompileRequest, Support]:
         request = without_stand_ins(self._request(model, device, config, affinity))
-        model, ask = opened(model, request), self._queries.querier(request)
-        return model, request, query_priority(model, request.devices, ask, request.pins)
+        model, query = opened(model, request), self._queries.querier(request)
+        return model, request, query_priority(model, request.devices, query, request.pins)

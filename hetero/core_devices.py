@@ -1,4 +1,4 @@
-"""The devices of a Core: their executor, which the first use starts, and their plugins."""
+"""Devices of a Core: the executor, which the first use starts, and the plugins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from hetero.devices.errors import ClusterError, HeteroError, UnsupportedOperationError
+from hetero.devices.model.model import Model
 from hetero.devices.plugin.registry import renamed
-from hetero.properties.device_selection import check_counts, choose_devices
+from hetero.devices.plugin.support import Support
+from hetero.properties.device_selection import check_counts, select_devices
 from hetero.scheduler import create_executor
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.executor import Executor
@@ -23,7 +25,11 @@ ExecutorKind = Literal["ray", "inprocess"]
 
 
 class Devices:
-    """The devices of a Core; `options` returns what was set of the executor when it starts."""
+    """The devices of a Core.
+
+    `counts`: plugin -> number of devices per node.
+    `executor_options`: returns further options of the executor when it starts.
+    """
 
     def __init__(
         self,
@@ -31,68 +37,76 @@ class Devices:
         address: str | None,
         counts: Mapping[str, int],
         plugins: Sequence[PluginSpec],
-        options: Callable[[], Mapping[str, Any]],
+        executor_options: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.kind: ExecutorKind = kind
         self.plugins = tuple(plugins)
-        #: Who is told of requests.
+        #: Observers of requests.
         self.observers: Final[list[Observer]] = []
-        #: Set once the first device is needed.
-        self.started: Executor | None = None
+        #: Set by the first use of a device.
+        self.running_executor: Executor | None = None
         self._address = address
         self._counts = counts
-        self._options = options
+        self._executor_options = executor_options
         self._lock = threading.RLock()
         self._closed = False
 
     def __str__(self) -> str:
-        names = "not started" if self.started is None else ", ".join(d.name for d in self.rows())
-        return f"{self.kind}: {names}"
+        if self.running_executor is None:
+            return f"{self.kind}: not started"
+        return f"{self.kind}: {', '.join(d.name for d in self.descriptors())}"
 
-    @property
-    def executor(self) -> Executor:
-        """The executor, started on first use."""
+    def get_executor(self) -> Executor:
+        """Return the executor; the first call starts it."""
         with self._lock:
             if self._closed:
-                raise ClusterError("this Core is closed; make another.")
-            if self.started is None:
-                self.started = create_executor(
+                raise ClusterError("this Core is closed; create another.")
+            if self.running_executor is None:
+                self.running_executor = create_executor(
                     self.kind,
                     address=self._address,
                     devices=self._counts,
                     plugins=self.plugins,
                     observers=self.observers,
-                    **self._options(),
+                    **self._executor_options(),
                 )
-            return self.started
+            return self.running_executor
 
-    def rows(self) -> tuple[DeviceDescriptor, ...]:
-        """Return every device; a broken plugin is a row with its error."""
-        check_counts(self._counts, rows := self.executor.devices())
-        return rows
+    def descriptors(self) -> tuple[DeviceDescriptor, ...]:
+        """Return the descriptors of all devices; that of a broken plugin has its error."""
+        check_counts(self._counts, descriptors := self.get_executor().devices())
+        return descriptors
+
+    def query(self, device: str, model: Model, config: Mapping[str, Any]) -> Support:
+        """Query a device about a model."""
+        return self.get_executor().query(device, model, config)
+
+    def get_property(self, device: str, name: str) -> Any:
+        """Return a property of a device."""
+        return self.get_executor().get_property(device, name)
 
     def resolve(self, device: str) -> tuple[str, ...]:
-        """Return the names of the devices that a device string means, in order of priority."""
-        return choose_devices(device, self.rows())
+        """Return the names of the devices of a device string, in order of priority."""
+        return select_devices(device, self.descriptors())
 
-    def described(self, names: Iterable[str]) -> tuple[DeviceDescriptor, ...]:
-        """Return the rows of some devices."""
-        by_name = {row.name: row for row in self.rows()}
+    def describe(self, names: Iterable[str]) -> tuple[DeviceDescriptor, ...]:
+        """Return the descriptors of some devices."""
+        by_name = {descriptor.name: descriptor for descriptor in self.descriptors()}
         return tuple(by_name[name] for name in names)
 
     def versions(self, device: str) -> dict[str, Version]:
-        """Return the version of each plugin that a device string names."""
-        found = {row.plugin: row.version for row in self.described(self.resolve(device))}
+        """Return the versions of the plugins of a device string."""
+        versions = {d.plugin: d.version for d in self.describe(self.resolve(device))}
         if parse_device(device).hetero:
-            found = {HETERO: hetero_version(), **found}
-        return {name: Version(text, f"plugin {name}") for name, text in found.items()}
+            versions = {HETERO: hetero_version(), **versions}
+        return {name: Version(text, f"plugin {name}") for name, text in versions.items()}
 
     def register_plugin(self, plugin: PluginSpec, name: str | None) -> None:
-        """Offer the devices of a plugin that is not installed; see `Core.register_plugin`."""
+        """Register a plugin that is not installed; see `Core.register_plugin`."""
         if name is not None:
             plugin = f"{name}={plugin}" if isinstance(plugin, str) else renamed(plugin, name)
         with self._lock:
-            executor = self.executor if self.kind == "inprocess" else self.started
+            executor = self.get_executor() if self.kind == "inprocess" else self.running_executor
             if isinstance(executor, InProcessExecutor):
                 executor.add_plugin(plugin)
             elif executor is not None:
@@ -103,37 +117,37 @@ class Devices:
             self.plugins = (*self.plugins, plugin)
 
     def unload_plugin(self, name: str) -> None:
-        """Let go of a plugin; see `Core.unload_plugin`."""
-        executor = self.executor if self.kind == "inprocess" else None
+        """Unload a plugin; see `Core.unload_plugin`."""
+        executor = self.get_executor() if self.kind == "inprocess" else None
         if not isinstance(executor, InProcessExecutor):
             raise UnsupportedOperationError(
-                "unload_plugin: the devices of a cluster are loaded by its nodes. Close this Core "
-                "and make another."
+                "unload_plugin: the nodes of a cluster load their plugins themselves. Close this "
+                "Core and create another."
             )
         executor.unload_plugin(name)
 
     def nodes(self) -> Mapping[str, str]:
-        """Return the node of each device, if devices are in use."""
+        """Return the node of each device, if the executor is running."""
         try:
-            rows = () if self.started is None else self.started.devices()
-        except HeteroError:  # the cluster is lost: the rest goes without the nodes' names
-            rows = ()
-        return {device.name: device.node for device in rows}
+            descriptors = () if self.running_executor is None else self.running_executor.devices()
+        except HeteroError:  # without the cluster, node names are unknown
+            descriptors = ()
+        return {device.name: device.node for device in descriptors}
 
     def in_flight(self) -> Sequence[ObservedRequest]:
-        """Return the requests that have not ended."""
-        executor = self.started
+        """Return the requests in flight."""
+        executor = self.running_executor
         return () if executor is None else executor.requests_in_flight()
 
     def load(self) -> Load:
-        """Return what waits and runs now."""
-        executor = self.started
+        """Return the numbers of waiting and running requests and tasks."""
+        executor = self.running_executor
         return Load() if executor is None else executor.load()
 
     def close(self) -> None:
-        """Give every device back."""
+        """Close the executor, and with it all devices."""
         with self._lock:
-            executor, self.started = self.started, None
+            executor, self.running_executor = self.running_executor, None
             self._closed = True
         if executor is not None:
             executor.close()

@@ -217,7 +217,7 @@ def test_import_loads_no_vendor_runtime_and_no_ray() -> None:
     ("arguments", "words"),
     [
         ({"executor": "threads"}, "'ray' or 'inprocess'"),
-        ({"executor": "inprocess", "address": "127.0.0.1:6379"}, "Ray cluster"),
+        ({"executor": "inprocess", "address": "127.0.0.1:6379"}, "with an address"),
     ],
 )
 def test_core_refuses_invalid_executor_arguments(arguments: dict[str, str], words: str) -> None:

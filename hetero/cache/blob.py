@@ -37,7 +37,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Payload
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.properties.compile_request import CompileRequest
-from hetero.properties.table import NOT_KEPT
+from hetero.properties.table import NOT_EXPORTED
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.blob_format import Inline
 from hetero.scheduler.formats.blob_writer import BlobWriter
@@ -153,8 +153,8 @@ def header_of(cuts: Sequence[PlacedPartition], request: CompileRequest) -> dict[
         "hetero": hetero_version(),
         "name": cuts[0].plan.name,
         "content_hash": cuts[0].partition.source.content_hash,
-        "devices": {d.name: [d.plugin, d.version, d.fingerprint] for d in request.described},
-        "options": _plain(request.own),
+        "devices": {d.name: [d.plugin, d.version, d.fingerprint] for d in request.descriptors},
+        "options": _plain(request.hetero_config),
         "device_options": {n: _plain(options) for n, options in request.configs.items()},
         "pins": dict(request.pins.devices),
         # Of the values that stages take and give: enough to load their exports.
@@ -344,7 +344,7 @@ def _ports(cuts: Sequence[PlacedPartition]) -> list[TensorSpec]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in NOT_KEPT}
+    return {name: value for name, value in options.items() if name not in NOT_EXPORTED}
 
 
 def _affinity(

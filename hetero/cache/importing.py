@@ -14,7 +14,7 @@ from hetero.devices.plugin.program import Payload
 from hetero.devices.plugin.properties import PropertyTable
 from hetero.partition.partition import PlacedPartition
 from hetero.properties.compile_request import CompileRequest
-from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT
+from hetero.properties.table import HETERO_PROPERTIES, NOT_EXPORTED
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
 from hetero.scheduler.vocabulary.names import match_name
@@ -165,7 +165,7 @@ def _parsed(blob: ModelBlob, options: Mapping[str, Any], table: PropertyTable) -
         if name == "PROVIDER_OPTIONS" and isinstance(value, Mapping)
         else value
         for name, value in options.items()
-        if name in table and table[name].mutable and name not in NOT_KEPT
+        if name in table and table[name].mutable and name not in NOT_EXPORTED
     }
     try:
         return Configuration(table, "options").parse(known)

@@ -35,8 +35,8 @@ def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) 
             "types": types.hexdigest(),
             "pins": list(request.pins.items()),
             "devices": [[name, *_of_device(name, request)] for name in request.devices],
-            "options": HETERO_PROPERTIES.key(request.own),
-            "costs": _costs(request.own["COST_FILE"]),
+            "options": HETERO_PROPERTIES.key(request.hetero_config),
+            "costs": _costs(request.hetero_config["COST_FILE"]),
             "encrypted": encrypted,
         }
     )

@@ -26,7 +26,7 @@ from hetero.devices.request.request import Request
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
-from hetero.properties.table import HETERO_PROPERTIES, listed
+from hetero.properties.table import HETERO_PROPERTIES, public_value
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.vocabulary.plan import Plan
@@ -48,13 +48,15 @@ class CompiledModel(BaseCompiledModel):
         super().__init__(source, variables)
         self.deployment = deployment
         self.request: Final = request
-        self._configuration = Configuration(HETERO_PROPERTIES, f"model {self.name!r}", request.own)
+        self._configuration = Configuration(
+            HETERO_PROPERTIES, f"model {self.name!r}", request.hetero_config
+        )
         #: Every device of the list has one, also those that got no node.
         self._of_devices = {
             d.name: Configuration(
                 d.properties, f"model {self.name!r} on {d.name}", request.configs[d.name]
             )
-            for d in request.described
+            for d in request.descriptors
         }
         self._loaded_from_cache = loaded_from_cache
         profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
@@ -247,9 +249,9 @@ class CompiledModel(BaseCompiledModel):
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._enough_requests,
         }
         if name in computed:
-            return listed(name, computed[name]())
+            return public_value(name, computed[name]())
         if name in HETERO_PROPERTIES:
-            return listed(name, self._configuration.get(name))
+            return public_value(name, self._configuration.get(name))
         used = self._executing or tuple(self._of_devices)
         found = {d: o[name] for d, o in self._device_options().items() if d in used and name in o}
         values = list(found.values())
@@ -262,7 +264,7 @@ class CompiledModel(BaseCompiledModel):
                 f"model {self.name!r}: devices differ in {name}: {shown}. Read DEVICE_PROPERTIES.",
                 property=name,
             )
-        return listed(name, values[0])
+        return public_value(name, values[0])
 
     @property
     def _executing(self) -> tuple[str, ...]:

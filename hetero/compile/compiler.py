@@ -35,9 +35,9 @@ class Compiler:
     """Compiles models on the devices of an executor, which is started when it is needed."""
 
     def __init__(
-        self, executor: Callable[[], Executor], queries: QueryCache, planner: CostPlanner
+        self, get_executor: Callable[[], Executor], queries: QueryCache, planner: CostPlanner
     ) -> None:
-        self._executor = executor
+        self._get_executor = get_executor
         self._queries = queries
         self._planner = planner
 
@@ -60,7 +60,7 @@ class Compiler:
 
         def compile_variant(given: frozenset[str]) -> DeployedModel:
             # What has a default has no batch: such requests are not joined.
-            alone = request.with_own(AUTO_BATCH_SIZE=0)
+            alone = request.with_options(AUTO_BATCH_SIZE=0)
             return self.compile(model.with_inputs(given), alone, cache).target
 
         made = CompiledModel(deployment, request, loaded_from_cache=hit)
@@ -110,7 +110,7 @@ class Compiler:
         self, model: Model, request: CompileRequest, refused: RefusalsByDevice
     ) -> list[PlacedPartition]:
         """Cut a model as the policy says, without what devices are known to refuse in a part."""
-        count = request.own["NUM_REPLICAS"]
+        count = request.hetero_config["NUM_REPLICAS"]
         others = stand_ins(request)
         devices = without_stand_ins(request).devices
         if count > len(devices):
@@ -120,7 +120,7 @@ class Compiler:
                 property="NUM_REPLICAS",
             )
         try:
-            copies = [request.on(devices[first::count]) for first in range(count)]
+            copies = [request.for_devices(devices[first::count]) for first in range(count)]
         except DeviceError as error:
             raise PropertyError(
                 f"model {model.name!r}: NUM_REPLICAS={count}: each copy keeps the pins on devices "
@@ -129,7 +129,7 @@ class Compiler:
             ) from error
         # All are asked where costs decide; by priority it is seen only then who is.
         by_cost = request.policy != "PRIORITY"
-        self._executor().start(devices if by_cost else set(request.pins.values()))
+        self._get_executor().start(devices if by_cost else set(request.pins.values()))
         return [
             replace(way, share=way.share / count)
             for copy in copies
@@ -163,15 +163,15 @@ class Compiler:
         stateful = bool(variables_of(model))
 
         def remake(gone: Collection[str]) -> Remade:
-            listed = {row.name for row in self._executor().devices(wait=False)}
+            listed = {row.name for row in self._get_executor().devices(wait=False)}
             missing = {*gone, *(d for d in request.devices if d not in listed)}
             left = without_devices(request, missing)
             # Quicker than to place all anew, and what else there is stays where it is.
-            kept = [moved(cut, missing, left.described) for cut in cuts] if stateful else []
+            kept = [moved(cut, missing, left.descriptors) for cut in cuts] if stateful else []
             placed = [cut for cut in kept if cut] or self.place(model, left, {})
             return _deployable(placed, _sources(placed, request))
 
-        return self._executor().deploy(
+        return self._get_executor().deploy(
             placement, sources, constants, limits=limits, remake=remake, stateful=stateful
         )
 
@@ -189,12 +189,12 @@ def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRe
     # The stand-ins of a device that is gone are devices like others.
     replicas = {
         device: [other for other in others if match_name(other, devices)]
-        for device, others in request.own["STAGE_REPLICAS"].items()
+        for device, others in request.hetero_config["STAGE_REPLICAS"].items()
         if match_name(device, devices)
     }
     most = len(devices) - sum(map(len, replicas.values()))
-    count = min(request.own["NUM_REPLICAS"], most)
-    return request.on(devices).with_own(NUM_REPLICAS=count, STAGE_REPLICAS=replicas)
+    count = min(request.hetero_config["NUM_REPLICAS"], most)
+    return request.for_devices(devices).with_options(NUM_REPLICAS=count, STAGE_REPLICAS=replicas)
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def batching_of(
     require_joinable(cuts[0].partition.source, size)
     return Batching(
         size,
-        request.own["AUTO_BATCH_TIMEOUT"] / 1000,
+        request.hetero_config["AUTO_BATCH_TIMEOUT"] / 1000,
         busy=sum(max(cut.plan.levels, default=0) + 1 for cut in cuts),
         most=limits.requests,
     )

@@ -24,7 +24,7 @@ def stand_ins(request: CompileRequest) -> StandIns:
     """Return what STAGE_REPLICAS says, devices by their names, each once and without pins."""
     found = {
         _device(name, request): tuple(_device(other, request) for other in others)
-        for name, others in request.own[_NAME].items()
+        for name, others in request.hetero_config[_NAME].items()
     }
     others = [other for mine in found.values() for other in mine]
     for other in others:
@@ -38,7 +38,7 @@ def stand_ins(request: CompileRequest) -> StandIns:
 def without_stand_ins(request: CompileRequest) -> CompileRequest:
     """Return a request for the devices that get subgraphs of their own."""
     others = {device for mine in stand_ins(request).values() for device in mine}
-    return request.on(tuple(device for device in request.devices if device not in others))
+    return request.for_devices(tuple(device for device in request.devices if device not in others))
 
 
 def ways(cut: PlacedPartition, others: StandIns) -> list[PlacedPartition]:

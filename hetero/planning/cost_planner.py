@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 class CostPlanner:
     """Plans models by the costs of their nodes on the devices of an executor."""
 
-    def __init__(self, executor: Callable[[], Executor], queries: QueryCache) -> None:
-        self._executor = executor
+    def __init__(self, get_executor: Callable[[], Executor], queries: QueryCache) -> None:
+        self._get_executor = get_executor
         self._queries = queries
         #: Hash of model, shapes and devices -> measured costs.
         self._measured_costs: dict[str, Costs] = {}
@@ -62,7 +62,7 @@ class CostPlanner:
         """Measure the costs of a model on the devices of a request; see `Core.profile_model`."""
         shapes = {} if inputs else _shapes(model, request)
         profile_request = ProfileRequest(
-            executor=self._executor(),
+            executor=self._get_executor(),
             model=model,
             inputs=sample_inputs(model, inputs or declared_values(model, shapes), shapes),
             devices=self._current_descriptors(request),
@@ -75,7 +75,7 @@ class CostPlanner:
     def read_costs(self, path: str | Path, model: Model, request: CompileRequest) -> Costs:
         """Read a cost file and check it for a model and devices; see `Core.read_costs`."""
         costs = read_costs(path)
-        shapes = _shapes(model, request) if request.own["PLAN_SHAPES"] else None
+        shapes = _shapes(model, request) if request.hetero_config["PLAN_SHAPES"] else None
         identities = self._identities(request)
         check_costs(costs, model.content_hash, identities, f"cost file {path}", shapes)
         return costs
@@ -93,7 +93,7 @@ class CostPlanner:
 
         `refusals`: nodes that devices refused in their part of the model.
         """
-        options = request.own
+        options = request.hetero_config
         policy = request.policy
         supports = self._supports(model, request, refusals)
         if policy == "PRIORITY":
@@ -140,9 +140,9 @@ class CostPlanner:
 
         Without a policy and a hint, the policy is ``AUTO``.
         """
-        options = request.own
+        options = request.hetero_config
         if not options["MODEL_DISTRIBUTION_POLICY"] and not options["PERFORMANCE_HINT"]:
-            request = request.with_own(MODEL_DISTRIBUTION_POLICY="AUTO")
+            request = request.with_options(MODEL_DISTRIBUTION_POLICY="AUTO")
         refusals: RefusalsByDevice = {}
         while True:
             report = self.plan(model, request, refusals, costs=costs, progress=progress)
@@ -177,7 +177,7 @@ class CostPlanner:
 
     def _costs(self, model: Model, request: CompileRequest, progress: Progress | None) -> Costs:
         """Return costs: from the cost file, from a previous measurement, or from a new one."""
-        options = request.own
+        options = request.hetero_config
         if options["COST_FILE"]:
             return self.read_costs(options["COST_FILE"], model, request)
         shapes = sorted(_shapes(model, request).items())
@@ -210,7 +210,7 @@ class CostPlanner:
 
     def _current_descriptors(self, request: CompileRequest) -> tuple[DeviceDescriptor, ...]:
         """Return current descriptors of the devices: a device may restart on another node."""
-        by_name = {d.name: d for d in self._executor().devices(wait=False)}
+        by_name = {d.name: d for d in self._get_executor().devices(wait=False)}
         return tuple(by_name[name] for name in request.devices)
 
     def _supports(
@@ -223,7 +223,7 @@ class CostPlanner:
         }
 
     def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
-        options, devices = request.own, self._current_descriptors(request)
+        options, devices = request.hetero_config, self._current_descriptors(request)
         # Devices that use their cluster node's memory get equal shares of it.
         num_sharing = Counter(d.node for d in devices if d.shares_memory)
         memory_nbytes = {
@@ -256,4 +256,4 @@ class CostPlanner:
 
 def _shapes(model: Model, request: CompileRequest) -> dict[str, tuple[int, ...]]:
     """Return the input shapes for measurements and plans."""
-    return sample_shapes(model, request.own["PLAN_SHAPES"] or declared_shapes(model))
+    return sample_shapes(model, request.hetero_config["PLAN_SHAPES"] or declared_shapes(model))

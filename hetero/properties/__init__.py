@@ -1,7 +1,8 @@
-"""Names of properties as OpenVINO's scripts write them: ``hetero.properties.hint.num_requests()``.
+"""Property names with OpenVINO's Python API, such as ``hetero.properties.hint.num_requests()``.
 
-Each is the property's name, and returns it when called; called with a value, a pair of both. Which
-of them a device has is asked of it: ``core.get_property("CPU", "SUPPORTED_PROPERTIES")``.
+Each is a string. Called without an argument it returns the name, called with a value it returns
+the pair ``(name, value)``. ``core.get_property("CPU", "SUPPORTED_PROPERTIES")`` lists the
+properties of a device.
 """
 
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What a model is queried, planned or compiled for, and with."""
+"""Compile requests: the devices, options and pins of a query, plan or compilation."""
 
 from __future__ import annotations
 
@@ -17,76 +17,86 @@ Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """Devices, options and pins of one model."""
+    """Devices, options and pins for one model."""
 
-    #: The devices, the most preferred first.
-    described: tuple[DeviceDescriptor, ...]
-    #: HETERO's own options, defaults filled in.
-    own: Mapping[str, Any]
-    #: Device name -> its options, as given or set.
+    #: The devices, in order of priority.
+    descriptors: tuple[DeviceDescriptor, ...]
+    #: HETERO's options, including defaults.
+    hetero_config: Mapping[str, Any]
+    #: Device name -> its options, without defaults.
     configs: Mapping[str, Mapping[str, Any]]
-    #: Nodes that the user placed.
+    #: Devices that the user assigned to nodes.
     pins: Affinity
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices' names, the most preferred first."""
-        return tuple(device.name for device in self.described)
+        """The devices' names, in order of priority."""
+        return tuple(device.name for device in self.descriptors)
 
     def descriptor(self, name: str) -> DeviceDescriptor:
-        """Return one of the devices."""
-        return next(device for device in self.described if device.name == name)
+        """Return the descriptor of one of the devices."""
+        return next(device for device in self.descriptors if device.name == name)
 
     @property
     def policy(self) -> Policy:
-        """How nodes get their devices."""
-        given: Policy = self.own["MODEL_DISTRIBUTION_POLICY"] or (
-            "AUTO" if self.own["PERFORMANCE_HINT"] else "PRIORITY"
+        """The distribution policy: the option, or a default that depends on the hint."""
+        policy: Policy = self.hetero_config["MODEL_DISTRIBUTION_POLICY"] or (
+            "AUTO" if self.hetero_config["PERFORMANCE_HINT"] else "PRIORITY"
         )
-        return given
+        return policy
 
     @property
     def batch_size(self) -> int:
-        """How many rows are joined into one request; less than 2 where none are."""
-        return int(self.own["AUTO_BATCH_SIZE"] if self.own["ALLOW_AUTO_BATCHING"] else 0)
+        """The maximum batch size of dynamic batching; less than 2 without it."""
+        return int(
+            self.hetero_config["AUTO_BATCH_SIZE"]
+            if self.hetero_config["ALLOW_AUTO_BATCHING"]
+            else 0
+        )
 
     @property
     def limits(self) -> Limits:
-        """The bounds of a deployment's queues; 0 requests: as many as are optimal."""
+        """The limits of a deployment's queues; 0 requests stands for the optimal number."""
         return Limits(
-            self.own["MAX_REQUESTS_IN_FLIGHT"],
-            self.own["MAX_BYTES_IN_FLIGHT"],
-            self.own["MAX_REQUESTS_WAITING"],
-            self.own["REQUEST_TIMEOUT_S"],
-            admission_timeout_s=self.own["ADMISSION_TIMEOUT_S"],
-            attempts=self.own["MAX_ATTEMPTS"],
-            in_order=self.own["PRESERVE_ORDER"],
-            stage_timeout_s=self.own["STAGE_TIMEOUT_S"],
+            self.hetero_config["MAX_REQUESTS_IN_FLIGHT"],
+            self.hetero_config["MAX_BYTES_IN_FLIGHT"],
+            self.hetero_config["MAX_REQUESTS_WAITING"],
+            self.hetero_config["REQUEST_TIMEOUT_S"],
+            admission_timeout_s=self.hetero_config["ADMISSION_TIMEOUT_S"],
+            attempts=self.hetero_config["MAX_ATTEMPTS"],
+            in_order=self.hetero_config["PRESERVE_ORDER"],
+            stage_timeout_s=self.hetero_config["STAGE_TIMEOUT_S"],
         )
 
-    def with_own(self, **options: Any) -> CompileRequest:
-        """Return the request with other values of HETERO's own options."""
-        return replace(self, own={**self.own, **options})
+    def with_options(self, **options: Any) -> CompileRequest:
+        """Return the request with other values of HETERO's options."""
+        return replace(self, hetero_config={**self.hetero_config, **options})
 
-    def on(self, devices: tuple[str, ...]) -> CompileRequest:
-        """Return the request for some of its devices; pins move to devices of the same plugin."""
-        stand_in: dict[str, str] = {}
-        for place, device in enumerate(self.devices):
+    def for_devices(self, devices: tuple[str, ...]) -> CompileRequest:
+        """Return the request for some of its devices; pins move to devices of the same plugin.
+
+        Raises DeviceError: nodes are pinned to a device without another of its plugin.
+        """
+        replacements: dict[str, str] = {}
+        for index, device in enumerate(self.devices):
             if device in devices or device not in self.pins.values():
                 continue
             plugin, _ = split_name(device)
-            alike = [other for other in devices if split_name(other)[0] == plugin]
-            if not alike:
+            candidates = [other for other in devices if split_name(other)[0] == plugin]
+            if not candidates:
                 raise DeviceError(
-                    f"nodes are pinned to {device}, and there is no other {plugin} in "
-                    f"{', '.join(devices)}."
+                    f"nodes are pinned to {device}, but {', '.join(devices)} contains no other "
+                    f"device of plugin {plugin}."
                 )
-            stand_in[device] = alike[place % len(alike)]
+            replacements[device] = candidates[index % len(candidates)]
         return replace(
             self,
-            described=tuple(device for device in self.described if device.name in devices),
+            descriptors=tuple(device for device in self.descriptors if device.name in devices),
             pins=Affinity(
-                {node: stand_in.get(on, on) for node, on in self.pins.devices.items()},
+                {
+                    node: replacements.get(device, device)
+                    for node, device in self.pins.devices.items()
+                },
                 self.pins.reasons,
             ),
         )

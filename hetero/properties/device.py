@@ -1,4 +1,4 @@
-"""Properties of devices: ``hetero.properties.device``."""
+"""Names of device properties: ``hetero.properties.device``."""
 
 from enum import StrEnum
 from typing import Final
@@ -7,7 +7,7 @@ from hetero.properties.property_name import PropertyName
 
 
 class Capability(StrEnum):
-    """Values among OPTIMIZATION_CAPABILITIES."""
+    """Elements of OPTIMIZATION_CAPABILITIES."""
 
     BF16 = "BF16"
     FP16 = "FP16"

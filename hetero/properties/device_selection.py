@@ -1,4 +1,4 @@
-"""Device strings against the devices that are there, with what is wrong with those that are not."""
+"""Selection of devices by device strings, DEVICE_ID and MULTI_DEVICE_PRIORITIES."""
 
 from __future__ import annotations
 
@@ -27,98 +27,112 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
-#: Devices of a plugin that a node offers at most: a thread or a process each.
-MOST_DEVICES: Final = 1024
+#: Maximum number of devices of a plugin on a node: each is a thread or a process.
+MAX_DEVICES_PER_NODE: Final = 1024
 
 
-def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, ...]:
-    """Return the devices that a device string means, in order of priority.
+def select_devices(device: str, descriptors: Sequence[DeviceDescriptor]) -> tuple[str, ...]:
+    """Return the names of the devices of a device string, in order of priority.
+
+    A device whose plugin failed to load is removed from a list with other devices, with a warning.
 
     `device`: ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
-    A device whose plugin is broken is left out of a list in which another works: a warning says so.
+    Raises UnknownDeviceError: no such device.
+    Raises PluginLoadError: the plugin of the only device failed to load.
     """
-    working = [d for d in rows if d.error is None]
+    usable = [d for d in descriptors if d.error is None]
     request = parse_device(device)
     if request == DeviceRequest(True, ()):
-        ranked = sorted((d for d in working if d.automatic), key=lambda d: d.rank)
+        ranked = sorted((d for d in usable if d.automatic), key=lambda d: d.rank)
         return tuple(d.name for d in ranked)
-    names = [d.name for d in working]
-    broken = {d.plugin: d.error for d in rows if d.error is not None}
-    out = [n for n in request.names if split_name(n)[0] in broken and not match_name(n, names)]
-    if request.hetero and 0 < len(out) < len(request.names):
-        for name in out:
-            _log.warning("%s: left out of %s: %s", name, device, broken[split_name(name)[0]])
-        device = f"{HETERO}:" + ",".join(name for name in request.names if name not in out)
+    names = [d.name for d in usable]
+    errors_by_plugin = {d.plugin: d.error for d in descriptors if d.error is not None}
+    unusable = [
+        n
+        for n in request.names
+        if split_name(n)[0] in errors_by_plugin and not match_name(n, names)
+    ]
+    if request.hetero and 0 < len(unusable) < len(request.names):
+        for name in unusable:
+            _log.warning(
+                "%s: removed from %s: %s", name, device, errors_by_plugin[split_name(name)[0]]
+            )
+        device = f"{HETERO}:" + ",".join(name for name in request.names if name not in unusable)
     try:
         return resolve_device(device, names)
     except UnknownDeviceError as error:
-        for plugin in (split_name(name)[0] for name in out):
+        for plugin in (split_name(name)[0] for name in unusable):
             raise PluginLoadError(
-                f"device {plugin!r} cannot be used: {broken[plugin]}", device=plugin
+                f"device {plugin!r} cannot be used: {errors_by_plugin[plugin]}", device=plugin
             ) from error
         raise
 
 
-def choose_prioritised(
-    device: str, names: Sequence[str], rows: Sequence[DeviceDescriptor]
+def select_prioritised_devices(
+    device: str, priorities: Sequence[str], descriptors: Sequence[DeviceDescriptor]
 ) -> tuple[str, ...]:
-    """Return what a device string means where ``MULTI_DEVICE_PRIORITIES`` lists `names`."""
-    if not names or not parse_device(device).hetero:
-        return choose_devices(device, rows)
-    listed = choose_devices(f"{HETERO}:" + ",".join(names), rows)
-    if ":" in device and choose_devices(device, rows) != listed:
+    """Return the devices of a device string, with `names` from ``MULTI_DEVICE_PRIORITIES``.
+
+    Raises PropertyError: both list devices, and not the same ones.
+    """
+    if not priorities or not parse_device(device).hetero:
+        return select_devices(device, descriptors)
+    selected = select_devices(f"{HETERO}:" + ",".join(priorities), descriptors)
+    if ":" in device and select_devices(device, descriptors) != selected:
         raise PropertyError(
-            f"the device string {device!r} and MULTI_DEVICE_PRIORITIES={','.join(names)} "
-            "disagree; give one of them.",
+            f"the device string {device!r} and MULTI_DEVICE_PRIORITIES={','.join(priorities)} "
+            "disagree; use one of them.",
             property="MULTI_DEVICE_PRIORITIES",
         )
-    return listed
+    return selected
 
 
-def identified(device: str, config: Config) -> tuple[str, Config]:
-    """Return a device string with the id that the option DEVICE_ID gives, and the other options."""
+def apply_device_id(device: str, config: Config) -> tuple[str, Config]:
+    """Return a device string with the id of the option DEVICE_ID, and the remaining options."""
     check_mapping(config, device)
     if "DEVICE_ID" not in config:
         return device, config
-    asked = str(config["DEVICE_ID"])
+    device_id = str(config["DEVICE_ID"])
     request = parse_device(device)
-    plugin, _, device_id = device.strip().partition(".")
-    if request.hetero or device_id not in ("", asked):
+    plugin, _, own_id = device.strip().partition(".")
+    if request.hetero or own_id not in ("", device_id):
+        example = f"{split_name([*request.names, 'CPU'][0])[0]}.{device_id}"
         raise PropertyError(
-            f"DEVICE_ID={asked!r} for {device!r}: it chooses one of a plugin's devices. Name the "
-            f"devices with their ids, as in {split_name([*request.names, 'CPU'][0])[0]}.{asked}.",
+            f"DEVICE_ID={device_id!r} for {device!r}: expected a plugin without an id. Name the "
+            f"devices with their ids, such as {example}.",
             property="DEVICE_ID",
         )
-    return f"{plugin}.{asked}", {n: v for n, v in config.items() if n != "DEVICE_ID"}
+    return f"{plugin}.{device_id}", {n: v for n, v in config.items() if n != "DEVICE_ID"}
 
 
 def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
-    """Return how many devices of a plugin each node offers."""
+    """Check the numbers of devices per plugin and node, and return them as a dictionary."""
     counts = {} if devices is None else devices
     if not isinstance(counts, Mapping) or not all(
         isinstance(n, str) and isinstance(c, int) and not isinstance(c, bool) and c >= 0
         for n, c in counts.items()
     ):
         raise ArgumentTypeError(
-            f"devices={devices!r}: wanted numbers of devices by plugin, as {{'ORT': 2}}."
+            "devices: expected numbers of devices by plugin, such as {'ORT': 2}; got "
+            f"{devices!r}."
         )
     for name, count in counts.items():
-        if count > MOST_DEVICES:
+        if count > MAX_DEVICES_PER_NODE:
             raise ArgumentError(
-                f"devices={{{name!r}: {count}}}: a node offers at most {MOST_DEVICES} devices of a "
-                "plugin."
+                f"devices={{{name!r}: {count}}}: expected at most {MAX_DEVICES_PER_NODE} devices "
+                "of a plugin on a node."
             )
     return dict(counts)
 
 
-def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:
-    """Refuse to count devices of a plugin that is not there."""
-    plugins = dict.fromkeys(d.plugin for d in rows)
+def check_counts(counts: Mapping[str, int], descriptors: Sequence[DeviceDescriptor]) -> None:
+    """Raise UnknownDeviceError if `counts` names a plugin that does not exist."""
+    plugins = dict.fromkeys(d.plugin for d in descriptors)
     for name in counts:
-        # A count of none is how a plugin is left out; it has no row then.
+        # A count of 0 disables a plugin, which then has no descriptor.
         if counts[name] and name not in plugins:
             raise UnknownDeviceError(
-                f"devices={{{name!r}: {counts[name]}}}: there is no plugin {name!r}; there are "
+                f"devices={{{name!r}: {counts[name]}}}: no plugin {name!r}; available plugins: "
                 f"{', '.join(plugins)}.",
                 device=name,
             )

@@ -1,4 +1,4 @@
-"""Hints of what is wanted of devices and plans: ``hetero.properties.hint``."""
+"""Names of hints for devices and plans: ``hetero.properties.hint``."""
 
 from enum import StrEnum
 from typing import Final

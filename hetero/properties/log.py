@@ -1,4 +1,4 @@
-"""How much is logged: ``hetero.properties.log``."""
+"""Names of logging properties: ``hetero.properties.log``."""
 
 from enum import StrEnum
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a property's name is to a script: text that can be called."""
+"""Callable property names, as in OpenVINO's Python API."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 from hetero.devices.errors import ArgumentTypeError
 
 
-class PropertyName(str):  # noqa: SLOT000 - text has no slots beside its own
-    """A property's name; called, it returns itself; called with a value, a pair of both.
+class PropertyName(str):  # noqa: SLOT000 - str subclasses cannot have slots
+    """A property name that can be called; with a value it returns the pair ``(name, value)``.
 
-    One that takes lists takes several texts as one.
+    If the property accepts lists, several strings are joined to one value.
 
     Parameters
     ----------
     name : str
         The property's name.
-    *kinds : type
-        Types of its values; without any the property can only be read.
+    *types : type
+        The types of its values; none for a read-only property.
     """
 
-    _kinds: tuple[type, ...]
+    _types: tuple[type, ...]
 
-    def __new__(cls, name: str, *kinds: type) -> PropertyName:
-        """Make the name."""
-        made = super().__new__(cls, name)
-        made._kinds = kinds
-        return made
+    def __new__(cls, name: str, *types: type) -> PropertyName:
+        """Create the name."""
+        property_name = super().__new__(cls, name)
+        property_name._types = types
+        return property_name
 
     def __call__(self, *value: Any) -> Any:
         """Return the name; with a value, the pair ``(name, value)``.
@@ -36,17 +36,20 @@ class PropertyName(str):  # noqa: SLOT000 - text has no slots beside its own
         Raises
         ------
         ArgumentTypeError
-            The property cannot be set, or not to such a value.
+            The property is read-only, or the value has another type.
         """
         if not value:
             return str(self)
-        given = value[0].item() if isinstance(value[0], np.generic) else value[0]
-        if tuple in self._kinds and all(isinstance(each, str) for each in value):
-            given = ",".join(value)
-        elif len(value) > 1 or not isinstance(given, self._kinds):
-            wanted = " or ".join(kind.__name__ for kind in self._kinds) or "none: it is read-only"
-            raise ArgumentTypeError(f"property {self}: got {value!r}, wanted {wanted}.")
-        return str(self), given
+        setting = value[0].item() if isinstance(value[0], np.generic) else value[0]
+        if tuple in self._types and all(isinstance(element, str) for element in value):
+            setting = ",".join(value)
+        elif len(value) > 1 or not isinstance(setting, self._types):
+            expected = (
+                " or ".join(value_type.__name__ for value_type in self._types)
+                or "no value (it is read-only)"
+            )
+            raise ArgumentTypeError(f"property {self}: expected {expected}; got {value!r}.")
+        return str(self), setting
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PropertyName, (str(self), *self._kinds)
+        return PropertyName, (str(self), *self._types)

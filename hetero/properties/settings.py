@@ -1,4 +1,4 @@
-"""What is set on a Core for models compiled later: for all devices, for HETERO, for one device."""
+"""Settings of a Core: options for all devices, for HETERO, and for single devices."""
 
 from __future__ import annotations
 
@@ -9,120 +9,144 @@ from typing import Any, Final
 from hetero.devices.errors import PropertyError, UnknownPropertyError
 from hetero.devices.plugin.configuration import Configuration, check_mapping
 from hetero.devices.plugin.properties import Config, PropertyTable
-from hetero.properties.device_selection import choose_devices, choose_prioritised, identified
-from hetero.properties.table import HETERO_PROPERTIES, SplitConfig, parse_given, parse_shared
+from hetero.properties.device_selection import (
+    apply_device_id,
+    select_devices,
+    select_prioritised_devices,
+)
+from hetero.properties.table import (
+    HETERO_PROPERTIES,
+    SplitConfig,
+    split_options,
+    split_shared_options,
+)
 from hetero.scheduler.vocabulary.names import HETERO, parse_device
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
-#: The scope of HETERO and of every device that knows a property.
-EVERYWHERE: Final = "HETERO or any device"
+#: The scope of HETERO and of every device that has a property.
+GLOBAL_SCOPE: Final = "HETERO or any device"
 
 
-class Scopes:
-    """The configurations of a Core; safe to use from several threads."""
+class Settings:
+    """The options set on a Core, which apply to models compiled later. Thread-safe.
+
+    `descriptors`: returns the descriptors of all devices.
+    `get_device_property`: returns a property of a device: device name, property name -> value.
+    """
 
     def __init__(
-        self, rows: Callable[[], Sequence[DeviceDescriptor]], read: Callable[[str, str], Any]
+        self,
+        descriptors: Callable[[], Sequence[DeviceDescriptor]],
+        get_device_property: Callable[[str, str], Any],
     ) -> None:
-        self._rows = rows
-        self._read_device = read
-        self._everywhere = Configuration(PropertyTable(), EVERYWHERE)
-        self._scopes: dict[str, Configuration] = {}
+        self._descriptors = descriptors
+        self._get_device_property = get_device_property
+        self._global = Configuration(PropertyTable(), GLOBAL_SCOPE)
+        self._configurations: dict[str, Configuration] = {}
         self._lock = threading.Lock()
 
-    def tables(self) -> dict[str, PropertyTable]:
-        """Return the properties of each device that works."""
-        return {row.name: row.properties for row in self._rows() if row.error is None}
+    def property_tables(self) -> dict[str, PropertyTable]:
+        """Return the property table of each usable device."""
+        return {row.name: row.properties for row in self._descriptors() if row.error is None}
 
     def set(self, device: Any, config: Any) -> None:
-        """Set options of EVERYWHERE, HETERO or a device, all of them or none."""
-        held = self._scope(device)
-        check_mapping(config, held.owner)
+        """Set options of GLOBAL_SCOPE, HETERO or a device; without effect if one is invalid."""
+        configuration = self._scope(device)
+        check_mapping(config, configuration.owner)
         if "DEVICE_PROPERTIES" in config:
             raise PropertyError(
-                "DEVICE_PROPERTIES cannot be set. Set options of a device by its name, as in "
-                "set_property('CPU', {'NUM_STREAMS': 2}), or give them to compile_model.",
+                "DEVICE_PROPERTIES cannot be set. Set options of a device by its name, such as "
+                "set_property('CPU', {'NUM_STREAMS': 2}), or pass them to compile_model.",
                 property="DEVICE_PROPERTIES",
             )
-        if held is self._everywhere:
-            parse_shared(config, self.tables())
+        if configuration is self._global:
+            split_shared_options(config, self.property_tables())
         for name in config:
-            if name not in held.table and (where := self._where(name)):
+            if name not in configuration.table and (explanation := self._explain_scope(name)):
                 raise UnknownPropertyError(
-                    f"no property {name!r} on {held.owner}: {where}, or give it to compile_model.",
+                    f"no property {name!r} on {configuration.owner}: {explanation}, or pass it to "
+                    "compile_model.",
                     property=name,
                 )
-        held.set(config)
+        configuration.set(config)
 
-    def of_executor(self, kind: str) -> dict[str, float]:
-        """Return what was set of the executor, which holds from its start."""
+    def executor_options(self, kind: str) -> dict[str, float]:
+        """Return the options for the start of an executor of a kind."""
         return {"device_timeout_s": self.get(HETERO, "DEVICE_TIMEOUT_S")} if kind == "ray" else {}
 
-    def keep_executor(self, config: Any) -> None:
-        """Raise PropertyError for an option of the executor other than it has, or can have."""
+    def refuse_executor_options(self, config: Any) -> None:
+        """Raise PropertyError if `config` changes an option of the running executor."""
         name = "DEVICE_TIMEOUT_S"
-        held = self.get(HETERO, name)
-        given = config.get(name, held) if isinstance(config, Mapping) else held
-        if HETERO_PROPERTIES[name].parse(given) != held:
+        current = self.get(HETERO, name)
+        requested = config.get(name, current) if isinstance(config, Mapping) else current
+        if HETERO_PROPERTIES[name].parse(requested) != current:
             raise PropertyError(
-                f"{name} is of a Core on Ray: set_property({HETERO!r}, {{{name!r}: {given}}}) "
-                "before its devices are first used. Devices of this process are never silent.",
+                f"{name} cannot be changed here. Call set_property({HETERO!r}, {{{name!r}: "
+                f"{requested}}}) on a Core with executor 'ray' before the first use of a device.",
                 property=name,
             )
 
     def get(self, device: Any, name: str) -> Any:
-        """Return what holds in a scope: what was set in it, or everywhere; else the default."""
-        held = self._scope(device)
-        return held.table.mutability if name == "SUPPORTED_PROPERTIES" else held.get(name)
+        """Return an option of a scope: its own setting, the global setting, or the default."""
+        configuration = self._scope(device)
+        if name == "SUPPORTED_PROPERTIES":
+            return configuration.table.mutability
+        return configuration.get(name)
 
-    def devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
-        """Return the devices that a device string and options mean, and the other options."""
-        device, config = identified(device, config)
-        listed = config.get("MULTI_DEVICE_PRIORITIES")
-        if listed is None:
-            listed = self._of(HETERO, HETERO_PROPERTIES).get("MULTI_DEVICE_PRIORITIES")
-        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(listed)
-        return choose_prioritised(device, names, self._rows()), config
+    def select_devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
+        """Return the devices of a device string and options, and the remaining options."""
+        device, config = apply_device_id(device, config)
+        priorities = config.get("MULTI_DEVICE_PRIORITIES")
+        if priorities is None:
+            configuration = self._configuration(HETERO, HETERO_PROPERTIES)
+            priorities = configuration.get("MULTI_DEVICE_PRIORITIES")
+        priorities = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(priorities)
+        return select_prioritised_devices(device, priorities, self._descriptors()), config
 
     def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
-        """Return the options of one model: those given over those set, sorted by who reads them."""
-        tables = self.tables()
+        """Return the options for one model: the caller's take precedence over settings."""
+        tables = self.property_tables()
         devices = {name: tables[name] for name in names}
         defaults: Config = {}
         if len(devices) == 1:
             (table,) = devices.values()
             defaults = {p.name: p.alone for p in table.values() if p.alone is not None}
-        given = parse_given(config, devices)
-        own = self._of(HETERO, HETERO_PROPERTIES)
-        # What was set everywhere may concern none of this model's devices.
-        known = HETERO_PROPERTIES.extended(*(p for t in devices.values() for p in t.values()))
-        common = self._everywhere.values | own.values
-        shared = parse_shared({n: v for n, v in common.items() if n in known}, devices)
+        options = split_options(config, devices)
+        configuration = self._configuration(HETERO, HETERO_PROPERTIES)
+        # A global setting may apply to none of this model's devices.
+        device_properties = (p for table in devices.values() for p in table.values())
+        all_properties = HETERO_PROPERTIES.extended(*device_properties)
+        settings = self._global.values | configuration.values
+        settings = {name: value for name, value in settings.items() if name in all_properties}
+        shared = split_shared_options(settings, devices)
         return SplitConfig(
-            own.effective() | given.own,
+            configuration.effective() | options.hetero_config,
             {
-                name: {**defaults, **shared.devices[name]}
-                | self._of(name, devices[name]).values
-                | given.devices[name]
+                name: {**defaults, **shared.device_configs[name]}
+                | self._configuration(name, devices[name]).values
+                | options.device_configs[name]
                 for name in devices
             },
         )
 
-    def _where(self, name: str) -> str | None:
-        """Return where a property can be set, if anywhere."""
+    def _explain_scope(self, name: str) -> str | None:
+        """Describe the scopes in which a property can be set, if there are any."""
         if name in HETERO_PROPERTIES:
-            return f"it is of the whole model. Set it for {HETERO!r}"
-        takers = [device for device, table in self.tables().items() if name in table]
-        return f"it is of {', '.join(takers)}. Set it there" if takers else None
+            return f"it applies to the whole model. Set it for {HETERO!r}"
+        devices = [device for device, table in self.property_tables().items() if name in table]
+        return f"it is a property of {', '.join(devices)}. Set it there" if devices else None
 
     def _scope(self, device: Any) -> Configuration:
-        """Return the configuration that a device string means."""
-        if device == EVERYWHERE:
-            # Devices come and go: what can be set is what those that are here know.
-            tables = (*self.tables().values(), HETERO_PROPERTIES)  # its own where both have it
+        """Return the configuration of a scope."""
+        if device == GLOBAL_SCOPE:
+            # Computed at each call, because the set of devices may change.
+            tables = (
+                *self.property_tables().values(),
+                HETERO_PROPERTIES,
+            )  # HETERO's take precedence
             mutable = (p for table in tables for p in table.values() if p.mutable)
-            self._everywhere.table = PropertyTable(*mutable)
-            return self._everywhere
+            self._global.table = PropertyTable(*mutable)
+            return self._global
         request = parse_device(device)
         if request.hetero and request.names:
             raise PropertyError(
@@ -132,19 +156,24 @@ class Scopes:
         if request.hetero:
             name, table = HETERO, HETERO_PROPERTIES
         else:
-            (name,) = choose_devices(device, self._rows())
-            table = self.tables()[name]
-        return self._of(name, table)
+            (name,) = select_devices(device, self._descriptors())
+            table = self.property_tables()[name]
+        return self._configuration(name, table)
 
-    def _of(self, name: str, table: PropertyTable) -> Configuration:
-        held = Configuration(table, name, read=lambda asked, _: self._read(name, table, asked))
+    def _configuration(self, name: str, table: PropertyTable) -> Configuration:
+        def read(property_name: str, _: Any) -> Any:
+            return self._default(name, table, property_name)
+
+        configuration = Configuration(table, name, read=read)
         with self._lock:
-            return self._scopes.setdefault(name, held)
+            return self._configurations.setdefault(name, configuration)
 
-    def _read(self, scope: str, table: PropertyTable, name: str) -> Any:
-        everywhere = self._everywhere.values
-        if name in everywhere:
-            return table[name].parse(everywhere[name])
+    def _default(self, scope: str, table: PropertyTable, name: str) -> Any:
+        settings = self._global.values
+        if name in settings:
+            return table[name].parse(settings[name])
         if scope == HETERO:
             return table[name].default
-        return table[name].default if table[name].mutable else self._read_device(scope, name)
+        return (
+            table[name].default if table[name].mutable else self._get_device_property(scope, name)
+        )

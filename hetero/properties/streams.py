@@ -1,4 +1,4 @@
-"""Runs side by side on a device: ``hetero.properties.streams``."""
+"""Names of properties for parallel runs on a device: ``hetero.properties.streams``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hetero.properties.property_name import PropertyName
 
 
 class Num(int):
-    """A value of NUM_STREAMS; ``Num()`` and those with a name leave the number to the device."""
+    """A value of NUM_STREAMS; with ``Num()``, `AUTO` or `NUMA` the device chooses the number."""
 
     AUTO: ClassVar[Num]
     NUMA: ClassVar[Num]
 
     def __new__(cls, number: int = -1) -> Num:
-        """Make a number of streams."""
+        """Create a number of streams."""
         return super().__new__(cls, number)
 
     def to_integer(self) -> int:
-        """Return the number; negative ones are `AUTO` and `NUMA`."""
+        """Return the number; it is negative for `AUTO` and `NUMA`."""
         return int(self)
 
 

@@ -1,7 +1,7 @@
-"""Configuration of a compiled model: HETERO's own properties, and each device's share of the rest.
+"""Table of HETERO's properties, and the distribution of options among HETERO and its devices.
 
-An option given to `compile_model` reaches every device that knows it; `DEVICE_PROPERTIES` reaches
-one device; an unknown option is an error.
+An option of `compile_model` applies to every device that has the property; `DEVICE_PROPERTIES`
+applies to single devices; an unknown option is an error.
 """
 
 from __future__ import annotations
@@ -12,22 +12,29 @@ from typing import Any, Final
 
 from hetero.devices.errors import UnknownPropertyError
 from hetero.devices.plugin.configuration import Configuration
-from hetero.devices.plugin.properties import Config, Property, PropertyTable, unknown_property
+from hetero.devices.plugin.properties import (
+    Config,
+    Property,
+    PropertyTable,
+    unknown_property,
+)
 from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.names import HETERO, match_name
 
 
 def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
     if callbacks and (len(callbacks) != 2 or not all(callable(c) for c in callbacks)):
-        return "it is two functions, (encrypt, decrypt)"
+        return "expected two functions, (encrypt, decrypt)"
     return None
 
 
-def _lists_of(words: str) -> Callable[[Mapping[str, Any]], str | None]:
+def _check_lists_of(element_name: str) -> Callable[[Mapping[str, Any]], str | None]:
     def check(lists: Mapping[str, Any]) -> str | None:
-        for name, one in lists.items():
-            if not isinstance(one, list | tuple) or not all(isinstance(w, str) for w in one):
-                return f"what {name!r} has is not a list of {words}"
+        for name, elements in lists.items():
+            if not isinstance(elements, list | tuple) or not all(
+                isinstance(element, str) for element in elements
+            ):
+                return f"expected a list of {element_name} for {name!r}"
         return None
 
     return check
@@ -37,7 +44,7 @@ def _check_shapes(shapes: Mapping[str, Any]) -> str | None:
     for name, shape in shapes.items():
         sizes = shape if isinstance(shape, list | tuple) else ("",)
         if not all(type(size) is int and size >= 0 for size in sizes):
-            return f"the shape of {name!r} is not a list of sizes"
+            return f"expected a list of sizes as the shape of {name!r}"
     return None
 
 
@@ -48,16 +55,17 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "MULTI_DEVICE_PRIORITIES",
         tuple,
         (),
-        True,
-        "Devices in order of priority; the device string says the same.",
+        mutable=True,
+        doc="Devices in order of priority; the same as a device string.",
     ),
     Property(
         "MODEL_DISTRIBUTION_POLICY",
         str,
         "",
-        True,
-        "How nodes get their devices: by PRIORITY of the list, in order along a PIPELINE_PARALLEL "
-        "chain, or AUTO, by measured costs; empty: AUTO with a PERFORMANCE_HINT, else PRIORITY.",
+        mutable=True,
+        doc="Assignment of nodes to devices: by PRIORITY of the list, as a chain "
+        "(PIPELINE_PARALLEL), or by measured costs (AUTO). Empty: AUTO with a PERFORMANCE_HINT, "
+        "otherwise PRIORITY.",
         choices=("", "PRIORITY", "PIPELINE_PARALLEL", "AUTO"),
         shapes_result=True,
     ),
@@ -65,9 +73,9 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "PERFORMANCE_HINT",
         str,
         "",
-        True,
-        "What plans by cost make small: time between answers (THROUGHPUT, also if empty), or time "
-        "of one (LATENCY).",
+        mutable=True,
+        doc="Objective of plans by cost: time between results (THROUGHPUT, also if empty), or time "
+        "of one request (LATENCY).",
         choices=("", "LATENCY", "THROUGHPUT"),
         shapes_result=True,
     ),
@@ -75,32 +83,32 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "PERFORMANCE_HINT_NUM_REQUESTS",
         int,
         0,
-        True,
-        "The most requests that the application keeps in flight; 0: as many as are optimal.",
+        mutable=True,
+        doc="Maximum number of requests that the application has in flight; 0: the optimal number.",
         minimum=0,
     ),
     Property(
         "COST_FILE",
         str,
         "",
-        True,
-        "Costs that `hetero profile` has measured; empty: measured briefly when a plan needs them.",
+        mutable=True,
+        doc="File with the costs measured by `hetero profile`; empty: measured when needed.",
     ),
     Property(
         "PROFILE_SECONDS",
         float,
         8.0,
-        True,
-        "The most seconds to measure costs for, if no cost file is given.",
+        mutable=True,
+        doc="Time limit in seconds for the measurement of costs without a cost file.",
         minimum=0.1,
     ),
     Property(
         "PLAN_SECONDS",
         float,
         5.0,
-        True,
-        "The most seconds that the search of a plan by cost takes. Its effort follows from them; "
-        "where the clock ends it early, on a busy machine, the plan says so.",
+        mutable=True,
+        doc="Time limit in seconds for the search of a plan by cost; it determines the effort. The "
+        "plan reports if the time limit ended the search early, on a busy machine.",
         minimum=0.1,
         shapes_result=True,
     ),
@@ -108,19 +116,27 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "PLAN_SHAPES",
         dict,
         {},
-        True,
-        "Shapes of inputs with open dimensions that plans by cost are made for: {input: [sizes]}; "
-        "dimensions that nothing says are 1.",
+        mutable=True,
+        doc="Shapes of inputs with open dimensions for plans by cost: {input: [sizes]}; other open "
+        "dimensions are 1.",
         check=_check_shapes,
         shapes_result=True,
     ),
-    Property("PLAN_SEED", int, 0, True, "Seed of that search.", minimum=0, shapes_result=True),
+    Property(
+        "PLAN_SEED",
+        int,
+        0,
+        mutable=True,
+        doc="Seed of the search of a plan by cost.",
+        minimum=0,
+        shapes_result=True,
+    ),
     Property(
         "MAX_SUBGRAPHS",
         int,
         0,
-        True,
-        "The most subgraphs that a plan by cost may have; 0: any.",
+        mutable=True,
+        doc="Maximum number of subgraphs of a plan by cost; 0: unlimited.",
         minimum=0,
         shapes_result=True,
     ),
@@ -128,9 +144,9 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "MAX_VARIANTS",
         int,
         1,
-        True,
-        "How many plans, whole replicas included, may share the requests of a model planned by "
-        "cost for THROUGHPUT.",
+        mutable=True,
+        doc="Maximum number of plans, including whole-model replicas, that share the requests of a "
+        "model planned by cost for THROUGHPUT.",
         minimum=1,
         shapes_result=True,
     ),
@@ -138,10 +154,10 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "NUM_REPLICAS",
         int,
         1,
-        True,
-        "How many copies of the model share the requests, each on devices of its own: copy i "
-        "has the devices i, i+N, i+2N, ... of the list, and pins on others of the same "
-        "plugin.",
+        mutable=True,
+        doc="Number of replicas of the model that share the requests, each on separate devices: "
+        "replica i uses the devices i, i+N, i+2N, ... of the list; pins move to devices of the "
+        "same plugin.",
         minimum=1,
         shapes_result=True,
     ),
@@ -149,27 +165,27 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "STAGE_REPLICAS",
         dict,
         {},
-        True,
-        "Devices that have all subgraphs of another as well, and take turns with it: "
-        '{"ORT.0": ["ORT.1", "ORT.2"]}. They get none of their own.',
-        check=_lists_of("devices"),
+        mutable=True,
+        doc="Devices that run the same subgraphs as another device and share its requests: "
+        '{"ORT.0": ["ORT.1", "ORT.2"]}. No other subgraphs are assigned to them.',
+        check=_check_lists_of("devices"),
         shapes_result=True,
     ),
     Property(
         "COLOCATION",
         dict,
         {},
-        True,
-        "Groups of nodes that a plan by cost keeps on one device: {group: [name, glob, op:Type]}.",
-        check=_lists_of("patterns"),
+        mutable=True,
+        doc="Groups of nodes that a plan by cost puts on one device: {group: [name, op:Type]}.",
+        check=_check_lists_of("patterns"),
         shapes_result=True,
     ),
     Property(
         "DEVICE_MEMORY_NBYTES",
         dict,
         {},
-        True,
-        "Bytes for weights by device name, if a plan by cost may use less than all of it.",
+        mutable=True,
+        doc="Bytes that a plan by cost may use for weights, by device name; all memory by default.",
         minimum=0,
         shapes_result=True,
     ),
@@ -177,168 +193,188 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "DEVICE_PROPERTIES",
         dict,
         {},
-        True,
-        "Options of single devices: {device name: {property: value}}.",
+        mutable=True,
+        doc="Options of single devices: {device name: {property: value}}.",
     ),
     Property(
         "MAX_REQUESTS_IN_FLIGHT",
         int,
         0,
-        True,
-        "Requests in flight, joined ones counted as one, before the next waits to be admitted; "
-        f"0: as many as are optimal, at least {_LIMITS.requests}.",
+        mutable=True,
+        doc="Maximum number of requests in flight; the next ones wait for admission. A batch "
+        f"counts as one. 0: the optimal number, at least {_LIMITS.requests}.",
         minimum=0,
     ),
     Property(
         "MAX_BYTES_IN_FLIGHT",
         int,
         _LIMITS.nbytes,
-        True,
-        "Bytes that requests in flight may hold before the next one waits.",
+        mutable=True,
+        doc="Maximum bytes of the requests in flight; the next ones wait for admission.",
         minimum=1,
     ),
     Property(
         "MAX_REQUESTS_WAITING",
         int,
         _LIMITS.waiting,
-        True,
-        "Callers that may wait to be admitted; one more gets OverloadedError.",
+        mutable=True,
+        doc="Maximum number of requests that wait for admission; further ones get OverloadedError.",
         minimum=0,
     ),
     Property(
         "REQUEST_TIMEOUT_S",
         float,
         _LIMITS.timeout_s,
-        True,
-        "Seconds after which a request without a deadline of its own fails.",
+        mutable=True,
+        doc="Timeout in seconds of requests without a timeout of their own.",
         minimum=0,
     ),
     Property(
         "AUTO_BATCH_SIZE",
         int,
         0,
-        True,
-        "Rows on axis 0 up to which requests that wait are joined into one; 0 and 1: none are.",
+        mutable=True,
+        doc="Maximum batch size on axis 0 for dynamic batching of waiting requests; 0 and 1: none.",
         minimum=0,
     ),
     Property(
         "AUTO_BATCH_TIMEOUT",
         int,
         1000,
-        True,
-        "Milliseconds that a request waits at most for others to be joined with, while the devices "
-        "are busy; where they are not, it does not wait.",
+        mutable=True,
+        doc="Maximum milliseconds that a request waits for others to form a batch while the "
+        "devices are busy; with idle devices it does not wait.",
         minimum=0,
     ),
     Property(
         "ALLOW_AUTO_BATCHING",
         bool,
         True,
-        True,
-        "Whether requests may be joined; without it AUTO_BATCH_SIZE is not looked at.",
+        mutable=True,
+        doc="Whether dynamic batching is allowed; otherwise AUTO_BATCH_SIZE is ignored.",
     ),
-    Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
+    Property(
+        "PERF_COUNT", bool, False, mutable=True, doc="Whether requests time each executed node."
+    ),
     Property(
         "STAGE_TIMEOUT_S",
         float,
         0.0,
-        True,
-        "Seconds that a stage may run: one that takes longer is stuck, its device's process is "
-        "ended and started anew, and the request tried again. On Ray only; 0: any.",
+        mutable=True,
+        doc="Maximum seconds that a stage runs. If it takes longer, its device's process is "
+        "restarted, and the request is replayed. On Ray only; 0: unlimited.",
         minimum=0,
     ),
     Property(
         "DEVICE_TIMEOUT_S",
         float,
         2.0,
-        True,
-        "Seconds of silence after which a device on Ray is lost, and its requests tried again. Of "
-        "a Core: set before its devices are first used.",
+        mutable=True,
+        doc="Seconds without a heartbeat after which a device on Ray is lost and its requests are "
+        "replayed. An option of the Core: set it before the first use of a device.",
         minimum=0.5,
     ),
     Property(
         "ADMISSION_TIMEOUT_S",
         float,
         _LIMITS.admission_timeout_s,
-        True,
-        "Seconds after which a request that still waits to be admitted fails.",
+        mutable=True,
+        doc="Maximum seconds that a request waits for admission before it fails.",
         minimum=0,
     ),
     Property(
         "MAX_ATTEMPTS",
         int,
         _LIMITS.attempts,
-        True,
-        "How often a request is tried that may be why its device is lost; what was there beside it "
-        "is replayed free. 1: nothing is replayed.",
+        mutable=True,
+        doc="Maximum number of attempts of a request that may have crashed its device (a poison "
+        "request); other requests on that device are replayed without limit. 1: no replay.",
         minimum=1,
     ),
     Property(
         "PRESERVE_ORDER",
         bool,
         _LIMITS.in_order,
-        True,
-        "Whether answers come in the order of the requests; else each as soon as it is there.",
+        mutable=True,
+        doc="Whether results are delivered in the order of the requests, instead of immediately.",
     ),
-    Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
+    Property(
+        "CACHE_DIR",
+        str,
+        "",
+        mutable=True,
+        doc="Folder of the cache of compiled models; empty: no cache.",
+    ),
     Property(
         "ENABLE_MMAP",
         bool,
         True,
-        True,
-        "Whether weights of imported and cached models are mapped rather than read.",
+        mutable=True,
+        doc="Whether weights of imported and cached models are memory-mapped instead of read.",
     ),
     Property(
         "CACHE_SIZE_LIMIT_BYTES",
         int,
         0,
-        True,
-        "Bytes that the cache's folder may hold, the least recently used out first; 0: any.",
+        mutable=True,
+        doc="Maximum bytes of all cache entries, evicted least recently used first; 0: unlimited.",
         minimum=0,
     ),
     Property(
         "CACHE_LOCK_TIMEOUT_S",
         float,
         600.0,
-        True,
-        "Seconds to wait for another's compilation of the same model before doing it here.",
+        mutable=True,
+        doc="Maximum seconds to wait for another process that compiles the same model.",
         minimum=0,
     ),
     Property(
         "CACHE_ENCRYPTION_CALLBACKS",
         tuple,
         (),
-        True,
-        "(encrypt, decrypt): functions from bytes to bytes for the cache's files.",
+        mutable=True,
+        doc="(encrypt, decrypt): functions from bytes to bytes, for the cache's entries.",
         check=_check_callbacks,
     ),
-    Property("NETWORK_NAME", str, "", False, "The model's name."),
-    Property("SUPPORTED_PROPERTIES", tuple, (), False, "Every property's name."),
-    Property("FULL_DEVICE_NAME", str, "HETERO", False, "The device's name for people."),
-    Property("OPTIMIZATION_CAPABILITIES", tuple, ("EXPORT_IMPORT",), False, "Abilities."),
-    Property("EXECUTION_DEVICES", tuple, (), False, "Devices that the model runs on."),
-    Property("LOADED_FROM_CACHE", bool, False, False, "Whether compilation was a cache hit."),
+    Property("NETWORK_NAME", str, "", mutable=False, doc="The model's name."),
+    Property("SUPPORTED_PROPERTIES", tuple, (), mutable=False, doc="Names of all properties."),
+    Property("FULL_DEVICE_NAME", str, "HETERO", mutable=False, doc="Display name of the device."),
+    Property(
+        "OPTIMIZATION_CAPABILITIES",
+        tuple,
+        ("EXPORT_IMPORT",),
+        mutable=False,
+        doc="Capabilities of the device.",
+    ),
+    Property("EXECUTION_DEVICES", tuple, (), mutable=False, doc="Devices that run the model."),
+    Property(
+        "LOADED_FROM_CACHE",
+        bool,
+        False,
+        mutable=False,
+        doc="Whether the model was loaded from the cache.",
+    ),
     Property(
         "OPTIMAL_NUMBER_OF_INFER_REQUESTS",
         int,
         1,
-        False,
-        "Requests in flight that keep every stage busy.",
+        mutable=False,
+        doc="Number of requests in flight that keeps every stage busy.",
     ),
-    Property("HETERO_NUMBER_OF_SUBMODELS", int, 0, False, "How many subgraphs there are."),
+    Property("HETERO_NUMBER_OF_SUBMODELS", int, 0, mutable=False, doc="Number of subgraphs."),
 )
 
 
-#: What HETERO and each device do alike. Any other name that both have means HETERO's property: how
-#: the whole model is planned and cached is nothing that a device with a part of it could obey.
-SHARED: Final = frozenset({"PERF_COUNT", "ENABLE_MMAP"})
-#: What concerns the whole model, and with it the only device that has it.
-_OF_A_WHOLE: Final = frozenset({"PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS"})
+#: Properties of the same meaning for HETERO and for devices. Any other common name is HETERO's
+#: property only: planning and caching of the whole model do not concern a device with a part of it.
+SHARED_WITH_DEVICES: Final = frozenset({"PERF_COUNT", "ENABLE_MMAP"})
+#: HETERO's properties that also apply to a device that runs the whole model.
+_FOR_SINGLE_DEVICE: Final = frozenset({"PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS"})
 
-#: How the names of cost files end that CACHE_DIR holds.
+#: Suffix of cost files in CACHE_DIR.
 COSTS_SUFFIX: Final = ".costs.json"
-#: Options of one place and one moment, which no blob keeps.
-NOT_KEPT: Final = (
+#: Options that depend on the machine or the moment; blobs do not contain them.
+NOT_EXPORTED: Final = (
     "COST_FILE",
     "CACHE_DIR",
     "CACHE_SIZE_LIMIT_BYTES",
@@ -352,69 +388,73 @@ NOT_KEPT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SplitConfig:
-    """A configuration sorted by who reads it; typed."""
+    """Typed options of HETERO and of each device."""
 
-    #: HETERO's own properties, defaults filled in.
-    own: dict[str, Any]
-    #: Device name -> its properties, as given.
-    devices: dict[str, dict[str, Any]]
+    #: HETERO's options, including defaults.
+    hetero_config: dict[str, Any]
+    #: Device name -> options, without defaults.
+    device_configs: dict[str, dict[str, Any]]
 
-    def without_caches(self) -> dict[str, dict[str, Any]]:
-        """Return devices' options for parts of a model, which HETERO caches, not the device."""
+    def device_configs_without_cache(self) -> dict[str, dict[str, Any]]:
+        """Return the devices' options without CACHE_DIR: HETERO caches the parts of a model."""
         return {
             device: {name: value for name, value in options.items() if name != "CACHE_DIR"}
-            for device, options in self.devices.items()
+            for device, options in self.device_configs.items()
         }
 
 
-def listed(name: str, value: Any) -> Any:
-    """Return a property's value as users get it: lists, but for ranges, as OpenVINO has them."""
+def public_value(name: str, value: Any) -> Any:
+    """Convert a property's value for users: tuples to lists, except ranges, as in OpenVINO."""
     return list(value) if isinstance(value, tuple) and not name.startswith("RANGE_") else value
 
 
-def cache_folder(split: SplitConfig, given: Config) -> str:
-    """Return the cache's folder: HETERO's, else, unless `given` names one, the first device's."""
-    devices = () if "CACHE_DIR" in given else split.devices.values()
-    folders = (split.own["CACHE_DIR"], *(options.get("CACHE_DIR") for options in devices))
+def cache_folder(split: SplitConfig, caller_config: Config) -> str:
+    """Return the folder of the cache: HETERO's, or the first device's if the caller named none."""
+    devices = () if "CACHE_DIR" in caller_config else split.device_configs.values()
+    folders = (split.hetero_config["CACHE_DIR"], *(options.get("CACHE_DIR") for options in devices))
     return next((folder for folder in folders if folder), "")
 
 
-def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
-    """Sort options that several may read by who does; each takes what it knows.
+def split_shared_options(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
+    """Split options among HETERO and all devices; each gets the properties that it has.
 
-    What HETERO plans with reaches no device, except that one which gets the whole model has its
-    hint. `DEVICE_PROPERTIES` reaches a device's own property of the same name.
+    HETERO's planning properties are not passed to devices, except the hint to a single device with
+    the whole model. `DEVICE_PROPERTIES` sets a device's property of the same name.
+
+    Raises UnknownPropertyError: neither HETERO nor a device has the property.
     """
-    known = HETERO_PROPERTIES.extended(*(p for table in tables.values() for p in table.values()))
-    passed = (known.keys() - HETERO_PROPERTIES.keys()) | SHARED
+    all_properties = HETERO_PROPERTIES.extended(
+        *(p for table in tables.values() for p in table.values())
+    )
+    device_options = (all_properties.keys() - HETERO_PROPERTIES.keys()) | SHARED_WITH_DEVICES
     if len(tables) == 1:
-        passed |= _OF_A_WHOLE
+        device_options |= _FOR_SINGLE_DEVICE
     for name in config:
-        if name not in known:
-            raise unknown_property(name, " or ".join((HETERO, *tables)), known.mutable)
+        if name not in all_properties:
+            raise unknown_property(name, " or ".join((HETERO, *tables)), all_properties.mutable)
     return SplitConfig(
         Configuration(HETERO_PROPERTIES, HETERO).parse(
             {n: v for n, v in config.items() if n in HETERO_PROPERTIES}
         ),
         {
             name: Configuration(table, name).parse(
-                {n: v for n, v in config.items() if n in table and n in passed}
+                {n: v for n, v in config.items() if n in table and n in device_options}
             )
             for name, table in tables.items()
         },
     )
 
 
-def parse_given(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
-    """Sort what `compile_model` is given: options that several may read, and single devices'."""
-    split = parse_shared(config, tables)
-    for device, options in split.own.get("DEVICE_PROPERTIES", {}).items():
+def split_options(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
+    """Split the options of `compile_model`, including those of `DEVICE_PROPERTIES`."""
+    split = split_shared_options(config, tables)
+    for device, options in split.hetero_config.get("DEVICE_PROPERTIES", {}).items():
         name = match_name(device, tables)
         if name is None:
             raise UnknownPropertyError(
-                f"DEVICE_PROPERTIES names {device!r}, which is not one of the model's devices: "
-                f"{', '.join(tables)}.",
+                "DEVICE_PROPERTIES: expected one of the model's devices "
+                f"{', '.join(tables)}; got {device!r}.",
                 property="DEVICE_PROPERTIES",
             )
-        split.devices[name].update(Configuration(tables[name], name).parse(options))
+        split.device_configs[name].update(Configuration(tables[name], name).parse(options))
     return split

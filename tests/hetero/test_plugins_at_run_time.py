@@ -97,10 +97,10 @@ def test_a_core_on_ray_keeps_what_is_registered_for_its_start():
     core = hetero.Core()
     core.register_plugin(DENSE, "OTHER")
     assert core._devices.plugins == (f"OTHER={DENSE}",)
-    core._devices.started = object()
+    core._devices.running_executor = object()
     with pytest.raises(UnsupportedOperationError, match="before the first"):
         core.register_plugin(DENSE)
-    with pytest.raises(UnsupportedOperationError, match="its nodes"):
+    with pytest.raises(UnsupportedOperationError, match="nodes of a cluster"):
         core.unload_plugin("CPU")
 
 

@@ -136,11 +136,11 @@ def test_time_outs_of_devices_and_stages_are_refused_where_nothing_obeys_them() 
             lambda: core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 3}),
             lambda: core.compile_model(branches(), "CPU", {"DEVICE_TIMEOUT_S": 3}),
         ):
-            with pytest.raises(errors.PropertyError, match="of a Core on Ray"):
+            with pytest.raises(errors.PropertyError, match="cannot be changed here"):
                 use()
         with pytest.raises(errors.PropertyError, match="cannot be ended"):
             core.compile_model(branches(), "CPU", {"STAGE_TIMEOUT_S": 2})
     with hetero.Core("ray") as core:  # no device is asked for: Ray does not start
         core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 4})
         assert core.get_property("HETERO", "DEVICE_TIMEOUT_S") == 4.0
-        assert core._scopes.of_executor("ray") == {"device_timeout_s": 4.0}
+        assert core._settings.executor_options("ray") == {"device_timeout_s": 4.0}

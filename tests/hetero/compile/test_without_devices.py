@@ -32,12 +32,12 @@ def test_pins_move_to_a_device_of_the_same_plugin(core: hetero.Core) -> None:
     left = without_devices(request(core, NUM_REPLICAS=3), ["CPU.1"])
     assert left.devices == ("CPU.0", "ORT")
     assert dict(left.pins) == {"tanh": "CPU.0", "matmul": "ORT"}
-    assert left.own["NUM_REPLICAS"] == 2
+    assert left.hetero_config["NUM_REPLICAS"] == 2
 
 
 @pytest.mark.parametrize(
     ("gone", "words"),
-    [(["ORT"], "no other ORT in"), (["CPU.0", "CPU.1", "ORT"], "no device is left")],
+    [(["ORT"], "no other device of plugin ORT"), (["CPU.0", "CPU.1", "ORT"], "no device is left")],
 )
 def test_what_cannot_be_without_them_is_told(
     core: hetero.Core, gone: list[str], words: str
@@ -52,7 +52,7 @@ def test_a_cut_goes_to_devices_alike_with_the_least_to_do_and_the_memory(
     source = request(core)
     cut = core._compiler.place(read_model(branches()), source, {})[0]
     assert [s.device for s in cut.plan.stages].count("ORT") == 1
-    rows = source.described
+    rows = source.descriptors
     found = moved(cut, ["CPU.1"], [row for row in rows if row.name != "CPU.1"])
     assert found is not None
     assert [s.device for s in found.plan.stages] == [

@@ -1,4 +1,4 @@
-"""Arguments of the public functions: their names, their types and their limits."""
+"""Arguments of public functions: names, types and limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def core() -> Iterator[hetero.Core]:
 
 
 @pytest.mark.parametrize(
-    "act",
+    "call",
     [
         lambda core: core.compile_model(branches(), ["ORT", "CPU"]),
         lambda core: core.query_model(branches(), None),
@@ -46,13 +46,14 @@ def core() -> Iterator[hetero.Core]:
         lambda core: hetero.Core(plugins=3),
     ],
 )
-def test_arguments_of_another_type_are_a_typed_error(
-    core: hetero.Core, act: Callable[[hetero.Core], object]
+def test_arguments_of_other_types_raise(
+    core: hetero.Core, call: Callable[[hetero.Core], object]
 ) -> None:
-    with pytest.raises(errors.ArgumentTypeError) as caught:
-        act(core)
-    assert isinstance(caught.value, TypeError)
-    assert "wanted" in str(caught.value) or "give" in str(caught.value)
+    with pytest.raises(errors.ArgumentTypeError) as error:
+        call(core)
+    assert isinstance(error.value, TypeError)
+    words = ("expected", "wanted", "give")
+    assert any(word in str(error.value) for word in words)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,12 @@ def test_arguments_of_another_type_are_a_typed_error(
         "survey_model",
     ],
 )
-def test_the_device_string_is_called_as_openvino_calls_it(method: str) -> None:
+def test_device_name_parameter_as_in_openvino(method: str) -> None:
     assert "device_name" in inspect.signature(getattr(hetero.Core, method)).parameters
 
 
-def test_a_decimal_comma_of_the_locale_changes_nothing(core: hetero.Core) -> None:
-    before = locale.setlocale(locale.LC_ALL)
+def test_locale_with_decimal_comma_has_no_effect(core: hetero.Core) -> None:
+    original_locale = locale.setlocale(locale.LC_ALL)
     for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "de_DE", "fr_FR"):
         with contextlib.suppress(locale.Error):
             locale.setlocale(locale.LC_ALL, name)
@@ -86,14 +87,14 @@ def test_a_decimal_comma_of_the_locale_changes_nothing(core: hetero.Core) -> Non
         with core.compile_model(branches(), "HETERO:ORT,CPU", config) as compiled:
             blob = compiled.export_model()
             np.testing.assert_allclose(compiled(X)["y"], branches_output(X), rtol=1e-5)
-        with core.import_model(blob) as again:
-            assert again.get_property("REQUEST_TIMEOUT_S") == 7.25
-            assert again.get_property("PLAN_SECONDS") == 0.5
+        with core.import_model(blob) as imported:
+            assert imported.get_property("REQUEST_TIMEOUT_S") == 7.25
+            assert imported.get_property("PLAN_SECONDS") == 0.5
     finally:
-        locale.setlocale(locale.LC_ALL, before)
+        locale.setlocale(locale.LC_ALL, original_locale)
 
 
-def test_a_configuration_file_is_refused_with_what_to_do_instead() -> None:
+def test_core_configuration_file_raises() -> None:
     with pytest.raises(errors.ArgumentError, match=r"no configuration file.*set_property"):
         hetero.Core("x.xml")  # type: ignore[arg-type]
 
@@ -109,12 +110,12 @@ def test_a_configuration_file_is_refused_with_what_to_do_instead() -> None:
         ("MAX_REQUESTS_IN_FLIGHT", float("inf")),
     ],
 )
-def test_limits_out_of_bounds_are_refused(core: hetero.Core, name: str, value: Any) -> None:
+def test_compile_model_limits_out_of_range_raise(core: hetero.Core, name: str, value: Any) -> None:
     with pytest.raises(errors.PropertyError, match=name):
         core.compile_model(branches(), "CPU", {name: value})
 
 
-def test_more_streams_or_devices_than_any_machine_has_are_refused(core: hetero.Core) -> None:
+def test_excessive_streams_or_devices_raise(core: hetero.Core) -> None:
     with pytest.raises(errors.PropertyError, match=r"NUM_STREAMS.*<= 1024"):
         core.compile_model(branches(), "CPU", {"NUM_STREAMS": 1_000_000})
     with pytest.raises(errors.ArgumentError, match="at most 1024"):
