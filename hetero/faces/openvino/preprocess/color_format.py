@@ -1,4 +1,4 @@
-"""Colour formats: what the channels of a picture are, and which planes it is stored in."""
+"""Color formats of images: channels and planes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ColorFormat(Enum):
-    """What a picture's channels are; the names are OpenVINO's."""
+    """Color format of an image, with OpenVINO's names."""
 
     UNDEFINED = 0
     NV12_SINGLE_PLANE = 1
@@ -27,14 +27,14 @@ class ColorFormat(Enum):
     BGRX = 9
 
 
-#: Format -> its planes: the channels of each, and its height and width in halves of the picture's.
+#: Format -> its planes: channels, height and width of each; sizes are in halves of the image's.
 PLANES: Final = {
     ColorFormat.RGB: ((3, 2, 2),),
     ColorFormat.BGR: ((3, 2, 2),),
     ColorFormat.GRAY: ((1, 2, 2),),
     ColorFormat.RGBX: ((4, 2, 2),),
     ColorFormat.BGRX: ((4, 2, 2),),
-    # Planes that stand one under the other are one of 3/2 of the height.
+    # Planes stored one below the other are one plane of 3/2 of the height.
     ColorFormat.NV12_SINGLE_PLANE: ((1, 3, 2),),
     ColorFormat.I420_SINGLE_PLANE: ((1, 3, 2),),
     ColorFormat.NV12_TWO_PLANES: ((1, 2, 2), (2, 1, 1)),
@@ -43,11 +43,11 @@ PLANES: Final = {
 
 
 def plane_shapes(
-    color: ColorFormat, shape: Sequence[Dimension], axes: tuple[int, int, int], where: str
+    color: ColorFormat, shape: Sequence[Dimension], axes: tuple[int, int, int], label: str
 ) -> list[tuple[Dimension, ...]]:
-    """Return the shape of each plane of a picture; `axes` are of channels, height and width."""
+    """Return the shape of each plane of an image; `axes` are channels, height and width."""
     channels, height, width = axes
-    found = []
+    shapes = []
     for count, *halves in PLANES[color]:
         sizes = list(shape)
         sizes[channels] = count
@@ -55,12 +55,12 @@ def plane_shapes(
             size = shape[axis]
             if part != 2:
                 sizes[axis] = size * part // 2 if isinstance(size, int) else None
-        found.append(tuple(sizes))
+        shapes.append(tuple(sizes))
     sizes = [shape[height], shape[width]]
     is_even = not any(isinstance(size, int) and size % 2 for size in sizes)
     if PLANES[color][-1][1:] != (2, 2) and not is_even:
         raise ArgumentError(
-            f"{where}: {color.name} has one colour for 2 by 2 pixels, so height and width are "
-            f"even; got {sizes[0]} by {sizes[1]}."
+            f"{label}: {color.name} subsamples colors by 2; expected even height and width, got "
+            f"{sizes[0]} by {sizes[1]}."
         )
-    return found
+    return shapes

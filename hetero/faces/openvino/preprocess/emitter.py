@@ -1,4 +1,4 @@
-"""What steps write: nodes and constants with names that are free in the model."""
+"""Emitter of the nodes and constants of preprocessing steps, with unique names."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hetero.devices.model.element_type import DTYPES, TYPE_NUMBERS
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import Dimension
 from hetero.devices.model.unique_names import UniqueNames
-from hetero.faces.openvino.preprocess.colors import ColorFormat
+from hetero.faces.openvino.preprocess.color_format import ColorFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A tensor on its way between a port and the model: what the next step finds.
+    """Tensor between a port and the model: the input and output of a preprocessing step.
 
-    `where` names the port in messages; `values` are several for a picture in planes; `layout` has
-    one letter for each dimension, and is empty where nothing is known of it; `model` is the shape
-    and layout in which the model takes it.
+    `label` names the port in messages. `values` has one name for each plane of an image. `layout`
+    has one letter for each dimension, or is empty if unknown. `model` is the shape and layout that
+    the model expects.
     """
 
-    where: str
+    label: str
     values: tuple[str, ...]
     element_type: str
     shape: tuple[Dimension, ...] | None
@@ -36,24 +36,24 @@ class Flow:
     @property
     def is_output(self) -> bool:
         """Whether the port is an output."""
-        return self.where.startswith("output")
+        return self.label.startswith("output")
 
     @property
     def value(self) -> str:
-        """The only value."""
+        """The name of the tensor, or of its first plane."""
         return self.values[0]
 
     @property
     def dtype(self) -> np.dtype:
-        """The elements' numpy dtype."""
+        """The numpy dtype of the elements."""
         return DTYPES[TYPE_NUMBERS[self.element_type]]
 
 
 class Emitter:
-    """Collects nodes and constants.
+    """Collector of new nodes and constants.
 
-    `opset` is the standard operators' version; `needs` the one that the nodes need; `prefix`, a
-    port's name, begins the names of what follows.
+    `opset` is the version of the model's standard operators, `needs` the one that the new nodes
+    require. `prefix`, a port's name, is the beginning of new names.
     """
 
     def __init__(self, model: Model) -> None:
@@ -66,11 +66,11 @@ class Emitter:
         self.prefix = ""
 
     def name(self, text: str) -> str:
-        """Return a name that is free, made of `text` behind the step's prefix."""
+        """Return a unique name made of the prefix and `text`."""
         return self._free.make(f"{self.prefix}/{text}" if self.prefix else text)
 
     def node(self, op_type: str, *inputs: str, since: int = 1, **attributes: Any) -> str:
-        """Add a node; return its output. `since`: the opset from which on this form is valid."""
+        """Add a node and return its output; `since` is the first opset with this form of it."""
         self.needs = max(self.needs, since)
         name = self.name(op_type.lower())
         proto = onnx.helper.make_node(op_type, inputs, [name], name=name, **attributes)
@@ -78,7 +78,7 @@ class Emitter:
         return name
 
     def constant(self, contents: Any, dtype: Any = np.int64) -> str:
-        """Add a constant; return its name."""
+        """Add a constant and return its name."""
         array = np.array(contents, dtype)
         array.setflags(write=False)
         name = self.name("constant")
@@ -86,26 +86,26 @@ class Emitter:
         return name
 
     def cast(self, value: str, element_type: str) -> str:
-        """Convert the elements."""
+        """Add a conversion to an element type."""
         return self.node("Cast", value, since=6, to=TYPE_NUMBERS[element_type])
 
     def transpose(self, value: str, order: Sequence[int]) -> str:
-        """Put the dimensions into another order."""
+        """Add a permutation of the dimensions."""
         if list(order) == sorted(order):
             return value
         return self.node("Transpose", value, perm=list(order))
 
     def slice(self, value: str, axis: int, begin: int, end: int) -> str:
-        """Take a part along one axis."""
+        """Add a slice along one axis."""
         bounds = (self.constant([number]) for number in (begin, end, axis))
         return self.node("Slice", value, *bounds, since=10)
 
     def pick(self, value: str, axis: int, positions: Sequence[int]) -> str:
-        """Take positions along one axis, in that order."""
+        """Add a selection of positions along one axis, in that order."""
         return self.node("Gather", value, self.constant(positions), axis=axis)
 
     def rounded(self, value: str, element_type: str) -> str:
-        """Convert floats to integers: the nearest, half to even, saturated."""
+        """Add a conversion of floats to integers: round half to even, and saturate."""
         limits = np.iinfo(DTYPES[TYPE_NUMBERS[element_type]])
         bounds = (self.constant(limit, np.float32) for limit in (limits.min, limits.max))
         whole = self.node("Round", value, since=11)
