@@ -1,6 +1,6 @@
-"""OpenVINO's idioms as they are written: a script moves by changing its import.
+"""Idioms of OpenVINO scripts, which run with hetero after a change of the import.
 
-Each line runs with hetero, and where OpenVINO is installed with it, so that it is OpenVINO's too.
+Each line runs with hetero, and with OpenVINO if that is installed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ ov.Layout("NCHW")
 ov.get_version() and ov.__version__
 ov.compile_model
 ov.save_model
-""".strip().splitlines()  # noqa: E501 - a line is an idiom
+""".strip().splitlines()  # noqa: E501 - one idiom per line
 
 SUBJECTS = [
     "hetero",
@@ -96,7 +96,7 @@ SUBJECTS = [
 
 @pytest.fixture(scope="module", params=SUBJECTS)
 def names(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[dict[str, Any]]:
-    """Return what a script has after its first lines."""
+    """Return the names that a script has defined after its first lines."""
     path = tmp_path_factory.mktemp("idioms") / "model.onnx"
     onnx.save_model(branches(), path)
     ov = importlib.import_module(request.param)
@@ -118,27 +118,27 @@ def names(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[dic
 
 
 @pytest.mark.parametrize("idiom", IDIOMS)
-def test_an_idiom_works(names: dict[str, Any], idiom: str) -> None:
-    *before, last = idiom.split("; ")
+def test_idiom_runs(names: dict[str, Any], idiom: str) -> None:
+    *statements, expression = idiom.split("; ")
     names = dict(names)
-    exec("\n".join(before), names)
-    # What compares has to hold; all else has to run.
-    assert eval(last, names) is not False
+    exec("\n".join(statements), names)
+    # Comparisons must be true; other expressions must not raise.
+    assert eval(expression, names) is not False
 
 
-def test_a_model_of_another_shape_is_another_model() -> None:
-    """OpenVINO changes the model itself; here a model never changes."""
+def test_reshape_returns_another_model() -> None:
+    """OpenVINO changes the model in place; models of hetero are immutable."""
     with hetero.Core("inprocess") as core:
         model = core.read_model(branches())
         for shapes in ([5, 3], {"x": [5, 3]}, {0: (5, 3)}, {model.input(): hetero.Shape([5, 3])}):
-            changed = model.reshape(shapes)
-            assert (changed.input().shape, changed.output().shape) == ((5, 3), (5, 4))
-            assert not changed.is_dynamic()
+            reshaped_model = model.reshape(shapes)
+            assert (reshaped_model.input().shape, reshaped_model.output().shape) == ((5, 3), (5, 4))
+            assert not reshaped_model.is_dynamic()
         assert model.is_dynamic()
-        assert changed.reshape([-1, 3]).output().shape[1:] == (4,)
+        assert reshaped_model.reshape([-1, 3]).output().shape[1:] == (4,)
         x = np.ones((5, 3), np.float32)
-        got = core.compile_model(changed, "HETERO:ORT,CPU", affinity={"op:Tanh": "CPU"})(x)[0]
-        np.testing.assert_allclose(got, branches_output(x), rtol=1e-6)
+        compiled = core.compile_model(reshaped_model, "HETERO:ORT,CPU", affinity={"op:Tanh": "CPU"})
+        np.testing.assert_allclose(compiled(x)[0], branches_output(x), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,20 @@ def test_a_model_of_another_shape_is_another_model() -> None:
         ({"z": [5, 3]}, TensorNameError),
     ],
 )
-def test_shapes_that_cannot_be(shapes: Any, error: type[Exception]) -> None:
+def test_invalid_shapes_raise(shapes: Any, error: type[Exception]) -> None:
     with hetero.Core("inprocess") as core:
         model = core.read_model(branches())
         with pytest.raises(error):
             model.reshape(shapes)
 
 
-def test_a_model_is_saved_as_onnx(tmp_path: Path) -> None:
+def test_save_model_writes_onnx(tmp_path: Path) -> None:
     hetero.save_model(branches(), tmp_path / "model.onnx")
     onnx.checker.check_model(str(tmp_path / "model.onnx"))
 
 
 @pytest.mark.parametrize("kind", ["f32", np.float16, hetero.Type.i64, "uint8"])
-def test_a_tensor_of_a_type_and_a_shape_is_zeros(kind: Any) -> None:
+def test_tensor_of_type_and_shape_is_zero(kind: Any) -> None:
     tensor = hetero.Tensor(kind, [2, 3])
     assert tensor.shape == (2, 3)
     assert not tensor.data.any()
@@ -172,6 +172,6 @@ def test_a_tensor_of_a_type_and_a_shape_is_zeros(kind: Any) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_model_is_compiled_without_a_core_of_ones_own() -> None:
+def test_compile_model_without_a_core() -> None:
     compiled = hetero.compile_model(branches(), "CPU")
     np.testing.assert_allclose(compiled(X)[0], branches_output(X), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Programs as OpenVINO's samples and notebooks write them: only the import line changes."""
+"""Programs from OpenVINO's samples and notebooks, with a changed import line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = """<ir_version: 8, opset_import: ["": 17]>
     { c = Conv <pads = [1, 1, 1, 1]> (data, w) r = Relu(c) p = GlobalAveragePool(r)
       f = Flatten(p) scores = Softmax(f) }"""
 
-#: A picture is classified after preprocessing in the model; the best classes are printed.
+#: Classify a picture with preprocessing in the model, and print the best classes.
 HELLO_CLASSIFICATION = """
 core = ov.Core()
 model = core.read_model(path)
@@ -45,7 +45,7 @@ top = np.argsort(probabilities)[-3:][::-1]
 print(path.name, *(f"{class_id} {probabilities[class_id]:.4f}" for class_id in top))
 """
 
-#: Several pictures at once: callbacks tell which is done.
+#: Classify several pictures at once; a callback stores each result.
 CLASSIFICATION_ASYNC = """
 def completion_callback(infer_request, image_path):
     predictions = next(iter(infer_request.results.values()))
@@ -63,7 +63,7 @@ infer_queue.wait_all()
 print(sorted(done.items()))
 """
 
-#: The loop of the throughput benchmark, for a number of rounds instead of seconds.
+#: The loop of the throughput benchmark, with a fixed number of rounds.
 THROUGHPUT_BENCHMARK = """
 def fill_tensor_random(tensor):
     dtype = tensor.element_type.to_dtype()
@@ -102,7 +102,7 @@ for infer_request_id in in_fly:
 print(len(latencies), min(latencies) > 0, len(ireqs) == len(in_fly))
 """
 
-#: What a device says of itself.
+#: Print the properties of a device.
 QUERY_DEVICE = """
 core = ov.Core()
 for device in core.available_devices:
@@ -117,7 +117,7 @@ for device in core.available_devices:
             print(property_key, type(property_val).__name__)
 """
 
-#: Notebook cells: sizes, one call, keys of results, state of inputs, a profile.
+#: Notebook cells: sizes, one call, keys of results, inputs, a profile.
 NOTEBOOK = """
 config = {"PERF_COUNT": "YES"}
 core = ov.Core()
@@ -155,30 +155,31 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = [t for t in model.graph.initializer if t.name != "w"]
     del model.graph.initializer[:]
     model.graph.initializer.extend([*tensors, onnx.numpy_helper.from_array(weights, "w")])
-    (kept,) = [v for v in model.graph.input if v.name == "data"]
+    (data_port,) = [v for v in model.graph.input if v.name == "data"]
     del model.graph.input[:]
-    model.graph.input.append(kept)
-    where = tmp_path_factory.mktemp("sample") / "net.onnx"
-    onnx.save(model, where)
-    return where
+    model.graph.input.append(data_port)
+    path = tmp_path_factory.mktemp("sample") / "net.onnx"
+    onnx.save(model, path)
+    return path
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_runs_after_its_import_line_is_changed(
+def test_sample_runs_with_another_import(
     name: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = hetero.Core
-    monkeypatch.setattr(hetero, "Core", lambda: made("inprocess"))  # not one Ray for each
+    core_class = hetero.Core
+    # Starting Ray for each sample would take too long.
+    monkeypatch.setattr(hetero, "Core", lambda: core_class("inprocess"))
     picture = np.random.default_rng(1).integers(0, 255, (8, 8, 3)).astype(np.uint8)
-    printed = []
+    outputs = []
     for module, device in (("openvino", "CPU"), ("hetero", "CPU"), ("hetero", "HETERO:ORT,CPU")):
         names: dict[str, Any] = {"path": path, "picture": picture, "device_name": device}
-        said = io.StringIO()
+        stdout = io.StringIO()
         head = f"import numpy as np\nimport {module} as ov\nimport {module}.preprocess\n"
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(stdout):
             exec(compile(head + SAMPLES[name], name, "exec"), names)
-        printed.append(said.getvalue().split())
-    if name in ("throughput_benchmark", "query_device"):  # how many requests; which come first
-        printed = [sorted(words)[-3:] for words in printed]
-    assert printed[0]
-    assert printed[1:] == [printed[0]] * 2
+        outputs.append(stdout.getvalue().split())
+    if name in ("throughput_benchmark", "query_device"):  # counts and order may differ
+        outputs = [sorted(words)[-3:] for words in outputs]
+    assert outputs[0]
+    assert outputs[1:] == [outputs[0]] * 2

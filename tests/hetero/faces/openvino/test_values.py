@@ -1,4 +1,4 @@
-"""Types, shapes, dimensions, tensors: the same lines on openvino and on hetero say the same."""
+"""Types, shapes, tensors, models and requests: equal expressions on openvino and on hetero."""
 
 import io
 import operator
@@ -21,15 +21,15 @@ NUMPY = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int
 NUMPY += [np.uint16, np.uint32, np.uint64, bool]
 
 
-def said(module: Any, expression: str, **names: Any) -> Any:
-    """Return what an expression gives, as plain values; an error as the word `error`."""
+def evaluate(module: Any, expression: str, **names: Any) -> Any:
+    """Evaluate an expression to plain values; a RuntimeError becomes `error`."""
     try:
-        return plain(eval(expression, {"m": module, "np": np, "A": A.copy(), **names}))
+        return to_plain(eval(expression, {"m": module, "np": np, "A": A.copy(), **names}))
     except RuntimeError:
         return "error"
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.tolist()
     if isinstance(value, bool | np.bool_ | str | int | float) and not hasattr(value, "to_dtype"):
@@ -40,34 +40,34 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    return [plain(item) for item in value]
+    return [to_plain(item) for item in value]
 
 
 def check(expression: str, **names: Any) -> None:
-    assert said(hetero, expression, **names) == said(ov, expression, **names), expression
+    assert evaluate(hetero, expression, **names) == evaluate(ov, expression, **names), expression
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_types(name: str) -> None:
+def test_type_flags_equal_openvinos(name: str) -> None:
     for flag in FLAGS:
         check(f"m.Type.{name}.{flag}()")
-    for what in ("type_name", "size", "bitwidth", "real", "integral", "signed", "quantized"):
-        check(f"m.Type.{name}.{what}")
+    for member in ("type_name", "size", "bitwidth", "real", "integral", "signed", "quantized"):
+        check(f"m.Type.{name}.{member}")
     for other in TYPES:
         check(f"m.Type.{name}.compatible(m.Type.{other})")
         check(f"[m.Type.{name}.merge(m.Type.{other})] == [None]")
 
 
 @pytest.mark.parametrize("dtype", [*NUMPY, str, bytes, np.str_, np.bytes_, "float32", "|S", "|U"])
-def test_types_of_numpys(dtype: Any) -> None:
+def test_type_of_numpy_dtype(dtype: Any) -> None:
     check("m.Type(t)", t=dtype)
 
 
 @pytest.mark.parametrize("name", sorted(set(TYPES) - {"bf16", "dynamic", "i4", "u4"}))
-def test_dtypes(name: str) -> None:
+def test_to_dtype_equals_openvinos(name: str) -> None:
     if not name.startswith("f8"):
         check(f"str(np.dtype(m.Type.{name}.to_dtype()))")
-    # OpenVINO has float16 of the same bits for bfloat16, and bytes for what numpy lacks.
+    # OpenVINO returns float16 for bfloat16, and bytes for types that numpy does not have.
     assert hetero.Type.bf16.to_dtype() == ml_dtypes.bfloat16
     with pytest.raises(hetero.ArgumentError):
         hetero.Type.dynamic.to_dtype()
@@ -90,32 +90,39 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("of", DIMENSIONS)
-def test_dimensions(of: str) -> None:
-    for what in ("is_static", "is_dynamic", "min_length", "max_length", "get_min_length()"):
-        check(f"{of}.{what}")
-    check(f"{of}.get_length()")
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_dimension_methods_equal_openvinos(dimension: str) -> None:
+    for member in ("is_static", "is_dynamic", "min_length", "max_length", "get_min_length()"):
+        check(f"{dimension}.{member}")
+    check(f"{dimension}.get_length()")
     for other in DIMENSIONS:
         for relation in ("compatible", "relaxes", "refines", "same_scheme"):
-            check(f"{of}.{relation}({other})")
-        check(f"{of} == {other}")
+            check(f"{dimension}.{relation}({other})")
+        check(f"{dimension} == {other}")
 
 
 @pytest.mark.parametrize("text", SHAPES)
-def test_partial_shapes(text: str) -> None:
-    of = f"m.PartialShape({text!r})"
-    for what in ("is_static", "is_dynamic", "rank", "to_string()", "to_shape()", "get_min_shape()"):
-        check(f"{of}.{what}")
-    for what in ("len", "list", "str"):
-        if text != "[...]" or what == "str":
-            check(f"{what}({of})")
+def test_partial_shape_methods_equal_openvinos(text: str) -> None:
+    shape = f"m.PartialShape({text!r})"
+    for member in (
+        "is_static",
+        "is_dynamic",
+        "rank",
+        "to_string()",
+        "to_shape()",
+        "get_min_shape()",
+    ):
+        check(f"{shape}.{member}")
+    for member in ("len", "list", "str"):
+        if text != "[...]" or member == "str":
+            check(f"{member}({shape})")
     for other in SHAPES:
         for relation in ("compatible", "relaxes", "refines", "same_scheme"):
-            check(f"{of}.{relation}(m.PartialShape({other!r}))")
-        check(f"{of} == m.PartialShape({other!r})")
+            check(f"{shape}.{relation}(m.PartialShape({other!r}))")
+        check(f"{shape} == m.PartialShape({other!r})")
 
 
-def test_shapes_are_lists_and_tuples() -> None:
+def test_shapes_compare_like_lists() -> None:
     for line in (
         "m.Shape([1, 2]) == [1, 2]",
         "m.Shape([1, 2]) == m.Shape((1, 2))",
@@ -160,72 +167,78 @@ def test_shapes_are_lists_and_tuples() -> None:
         "len({m.Symbol(), m.Symbol()})",
     ],
 )
-def test_dimensions_and_shapes_that_change(line: str) -> None:
-    """An error is an error of either kind on both."""
+def test_dimension_and_shape_expressions_equal_openvinos(line: str) -> None:
+    """A TypeError counts like a RuntimeError."""
 
     def outcome(module: Any) -> Any:
         try:
-            return said(module, line)
+            return evaluate(module, line)
         except TypeError:
             return "error"
 
     assert outcome(hetero) == outcome(ov)
 
 
-def test_a_symbol_is_no_five_dimensions() -> None:
+def test_symbolic_dimension_has_a_short_text() -> None:
     assert str(hetero.PartialShape("[?,3]")) == "[?,3]"
     assert hetero.PartialShape(["N", 3]) == ["N", 3]
 
 
 @pytest.mark.parametrize("dtype", NUMPY)
-def test_tensors_of_arrays(dtype: Any) -> None:
+def test_tensor_of_an_array(dtype: Any) -> None:
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
-    for made in ("m.Tensor(x)", "m.Tensor(array=x, shared_memory=True)", "m.Tensor(x, False)"):
-        for what in ("element_type", "shape", "size", "byte_size", "strides", "is_continuous()"):
-            check(f"{made}.{what}", x=array)
-        for what in ("get_element_type()", "get_shape()", "get_size()", "get_byte_size()", "data"):
-            check(f"{made}.{what}", x=array)
-    for made in (
+    for tensor in ("m.Tensor(x)", "m.Tensor(array=x, shared_memory=True)", "m.Tensor(x, False)"):
+        for member in ("element_type", "shape", "size", "byte_size", "strides", "is_continuous()"):
+            check(f"{tensor}.{member}", x=array)
+        for member in (
+            "get_element_type()",
+            "get_shape()",
+            "get_size()",
+            "get_byte_size()",
+            "data",
+        ):
+            check(f"{tensor}.{member}", x=array)
+    for tensor in (
         "m.Tensor(t, [2, 3])",
         "m.Tensor(type=t, shape=[2, 3])",
         "m.Tensor(t, m.Shape([]))",
     ):
-        check(f"[{made}.shape, {made}.element_type, {made}.data.dtype.str]", t=dtype)
+        check(f"[{tensor}.shape, {tensor}.element_type, {tensor}.data.dtype.str]", t=dtype)
     check("np.shares_memory(m.Tensor(x, shared_memory=True).data, x)", x=array)
     check("np.shares_memory(m.Tensor(x).data, x)", x=array)
 
 
 @pytest.mark.parametrize(
-    "given", [[1.0, 2.0], [1, 2], [[True]], ["x", "yy"], [["x"], ["ł"]], [b"q"]]
+    "items", [[1.0, 2.0], [1, 2], [[True]], ["x", "yy"], [["x"], ["ł"]], [b"q"]]
 )
-def test_tensors_of_lists(given: Any) -> None:
-    check("m.Tensor(x).element_type", x=given)
-    check("m.Tensor(x).shape", x=given)
-    if not isinstance(np.ravel(given)[0], str | bytes):
-        check("m.Tensor(x).data", x=given)
+def test_tensor_of_a_list(items: Any) -> None:
+    check("m.Tensor(x).element_type", x=items)
+    check("m.Tensor(x).shape", x=items)
+    if not isinstance(np.ravel(items)[0], str | bytes):
+        check("m.Tensor(x).data", x=items)
 
 
-@pytest.mark.parametrize("given", [["a", "bb"], [b"a", b"xyz"], [["jeszcze więcej"], ["효과가"]]])
-def test_text(given: Any) -> None:
-    for made in ("m.Tensor(x)", "m.Tensor(np.array(x))"):
-        check(f"{made}.str_data", x=given)
-        check(f"{made}.bytes_data", x=given)
-        check(f"{made}.size", x=given)
-    check("m.Tensor(np.array(x), shared_memory=True)", x=given)
-    flat = [item.decode() if isinstance(item, bytes) else item for item in np.ravel(given).tolist()]
+@pytest.mark.parametrize("items", [["a", "bb"], [b"a", b"xyz"], [["jeszcze więcej"], ["효과가"]]])
+def test_tensor_of_strings(items: Any) -> None:
+    for tensor in ("m.Tensor(x)", "m.Tensor(np.array(x))"):
+        check(f"{tensor}.str_data", x=items)
+        check(f"{tensor}.bytes_data", x=items)
+        check(f"{tensor}.size", x=items)
+    check("m.Tensor(np.array(x), shared_memory=True)", x=items)
+    flat = [item.decode() if isinstance(item, bytes) else item for item in np.ravel(items).tolist()]
     for kind in (str, bytes, np.str_):
         for name in ("str_data", "bytes_data"):
             for module in (hetero, ov):
-                tensor = module.Tensor(kind, list(np.shape(given)))
-                setattr(tensor, name, given)
+                tensor = module.Tensor(kind, list(np.shape(items)))
+                setattr(tensor, name, items)
                 assert tensor.str_data.ravel().tolist() == flat
-                for wrong in ([1] * tensor.size, ["a"] * (tensor.size + 1)):
+                for invalid in ([1] * tensor.size, ["a"] * (tensor.size + 1)):
                     with pytest.raises(RuntimeError):
-                        setattr(tensor, name, wrong)
-    check("[t := m.Tensor(str, [7]), t.copy_from(np.array(x)), t.str_data][2]", x=given)
+                        setattr(tensor, name, invalid)
+    check("[t := m.Tensor(str, [7]), t.copy_from(np.array(x)), t.str_data][2]", x=items)
 
 
-def test_shapes_of_tensors_change() -> None:
+def test_set_shape_equals_openvinos() -> None:
     for line in (
         "[t := m.Tensor(A), t.set_shape([3, 2]), t.data][2]",
         "[t := m.Tensor(A, shared_memory=True), t.set_shape([2, 2]), t.data][2]",
@@ -247,8 +260,8 @@ def test_shapes_of_tensors_change() -> None:
         check(line)
 
 
-def test_what_openvino_lets_pass_is_refused() -> None:
-    """It reads beyond the array's memory; of text it says that it is no number."""
+def test_tensor_rejects_invalid_arguments() -> None:
+    """OpenVINO reads beyond the array's memory in the last case."""
     with pytest.raises(hetero.ArgumentTypeError, match="several"):
         hetero.Tensor(array=A, other=hetero.Tensor(A))
     with pytest.raises(hetero.ArgumentTypeError, match="takes no picture"):
@@ -257,7 +270,7 @@ def test_what_openvino_lets_pass_is_refused() -> None:
         hetero.Tensor(A, (4, 2))
 
 
-def test_ports_and_results() -> None:
+def test_ports_and_results_equal_openvinos() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (float[2,3] y, float[2,3] z)'
         " {y = Relu(x) z = Neg(x)}"
@@ -295,18 +308,18 @@ def test_ports_and_results() -> None:
             "[r := c.create_infer_request(), r.set_tensors({'x': m.Tensor(A)}), r.infer()['y']][2]",
             "[r := c.create_infer_request(), r.infer(A), r.get_output_tensor(1).data][2]",
         ):
-            assert said(hetero, line, c=ours) == said(ov, line, c=theirs), line
-        for wrong, error in (("nope", KeyError), (7, KeyError), (1.5, TypeError)):
+            assert evaluate(hetero, line, c=ours) == evaluate(ov, line, c=theirs), line
+        for key, error in (("nope", KeyError), (7, KeyError), (1.5, TypeError)):
             with pytest.raises(error):
-                ours(A)[wrong]
+                ours(A)[key]
         with pytest.raises(RuntimeError):
             ours.input("nope")
         request = ours.create_infer_request()
         for _ in range(2):
             results = request.infer(A)
-            held = request.get_tensor("y")
+            tensor = request.get_tensor("y")
             results["y"][:] = 99
-            assert held.data.max() == 5
+            assert tensor.data.max() == 5
 
 
 RELU = """<ir_version: 8, opset_import: ["": 18]>
@@ -315,13 +328,13 @@ RELU = """<ir_version: 8, opset_import: ["": 18]>
 
 @pytest.fixture(scope="module")
 def relu() -> Any:
-    """The same model read and compiled by both: `(module, core, model, compiled)` each."""
+    """Return `(module, core, model, compiled)` of one model for hetero and OpenVINO."""
     data = onnx.parser.parse_model(RELU).SerializeToString()
     both = []
     with hetero.Core("inprocess") as core:
-        for module, on in ((hetero, core), (ov, ov.Core())):
-            model = on.read_model(data)
-            both.append((module, on, model, on.compile_model(model, "CPU")))
+        for module, own_core in ((hetero, core), (ov, ov.Core())):
+            model = own_core.read_model(data)
+            both.append((module, own_core, model, own_core.compile_model(model, "CPU")))
         yield both
 
 
@@ -358,17 +371,17 @@ def relu() -> Any:
         "core.compile_model(model, 'NOPE')",
     ],
 )
-def test_models_and_requests(relu: Any, line: str) -> None:
+def test_model_and_request_expressions_equal_openvinos(relu: Any, line: str) -> None:
     data = onnx.parser.parse_model(RELU).SerializeToString()
-    heard = []
+    results = []
     for module, core, model, compiled in relu:
         request = compiled.create_infer_request()
         names = {"io": io, "core": core, "model": model, "c": compiled, "r": request, "RELU": data}
         try:
-            heard.append(said(module, line, **names))
+            results.append(evaluate(module, line, **names))
         except TypeError:
-            heard.append("error")
-    assert heard[0] == heard[1]
+            results.append("error")
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
@@ -389,23 +402,24 @@ def test_models_and_requests(relu: Any, line: str) -> None:
     ],
     ids=str,
 )
-def test_shapes_of_models(shape: Any) -> None:
-    """OpenVINO's model changes; ours is another. Intervals are open dimensions in ours."""
+def test_reshape_equals_openvinos(shape: Any) -> None:
+    """OpenVINO changes the model; hetero returns another, with intervals as open dimensions."""
     data = onnx.parser.parse_model(RELU).SerializeToString()
-    heard = []
+    results = []
     with hetero.Core("inprocess") as core:
         for module in (hetero, ov):
             model = (core if module is hetero else ov.Core()).read_model(data)
             try:
-                changed = model.reshape(shape) or model
-                shapes = [changed.input().partial_shape, changed.output().partial_shape]
-                heard.append([[d.is_static and d.get_length() for d in s] for s in shapes])
+                reshaped_model = model.reshape(shape) or model
+                ports = (reshaped_model.input(), reshaped_model.output())
+                shapes = [port.partial_shape for port in ports]
+                results.append([[d.is_static and d.get_length() for d in s] for s in shapes])
             except (RuntimeError, TypeError, IndexError):
-                heard.append("error")
-    assert heard[0] == heard[1]
+                results.append("error")
+    assert results[0] == results[1]
 
 
-def test_a_port_takes_its_part_of_a_larger_array(relu: Any) -> None:
+def test_tensor_of_a_port_reads_array_start(relu: Any) -> None:
     for module, _, model, _ in relu:
         with pytest.warns(RuntimeWarning):
             tensor = module.Tensor(model.input(0), np.arange(9, dtype=np.float32))
@@ -414,24 +428,24 @@ def test_a_port_takes_its_part_of_a_larger_array(relu: Any) -> None:
 
 @pytest.mark.parametrize("texts", [["a", "ł"], [b"xyz", b"q"]])
 @pytest.mark.parametrize("decode", [True, False])
-def test_text_is_answered_decoded_or_not(texts: Any, decode: bool) -> None:
-    """Without the peer: its CPU ends the process on text that an ONNX model passes on."""
+def test_decode_strings_selects_str_or_bytes(texts: Any, decode: bool) -> None:
+    """Not compared with OpenVINO, whose CPU device crashes on strings of ONNX models."""
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (string[N] x) => (string[N] y) {y = Identity(x)}'
     )
     text = np.array([t.decode() if isinstance(t, bytes) else t for t in texts])
-    want = text if decode else np.char.encode(text, "utf-8")
+    expected = text if decode else np.char.encode(text, "utf-8")
     with hetero.Core("inprocess") as core:
         ours = core.compile_model(core.read_model(proto), "HETERO:ORT,CPU")
         for run in (ours, ours.create_infer_request().infer):
-            answer = run(texts, decode_strings=decode)[0]
-            assert np.array_equal(answer, want)
-            assert isinstance(answer[0], str if decode else bytes)
+            array = run(texts, decode_strings=decode)[0]
+            assert np.array_equal(array, expected)
+            assert isinstance(array[0], str if decode else bytes)
         with pytest.raises(TypeError):
             ours(texts, False, False, False)
 
 
-def test_what_only_makes_another_model_says_so_where_that_is_dropped() -> None:
+def test_unused_result_of_a_model_change_warns() -> None:
     model = hetero.Core("inprocess").read_model(onnx.parser.parse_model(RELU))
     processor = hetero.PrePostProcessor(model)
     processor.input().preprocess().mean(1.0)
@@ -441,7 +455,7 @@ def test_what_only_makes_another_model_says_so_where_that_is_dropped() -> None:
         lambda: hetero.set_batch(model, 5),
         processor.build,
     ):
-        assert isinstance(call(), hetero.Model)  # used: nothing is said
+        assert isinstance(call(), hetero.Model)  # no warning if the result is used
     for text in ("model.reshape([1, 4])", "hetero.set_batch(model, 5)", "processor.build()"):
         names = {"model": model, "hetero": hetero, "processor": processor}
         with pytest.warns(UserWarning, match="the model stays as it was: write model ="):
@@ -450,7 +464,7 @@ def test_what_only_makes_another_model_says_so_where_that_is_dropped() -> None:
     assert hetero.set_batch(model, 5).output().shape == [5, 3]
 
 
-def test_weights_apart_from_the_model_and_narrower_ones_are_refused(tmp_path: Any) -> None:
+def test_separate_weights_and_fp16_compression_raise(tmp_path: Any) -> None:
     core = hetero.Core("inprocess")
     with pytest.raises(hetero.ArgumentError, match="has its own"):
         core.read_model(onnx.parser.parse_model(RELU), b"bytes")
@@ -460,7 +474,7 @@ def test_weights_apart_from_the_model_and_narrower_ones_are_refused(tmp_path: An
         hetero.save_model(model, tmp_path / "m.onnx", True)
 
 
-def test_properties_are_a_package() -> None:
+def test_property_functions_equal_openvinos() -> None:
     import openvino.properties as peer
 
     from hetero.properties import device, hint, log, streams
@@ -480,13 +494,13 @@ def test_properties_are_a_package() -> None:
     assert hint.performance_mode(hint.PerformanceMode.LATENCY) == ("PERFORMANCE_HINT", "LATENCY")
     assert device.priorities("ORT", "CPU") == ("MULTI_DEVICE_PRIORITIES", "ORT,CPU")
     assert hint.num_requests(np.uint32(2)) == ("PERFORMANCE_HINT_NUM_REQUESTS", 2)
-    for wrong in (
+    for call in (
         lambda: hetero.properties.supported_properties(1),
         lambda: device.priorities("ORT", 1),
         lambda: hint.num_requests("x"),
     ):
         with pytest.raises(TypeError):
-            wrong()
+            call()
     with hetero.Core("inprocess") as core:
         core.set_property(hetero.properties.cache_dir(""))
         core.set_property("CPU", hetero.properties.inference_num_threads(1))
@@ -498,7 +512,7 @@ def test_properties_are_a_package() -> None:
 
 
 @pytest.mark.parametrize("text", ["NCHW", "N...C", "[batch,channels,?,?]", "...", "NC...HW"])
-def test_layouts(text: str) -> None:
+def test_layouts_equal_openvinos(text: str) -> None:
     for name in ("N", "C", "batch", "channels", "height", "W", "X"):
         check(f"m.Layout({text!r}).has_name({name!r})")
         check(f"m.Layout({text!r}).get_index_by_name({name!r})")
@@ -506,12 +520,12 @@ def test_layouts(text: str) -> None:
     check("m.Layout.scalar() == m.Layout.scalar()")
 
 
-def test_the_job_that_has_been_idle_longest_is_the_next() -> None:
+def test_longest_idle_job_is_next() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (float[2,3] y) {y = Relu(x)}'
     )
 
-    def taken(module: Any, compiled: Any) -> list[int]:
+    def job_ids(module: Any, compiled: Any) -> list[int]:
         queue, ids = module.AsyncInferQueue(compiled, 3), []
         for _ in range(7):
             ids.append(queue.get_idle_request_id())
@@ -520,13 +534,13 @@ def test_the_job_that_has_been_idle_longest_is_the_next() -> None:
         return ids
 
     with hetero.Core("inprocess") as core:
-        ours = taken(hetero, core.compile_model(core.read_model(proto), "CPU"))
+        ours = job_ids(hetero, core.compile_model(core.read_model(proto), "CPU"))
     theirs = ov.Core().compile_model(ov.Core().read_model(proto.SerializeToString()), "CPU")
-    assert ours == taken(ov, theirs) == [0, 1, 2, 0, 1, 2, 0]
+    assert ours == job_ids(ov, theirs) == [0, 1, 2, 0, 1, 2, 0]
 
 
-#: Members of OpenVINO's classes that have no meaning here: docs/coming-from.md says why.
-LEFT_OUT = {
+#: Members of OpenVINO's classes that hetero does not have; docs/coming-from.md has the reasons.
+OMITTED_MEMBERS = {
     "Core": "register_plugins",
     "Model": "add_parameters add_results add_sinks add_variables evaluate get_sink_index get_sinks "
     "get_variable_by_id get_variables remove_parameter remove_result remove_sink remove_variable "
@@ -534,7 +548,7 @@ LEFT_OUT = {
     "ConstOutput": "get_rt_info get_target_inputs rt_info target_inputs",
     "Type": "nf4 u1 u3 u6",
 }
-NAMED = """AsyncInferQueue CompiledModel Dimension InferRequest Layout PartialShape ProfilingInfo
+CLASSES = """AsyncInferQueue CompiledModel Dimension InferRequest Layout PartialShape ProfilingInfo
 RemoteContext RemoteTensor Shape Symbol Tensor Type Core Model ConstOutput Version OVDict"""
 
 
@@ -557,22 +571,22 @@ def instances() -> Any:
         }
 
 
-@pytest.mark.parametrize("name", NAMED.split())
-def test_members_are_openvinos(instances: Any, name: str) -> None:
+@pytest.mark.parametrize("name", CLASSES.split())
+def test_classes_have_openvinos_members(instances: Any, name: str) -> None:
     theirs = getattr(ov, name, ov.utils.data_helpers.wrappers.OVDict)
     ours = instances.get(name, getattr(hetero, name, None))
-    have = {*dir(ours), *dir(type(ours)), *getattr(ours, "__dataclass_fields__", ())}
-    missing = {member for member in dir(theirs) if member[0] != "_"} - have
-    assert missing == set(LEFT_OUT.get(name, "").split())
+    members = {*dir(ours), *dir(type(ours)), *getattr(ours, "__dataclass_fields__", ())}
+    missing = {member for member in dir(theirs) if member[0] != "_"} - members
+    assert missing == set(OMITTED_MEMBERS.get(name, "").split())
 
 
-def test_preprocessing_and_properties_have_openvinos_names() -> None:
-    native = ov._pyopenvino.properties  # the package shows only a part to dir()
+def test_modules_have_openvinos_names() -> None:
+    native = ov._pyopenvino.properties  # dir() of the package is incomplete
     modules = {"preprocess": ov.preprocess, "properties": native, "properties.hint": native.hint}
     modules |= {"properties.log": native.log, "properties.streams": native.streams}
     missing = []
-    for where, module in modules.items():
-        ours = operator.attrgetter(where)(hetero)
+    for path, module in modules.items():
+        ours = operator.attrgetter(path)(hetero)
         for name in (n for n in dir(module) if n[0] != "_" and n[:6] != "intel_"):
             theirs = getattr(module, name)
             missing += (
@@ -586,11 +600,11 @@ def test_preprocessing_and_properties_have_openvinos_names() -> None:
                     and not hasattr(getattr(ours, name), member)
                 ]
             )
-    # The first is that of the package; the others are how OpenVINO caches.
+    # The first belongs to the package; the others configure OpenVINO's cache.
     assert missing == ["get_version", "compiled_blob", "model"]
 
 
-def test_remote_tensors_answer_as_openvinos(instances: Any) -> None:
+def test_remote_tensors_equal_openvinos(instances: Any) -> None:
     tensor, context = instances["RemoteTensor"], instances["RemoteContext"]
     tensor.copy_from(hetero.Tensor(np.array([1, 2], np.float32)))
     host = context.create_host_tensor(hetero.Type.f32, [2])
@@ -604,7 +618,7 @@ def test_remote_tensors_answer_as_openvinos(instances: Any) -> None:
         context.create_tensor("f32", (2,), {"SHARED_MEM_TYPE": "USM"})
 
 
-def test_metadata_is_where_openvino_has_it() -> None:
+def test_rt_info_equals_openvinos() -> None:
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 3]) for n in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     opset = [onnx.helper.make_opsetid("", 17)]
@@ -619,8 +633,8 @@ def test_metadata_is_where_openvino_has_it() -> None:
         "model.get_rt_info()['framework']['labels'].value.split()",
         "model.get_rt_info(['framework', 'labels']).astype(str)",
     ):
-        their = said(ov, line, model=ov.Core().read_model(proto.SerializeToString()))
-        assert said(hetero, line, model=hetero.Core("inprocess").read_model(proto)) == their
+        expected = evaluate(ov, line, model=ov.Core().read_model(proto.SerializeToString()))
+        assert evaluate(hetero, line, model=hetero.Core("inprocess").read_model(proto)) == expected
     model = hetero.Core("inprocess").read_model(proto)
     assert model.get_rt_info(["framework", "labels"]) == "cat dog"
     with pytest.raises(hetero.errors.UnsupportedOperationError, match="replace"):
