@@ -77,8 +77,8 @@ class Block:
     ) -> list[Value]:
         """Compute the outputs from the graph's inputs and, after them, its captures.
 
-        Between nodes the context is asked whether to stop; `profile` records each node's time in
-        it.
+        Between nodes the run checks the context for cancellation. `profile` records each node's
+        time in the context.
         """
         values = self.template.copy()
         for slot, value in zip(self.input_slots, inputs, strict=True):
