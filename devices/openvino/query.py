@@ -14,7 +14,7 @@ from hetero.devices.faults.openvino import NOTES, newer_feature, refusal
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.openvino.errors import ERRORS
-from hetero.devices.openvino.input_limits import Limits, find_limits
+from hetero.devices.openvino.input_limits import InputLimits, find_limits
 from hetero.devices.openvino.runtime import core
 from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
@@ -177,7 +177,7 @@ class OpenVinoQuery(VerdictCache[str]):
 
         `device`: OpenVINO's device; `narrow`: the value of OV_NARROW_INTEGERS.
         """
-        limits = find_limits(model) if narrow == "CHECKED" else Limits()
+        limits = find_limits(model) if narrow == "CHECKED" else InputLimits()
         ranges = limits.ranges(model)
         refusals = {}
         for node in model.nodes:

@@ -32,7 +32,7 @@ from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunCon
 from hetero.devices.plugin.properties import Config
 
 #: The format of exported payloads.
-PAYLOAD_FORMAT: Final = "onnxruntime-optimized-3"
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-4"
 #: Profiling stops after this many measured runs, or after this time if two runs are done.
 _PROFILED_RUNS: Final = 5
 _PROFILE_TIME_S: Final = 0.5
@@ -69,7 +69,7 @@ class OrtProgram(Program):
         self._session_outputs = (
             [o for o in dict.fromkeys(p.name for p in model.outputs) if o in model.producers]
             if payload is None
-            else list(payload.header["wanted"])
+            else list(payload.header["outputs"])
         )
         self._input_names = [port.name for port in model.inputs]
         self._lock = threading.Lock()
@@ -159,7 +159,7 @@ class OrtProgram(Program):
             "version": str(onnxruntime.__version__),
             "model": data,
             "stubs": stubs,
-            "wanted": self._session_outputs,
+            "outputs": self._session_outputs,
         }
         if self._caches:
             header["caches"] = [self._caches.pairs, list(self._caches.length_source)]
