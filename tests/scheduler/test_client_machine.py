@@ -215,7 +215,7 @@ def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_d
 
 LOST = ev.DeviceLost(1.0, "A", "node-7", "killed")
 SILENT = ev.DeviceLost(1.0, "A", "node-7", "not heard", may_live=True)
-GONE = ev.DeviceGone(2.0, "A", "node-7", "unplugged")
+GONE = ev.DeviceRemoved(2.0, "A", "node-7", "unplugged")
 BACK = ev.DeviceReturned(3.0, "A")
 
 
