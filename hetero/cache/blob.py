@@ -43,7 +43,7 @@ from hetero.scheduler.formats.blob_format import Inline
 from hetero.scheduler.formats.blob_writer import BlobWriter
 from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_model
 from hetero.scheduler.formats.stored_payload import PAYLOADS, write_payload
-from hetero.scheduler.formats.tensor_entries import raw
+from hetero.scheduler.formats.tensor_entries import raw_bytes
 from hetero.scheduler.formats.weightless import is_weightless, restore, write_without
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
@@ -139,7 +139,7 @@ def _is_small(payload: Payload, weights: Mapping[str, np.ndarray]) -> bool:
 
 
 def _identity(array: np.ndarray) -> tuple[int, bytes]:
-    return array.nbytes, b"" if array.dtype == object else xxhash.xxh3_128_digest(raw(array))
+    return array.nbytes, b"" if array.dtype == object else xxhash.xxh3_128_digest(raw_bytes(array))
 
 
 def header_of(cuts: Sequence[PlacedPartition], request: CompileRequest) -> dict[str, Any]:

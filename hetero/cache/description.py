@@ -61,7 +61,7 @@ def _export_nbytes(blob: BlobFile, exports: Sequence[Any], index: int) -> int | 
     """Return how many bytes a stage's export takes; None for a stage that has none here."""
     if index >= len(exports) or exports[index] is None:
         return None
-    return sum(part.nbytes for part in blob.stowed(exports[index]))
+    return sum(part.nbytes for part in blob.references(exports[index]))
 
 
 def _port(spec: TensorSpec) -> dict[str, Any]:

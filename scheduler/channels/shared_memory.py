@@ -278,7 +278,7 @@ class SlotReader:
 
     def forget(self, process: Process) -> None:
         """Unmap what a process owned that has ended; arrays that view it keep it."""
-        owned = f"-{process.number}-{process.started}-"
+        owned = f"-{process.number}-{process.start}-"
         with self._lock:
             for key in [key for key in self._mapped if owned in key[0]]:
                 del self._mapped[key]

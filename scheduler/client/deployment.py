@@ -223,7 +223,7 @@ class Deployment(ABC):
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
         with self._close_lock:  # who comes second waits for the first
-            if self.is_closed or not self._runner.home.is_here:
+            if self.is_closed or not self._runner.home.is_current:
                 return
             self.is_closed = True
             try:

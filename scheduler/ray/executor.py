@@ -343,7 +343,7 @@ class RayExecutor:
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""
         with self._lock:
-            if self._closed or not self._home.is_here:  # the devices are the parent's still
+            if self._closed or not self._home.is_current:  # the devices are the parent's still
                 return
             self._closed = True
         for deployment in self._deployments:
@@ -359,7 +359,7 @@ class RayExecutor:
 
     def _end_devices(self) -> None:
         atexit.unregister(self._end_devices)
-        if self._home.is_here:
+        if self._home.is_current:
             self._keeper.close()
             if self._session.is_ours:
                 self._devices.close()

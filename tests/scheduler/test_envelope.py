@@ -174,7 +174,7 @@ def test_what_a_store_takes_is_found_again() -> None:
 
 
 def test_values_that_cannot_be_sent_are_refused() -> None:
-    with pytest.raises(TypeError, match="no value of ONNX"):
+    with pytest.raises(TypeError, match="not an ONNX value"):
         frames(Values(TASK, {"x": object()}))
 
 
