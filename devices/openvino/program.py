@@ -200,7 +200,7 @@ def shared_tensor(array: np.ndarray) -> openvino.Tensor:
 
 
 class _Writable:
-    """An array declared as writable: OpenVINO requires that of inputs, but does not write."""
+    """An array declared as writable: OpenVINO requires writable inputs, but never writes them."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = np.require(array, None, ["C", "A"])
