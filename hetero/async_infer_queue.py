@@ -16,7 +16,7 @@ from hetero.compile.deployed_model import DeployedModel
 from hetero.devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
 from hetero.devices.request.infer_request import InferRequest, check_callback
 from hetero.devices.request.results import Results
-from hetero.devices.request.run import LONGEST_S
+from hetero.devices.request.run import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:  # few have a loop: it is imported where it is used, not at every start
     import asyncio
@@ -52,13 +52,13 @@ class _Job(InferRequest):
     def __init__(self, target: DeployedModel, shared: _Shared, index: int) -> None:
         super().__init__(target)
         shared.ended[index] = None
-        self._machine.when_ended = partial(shared.end, index)
+        self._machine.on_end = partial(shared.end, index)
         self.set_callback(partial(_finished, weakref.ref(self), shared, index))
 
     def is_idle(self) -> bool:
         """Whether it may be started: no run is on its way, nor another thread's callback."""
         run = self._machine.run
-        return run is None or run.ended.is_set() or self.is_calling_back()
+        return run is None or run.end.is_set() or self.is_calling_back()
 
     def is_calling_back(self) -> bool:
         """Whether this thread runs its callback."""
@@ -123,7 +123,7 @@ class AsyncInferQueue:
             raise kind(f"jobs={jobs!r}: wanted a whole number >= 0; 0 lets the model choose.")
         count = jobs or model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         self._shared = _Shared()
-        self._timeout_s = min(model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)
+        self._timeout_s = min(model.get_property("REQUEST_TIMEOUT_S"), MAX_TIMEOUT_S)
         self._jobs = [_Job(model.target, self._shared, i) for i in range(count)]
 
     def __len__(self) -> int:

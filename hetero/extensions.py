@@ -16,9 +16,9 @@ from hetero.devices.model.extension import (
     LIBRARIES,
     Extension,
     Operator,
+    extension_origins,
     find_extension,
     library_origin,
-    named_extensions,
     with_extensions,
 )
 from hetero.devices.model.model import Model
@@ -99,7 +99,7 @@ class Extensions:
         tables: Mapping[str, PropertyTable],
     ) -> dict[str, dict[str, Any]]:
         """Return devices' options with the extensions of a model that they may import."""
-        wanted = set(named_extensions(model).values()) & self._origins()
+        wanted = set(extension_origins(model).values()) & self._origins()
         if self._libraries and _of_libraries(model):
             wanted |= self._libraries
         allowed = {OPTION: tuple(sorted(wanted))} if wanted else {}
@@ -157,7 +157,7 @@ def _operators(model: Model) -> set[Operator]:
 
 def _of_libraries(model: Model) -> bool:
     """Return whether an operator is neither ONNX's, nor the model's function or extension."""
-    known = {(f.domain, f.name) for f in model.header.functions} | named_extensions(model).keys()
+    known = {(f.domain, f.name) for f in model.header.functions} | extension_origins(model).keys()
     return any(
         key not in known and not onnx.defs.has(key[1], "" if key[0] == "ai.onnx" else key[0])
         for key in _operators(model)

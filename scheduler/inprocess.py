@@ -130,8 +130,8 @@ class InProcessDeployment(Deployment):
         is_plain = not (
             request.timeout_s is not None
             or request.profile
-            or request.keep
-            or request.keep_copies
+            or request.resident_outputs
+            or request.resident_copies
             or request.restore_s
             or self._deployments.observers
         )

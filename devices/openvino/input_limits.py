@@ -8,15 +8,21 @@ from typing import Final
 
 from hetero.devices.faults.openvino import refusal
 from hetero.devices.faults.openvino_integers import EXACT_FLOAT, INT32, NARROWED, fits
-from hetero.devices.model.integer_ranges import LONGEST_OPEN_AXIS, Range, value_ranges
+from hetero.devices.model.integer_ranges import LONGEST_DYNAMIC_AXIS, Range, value_ranges
 from hetero.devices.model.model import Model
 
 #: Candidates for the longest open axis; the product of two lengths of the second one fits 32 bits.
-_LENGTHS: Final = (LONGEST_OPEN_AXIS, 2**15)
+_LENGTHS: Final = (LONGEST_DYNAMIC_AXIS, 2**15)
 #: Candidates for the magnitude of an input: the largest 32-bit integer; half of it, for a sum; the
 #: largest exact float; an element whose sum along the longest axis fits; a mask's element, whose
 #: sum is multiplied by the mask.
-_MAGNITUDES: Final = (int(INT32.max), 2**30, EXACT_FLOAT, int(INT32.max) // LONGEST_OPEN_AXIS, 2**7)
+_MAGNITUDES: Final = (
+    int(INT32.max),
+    2**30,
+    EXACT_FLOAT,
+    int(INT32.max) // LONGEST_DYNAMIC_AXIS,
+    2**7,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,7 @@ class InputLimits:
     """The largest lengths and values that the inputs of a request may have."""
 
     #: The longest axis among those that the model leaves open; None for any length.
-    longest_axis: int | None = LONGEST_OPEN_AXIS
+    longest_axis: int | None = LONGEST_DYNAMIC_AXIS
     #: Input -> its largest magnitude, for inputs whose values are not proven to fit.
     magnitudes: Mapping[str, int] = field(default_factory=dict)
 

@@ -107,7 +107,11 @@ class OrtProgram(Program):
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancellation terminates it between nodes."""
         values = dict(zip(self._input_names, inputs, strict=True))
-        caches = self._caches if self._caches and context.left >= self._cache_outputs else None
+        caches = (
+            self._caches
+            if self._caches and context.resident_outputs >= self._cache_outputs
+            else None
+        )
         if caches is None and any(type(value) is CacheTensor for value in inputs):
             values = {n: v.to_host() if type(v) is CacheTensor else v for n, v in values.items()}
         if context.profile and self._session and caches is None:

@@ -142,7 +142,7 @@ def _unfit(blob: ModelBlob, device: str, here: str, request: CompileRequest) -> 
         return f"made by {_text(was)}"
     table = descriptor.properties
     old, new = table.key(_kept_of(blob, device, table)), table.key(request.configs[here])
-    changed = [n for n in table.shaping if old.get(n) != new.get(n)]
+    changed = [n for n in table.caching_properties if old.get(n) != new.get(n)]
     return f"with other {', '.join(changed)}" if changed else None
 
 

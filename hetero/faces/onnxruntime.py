@@ -182,7 +182,7 @@ class OrtValue:
 
     def has_value(self) -> bool:
         """Return whether there is a value."""
-        return self._tensor.held() is not None
+        return self._tensor.content() is not None
 
     def is_tensor(self) -> bool:
         """Return whether the value is one tensor."""

@@ -64,7 +64,9 @@ class DeviceActor:
         # Ray would end the process once its tasks have: `stay` never does.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         own = descriptor.source
-        entries = load_plugins([str(own.here)], False) if own else load_plugins(specs)
+        entries = (
+            load_plugins([str(own.without_interpreter)], False) if own else load_plugins(specs)
+        )
         self._host = DeviceHost(descriptor, find_plugin(entries, descriptor.plugin))
         self._workers = PumpingWorkers(descriptor.name)
         self._outlives = outlives

@@ -458,7 +458,7 @@ def test_unused_result_of_a_model_change_warns() -> None:
         assert isinstance(call(), hetero.Model)  # no warning if the result is used
     for text in ("model.reshape([1, 4])", "hetero.set_batch(model, 5)", "processor.build()"):
         names = {"model": model, "hetero": hetero, "processor": processor}
-        with pytest.warns(UserWarning, match="the model stays as it was: write model ="):
+        with pytest.warns(UserWarning, match="the model does not change; write model ="):
             exec(text, names)
     assert model.input().shape == [2, 3]
     assert hetero.set_batch(model, 5).output().shape == [5, 3]

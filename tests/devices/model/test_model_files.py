@@ -1,4 +1,4 @@
-"""Models that files may hold, legal or not: run through every device, none ends the process."""
+"""Unusual and hostile models through every device: correct results, or an error and no crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetero.devices import read_model
 from hetero.devices.errors import ModelError, UnsupportedNodesError
 from hetero.devices.model.type_inference import infer_types
 
-CUT = ("CPU", "ORT", "HETERO:CPU,ORT", "HETERO:ORT,CPU")
+DEVICES = ("CPU", "ORT", "HETERO:CPU,ORT", "HETERO:ORT,CPU")
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +36,14 @@ def run_onnxruntime(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarra
 
 
 def alternating(model: hetero.Model, device: str) -> dict[str, str] | None:
-    """Return pins that cut the model after each node, where the device is a list of two."""
+    """Return pins that cut the model after each node, if `device` is a list of two devices."""
     names = device.partition(":")[2].split(",")
     return {n: names[i % 2] for i, n in enumerate(model.node_names)} if len(names) > 1 else None
 
 
-# Weights in files, wherever they are in the model.
+# External tensors of subgraphs, Constant nodes and functions.
 
-HOLDERS = {
+MODELS = {
     "body": """g (bool c, float[64] x) => (float[64] y) {
         t = Neg(x)
         u = If(c) <then_branch = b () => (float[64] o) <float[64] w = {W}> { o = Add(t, w) },
@@ -62,16 +62,16 @@ HOLDERS = {
 }
 
 
-def write(path: Path, holder: str, seed: int) -> None:
-    """Write the model with its weights, of normal distribution, in files beside it."""
+def write(path: Path, name: str, seed: int) -> None:
+    """Write a model with random weights in external files in the same folder."""
     weights = np.random.default_rng(seed).standard_normal(64, np.float32).tolist()
-    text = HOLDERS[holder].replace("{W}", "{" + ", ".join(map(str, weights)) + "}")
+    text = MODELS[name].replace("{W}", "{" + ", ".join(map(str, weights)) + "}")
     model = parse(text, '"": 17, "own": 1')
     for i, tensor in enumerate(tensors(model)):
         array = onnx.numpy_helper.to_array(tensor)
         (path.parent / f"w{i}").write_bytes(array.tobytes())
-        kept = {"name": tensor.name, "data_type": tensor.data_type, "dims": tensor.dims}
-        tensor.CopyFrom(TensorProto(**kept, data_location=TensorProto.EXTERNAL))
+        fields = {"name": tensor.name, "data_type": tensor.data_type, "dims": tensor.dims}
+        tensor.CopyFrom(TensorProto(**fields, data_location=TensorProto.EXTERNAL))
         tensor.external_data.add(key="location", value=f"w{i}")
     path.write_bytes(model.SerializeToString())
 
@@ -91,49 +91,49 @@ def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
             yield attribute.t
 
 
-@pytest.mark.parametrize("device", CUT)
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_weights_of_bodies_literals_and_functions_may_be_in_files(
-    core: hetero.Core, tmp_path: Path, holder: str, device: str
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MODELS)
+def test_external_tensor_of_node_equals_onnxruntime(
+    core: hetero.Core, tmp_path: Path, name: str, device: str
 ) -> None:
     path = tmp_path / "m.onnx"
-    write(path, holder, 0)
+    write(path, name, 0)
     model = core.read_model(path)
     feeds = [
         {"c": np.asarray(c), "x": np.linspace(-1, 1, 64, dtype=np.float32)} for c in (True, False)
     ]
-    wanted = [run_onnxruntime(path, given) for given in feeds]
+    expected = [run_onnxruntime(path, inputs) for inputs in feeds]
     for file in tmp_path.iterdir():
         file.unlink()
     compiled = core.compile_model(model, device, affinity=alternating(model, device))
-    again = core.import_model(compiled.export_model())
-    for given, want in zip(feeds, wanted, strict=True):
-        for found in (compiled, again):
-            np.testing.assert_allclose(found(given)[0], want[0], rtol=1e-6)
+    imported = core.import_model(compiled.export_model())
+    for inputs, outputs in zip(feeds, expected, strict=True):
+        for program in (compiled, imported):
+            np.testing.assert_allclose(program(inputs)[0], outputs[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_a_changed_file_of_a_bodys_weight_is_another_model_to_the_cache(
-    core: hetero.Core, tmp_path: Path, holder: str
+@pytest.mark.parametrize("name", MODELS)
+def test_changed_external_tensor_misses_the_cache(
+    core: hetero.Core, tmp_path: Path, name: str
 ) -> None:
     path, config = tmp_path / "m.onnx", {"CACHE_DIR": str(tmp_path / "cache")}
-    found = []
+    hits = []
     for seed in (0, 1, 0):
-        write(path, holder, seed)
+        write(path, name, seed)
         compiled = core.compile_model(path, "CPU", config)
         x = np.linspace(-1, 1, 64, dtype=np.float32)
-        given = {"c": np.asarray(True), "x": x}
-        want = run_onnxruntime(path, given)
-        np.testing.assert_allclose(compiled(given)[0], want[0], rtol=1e-6)
-        found.append(compiled.get_property("LOADED_FROM_CACHE"))
-    assert found == [False, False, True]
+        inputs = {"c": np.asarray(True), "x": x}
+        expected = run_onnxruntime(path, inputs)
+        np.testing.assert_allclose(compiled(inputs)[0], expected[0], rtol=1e-6)
+        hits.append(compiled.get_property("LOADED_FROM_CACHE"))
+    assert hits == [False, False, True]
 
 
-# Loops whose results have no rank.
+# Loops with results of unknown rank.
 
 
-@pytest.mark.parametrize("device", CUT)
-def test_a_loop_whose_result_has_no_declared_rank_compiles_and_runs(
+@pytest.mark.parametrize("device", DEVICES)
+def test_loop_result_of_undeclared_rank_equals_onnxruntime(
     core: hetero.Core, tmp_path: Path, device: str
 ) -> None:
     proto = parse("""g (float[2] x) => (float y, float z) <int64 n = {3}> {
@@ -147,28 +147,30 @@ def test_a_loop_whose_result_has_no_declared_rank_compiles_and_runs(
     path.write_bytes(proto.SerializeToString())
     model = core.read_model(path)
     compiled = core.compile_model(model, device, affinity=alternating(model, device))
-    given = {"x": np.float32([1, 2])}
-    for got, want in zip(compiled(given).values(), run_onnxruntime(path, given), strict=True):
-        np.testing.assert_array_equal(got, want)
+    inputs = {"x": np.float32([1, 2])}
+    for output, expected in zip(
+        compiled(inputs).values(), run_onnxruntime(path, inputs), strict=True
+    ):
+        np.testing.assert_array_equal(output, expected)
     assert [port.shape for port in compiled.outputs] == [None, None]
 
 
-# Values that native inference cannot take.
+# Values that crash or stall ONNX's native shape inference.
 
 
-@pytest.mark.parametrize("device", CUT)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("start", "end", "step"),
     [
         (-1, 2**31 - 1, 2**31 - 1),
         (0, 2**63 - 1, 2**63 - 1),
-        # onnx's own shape inference takes seconds for this one.
+        # onnx's shape inference takes seconds for this one.
         pytest.param(2, -(2**63), -(2**63), marks=pytest.mark.slow),
         (-1, -(2**31), -(2**31)),
         (1, 3, 2**31),
     ],
 )
-def test_a_slice_with_a_huge_step_is_right(
+def test_slice_with_huge_step_equals_numpy(
     core: hetero.Core, tmp_path: Path, device: str, start: int, end: int, step: int
 ) -> None:
     bounds = {"s": start, "e": end, "a": 0, "t": step}
@@ -184,15 +186,15 @@ def test_a_slice_with_a_huge_step_is_right(
     np.testing.assert_array_equal(compiled({"x": x})[0], -x[start:end:step])
 
 
-def test_a_model_that_ends_onnxs_inference_is_refused(core: hetero.Core) -> None:
+def test_model_that_crashes_onnx_inference_raises(core: hetero.Core) -> None:
     text = """g (float[4,4] x, int64[3] i) => (float y) {
         y = GatherND<batch_dims = -2147483649>(x, i)
     }"""
-    with pytest.raises(ModelError, match="fails when it infers"):
+    with pytest.raises(ModelError, match="crashes or does not terminate"):
         core.compile_model(parse(text), "CPU")
 
 
-def test_a_long_vector_does_not_fill_the_memory_of_inference() -> None:
+def test_inference_of_long_vector_stays_within_memory_limit() -> None:
     graph = infer_types(parse("g (float[2147483647] x) => (float[n] y) { t = Abs(x) y = Neg(t) }"))
     shape = graph.value_info[0].type.tensor_type.shape
     assert [d.dim_value for d in shape.dim] == [2**31 - 1]
@@ -201,15 +203,15 @@ def test_a_long_vector_does_not_fill_the_memory_of_inference() -> None:
 @pytest.mark.parametrize(
     ("graph", "name"), [("main_graph", "encoder"), ("", "encoder"), ("g", "g")]
 )
-def test_a_graph_of_a_name_that_tells_nothing_is_called_by_its_file(
+def test_graph_with_default_name_is_named_after_its_file(
     core: hetero.Core, tmp_path: Path, graph: str, name: str
 ) -> None:
     proto = parse("g (float[N] x) => (float[N] y) {y = Relu(x)}")
     proto.graph.name = graph
     onnx.save(proto, tmp_path / "encoder.onnx")
-    read = read_model(tmp_path / "encoder.onnx")
-    assert read.name == name
+    model = read_model(tmp_path / "encoder.onnx")
+    assert model.name == name
     assert read_model(proto).name == (graph or "graph")
-    assert read.content_hash == read_model(proto).content_hash
+    assert model.content_hash == read_model(proto).content_hash
     with pytest.raises(UnsupportedNodesError, match=f"model '{name}'"):
-        core.compile_model(read, "NULL", {"NULL_DYNAMIC_SHAPES": False})
+        core.compile_model(model, "NULL", {"NULL_DYNAMIC_SHAPES": False})

@@ -1,4 +1,4 @@
-"""Plugins are found, and broken ones are rows."""
+"""Discovery of plugins; a plugin that fails to load becomes an entry with an error."""
 
 import errno
 from importlib import metadata
@@ -11,37 +11,37 @@ from hetero.devices.errors import PluginLoadError, UnknownDeviceError
 EXAMPLE = "hetero.examples.third_party_plugin:DensePlugin"
 
 
-def make(plugin_name, **attributes):
+def make_plugin(plugin_name, **attributes):
     methods = {
         "name": plugin_name,
         "refuse": lambda self, node, model, config: None,
         "compile": lambda self, model, config: Program(),
         **attributes,
     }
-    return type("Made", (Plugin,), methods)
+    return type("Custom", (Plugin,), methods)
 
 
-def test_module_and_attribute():
+def test_module_and_attribute_loads_plugin():
     entry = load_plugins([EXAMPLE], entry_points=False)["DENSE"]
     assert entry.error is None
     assert entry.origin == EXAMPLE
     assert entry.plugin.name == "DENSE"
 
 
-def test_plugins_that_cannot_be_listed_for_want_of_descriptors_say_so(monkeypatch):
-    def full(group):
+def test_too_many_open_files_raises_plugin_load_error(monkeypatch):
+    def entry_points(group):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(metadata, "entry_points", full)
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
     with pytest.raises(PluginLoadError, match=r"Too many open files.*ulimit"):
         load_plugins()
 
 
-def test_a_function_gives_the_plugins_that_it_finds():
-    def found():
-        return [make("LEFT"), make("RIGHT", __init__=lambda self: 1 / 0)]
+def test_function_returns_several_plugins():
+    def plugins():
+        return [make_plugin("LEFT"), make_plugin("RIGHT", __init__=lambda self: 1 / 0)]
 
-    entries = load_plugins([found], entry_points=False)
+    entries = load_plugins([plugins], entry_points=False)
     assert list(entries) == ["LEFT", "RIGHT"]
     assert entries["LEFT"].plugin.name == "LEFT"
     assert "division by zero" in entries["RIGHT"].error
@@ -49,82 +49,83 @@ def test_a_function_gives_the_plugins_that_it_finds():
     assert "division by zero" in row.error
 
 
-def test_what_a_function_found_before_it_failed_stays():
-    def found():
-        yield make("LEFT")
+def test_plugins_before_an_exception_are_loaded():
+    def plugins():
+        yield make_plugin("LEFT")
         raise OSError("no more")
 
-    left, failed = load_plugins([found], entry_points=False).values()
+    left, error_entry = load_plugins([plugins], entry_points=False).values()
     assert left.plugin.name == "LEFT"
-    assert "no more" in failed.error
+    assert "no more" in error_entry.error
 
 
-def test_a_class():
-    entry = load_plugins([make("MINE")], entry_points=False)["MINE"]
+def test_class_loads_plugin():
+    entry = load_plugins([make_plugin("MINE")], entry_points=False)["MINE"]
     assert isinstance(entry.plugin, Plugin)
 
 
-def test_builtin_plugins_come_first_and_in_order():
+def test_builtin_plugins_are_first_in_order():
     names = list(load_plugins([EXAMPLE]))
     assert names[0] == "CPU"
     assert names.index("ORT") < names.index("NULL") < names.index("DENSE")
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ("no_such_module:Plugin", "no_such_module"),
         ("hetero.examples.third_party_plugin:Nope", "Nope"),
         ("hetero.examples.third_party_plugin", "module:attr"),
-        ("os:getcwd", "not a subclass of devices.Plugin"),
+        ("os:getcwd", "expected a subclass of devices.Plugin"),
     ],
 )
-def test_what_cannot_be_loaded_is_a_row(spec, says):
+def test_spec_that_fails_to_load_becomes_an_error_entry(spec, message):
     entries = load_plugins([spec, EXAMPLE], entry_points=False)
     assert entries["DENSE"].plugin is not None
     (broken,) = (e for e in entries.values() if e.plugin is None)
-    assert says in broken.error
+    assert message in broken.error
 
 
-def raise_missing(self):
+def raise_load_error(self):
     raise PluginLoadError("the backend is missing; pip install 'it'", device="BROKEN")
 
 
-def raise_anything(self):
+def raise_other_error(self):
     raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
-    ("init", "says"), [(raise_missing, "pip install 'it'"), (raise_anything, "ZeroDivisionError")]
+    ("init", "message"),
+    [(raise_load_error, "pip install 'it'"), (raise_other_error, "ZeroDivisionError")],
 )
-def test_a_plugin_that_does_not_start_is_a_row(init, says):
-    entries = load_plugins([make("BROKEN", __init__=init), EXAMPLE], entry_points=False)
-    assert says in entries["BROKEN"].error
+def test_constructor_that_raises_becomes_an_error_entry(init, message):
+    entries = load_plugins([make_plugin("BROKEN", __init__=init), EXAMPLE], entry_points=False)
+    assert message in entries["BROKEN"].error
     assert entries["DENSE"].plugin is not None
     with pytest.raises(PluginLoadError, match="BROKEN"):
         find_plugin(entries, "BROKEN.0")
 
 
 @pytest.mark.parametrize("name", ["A.B", "A:B", "A B", "", "HETERO", "AUTO", "MULTI", None])
-def test_names_that_cannot_be(name):
-    (entry,) = load_plugins([make(name)], entry_points=False).values()
+def test_invalid_plugin_name_becomes_an_error_entry(name):
+    (entry,) = load_plugins([make_plugin(name)], entry_points=False).values()
     assert entry.plugin is None
     assert "name" in entry.error
 
 
-def test_a_name_that_two_claim_names_both():
-    entries = load_plugins([EXAMPLE, make("DENSE")], entry_points=False)
+def test_two_plugins_of_one_name_become_an_error_entry():
+    entries = load_plugins([EXAMPLE, make_plugin("DENSE")], entry_points=False)
     assert entries["DENSE"].plugin is None
     assert EXAMPLE in entries["DENSE"].error
-    assert ":Made" in entries["DENSE"].error
+    assert ":Custom" in entries["DENSE"].error
 
 
-def test_the_same_plugin_twice_is_one():
+def test_same_plugin_twice_loads_once():
     entries = load_plugins([EXAMPLE, EXAMPLE], entry_points=False)
     assert entries["DENSE"].plugin is not None
 
 
-def test_entry_points_of_two_distributions_that_clash(monkeypatch):
+def test_entry_points_of_one_name_in_two_distributions_become_an_error_entry(monkeypatch):
     class Distribution:
         def __init__(self, name):
             self.name = name
@@ -147,7 +148,7 @@ def test_entry_points_of_two_distributions_that_clash(monkeypatch):
     assert "second-dist" in entry.error
 
 
-def test_unknown_device_lists_what_there_is():
+def test_unknown_device_error_lists_plugins():
     entries = load_plugins([EXAMPLE], entry_points=False)
     with pytest.raises(UnknownDeviceError, match=r"DENSE\. Did you mean DENSE\?"):
         find_plugin(entries, "DENSY.0")

@@ -1,4 +1,4 @@
-"""Properties of plugins: what is set, for which device, and what is refused."""
+"""Properties of plugins and their devices: set values, defaults, checks and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.pair_plugin import MEMORY, PairPlugin
 
 
 @pytest.mark.parametrize("device_id", MEMORY)
-def test_properties_of_a_device_are_its_own(device_id: str) -> None:
+def test_property_value_depends_on_device(device_id: str) -> None:
     plugin = PairPlugin()
     compiled = plugin.compile_model(DOUBLE, {"DEVICE_ID": device_id})
     for get in (
@@ -38,7 +38,7 @@ def test_properties_of_a_device_are_its_own(device_id: str) -> None:
         assert get("DEVICE_ID") == device_id
 
 
-def test_the_first_device_is_meant_unless_another_is_set() -> None:
+def test_device_id_defaults_to_first_device() -> None:
     plugin = PairPlugin()
     assert plugin.get_property("FULL_DEVICE_NAME") == "the left one"
     assert plugin.compile_model(DOUBLE).device == "PAIR.left"
@@ -47,24 +47,24 @@ def test_the_first_device_is_meant_unless_another_is_set() -> None:
     assert plugin.compile_model(DOUBLE).device == "PAIR.right"
 
 
-def test_a_device_that_is_not_there_is_refused_when_it_is_set() -> None:
+def test_unknown_device_id_raises() -> None:
     plugin = PairPlugin()
     for act in (
         lambda: plugin.set_property({"DEVICE_ID": "middle"}),
         lambda: plugin.get_property("FULL_DEVICE_NAME", "middle"),
         lambda: plugin.compile_model(DOUBLE, {"DEVICE_ID": "middle"}),
     ):
-        with pytest.raises(UnknownDeviceError, match="it has left, right"):
+        with pytest.raises(UnknownDeviceError, match="devices are left, right"):
             act()
     assert plugin.get_property("DEVICE_ID") == "left"
 
 
-def test_rows_of_a_node_describe_each_device() -> None:
+def test_probe_of_node_describes_each_device() -> None:
     rows = probe_node("n", [PairPlugin], {"PAIR": 3, "CPU": 0, "ORT": 0, "NULL": 0}, num_cores=2)
     rows = [row for row in rows if row.plugin == "PAIR"]
     assert [row.device_id for row in rows] == ["left", "right", "left"]
     assert [row.full_name for row in rows] == ["the left one", "the right one", "the left one"]
-    assert [row.memory_nbytes for row in rows] == [2_000, 1_000, 2_000], "of one device, a share"
+    assert [row.memory_nbytes for row in rows] == [2_000, 1_000, 2_000]
 
 
 def _host(plugin: PairPlugin, device_id: str) -> DeviceHost:
@@ -85,67 +85,67 @@ def _host(plugin: PairPlugin, device_id: str) -> DeviceHost:
         "LOG_LEVEL",
     ],
 )
-def test_what_a_device_does_not_obey_it_refuses_by_name(name: str) -> None:
+def test_unsupported_property_raises(name: str) -> None:
     with pytest.raises(UnknownPropertyError, match=f"no property '{name}' on DENSE"):
         DensePlugin().set_property({name: 1})
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "hint"),
     [
-        ("num_streams", "did you mean NUM_STREAMS?"),
-        ("Cache_Dir", "did you mean CACHE_DIR?"),
-        ("PERF_COUNTS", "did you mean PERF_COUNT?"),
-        (7, "There are CACHE_DIR, "),
+        ("num_streams", "Did you mean NUM_STREAMS?"),
+        ("Cache_Dir", "Did you mean CACHE_DIR?"),
+        ("PERF_COUNTS", "Did you mean PERF_COUNT?"),
+        (7, "Expected CACHE_DIR, "),
     ],
 )
-def test_unknown_names_get_a_suggestion_or_else_what_can_be_set(name: Any, words: str) -> None:
+def test_unknown_property_error_suggests_or_lists_names(name: Any, hint: str) -> None:
     with pytest.raises(UnknownPropertyError) as caught:
         DensePlugin().set_property({name: 1})
     assert str(caught.value).startswith(f"no property {name!r} on DENSE")
-    assert words in str(caught.value)
-    assert "FULL_DEVICE_NAME" not in str(caught.value), "it cannot be set"
+    assert hint in str(caught.value)
+    assert "FULL_DEVICE_NAME" not in str(caught.value), "a read-only property is listed"
 
 
 @pytest.mark.parametrize("config", ["LATENCY", ["PERF_COUNT"], 3])
-def test_options_that_are_no_mapping_are_a_type_error(config: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match="wanted a mapping of names to values"):
+def test_options_that_are_not_a_mapping_raise(config: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="expected options as a mapping"):
         DensePlugin().compile_model(DOUBLE, config)
 
 
-def test_elements_of_a_list_are_checked_each() -> None:
-    listed = Property("MODES", tuple, (), True, "Which.", choices=("FAST", "EXACT"))
-    assert listed.parse("FAST, EXACT") == ("FAST", "EXACT")
-    with pytest.raises(PropertyError, match=r"valid values are 'FAST', 'EXACT'"):
-        listed.parse("FAST, SLOW")
+def test_choices_apply_to_each_element_of_a_tuple() -> None:
+    modes = Property("MODES", tuple, (), True, "Modes.", choices=("FAST", "EXACT"))
+    assert modes.parse("FAST, EXACT") == ("FAST", "EXACT")
+    with pytest.raises(PropertyError, match=r"expected one of 'FAST', 'EXACT'"):
+        modes.parse("FAST, SLOW")
 
 
-def test_a_table_travels_without_its_plugins_code() -> None:
+def test_property_table_pickles_without_check_functions() -> None:
     table = PropertyTable(
-        Property("SIZE", int, 1, True, "How large.", minimum=1, check=lambda size: "too large")
+        Property("SIZE", int, 1, True, "Size.", minimum=1, check=lambda size: "too large")
     )
-    again = pickle.loads(pickle.dumps(table))
-    assert Configuration(again, "there").parse({"SIZE": "2"}) == {"SIZE": 2}
-    with pytest.raises(PropertyError, match="there: SIZE=0: wanted a number >= 1"):
-        Configuration(again, "there").parse({"SIZE": 0})
+    copy = pickle.loads(pickle.dumps(table))
+    assert Configuration(copy, "owner").parse({"SIZE": "2"}) == {"SIZE": 2}
+    with pytest.raises(PropertyError, match="owner: SIZE=0: expected a number >= 1"):
+        Configuration(copy, "owner").parse({"SIZE": 0})
 
 
-def test_what_is_set_or_read_is_the_configurations_own() -> None:
+def test_configuration_copies_dict_values() -> None:
     sizes = {"a": 1}
-    table = PropertyTable(Property("SIZES", dict, {}, True, "How large."))
-    configuration = Configuration(table, "here")
+    table = PropertyTable(Property("SIZES", dict, {}, True, "Sizes."))
+    configuration = Configuration(table, "owner")
     configuration.set({"SIZES": sizes})
     sizes["a"] = 2
     configuration.get("SIZES")["b"] = 3
     assert configuration.get("SIZES") == {"a": 1}
-    Configuration(table, "there").get("SIZES")["b"] = 3
-    assert Configuration(table, "there").get("SIZES") == {}
+    Configuration(table, "other").get("SIZES")["b"] = 3
+    assert Configuration(table, "other").get("SIZES") == {}
 
 
-def test_values_of_one_call_are_set_together() -> None:
+def test_set_is_atomic_for_concurrent_readers() -> None:
     table = PropertyTable(*(Property(n, int, 0, True, "A number.") for n in ("A", "B")))
-    configuration = Configuration(table, "here")
-    torn = []
+    configuration = Configuration(table, "owner")
+    inconsistent = []
 
     def write() -> None:
         for number in range(2_000):
@@ -155,30 +155,30 @@ def test_values_of_one_call_are_set_together() -> None:
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        found = configuration.effective()
-        torn += [found] * (found["A"] != found["B"])
-    assert not torn
+        values = configuration.effective()
+        inconsistent += [values] * (values["A"] != values["B"])
+    assert not inconsistent
 
 
-def test_imported_weights_are_read_where_mapping_is_off(tmp_path) -> None:
-    kept = []
+def test_imported_weights_are_mapped_only_with_enable_mmap(tmp_path) -> None:
+    weights = []
 
-    class Importing(DensePlugin):
+    class ImportingPlugin(DensePlugin):
         def load(self, payload, model, config):
-            kept.append(payload.tensors["w"])
+            weights.append(payload.tensors["w"])
             return super().compile(DOUBLE, config)
 
     path = tmp_path / "w"
     np.arange(4.0).tofile(path)
     mapped = np.memmap(path, np.float64, "r")
-    plugin = Importing()
+    plugin = ImportingPlugin()
     for enabled in (True, False):
         plugin.import_model(Payload({}, {"w": mapped}), DOUBLE, {"ENABLE_MMAP": enabled})
-    assert [np.shares_memory(array, mapped) for array in kept] == [True, False]
-    np.testing.assert_array_equal(kept[1], mapped)
+    assert [np.shares_memory(array, mapped) for array in weights] == [True, False]
+    np.testing.assert_array_equal(weights[1], mapped)
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, str(2**53 + 1)])
-def test_an_integer_that_no_float_equals_is_taken_as_it_is(value: Any) -> None:
+def test_integer_without_exact_float_is_parsed_exactly(value: Any) -> None:
     parsed = Property("BYTES", int, 0, True, "Bytes.").parse(value)
     assert parsed == 2**53 + 1

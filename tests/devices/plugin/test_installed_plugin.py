@@ -1,4 +1,4 @@
-"""A plugin in a package of its own: installed, found, checked and used, here and on a cluster."""
+"""A plugin in a separately installed package: discovery, conformance and use, also on Ray."""
 
 import importlib.util
 import os
@@ -36,8 +36,8 @@ with hetero.Core(sys.argv[1]) as core:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Return a function that runs Python where the package is installed."""
+def python(tmp_path_factory):
+    """Return a function that runs Python with the package installed."""
     folder = tmp_path_factory.mktemp("package")
     wheel, target = folder / "acme_dense-1.0-py3-none-any.whl", folder / "installed"
     names = "".join(f"{name},,\n" for name in (*FILES, f"{DIST}/RECORD"))
@@ -48,37 +48,37 @@ def installed(tmp_path_factory):
         options = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
         install = [sys.executable, "-m", "pip", "install", *options, "--target", target, wheel]
         subprocess.run(install, check=True, timeout=300)
-    else:  # an environment without pip: what it would do with such a wheel
+    else:  # without pip: extract the wheel as pip would
         zipfile.ZipFile(wheel).extractall(target)
 
-    def python(*arguments):
+    def run(*arguments):
         path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *arguments],
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=300,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
-    return python
+    return run
 
 
-@pytest.mark.slow  # test_conformance.py has the same plugin in a plain run
-def test_it_keeps_the_contract(installed):
-    kept, _, checks = (
-        installed("-m", "hetero", "check-device", "DENSE").partition("keeps ")[2].split()[:3]
+@pytest.mark.slow  # test_conformance.py runs the same plugin without installation
+def test_installed_plugin_passes_conformance_suite(python):
+    passes, _, checks = (
+        python("-m", "hetero", "check-device", "DENSE").partition("keeps ")[2].split()[:3]
     )
-    assert kept == checks
-    assert int(kept) > 30
+    assert passes == checks
+    assert int(passes) > 30
 
 
 @pytest.mark.parametrize(
     "executor",
     ["inprocess", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])],
 )
-def test_it_is_a_device_like_the_others(installed, executor):
-    told = installed("-c", PROGRAM, executor)
-    assert told.strip() == "['DENSE', 'CPU'] [1.0, 1.0] {'DENSE': '0'}"
+def test_installed_plugin_runs_part_of_a_model(python, executor):
+    output = python("-c", PROGRAM, executor)
+    assert output.strip() == "['DENSE', 'CPU'] [1.0, 1.0] {'DENSE': '0'}"

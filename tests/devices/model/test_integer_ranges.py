@@ -1,4 +1,4 @@
-"""Proven limits of a model's integers: no run of the specification's reference leaves them."""
+"""Range analysis of integers, checked against runs of ONNX's reference implementation."""
 
 import numpy as np
 import onnx
@@ -9,21 +9,21 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from hetero.devices import read_model
-from hetero.devices.model.integer_ranges import LONGEST_OPEN_AXIS, RANGES, value_ranges
+from hetero.devices.model.integer_ranges import LONGEST_DYNAMIC_AXIS, RANGES, value_ranges
 
 INT64 = np.iinfo(np.int64)
 
 
-def parsed(body, opset=18):
+def parse(body, opset=18):
     return read_model(
         onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {body}')
     )
 
 
 @pytest.mark.parametrize(
-    ("body", "want"),
+    ("body", "expected"),
     [
-        ("(float[3,N] x) => (int64[2] y) {y = Shape(x)}", (0, LONGEST_OPEN_AXIS)),
+        ("(float[3,N] x) => (int64[2] y) {y = Shape(x)}", (0, LONGEST_DYNAMIC_AXIS)),
         ("(float[3,4] x) => (int64[2] y) {y = Shape(x)}", (0, 4)),
         ("(float[3,4] x) => (int64 y) {y = Size(x)}", (0, 12)),
         ("(float[3,4] x) => (int64[3] y) {y = ArgMax<axis=1, keepdims=0>(x)}", (0, 4)),
@@ -33,12 +33,12 @@ def parsed(body, opset=18):
         ("(float[N] x) => (int64[N] y) {y = Cast<to=7>(x)}", (INT64.min, INT64.max)),
     ],
 )
-def test_what_is_proven_forward(body, want):
-    assert value_ranges(parsed(body))["y"] == want
+def test_forward_range_of_output(body, expected):
+    assert value_ranges(parse(body))["y"] == expected
 
 
-def test_what_only_indexes_is_bounded_by_it():
-    model = parsed(
+def test_backward_range_of_index_is_bounded():
+    model = parse(
         "(int64[N] i, int64[N] j, float[9,2] w) => (float[N,2] y, int64[N] k)"
         " <int64[1] two = {2}> {a = Add(i, two) y = Gather(w, a) k = Add(j, two)}"
     )
@@ -47,34 +47,34 @@ def test_what_only_indexes_is_bounded_by_it():
     assert ranges["j"] == (INT64.min, INT64.max)
 
 
-def test_a_part_keeps_what_was_proven_in_the_whole():
-    model = parsed("(float[N] x) => (int64[1] y) {s = Shape(x) a = Add(s, s) y = Sub(a, s)}")
+def test_submodel_has_ranges_of_the_complete_model():
+    model = parse("(float[N] x) => (int64[1] y) {s = Shape(x) a = Add(s, s) y = Sub(a, s)}")
     part = model.extract([1, 2], ["y"])
-    assert part.integer_ranges["s"] == (0, LONGEST_OPEN_AXIS)
-    assert part.extract([1], ["y"]).integer_ranges["a"] == (0, 2 * LONGEST_OPEN_AXIS)
+    assert part.integer_ranges["s"] == (0, LONGEST_DYNAMIC_AXIS)
+    assert part.extract([1], ["y"]).integer_ranges["a"] == (0, 2 * LONGEST_DYNAMIC_AXIS)
     assert RANGES not in model.metadata
 
 
 @pytest.mark.parametrize("kind", ["int32", "int64", "uint32", "uint64"])
-def test_part_keeps_ranges_of_wide_integers(kind):
+def test_submodel_has_ranges_of_wide_integers(kind):
     number = TensorProto.DataType.Value(kind.upper())
-    model = parsed(
+    model = parse(
         f"(float[3,8] x) => ({kind}[2] y) {{s = Shape(x) i = Cast<to={number}>(s) y = Add(i, i)}}"
     )
     assert model.extract([2], ["y"]).integer_ranges["y"] == (0, 16)
 
 
-#: Operators on two tensors of one shape, on one, and with a constant second input.
-TWO = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Where", "Concat")
-ONE = ("Neg", "Abs", "Sign", "ReduceSum", "CumSum", "Slice", "Clip", "Pad", "ReduceMax")
+#: Operators on two tensors of one shape, and on one tensor.
+BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Where", "Concat")
+UNARY = ("Neg", "Abs", "Sign", "ReduceSum", "CumSum", "Slice", "Clip", "Pad", "ReduceMax")
 
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_no_run_leaves_the_limits(data):
-    """Random graphs of integers, computed by onnx's reference, intermediate values included."""
+def test_values_of_reference_run_are_within_their_ranges(data):
+    """Random integer graphs, run by onnx's reference implementation; checks all inner values."""
     draw = data.draw
-    # Starts small: values that leave 64 bits wrap round and are not worth a test alone.
+    # Small constants: most graphs should not overflow 64 bits.
     limit = draw(st.sampled_from([3, 100, 2**20]))
     values, nodes, constants = ["x"], [], []
 
@@ -84,12 +84,12 @@ def test_no_run_leaves_the_limits(data):
         return name
 
     for i in range(draw(st.integers(1, 6))):
-        name, op = f"v{i}", draw(st.sampled_from(TWO + ONE))
+        name, op = f"v{i}", draw(st.sampled_from(BINARY + UNARY))
         a = draw(st.sampled_from(values))
         b = draw(st.sampled_from([*values, constant(draw(st.integers(-limit, limit)))]))
         if op in ("Div", "Mod"):
             b = constant(draw(st.integers(1, limit)))
-        attributes, inputs = {}, [a, b] if op in TWO else [a]
+        attributes, inputs = {}, [a, b] if op in BINARY else [a]
         match op:
             case "Where":
                 inputs = [constant(np.array([True, False, True])), *inputs]
@@ -108,7 +108,7 @@ def test_no_run_leaves_the_limits(data):
                 inputs = [a, constant([1, 0]), constant(draw(st.integers(-limit, limit)))]
         nodes.append(helper.make_node(op, inputs, [name], **attributes))
         if op in ("Concat", "Slice", "Pad", "ReduceSum", "ReduceMax"):
-            continue  # another length: not combined further
+            continue  # the result has another length, so later operators do not read it
         values.append(name)
     outputs = [node.output[0] for node in nodes]
     proto = helper.make_model(
@@ -128,8 +128,8 @@ def test_no_run_leaves_the_limits(data):
     proto.graph.node.insert(0, wide)
     x = np.array(draw(st.lists(st.integers(-128, 127), min_size=3, max_size=3)), np.int8)
     ranges = value_ranges(read_model(proto))
-    got = ReferenceEvaluator(proto).run(None, {"x": x})
-    for name, array in zip(outputs, got, strict=True):
+    results = ReferenceEvaluator(proto).run(None, {"x": x})
+    for name, array in zip(outputs, results, strict=True):
         low, high = ranges[name]
         assert low <= array.min(), (name, array)
         assert array.max() <= high, (name, array)

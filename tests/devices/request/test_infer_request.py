@@ -1,4 +1,4 @@
-"""An infer request over a target that is played."""
+"""`InferRequest` on a fake target."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.promise import Promise
 
 
-def test_a_run_that_fails_at_once_holds_none_of_its_inputs() -> None:
+def test_failed_run_keeps_no_reference_to_its_inputs() -> None:
     states: list[weakref.ref[Any]] = []
-    failed: Promise[Any] = Promise()
-    failed.set_exception(InferenceError("no"))
+    future: Promise[Any] = Promise()
+    future.set_exception(InferenceError("no"))
 
     def submit(values: Any, request: Any) -> Any:
         states.append(weakref.ref(values["s"]))
-        return SimpleNamespace(future=failed, request_id=1, waited_s=0.0, story=tuple)
+        return SimpleNamespace(future=future, request_id=1, waited_s=0.0, story=tuple)
 
     port = TensorSpec("s", "tensor(float)", (1,))
     target: Any = SimpleNamespace(

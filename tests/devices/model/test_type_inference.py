@@ -1,4 +1,4 @@
-"""Type inference in a process of its own: started when needed, ended with whoever started it."""
+"""Type inference in a worker process: restarts, threads, forks, and the end of the process."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ import pytest
 from hetero.devices.errors import ModelError
 from hetero.devices.model.type_inference import infer_types
 
-ROOT = Path(__file__).parents[2]
-ENDS_IT = (
+ROOT = Path(__file__).parents[3]
+CRASHING_MODEL = (
     "g (float[4,4] x, int64[3] i) => (float y) { y = GatherND<batch_dims = -2147483649>(x, i) }"
 )
 
@@ -22,36 +22,36 @@ def parse(text):
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}')
 
 
-def sizes(count):
-    """Infer the shape of a model's value in which `count` is to be found."""
+def inferred_shape(count):
+    """Infer the shape of an inner value of a model: [count, 3]."""
     graph = infer_types(
         parse(f"g (float[{count}, 3] x) => (float[a, b] y) {{ t = Neg(x) y = Abs(t) }}")
     )
     return [d.dim_value for d in graph.value_info[0].type.tensor_type.shape.dim]
 
 
-def test_after_a_model_that_ended_it_others_are_inferred():
+def test_inference_recovers_from_a_crash():
     for count in (5, 7):
-        with pytest.raises(ModelError, match="fails when it infers"):
-            infer_types(parse(ENDS_IT))
-        assert sizes(count) == [count, 3]
+        with pytest.raises(ModelError, match="crashes or does not terminate"):
+            infer_types(parse(CRASHING_MODEL))
+        assert inferred_shape(count) == [count, 3]
 
 
-def test_threads_get_the_types_of_their_own_models():
-    found = {}
+def test_concurrent_inference_returns_each_threads_types():
+    shapes = {}
 
-    def ask(count):
-        found[count] = [sizes(count) for _ in range(20)]
+    def infer(count):
+        shapes[count] = [inferred_shape(count) for _ in range(20)]
 
-    threads = [threading.Thread(target=ask, args=(count,)) for count in range(1, 5)]
+    threads = [threading.Thread(target=infer, args=(count,)) for count in range(1, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(300)
-    assert found == {count: [[count, 3]] * 20 for count in range(1, 5)}
+    assert shapes == {count: [[count, 3]] * 20 for count in range(1, 5)}
 
 
-def test_what_inference_says_of_a_contradiction_is_told():
+def test_contradiction_of_types_raises():
     body = "b (int64 n, bool t) => (bool u, float v) { u = Not(t) v = Neg(x) }"
     model = parse(f"g (float[2] x, int64 i) => (float y) {{ y = Loop(i) <body = {body}> }}")
     with pytest.raises(ModelError, match="contradict"):
@@ -80,28 +80,28 @@ os.kill(os.getpid(), END)
 
 
 @pytest.mark.parametrize("end", [0, 9], ids=["exit", "kill"])
-def test_it_is_each_processs_own_and_ends_with_it(end):
+def test_each_process_has_its_own_worker_which_ends_with_it(end):
     script = SCRIPT.replace("END", str(end))
-    ran = subprocess.run(
+    parent = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert ran.returncode == -end, ran.stderr
-    status = Path(f"/proc/{int(ran.stdout)}/stat")
+    assert parent.returncode == -end, parent.stderr
+    status = Path(f"/proc/{int(parent.stdout)}/stat")
     deadline = time.monotonic() + 60
     while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline, "it outlives the process that started it"
+        assert time.monotonic() < deadline, "the worker outlives its parent"
         time.sleep(0.01)
 
 
-def test_nothing_else_calls_onnxs_inference():
-    calling = {
+def test_only_the_worker_calls_onnx_inference():
+    callers = {
         path.relative_to(ROOT).as_posix()
         for package in ("devices", "scheduler", "hetero")
         for path in (ROOT / package).rglob("*.py")
         if "infer_shapes" in path.read_text()
     }
-    assert calling == {"devices/model/type_inference_worker.py"}
+    assert callers == {"devices/model/type_inference_worker.py"}

@@ -1,4 +1,4 @@
-"""Reading a model: weights in files of every kind, ill-formed models, and what a Model is."""
+"""Reading models: external weights, invalid models, pickling and lazy loading."""
 
 import copy
 import io
@@ -26,7 +26,7 @@ def parse(text):
 
 
 def external(element_type, dims, location="w.bin", **entries):
-    """Return the weight `w` as a tensor whose contents are in a file."""
+    """Return the weight `w` as a tensor with external contents."""
     tensor = TensorProto(name="w", dims=dims, data_type=element_type)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in {"location": location, **entries}.items():
@@ -35,7 +35,7 @@ def external(element_type, dims, location="w.bin", **entries):
 
 
 def weight_file(folder, tensor):
-    """Write a model that gives out its one weight."""
+    """Write a model with one weight, which is also its output."""
     model = parse("g () => (float w) { }")
     model.graph.initializer.append(tensor)
     path = folder / "m.onnx"
@@ -44,48 +44,48 @@ def weight_file(folder, tensor):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "word"),
+    ("tensor", "message"),
     [
-        (external(TensorProto.STRING, [8]), "strings are never outside"),
+        (external(TensorProto.STRING, [8]), "strings must be inline"),
         (external(0, [8]), "element type 0"),
         (external(99, [8]), "element type 99"),
         (external(TensorProto.FLOAT, [2**32, 2**32]), "the file has 64"),
-        (external(TensorProto.FLOAT, [2**62, 4], length=64), "wanted for shape"),
-        (external(TensorProto.FLOAT, [-16]), "not negative"),
-        (external(TensorProto.FLOAT, [-1, -16]), "not negative"),
-        (external(TensorProto.FLOAT, [2**62, 2**62, 0]), "damaged"),
+        (external(TensorProto.FLOAT, [2**62, 4], length=64), "bytes for shape"),
+        (external(TensorProto.FLOAT, [-16]), "sizes of 0 or more"),
+        (external(TensorProto.FLOAT, [-1, -16]), "sizes of 0 or more"),
+        (external(TensorProto.FLOAT, [2**62, 2**62, 0]), "do not match shape"),
         (external(TensorProto.FLOAT, [16], offset=-64), "the file has 64"),
         (external(TensorProto.FLOAT, [16], offset=2**70), "the file has 64"),
-        (external(TensorProto.FLOAT, [16], length=-64), "wanted for shape"),
-        (external(TensorProto.FLOAT, [16], length=2**70), "wanted for shape"),
+        (external(TensorProto.FLOAT, [16], length=-64), "bytes for shape"),
+        (external(TensorProto.FLOAT, [16], length=2**70), "bytes for shape"),
         (external(TensorProto.FLOAT, [16], offset="1e1"), "not a number"),
         (external(TensorProto.FLOAT, [16], "n" * 5000), "cannot be opened"),
         (external(TensorProto.FLOAT, [16], "loop.bin"), "cannot be opened|does not exist"),
     ],
 )
-def test_a_weight_in_a_file_that_cannot_hold_it_is_refused(tmp_path, tensor, word):
+def test_invalid_external_weight_raises(tmp_path, tensor, message):
     (tmp_path / "w.bin").write_bytes(bytes(range(1, 65)))
     (tmp_path / "loop.bin").symlink_to(tmp_path / "loop.bin")
-    with pytest.raises(ModelError, match=word):
+    with pytest.raises(ModelError, match=message):
         read_model(weight_file(tmp_path, tensor))
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3, 8])
 @pytest.mark.parametrize("element_type", sorted(set(DTYPES) - {TensorProto.STRING}))
-def test_weights_of_every_type_in_files_are_what_they_are_inside(tmp_path, element_type, offset):
+def test_external_weight_equals_inline_weight(tmp_path, element_type, offset):
     array = np.float32([[1, 1, 2], [2, 1, 1]]).astype(DTYPES[element_type])
-    inside = numpy_helper.from_array(array, "w")
-    (tmp_path / "w.bin").write_bytes(bytes(offset) + inside.raw_data + b"more")
+    inline = numpy_helper.from_array(array, "w")
+    (tmp_path / "w.bin").write_bytes(bytes(offset) + inline.raw_data + b"more")
     path = weight_file(tmp_path, external(element_type, [2, 3], offset=offset))
-    got = read_model(path).constants["w"].array
-    assert got.dtype == array.dtype
-    assert got.flags.aligned
-    assert not got.flags.writeable
-    np.testing.assert_array_equal(got, array)
+    weight = read_model(path).constants["w"].array
+    assert weight.dtype == array.dtype
+    assert weight.flags.aligned
+    assert not weight.flags.writeable
+    np.testing.assert_array_equal(weight, array)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.int4, ml_dtypes.float6_e2m3fn])
-def test_a_model_saved_with_weights_beside_it_is_read_as_it_was(tmp_path, monkeypatch, dtype):
+def test_model_saved_with_external_weights_round_trips(tmp_path, monkeypatch, dtype):
     array = np.resize(np.arange(4), 5000).astype(np.float32).astype(dtype)
     model = read_model(parse("g () => (float w) <float w = {0}> { }"))
     model = model.replace(constants={"w": Constant("w", array)})
@@ -95,15 +95,15 @@ def test_a_model_saved_with_weights_beside_it_is_read_as_it_was(tmp_path, monkey
     np.testing.assert_array_equal(read_model(tmp_path / "m.onnx").constants["w"].array, array)
 
 
-def test_a_saved_model_keeps_its_inputs_with_a_default(tmp_path):
+def test_saved_model_has_its_optional_inputs(tmp_path):
     model = read_model(
         parse("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> {\ny = Add(x, w) }")
     )
     model.save(tmp_path / "m.onnx")
-    again = read_model(tmp_path / "m.onnx")
-    assert again.optional_inputs == model.optional_inputs
-    assert [port.name for port in again.optional_inputs] == ["w"]
-    assert again.content_hash == model.content_hash
+    copy = read_model(tmp_path / "m.onnx")
+    assert copy.optional_inputs == model.optional_inputs
+    assert [port.name for port in copy.optional_inputs] == ["w"]
+    assert copy.content_hash == model.content_hash
     assert pickle.loads(pickle.dumps(model)).optional_inputs == model.optional_inputs
 
 
@@ -143,147 +143,151 @@ def with_element_type(number, place):
 
 @pytest.mark.parametrize("number", [0, 77])
 @pytest.mark.parametrize("place", ["initializer", "body", "attribute"])
-def test_tensors_of_an_undefined_element_type_are_refused(place, number):
-    with pytest.raises(ModelError, match=f"element type {number}, which ONNX does not define"):
+def test_tensor_of_undefined_element_type_raises(place, number):
+    with pytest.raises(ModelError, match=f"ONNX does not define element type {number}"):
         read_model(with_element_type(number, place))
 
 
 @pytest.mark.parametrize("place", ["input", "output", "value_info"])
-def test_values_of_an_undefined_element_type_are_refused(place):
-    with pytest.raises(ModelError, match="element type 77, which ONNX does not define"):
+def test_value_of_undefined_element_type_raises(place):
+    with pytest.raises(ModelError, match="ONNX does not define element type 77"):
         read_model(with_element_type(77, place))
 
 
 @pytest.mark.parametrize(
-    ("model", "word"),
+    ("model", "message"),
     [
         (constant(), "exactly one value"),
         (constant(value=TENSOR, value_float=2.0), "exactly one value"),
         (constant(colour="red"), "exactly one value"),
-        (constant(value=TensorProto(data_type=1, dims=[3], raw_data=b"abc")), "damaged"),
-        (constant(value=TensorProto(data_type=1, dims=[-1], raw_data=bytes(8))), "not negative"),
-        (constant(value=TensorProto(data_type=8, dims=[1], string_data=[b"\xff"])), "damaged"),
+        (constant(value=TensorProto(data_type=1, dims=[3], raw_data=b"abc")), "do not match"),
+        (constant(value=TensorProto(data_type=1, dims=[-1], raw_data=bytes(8))), "0 or more"),
+        (constant(value=TensorProto(data_type=8, dims=[1], string_data=[b"\xff"])), "do not match"),
     ],
-    ids=["none", "two", "unknown", "short", "negative", "no text"],
+    ids=["none", "two", "unknown", "short", "negative", "not_utf8"],
 )
-def test_a_constant_node_without_one_whole_value_is_refused(model, word):
-    with pytest.raises(ModelError, match=word):
+def test_invalid_constant_node_raises(model, message):
+    with pytest.raises(ModelError, match=message):
         lift_constant_nodes(read_model(model))
 
 
 @pytest.mark.parametrize("name", ["g", "x", "t1", "Relu"])
-def test_text_that_is_no_utf_8_is_a_model_error(name):
+def test_name_that_is_not_utf8_raises(name):
     data = parse("g (float[2] x) => (float[2] t1) { t1 = Relu(x) }").SerializeToString()
     with pytest.raises(ModelError, match="is not UTF-8"):
         read_model(data.replace(name.encode(), b"\xff" * len(name)))
 
 
 @pytest.mark.parametrize(
-    ("ports", "word"),
-    [("(float[2] x) => ()", "no outputs"), ("(float[2] x, float[2] x) => (float[2] y)", "twice")],
+    ("ports", "message"),
+    [
+        ("(float[2] x) => ()", "no outputs"),
+        ("(float[2] x, float[2] x) => (float[2] y)", "unique input names"),
+    ],
+    ids=["no_outputs", "duplicate_inputs"],
 )
-def test_a_graph_without_outputs_or_with_one_name_for_two_inputs_is_refused(ports, word):
+def test_invalid_ports_raise(ports, message):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 17]> g {ports} {{ y = Abs(x) }}'
     )
-    with pytest.raises(ModelError, match=word):
+    with pytest.raises(ModelError, match=message):
         read_model(model)
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
+    ("text", "message"),
     [
         ("o = Relu(a) p = Relu(q)", "reads"),
-        ("p = Relu(o) o = Relu(a)", "a later one makes"),
-        ("a = Relu(a) o = Relu(a)", "'a' is made twice"),
-        ("p = Relu(a)", "output 'o' is made by no node"),
+        ("p = Relu(o) o = Relu(a)", "topological order"),
+        ("a = Relu(a) o = Relu(a)", "both write 'a'"),
+        ("p = Relu(a)", "no node computes output 'o'"),
     ],
 )
-def test_functions_that_are_no_graphs_are_refused(text, word):
+def test_invalid_function_raises(text, message):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17, "own": 1]>\n'
         "g (float[2] x) => (float[2] y) { y = own.F(x) }\n"
         f'<domain: "own", opset_import: ["": 17]>\nF (a) => (o) {{ {text} }}'
     )
-    with pytest.raises(ModelError, match=word):
+    with pytest.raises(ModelError, match=message):
         read_model(model)
 
 
-@pytest.mark.parametrize("open_", [io.BytesIO, lambda data: memoryview(data), bytearray])
-def test_open_files_and_buffers_are_models(open_):
+@pytest.mark.parametrize("wrap", [io.BytesIO, lambda data: memoryview(data), bytearray])
+def test_read_model_accepts_open_files_and_buffers(wrap):
     model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }")
-    assert read_model(open_(model.SerializeToString())).node_names == ("y",)
+    assert read_model(wrap(model.SerializeToString())).node_names == ("y",)
 
 
-def test_what_is_no_model_is_told_by_its_type(tmp_path):
+def test_invalid_source_raises(tmp_path):
     for source in (3, io.StringIO("text")):
-        with pytest.raises(TypeError, match="a model is a path, bytes, a binary file"):
+        with pytest.raises(TypeError, match="a path, bytes, a binary file"):
             read_model(source)
     for path in ("n" * 5000, tmp_path):
         with pytest.raises(ModelNotFoundError):
             read_model(path)
 
 
-def test_a_size_of_minus_one_is_open():
+def test_size_of_minus_one_is_unknown():
     model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     assert read_model(model).inputs[0].shape == (None,)
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-def test_models_can_be_pickled_and_copied(tmp_path, deferred):
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_model_pickles_and_copies(tmp_path, is_lazy):
     tensor = external(TensorProto.FLOAT, [16])
     (tmp_path / "w.bin").write_bytes(bytes(64))
     model = read_model(weight_file(tmp_path, tensor))
-    given = model
-    if deferred:
-        given = LazyModel(model.name, model.inputs, model.outputs, lambda: model)
-    assert copy.deepcopy(given) is given
-    again = pickle.loads(pickle.dumps(given))
-    assert again.content_hash == model.content_hash
-    assert not again.constants["w"].array.flags.writeable
+    original = model
+    if is_lazy:
+        original = LazyModel(model.name, model.inputs, model.outputs, lambda: model)
+    assert copy.deepcopy(original) is original
+    unpickled = pickle.loads(pickle.dumps(original))
+    assert unpickled.content_hash == model.content_hash
+    assert not unpickled.constants["w"].array.flags.writeable
 
 
-def test_a_deferred_model_is_read_once_by_threads_that_ask_at_the_same_time():
+def test_lazy_model_loads_once_for_concurrent_threads():
     model = read_model(parse("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
-    reading, go_on, read = threading.Event(), threading.Event(), []
+    loading, release, loads = threading.Event(), threading.Event(), []
 
     def load():
-        read.append(1)
-        reading.set()
-        assert go_on.wait(300)
+        loads.append(1)
+        loading.set()
+        assert release.wait(300)
         return model
 
-    deferred = LazyModel(model.name, model.inputs, model.outputs, load)
-    found = []
-    first = threading.Thread(target=lambda: found.append(deferred.constants))
-    second = threading.Thread(target=lambda: found.append(deferred.nodes))
+    lazy = LazyModel(model.name, model.inputs, model.outputs, load)
+    values = []
+    first = threading.Thread(target=lambda: values.append(lazy.constants))
+    second = threading.Thread(target=lambda: values.append(lazy.nodes))
     first.start()
-    assert reading.wait(300)
+    assert loading.wait(300)
     second.start()
-    second.join(0.05)  # it may get as far as it can
-    go_on.set()
+    second.join(0.05)  # gives the second thread time to call `load`
+    release.set()
     for thread in (first, second):
         thread.join(300)
-    assert read == [1]
-    assert len(found) == 2
+    assert loads == [1]
+    assert len(values) == 2
 
 
-def test_a_deferred_model_that_fails_to_load_says_so_each_time():
+def test_lazy_model_raises_load_error_on_each_access():
     model = read_model(parse("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
 
     def load():
-        raise ExternalDataError("gone")
+        raise ExternalDataError("no such file")
 
-    deferred = LazyModel(model.name, model.inputs, model.outputs, load)
+    lazy = LazyModel(model.name, model.inputs, model.outputs, load)
     for _ in range(2):
-        with pytest.raises(ExternalDataError, match="gone"):
-            _ = deferred.constants
+        with pytest.raises(ExternalDataError, match="no such file"):
+            _ = lazy.constants
 
 
 @pytest.mark.parametrize("version", [-1, 2**31, 2**63 - 1])
 @pytest.mark.parametrize("place", ["model", "function"])
-def test_opset_versions_that_cannot_be_are_refused(place, version):
+def test_invalid_opset_version_raises(place, version):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17, "own": 1]>\n'
         "g (float[2] x) => (float[2] y) { y = own.F(x) }\n"
@@ -295,8 +299,8 @@ def test_opset_versions_that_cannot_be_are_refused(place, version):
         read_model(model)
 
 
-def test_a_weights_shape_is_its_own_whatever_is_declared() -> None:
-    """ONNX Runtime's model builder declares weights again, without a shape."""
+def test_weight_shape_overrides_declared_shape() -> None:
+    """ONNX Runtime's model builder also declares weights as values, without a shape."""
     proto = parse("g (int64[N] i) => (float[N, 3] y) <float w> {y = Gather(w, i)}")
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((5, 3), np.float32), "w"))
     model = read_model(proto)

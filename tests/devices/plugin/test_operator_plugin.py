@@ -1,4 +1,4 @@
-"""Plugins that are tables of operators: what they take, how they run, what they promise."""
+"""`OperatorPlugin`: refusals, runs with attributes and several outputs, and errors."""
 
 from typing import ClassVar
 
@@ -14,12 +14,12 @@ from hetero.devices.testing import check_device
 from hetero.examples.third_party_plugin import DensePlugin
 
 
-def scaled(x, *, alpha=0.01):
+def leaky_relu(x, *, alpha=0.01):
     return np.where(x < 0, x * np.float32(alpha), x)
 
 
-class Mixed(OperatorPlugin):
-    """Has optional inputs, attributes, several outputs and two element types."""
+class MixedPlugin(OperatorPlugin):
+    """Operators with optional inputs, attributes and several outputs, in two element types."""
 
     name = "MIXED"
     element_types = ("float", "int64")
@@ -27,14 +27,14 @@ class Mixed(OperatorPlugin):
     operators: ClassVar = {
         "Clip": lambda x, low=None, high=None: np.clip(x, low, high),
         "Identity": lambda x: x,
-        "LeakyRelu": scaled,
+        "LeakyRelu": leaky_relu,
         "Relu": lambda x: np.maximum(x, 0),
         "TopK": lambda x, k: (-np.sort(-x)[: k[0]], np.argsort(-x, kind="stable")[: k[0]]),
     }
 
 
-class Foreign(OperatorPlugin):
-    """Operators of a domain of its own."""
+class CustomDomainPlugin(OperatorPlugin):
+    """Operators of a custom domain."""
 
     name = "FOREIGN"
     domain = "own"
@@ -48,8 +48,8 @@ def model_of(graph, imports='"" : 17, "own" : 1'):
 
 
 def refusals(plugin, graph, imports='"" : 17, "own" : 1'):
-    found = plugin.query_model(model_of(graph, imports)).unsupported
-    return {name: refusal.code for name, by in found.items() for refusal in by.values()}
+    unsupported = plugin.query_model(model_of(graph, imports)).unsupported
+    return {name: refusal.code for name, by in unsupported.items() for refusal in by.values()}
 
 
 @pytest.mark.parametrize(
@@ -63,38 +63,38 @@ def refusals(plugin, graph, imports='"" : 17, "own" : 1'):
         ("(float[2] x) => (y) {h = own.Odd(x) y = Relu(h)}", '"" : 17, "own" : 1', "dtype"),
     ],
 )
-def test_a_table_refuses_what_it_is_not_about(graph, imports, code):
+def test_node_outside_the_table_is_refused(graph, imports, code):
     assert refusals(DensePlugin(), graph, imports)["y"] == code
 
 
-def test_a_misspelt_operator_is_named_with_the_nearest_ones():
-    class Misspelt(DensePlugin):
+def test_misspelled_operator_raises_with_suggestions():
+    class MisspelledPlugin(DensePlugin):
         operators: ClassVar = {**DensePlugin.operators, "Sigmod": np.tanh}
 
     with pytest.raises(PluginLoadError, match=r"DENSE.*'Sigmod'.*mean Sigmoid or"):
-        Misspelt()
-    with hetero.Core(executor="inprocess", plugins=[Misspelt]) as core:
+        MisspelledPlugin()
+    with hetero.Core(executor="inprocess", plugins=[MisspelledPlugin]) as core:
         (row,) = [d for d in core.device_descriptors if d.plugin == "DENSE"]
         assert "'Sigmod'" in row.error
 
 
-def test_operators_of_another_domain_are_run_where_they_are_meant():
+def test_operator_runs_on_the_plugin_of_its_domain():
     graph = "(float[2] x) => (float[2] y) <float[2] h> {h = own.Relu(x) y = Relu(h)}"
-    assert refusals(Foreign(), graph) == {"y": "no_kernel"}
+    assert refusals(CustomDomainPlugin(), graph) == {"y": "no_kernel"}
     assert refusals(DensePlugin(), graph) == {"h": "no_kernel"}
     x = np.array([-1, 2], np.float32)
-    with hetero.Core(executor="inprocess", plugins=[Foreign, DensePlugin]) as core:
+    with hetero.Core(executor="inprocess", plugins=[CustomDomainPlugin, DensePlugin]) as core:
         compiled = core.compile_model(model_of(graph), "HETERO:FOREIGN,DENSE")
         np.testing.assert_array_equal(compiled({"x": x})["y"], x + 100)
 
 
-def test_attributes_optional_inputs_and_several_outputs():
+def test_attributes_optional_inputs_and_several_outputs_run():
     model = model_of(
         "(float[3] x) => (float[2] v, int64[2] i) {two = Constant<value_ints = [2]>() "
         'one = Constant<value_float = 1.0>() a = LeakyRelu<alpha = 0.5>(x) b = Clip(a, "", one) '
         "v, i = TopK(b, two)}"
     )
-    compiled = PluginSubject(Mixed()).compile_model(model, {"PERF_COUNT": True})
+    compiled = PluginSubject(MixedPlugin()).compile_model(model, {"PERF_COUNT": True})
     results = compiled({"x": np.array([-1, 3, 0.5], np.float32)})
     np.testing.assert_array_equal(results["v"], np.float32([1, 0.5]))
     np.testing.assert_array_equal(results["i"], [1, 2])
@@ -103,21 +103,24 @@ def test_attributes_optional_inputs_and_several_outputs():
     assert all(float(row.metadata["execTimeMcs"]) > 0 for row in rows)
 
 
-def test_attributes_that_a_function_does_not_take_are_refused():
-    assert refusals(Mixed(), "(float[2] x) => (float[2] y) {y = LeakyRelu<alpha = 0.5>(x)}") == {}
+def test_attribute_without_parameter_is_refused():
+    assert (
+        refusals(MixedPlugin(), "(float[2] x) => (float[2] y) {y = LeakyRelu<alpha = 0.5>(x)}")
+        == {}
+    )
     graph = "(float[4] x, int64[1] k) => (v, i) {v, i = TopK<largest = 0>(x, k)}"
-    assert refusals(Mixed(), graph) == {"v": "attribute"}
+    assert refusals(MixedPlugin(), graph) == {"v": "attribute"}
 
 
-def test_outputs_of_functions_that_give_their_input_back_are_the_callers_own():
+def test_output_that_aliases_input_is_copied():
     graph = "(float[2] x) => (float[2] y, float[2] z) {y = Identity(x) z = Identity(y)}"
     x = np.array([1, 2], np.float32)
-    results = Mixed().compile_model(model_of(graph))({"x": x})
+    results = MixedPlugin().compile_model(model_of(graph))({"x": x})
     results["y"][...] = -1
     assert (x.tolist(), results["z"].tolist()) == ([1, 2], [1, 2])
 
 
-def test_what_a_function_raises_names_the_node():
+def test_exception_of_function_names_the_node():
     model = model_of("(float[N] a, float[M] b) => (y) {h = Relu(a) y = Add(h, b)}")
     compiled = DensePlugin().compile_model(model)
     with pytest.raises(KernelError, match=r"node 'y' \(Add\) on DENSE: ValueError") as caught:
@@ -125,6 +128,6 @@ def test_what_a_function_raises_names_the_node():
     assert (caught.value.node, caught.value.op_type) == ("y", "Add")
 
 
-@pytest.mark.parametrize("plugin", [DensePlugin, Mixed])
-def test_tables_pass_the_conformance_suite(plugin):
+@pytest.mark.parametrize("plugin", [DensePlugin, MixedPlugin])
+def test_operator_plugin_passes_conformance_suite(plugin):
     assert all(result.error is None for result in check_device(plugin()))
