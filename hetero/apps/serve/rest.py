@@ -83,7 +83,7 @@ class RestApplication:
         texts, call = Completions(self._service), self._call
         models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
         regions = ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}")
-        loads = "/v2/repository/models/{model_name}"
+        loads = "/v2/repository/models/{name}"
         return [
             Route("GET", "/v2", call("ServerMetadata"), "Server metadata", "server"),
             Route("GET", "/v2/health/live", call("ServerLive"), "Liveness", "live"),
