@@ -103,7 +103,7 @@ def test_inspect_shows_it_and_finds_damage(
     whole = shell(f"inspect {tmp_path}/whole.blob --json", ray=True).document
     assert (less["weightless"], whole["weightless"]) == (True, False)
     assert less["stages"] == whole["stages"]
-    assert "of it here" in shell(f"inspect {tmp_path}/less.blob", ray=True).out
+    assert "in this file" in shell(f"inspect {tmp_path}/less.blob", ray=True).out
     data = bytearray((tmp_path / "whole.blob").read_bytes())
     data[-2000] ^= 1
     (tmp_path / "whole.blob").write_bytes(data)
