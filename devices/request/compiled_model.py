@@ -14,8 +14,8 @@ from hetero.devices.errors import (
     DeviceMemoryError,
     HeteroError,
     InferenceError,
+    error_text,
     is_interrupt,
-    shown,
 )
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -119,7 +119,7 @@ class CompiledModel:
             kind = DeviceMemoryError if isinstance(error, MemoryError) else InferenceError
             raise kind(
                 f"{self.device} failed on model {self.name!r} with inputs {shapes or 'none'}: "
-                f"{type(error).__name__}: {shown(error)}",
+                f"{type(error).__name__}: {error_text(error)}",
                 device=self.device,
             ) from error
         end_s = time.perf_counter()

@@ -129,6 +129,6 @@ def test_functions_that_call_one_another_twice_are_built_once_each(
     built = []
     build = block.build_block
     monkeypatch.setattr(block, "build_block", lambda *a, **k: built.append(1) or build(*a, **k))
-    monkeypatch.setattr(sys.modules[inline_functions.__module__], "_MOST_NODES", 10)
+    monkeypatch.setattr(sys.modules[inline_functions.__module__], "_MAX_NEW_NODES", 10)
     np.testing.assert_array_equal(run_cpu(model, {"x": x})[0], x)
     assert len(built) <= len(functions)
