@@ -108,6 +108,9 @@ class CompiledModel:
                 with _locked(self._run_lock, context):
                     start_s = time.perf_counter()
                     outputs = self._program.run(inputs, context)
+            end_s = time.perf_counter()
+            # Copies of outputs need memory too: a view may be larger than its array.
+            results = check_outputs(outputs, inputs, self._output_specs, self.source, self.device)
         except BaseException as error:  # a sys.exit in a plugin must not end the process
             if isinstance(error, HeteroError) or is_interrupt(error):
                 raise
@@ -122,9 +125,7 @@ class CompiledModel:
                 f"{type(error).__name__}: {error_text(error)}",
                 device=self.device,
             ) from error
-        end_s = time.perf_counter()
         context.infer_s = end_s - start_s - context.upload_s - context.download_s
-        results = check_outputs(outputs, inputs, self._output_specs, self.source, self.device)
         context.download_s += time.perf_counter() - end_s
         if context.profile and not context.node_times_s:
             # The backend does not time nodes, so the profile shows the model as one node.
