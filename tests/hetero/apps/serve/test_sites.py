@@ -92,8 +92,8 @@ def test_server_refuses_foreign_requests_except_health_checks() -> None:
     with serving(plus=plus_one()) as server:
         for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
             for path in ("/v2", "/v2/models/plus", "/metrics"):
-                refused = ask(server, path, headers=headers)
-                assert refused.status == 403
+                response = ask(server, path, headers=headers)
+                assert response.status == 403
             body = {"inputs": [tensor("x", "FP32", [1.0])]}
             assert ask(server, INFER, body, headers=headers).status == 403
             assert ask(server, "/v2/health/ready", headers=headers).status == 200
