@@ -30,8 +30,8 @@ def _is_inference(node: Node, model: Model) -> bool:
         return False
     if len(node.inputs) < 3 or not node.inputs[2]:
         return True
-    training = model.constants.get(node.inputs[2])
-    return training is not None and not training.array.any()
+    training_mode = model.constants.get(node.inputs[2])
+    return training_mode is not None and not training_mode.array.any()
 
 
 def remove_dead_nodes(model: Model) -> Model:

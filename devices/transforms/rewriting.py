@@ -36,8 +36,8 @@ class Rewrite:
     @cached_property
     def _fixed(self) -> frozenset[str]:
         """Values that cannot be renamed: outputs, and values that subgraphs capture."""
-        captured = (name for node in self.model.nodes for name in node.captures)
-        return frozenset([*(port.name for port in self.model.outputs), *captured])
+        captured_values = (name for node in self.model.nodes for name in node.captures)
+        return frozenset([*(port.name for port in self.model.outputs), *captured_values])
 
     def producer(self, value: str) -> int | None:
         """Return the position of the unchanged node that computes `value`, or None."""

@@ -42,8 +42,10 @@ def promote_to_single_precision(model: Model) -> Model:
         singles[name] = Constant(name, single)
     outputs = {port.name: model.spec(port.name).element_type for port in model.outputs}
     names = UniqueNames.of_values(model)
-    computed = (n for n, kind in outputs.items() if kind in _HALF_TYPES and n in model.producers)
-    inner = {name: names.make(f"{name}/single") for name in (*inputs, *computed)}
+    computed_outputs = (
+        n for n, kind in outputs.items() if kind in _HALF_TYPES and n in model.producers
+    )
+    inner = {name: names.make(f"{name}/single") for name in (*inputs, *computed_outputs)}
     nodes = list(_promote_nodes(model, inputs, inner, names))
     nodes += [
         _cast(inner[name], name, _HALF_TYPES[kind], model.nodes[model.producers[name]])
