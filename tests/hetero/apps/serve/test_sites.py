@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("orjson")
 from hetero.apps.serve.errors import ProtocolError
 from hetero.apps.serve.options import ServerOptions
-from hetero.apps.serve.sites import check_site
+from hetero.apps.serve.sites import SiteRules
 from tests.support.serving import INFER, ask, plus_one, serving, tensor
 
 LOCAL, OPEN = ServerOptions(), ServerOptions(host="0.0.0.0")
@@ -18,7 +18,7 @@ PAGE = {"host": "localhost:8000", "origin": "http://evil.example"}
 
 
 def check(options: ServerOptions, headers: dict[str, str]) -> None:
-    check_site(options, {name.encode(): value.encode() for name, value in headers.items()})
+    SiteRules(options).check({name.encode(): value.encode() for name, value in headers.items()})
 
 
 @pytest.mark.parametrize(
