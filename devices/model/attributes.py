@@ -1,4 +1,4 @@
-"""Attributes and subgraphs of ONNX nodes: Python values, captured names, random operators."""
+"""Attributes of ONNX nodes as Python values, and the bodies of control flow nodes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _plain(value: Any) -> Any:
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield the subgraphs of a control flow node, each with its attribute's name."""
+    """Yield the bodies of a control flow node (graph attributes), with the attributes' names."""
     for attribute in node.attribute:
         for graph in graphs_of(attribute):
             yield attribute.name, graph
@@ -66,7 +66,7 @@ def graphs_of(attribute: AttributeProto) -> Iterator[onnx.GraphProto]:
 
 
 def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """Yield a node and all nodes of its subgraphs."""
+    """Yield a node and all nodes of its bodies."""
     yield node
     for _, graph in bodies(node):
         for inner in graph.node:
@@ -74,7 +74,7 @@ def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def body_values(node: onnx.NodeProto) -> set[str]:
-    """Return the names of all values that a node's subgraphs define."""
+    """Return the names of all values that a node's bodies define."""
     names: set[str] = set()
     for _, graph in bodies(node):
         names.update(port.name for port in (*graph.input, *graph.initializer))
@@ -85,7 +85,7 @@ def body_values(node: onnx.NodeProto) -> set[str]:
 
 
 def is_random(node: onnx.NodeProto) -> bool:
-    """Return whether a node or one of its subgraphs draws random numbers."""
+    """Return whether a node, or a node in its bodies, draws random numbers."""
     return any(
         inner.op_type in _RANDOM_OPERATORS or (inner.op_type == "Dropout" and any(inner.input[2:]))
         for inner in with_bodies(node)
@@ -94,7 +94,7 @@ def is_random(node: onnx.NodeProto) -> bool:
 
 
 def captured_names(proto: onnx.NodeProto) -> tuple[str, ...]:
-    """Return the outer values that a node's subgraphs read, in order of first use."""
+    """Return the outer values that a node's bodies read, in order of first use."""
     return tuple(dict.fromkeys(n for _, graph in bodies(proto) for n in _free_names(graph)))
 
 

@@ -206,7 +206,7 @@ def _hull(*ranges: Any) -> Range:
 
 
 def _corners(function: Callable[[int, int], int]) -> Rule:
-    """Return the rule of a function with its extremes at the ends of the input ranges."""
+    """Return the rule of a function whose extremes are at the ends of the input ranges."""
 
     def rule(step: _Step, a: Range, b: Range) -> Range:
         ends = [function(x, y) for x in a for y in b]

@@ -70,7 +70,7 @@ class Node:
     proto : onnx.NodeProto
         The ONNX node, with the stable name. Treat it as read-only.
     captures : tuple of str
-        Values of the main graph that the node's subgraphs (of `If`, `Loop`, `Scan`) read.
+        Values of the main graph that the node's bodies (of `If`, `Loop`, `Scan`) read.
     covers : tuple of str
         Names of the original nodes that this node replaces after a transformation; by default its
         own name.
@@ -97,7 +97,7 @@ class Node:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attributes as Python values; subgraphs as onnx.GraphProto."""
+        """Attributes as Python values; bodies as onnx.GraphProto."""
         return {a.name: attribute_value(a) for a in self.proto.attribute}
 
     @property

@@ -1,4 +1,4 @@
-"""Validation of nodes and their subgraphs, and loading of their external tensors."""
+"""Validation of nodes and their bodies, and loading of their external tensors."""
 
 from __future__ import annotations
 

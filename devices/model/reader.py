@@ -47,7 +47,7 @@ def read_model(source: Source | Model) -> Model:
     source : str, Path, bytes, binary file, onnx.ModelProto or Model
         A path, ``light:NAME`` for a model of the onnx package, the contents of a file, or a model
         in memory. External weights are memory-mapped; external tensors of nodes (in attributes and
-        subgraphs) are read into memory.
+        bodies) are read into memory.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Models as weight stubs and arrays: the format in which devices export and import models."""
+"""Models whose ONNX graph and weights are stored separately, as in blobs."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def single_node_model(
     copy.name = "node"
     copy.doc_string = ""
     del copy.metadata_props[:]
-    # Subgraphs refer to captured values by name, so a node with captures keeps its value names.
+    # Bodies refer to captured values by name, so a node with captures keeps its value names.
     names = {value: value for value in (*node.reads, *node.writes)}
     if not node.captures:
         unique_names = UniqueNames(body_values(node.proto))

@@ -29,7 +29,7 @@ _Types = Mapping[str, str]
 def schema_violations(model: Model) -> dict[str, Refusal]:
     """Return the nodes of the main graph that violate their operator's schema, with refusals.
 
-    Subgraphs are validated too, and the model's functions with the types of each call. Operators
+    Bodies are validated too, and the model's functions with the types of each call. Operators
     that ONNX does not define are valid, and unknown types match every type.
     """
     validator = _Validator(model.header)
@@ -216,7 +216,7 @@ def _port_counts(
 
 
 def _body_port_counts(node: Node, shift: int) -> str | None:
-    """Describe a subgraph with the wrong number of inputs or outputs, or return None."""
+    """Describe a body with the wrong number of inputs or outputs, or return None."""
     num_inputs, num_outputs = len(node.inputs), len(node.outputs)
     counts = {
         "If": (0, num_outputs),
@@ -237,7 +237,7 @@ def _body_port_counts(node: Node, shift: int) -> str | None:
 
 
 def _body_input_types(node: Node, shift: int, types: _Types) -> str | None:
-    """Describe an input of a subgraph that is declared with another type than the node's input."""
+    """Describe an input of a body that is declared with another type than the node's input."""
     for name, graph in bodies(node.proto) if node.op_type in ("Loop", "Scan") else ():
         for port, value in zip(graph.input, node.inputs[shift:], strict=False):
             declared_type, actual_type = type_string(port.type), types.get(value, "")

@@ -12,8 +12,8 @@ from hetero.devices.model.model import Model
 from hetero.devices.transforms.constant_folding import fold_constants
 from hetero.devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from hetero.devices.transforms.fake_quantize import fuse_fake_quantize
-from hetero.devices.transforms.identities import eliminate_identities, remove_dead_nodes
 from hetero.devices.transforms.inline_functions import inline_functions
+from hetero.devices.transforms.redundant_nodes import eliminate_identities, remove_dead_nodes
 
 
 class Pass(NamedTuple):

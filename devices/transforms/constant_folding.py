@@ -1,4 +1,4 @@
-"""Pass: constant folding."""
+"""Pass: constant folding, which computes nodes with constant inputs once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _compute(
 
 
 def _runs_per_request(node: Node, scope: Scope) -> bool:
-    """Return whether a node, its subgraphs or its function contain an operator that must run."""
+    """Return whether a node, its bodies or its function contain an operator that must not fold."""
     if node.op_type in NOT_FOLDABLE:
         return True
     inner = [proto for _, graph in bodies(node.proto) for proto in graph.node]

@@ -1,7 +1,7 @@
 """Pass: inlines calls of the model's functions, so that other passes see their nodes.
 
-A call is not inlined if the function imports other opsets than the model, has nodes with subgraphs,
-or contains operators that the device does not support.
+A call is not inlined if the function imports other opsets than the model, has nodes with bodies, or
+contains operators that the device does not support.
 """
 
 from __future__ import annotations

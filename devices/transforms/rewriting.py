@@ -35,7 +35,7 @@ class Rewrite:
 
     @cached_property
     def _fixed(self) -> frozenset[str]:
-        """Values that cannot be renamed: outputs, and values that subgraphs capture."""
+        """Values that cannot be renamed: outputs, and values that bodies capture."""
         captured_values = (name for node in self.model.nodes for name in node.captures)
         return frozenset([*(port.name for port in self.model.outputs), *captured_values])
 
@@ -56,7 +56,7 @@ class Rewrite:
         return readers[0] if self.model.nodes[readers[0]].inputs.count(value) == 1 else None
 
     def can_rename(self, value: str) -> bool:
-        """Return whether `value` is neither an output nor captured by a subgraph."""
+        """Return whether `value` is neither an output nor captured by a body."""
         return value not in self._fixed
 
     def constant(self, value: str) -> np.ndarray | None:

@@ -1,7 +1,8 @@
-"""How much of a node's cores devices really take: the time that threads run, as the kernel counts.
+"""Thread budget: devices use no more threads than allowed, measured by the kernel's CPU time.
 
-Requests go one at a time, so that one device works at a time: more of its threads than it may have
-would run for longer than the clock goes. Other work on the machine can only make that less.
+The test sends one request at a time, so that one device computes at a time. With too many threads,
+the CPU time exceeds the allowed multiple of the wall time. Other load on the machine only lowers
+this ratio.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from onnx import parser
 import hetero
 
 DEVICES = [
-    d
-    for d, of in {"OV": "openvino", "ORT": "onnxruntime", "CPU": "numpy"}.items()
-    if importlib.util.find_spec(of)
+    device
+    for device, module in {"OV": "openvino", "ORT": "onnxruntime", "CPU": "numpy"}.items()
+    if importlib.util.find_spec(module)
 ]
 STEPS = 12
-#: Seconds of a turn: many of the kernel's ticks, and the shortest time that may be undisturbed.
-TURN_S = 0.15
-TURNS = 30
+#: Seconds of a measurement: many kernel ticks, and short enough to be undisturbed sometimes.
+ROUND_S = 0.15
+ROUNDS = 30
 X = np.random.default_rng(0).random((384, 384), np.float32)
 BODY = "".join(f"p{i} = MatMul(h{i}, x) h{i + 1} = Softmax(p{i}) " for i in range(STEPS))
 MODEL = parser.parse_model(
@@ -39,30 +40,31 @@ MODEL = parser.parse_model(
 )
 
 
-def ran_s(processes: Iterable[int]) -> float:
-    """Return how many seconds all threads of processes have run."""
+def cpu_time_s(processes: Iterable[int]) -> float:
+    """Return the CPU time of all threads of processes."""
     total_ns = 0
     for process in processes:
         for thread in Path(f"/proc/{process}/task").iterdir():
-            with contextlib.suppress(OSError):  # one that has just ended
+            with contextlib.suppress(OSError):  # the thread has just ended
                 total_ns += int((thread / "schedstat").read_text().split()[0])
     return total_ns / 1e9
 
 
-def threads_of(compiled: hetero.CompiledModel, processes: Iterable[int]) -> float:
-    """Return how many threads ran on average while requests came one at a time, in any turn."""
+def max_running_threads(compiled: hetero.CompiledModel, processes: Iterable[int]) -> float:
+    """Return the maximum of the average numbers of running threads in all rounds."""
     compiled(X)
-    most = 0.0
-    for _ in range(TURNS):
-        begun_s, before_s = time.monotonic(), ran_s(processes)
-        while time.monotonic() < begun_s + TURN_S:
+    maximum = 0.0
+    for _ in range(ROUNDS):
+        start_s, start_cpu_s = time.monotonic(), cpu_time_s(processes)
+        while time.monotonic() < start_s + ROUND_S:
             compiled(X)
-        most = max(most, (ran_s(processes) - before_s) / (time.monotonic() - begun_s))
-    return most
+        cpu_s, wall_s = cpu_time_s(processes) - start_cpu_s, time.monotonic() - start_s
+        maximum = max(maximum, cpu_s / wall_s)
+    return maximum
 
 
-def split(core: hetero.Core, config: dict[str, Any]) -> hetero.CompiledModel:
-    """Return a model whose steps each device of `DEVICES` has a part of."""
+def compile_split(core: hetero.Core, config: dict[str, Any]) -> hetero.CompiledModel:
+    """Compile the model with an equal share of its steps on each of `DEVICES`."""
     affinity = {
         f"{v}{i + o}": DEVICES[i * len(DEVICES) // STEPS]
         for i in range(STEPS)
@@ -73,14 +75,14 @@ def split(core: hetero.Core, config: dict[str, Any]) -> hetero.CompiledModel:
     return compiled
 
 
-def share(core: hetero.Core) -> int:
-    """Return how many threads the device with the most of them has."""
+def max_thread_share(core: hetero.Core) -> int:
+    """Return the largest thread budget of a device."""
     cores = next(d.num_threads for d in core.device_descriptors if d.name == "CPU")
     return -(-cores // len(DEVICES))
 
 
-@pytest.mark.slow  # alone in its process: threads of what ran before it would count
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no such accounting here")
+@pytest.mark.slow  # runs alone in its process, because it counts all threads of the process
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs schedstat")
 @pytest.mark.parametrize(
     ("executor", "config"),
     [
@@ -90,30 +92,31 @@ def share(core: hetero.Core) -> int:
         pytest.param("ray", {}, marks=pytest.mark.ray),
     ],
 )
-def test_devices_run_no_more_threads_than_they_may(executor: Any, config: dict[str, Any]) -> None:
-    with hetero.Core(executor) as core, split(core, config) as compiled:
+def test_devices_stay_within_thread_budget(executor: Any, config: dict[str, Any]) -> None:
+    with hetero.Core(executor) as core, compile_split(core, config) as compiled:
         processes = [os.getpid()]
         if executor == "ray":
             actors = core.executor._devices._actors.values()  # type: ignore[attr-defined]
             processes = ray.get([device.actor.ping.remote() for device in actors])
             assert len(set(processes)) == len(DEVICES)
-        wanted = config.get("INFERENCE_NUM_THREADS") or share(core)
-        assert 0.01 < threads_of(compiled, processes) < wanted + 0.25
+        budget = config.get("INFERENCE_NUM_THREADS") or max_thread_share(core)
+        assert 0.01 < max_running_threads(compiled, processes) < budget + 0.25
 
 
-def foreign() -> set[str]:
-    """Return the threads of this process that are not Python's."""
-    ours = {str(thread.native_id) for thread in threading.enumerate()}
-    return {path.name for path in Path("/proc/self/task").iterdir()} - ours
+def native_threads() -> set[str]:
+    """Return the ids of this process's threads that Python did not start."""
+    python_threads = {str(thread.native_id) for thread in threading.enumerate()}
+    return {path.name for path in Path("/proc/self/task").iterdir()} - python_threads
 
 
-def test_a_session_has_the_threads_that_it_may_beside_its_callers() -> None:
+def test_session_starts_one_thread_less_than_its_budget() -> None:
+    """The thread of the caller is the remaining one."""
     pytest.importorskip("onnxruntime")
-    made = []
+    counts = []
     with hetero.Core("inprocess") as core:
-        kept = [core.compile_model(MODEL, "CPU")]  # the first starts threads of its own
-        for count in (1, 3):
-            before = foreign()
-            kept.append(core.compile_model(MODEL, "ORT", {"INFERENCE_NUM_THREADS": count}))
-            made.append(len(foreign() - before))
-    assert made == [0, 2]
+        models = [core.compile_model(MODEL, "CPU")]  # the first model starts other threads
+        for budget in (1, 3):
+            before = native_threads()
+            models.append(core.compile_model(MODEL, "ORT", {"INFERENCE_NUM_THREADS": budget}))
+            counts.append(len(native_threads() - before))
+    assert counts == [0, 2]

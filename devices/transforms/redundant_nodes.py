@@ -1,7 +1,7 @@
 """Passes: removal of dead nodes, and of nodes that return their input.
 
 The latter are `Identity`, and `Dropout` in inference mode with an unread mask. They stay if their
-output is a graph output or captured by a subgraph, because such values cannot be renamed.
+output is a graph output or captured by a body, because such values cannot be renamed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _is_inference(node: Node, model: Model) -> bool:
 
 
 def remove_dead_nodes(model: Model) -> Model:
-    """Return the model without the nodes and constants that its outputs do not depend on."""
+    """Return the model with only the nodes and constants that its outputs depend on."""
     live_values = {port.name for port in model.outputs}
     nodes = []
     for node in reversed(model.nodes):
