@@ -1,7 +1,7 @@
-"""Requests that are joined: which go together, and when; what comes of it is shared out. Pure.
+"""Dynamic batching: joins requests into batches and splits the results. No I/O.
 
-A batch is fired when it is full, when its oldest request has waited the time-out, or at once while
-the pipeline has room for it. Requests of one group can be joined; they keep their order.
+A batch starts when it is full, when its oldest request has waited for the time-out, or at once
+while the pipeline is not busy. Only requests of one group are joined, in order of arrival.
 """
 
 from __future__ import annotations
@@ -24,27 +24,35 @@ from hetero.scheduler.vocabulary.events import AttemptFailed, CancelAsked, PartA
 from hetero.scheduler.vocabulary.limits import Batching
 from hetero.scheduler.vocabulary.record import RequestRecord
 
-#: What no input is the reason of: to try requests of a batch one by one would change nothing.
+#: Errors that no input causes: running the requests of a batch one by one would not help.
 _NOT_OF_THE_INPUTS: Final = (DeviceLostError, ClusterError, OverloadedError, RequestCancelledError)
 
 
 @dataclass(slots=True)
 class _Group:
-    """Requests of one group that wait, by id in order of arrival; since when, and their rows."""
+    """Waiting requests of one group.
+
+    `waiting`: the requests by id, in order of arrival, each with the start of its wait.
+    `rows`: the number of their rows.
+    """
 
     waiting: dict[int, tuple[RequestRecord, float]] = field(default_factory=dict)
     rows: int = 0
 
     @property
     def oldest(self) -> tuple[int, float]:
-        """The request that came first, and since when it waits."""
+        """Id of the oldest request, and the start of its wait."""
         number, (_, since_s) = next(iter(self.waiting.items()))
         return number, since_s
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """An attempt of requests, by the first one's id and attempt; how many still want its answer."""
+    """An attempt of several requests.
+
+    `key`: the id and the attempt of the first request.
+    `num_wanted`: the number of requests that still wait for the result.
+    """
 
     key: tuple[int, int]
     requests: list[RequestRecord]
@@ -54,16 +62,16 @@ class _Batch:
 
 
 class Batcher:
-    """Requests that wait to be joined, and batches in flight."""
+    """Queue of requests to be joined, and the batches in flight."""
 
     def __init__(self, batching: Batching) -> None:
         self._batching = batching
         self._groups: dict[Hashable, _Group] = {}
-        #: Batches that have begun and not ended, by their keys.
+        #: Batches in flight, by key.
         self.in_flight: dict[tuple[int, int], _Batch] = {}
 
     def put(self, request: RequestRecord, now_s: float) -> float:
-        """Have a request wait for others of its group; return when it has waited long enough."""
+        """Queue a request for a batch of its group; return the end of its wait."""
         since_s = now_s if request.admitted_s is None else request.admitted_s
         group = self._groups.setdefault(_name(request), _Group())
         group.waiting[request.id] = request, since_s
@@ -71,7 +79,7 @@ class Batcher:
         return since_s + self._batching.timeout_s
 
     def leave(self, request: RequestRecord) -> None:
-        """Take a request out, if it waits."""
+        """Remove a request from the queue, if it waits there."""
         name = _name(request)
         group = self._groups.get(name)
         if group is not None and request.id in group.waiting:
@@ -81,26 +89,26 @@ class Batcher:
                 del self._groups[name]
 
     def fire(self, now_s: float) -> list[RequestRecord]:
-        """Return the requests of a batch that is to begin now, in order; none where none is."""
+        """Remove and return the requests of the batch that starts now; empty if none does."""
         group = self._ready(now_s) if self._has_room else None
         if group is None:
             return []
-        fired: list[RequestRecord] = []
-        left = self._batching.size
+        batch: list[RequestRecord] = []
+        free_rows = self._batching.size
         for request, _ in list(group.waiting.values()):
-            if fired and request.submitted.rows > left:
+            if batch and request.submitted.rows > free_rows:
                 break
-            left -= request.submitted.rows
-            fired.append(request)
+            free_rows -= request.submitted.rows
+            batch.append(request)
             self.leave(request)
-        return fired
+        return batch
 
     @property
     def _has_room(self) -> bool:
         return len(self.in_flight) < self._batching.most
 
     def _ready(self, now_s: float) -> _Group | None:
-        """Return the group whose batch is to be fired: of several, that of the oldest request."""
+        """Return the group whose batch starts next: the one with the oldest request."""
         batching = self._batching
         is_busy = len(self.in_flight) >= batching.busy
         ready = (
@@ -115,7 +123,7 @@ class Batcher:
     # Batches in flight.
 
     def begin(self, requests: list[RequestRecord]) -> None:
-        """Take in that requests which were fired have begun an attempt together."""
+        """Register a batch whose attempt has started."""
         first = requests[0]
         key = (first.id, first.attempt)
         batch = self.in_flight[key] = _Batch(key, requests, len(requests))
@@ -123,7 +131,7 @@ class Batcher:
             request.batch = batch
 
     def withdraw(self, request: RequestRecord) -> bool:
-        """Have a request leave its batch, if it is in one; return whether that has ended so."""
+        """Remove a request from its batch, if any; return whether no other request is left."""
         batch, request.batch = request.batch, None
         if batch is None:
             return True
@@ -134,7 +142,7 @@ class Batcher:
         return True
 
     def may_be_others(self, request: RequestRecord, error: BaseException) -> bool:
-        """Whether another request's input may be the reason of a request's error."""
+        """Return whether another request of the batch may have caused a request's error."""
         is_joined = request.batch is not None and len(request.batch.requests) > 1
         return is_joined and not isinstance(error, _NOT_OF_THE_INPUTS)
 
@@ -143,9 +151,9 @@ class Batcher:
         event: PartArrived | AttemptFailed | CancelAsked,
         is_whole: Callable[[int, int, int], bool],
     ) -> list[tuple[RequestRecord, PartArrived | AttemptFailed]] | None:
-        """Return what an event is for each request of its batch; None for one of a single request.
+        """Split a batch's event into one event per request; None if there is only one request.
 
-        `is_whole`: whether so many runs and outputs are all that there are on a route.
+        `is_whole`: whether the given numbers of runs and outputs complete an attempt on a route.
         """
         if isinstance(event, CancelAsked):
             return None
@@ -153,7 +161,7 @@ class Batcher:
         if batch is None or len(batch.requests) == 1:
             return None
         now_s, requests = event.now_s, batch.requests
-        wanted = [(i, r) for i, r in enumerate(requests) if r.batch is batch]
+        waiting = [(i, r) for i, r in enumerate(requests) if r.batch is batch]
         if isinstance(event, PartArrived):
             batch.outputs.update(event.outputs)
             batch.runs.update((run.stage, run) for run in event.runs)
@@ -166,16 +174,16 @@ class Batcher:
             except InferenceError as error:
                 event = AttemptFailed(now_s, event.request_id, event.attempt, error)
             else:
-                for _, request in wanted[1:]:
+                for _, request in waiting[1:]:
                     request.is_first = False
                 return [
                     (r, PartArrived(now_s, r.id, r.attempt, parts[i], runs, nbytes))
-                    for i, r in wanted
+                    for i, r in waiting
                 ]
-        return [(r, AttemptFailed(now_s, r.id, r.attempt, copied(event.error))) for _, r in wanted]
+        return [(r, AttemptFailed(now_s, r.id, r.attempt, copied(event.error))) for _, r in waiting]
 
 
 def _name(request: RequestRecord) -> Hashable:
-    """Return the group that a request waits in."""
+    """Return the key of a request's group."""
     group = request.submitted.group
     return (request.id,) if request.is_alone or group is None else group

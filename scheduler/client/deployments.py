@@ -1,4 +1,4 @@
-"""The open deployments of an executor, and what they share."""
+"""Registry of an executor's open deployments, with the state that they share."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from hetero.scheduler.vocabulary import events
 
 
 class Held(Protocol):
-    """What a deployment is here."""
+    """Interface of a registered deployment."""
 
     key: str
 
     def tensors_lost(self, device: str) -> None:
-        """Fail the requests that wait for a tensor of a device that is away."""
+        """Fail the requests that wait for a tensor of a lost device."""
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
 
     def current_load(self) -> DeploymentLoad:
-        """Return how many requests wait and are in flight."""
+        """Return the numbers of waiting and running requests."""
 
 
 D = TypeVar("D", bound=Held)
 
 
 class Deployments(Generic[D]):
-    """The open deployments of an executor, and what they share."""
+    """Registry of an executor's open deployments, with the state that they share."""
 
     def __init__(self, observers: Sequence[Observer], memory: RemoteMemory, clock: Clock) -> None:
-        #: Who is told of their requests, now: the owner adds and removes.
+        #: Observers of requests and devices; the owner of this object adds and removes them.
         self.observers = observers
-        #: Ascending through all deployments: they order the devices' queues.
+        #: Ids ascend across all deployments, because they order the devices' queues.
         self.request_ids = itertools.count(1)
         self.in_flight = BytesInFlight()
-        #: What looks after their deadlines.
+        #: Clock of deadlines.
         self.clock = clock
-        #: What devices keep for this client.
+        #: Resident tensors of this client.
         self.memory = memory
         self._open: dict[str, D] = {}
 
@@ -54,24 +54,27 @@ class Deployments(Generic[D]):
         return len(self._open)
 
     def add(self, deployment: D) -> None:
-        """Hold a deployment until it is closed."""
+        """Register a deployment until it is closed."""
         self._open[deployment.key] = deployment
 
     def discard(self, deployment: D) -> None:
-        """Let go of a deployment."""
+        """Remove a deployment."""
         self._open.pop(deployment.key, None)
 
     def tell(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
-        """Tell the observers what became of a device; what follows a loss or return was told."""
+        """Notify the observers of a device event, before the deployments handle it."""
         if isinstance(event, events.DeviceEnded | events.DeviceSteady):
             return
         for observer in tuple(self.observers):
             observer.device(event)
         if isinstance(event, events.DeviceLost) and event.on_the_way:
-            self._lose_tensors(event.device)  # what is sent from now on comes
+            self._lose_tensors(event.device)  # tensors sent from now on arrive
 
     def told(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
-        """Fail what waits for tensors of a lost device; requests sent again have asked for them."""
+        """Fail the requests that wait for tensors of a lost device, after the deployments replay.
+
+        Replayed attempts have requested the tensors again by then.
+        """
         is_lost = isinstance(event, events.DeviceLost) and not event.on_the_way
         if is_lost or isinstance(event, events.DeviceRemoved):
             self._lose_tensors(event.device)
@@ -85,6 +88,6 @@ class Deployments(Generic[D]):
         return [request for deployment in self for request in deployment.in_flight()]
 
     def load(self, devices: Mapping[str, DeviceLoad]) -> Load:
-        """Return what waits and runs, on `devices`."""
+        """Return the load of the deployments and of `devices`."""
         loads = tuple(deployment.current_load() for deployment in self)
         return Load(loads, devices, self.in_flight.nbytes)

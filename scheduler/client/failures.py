@@ -1,4 +1,4 @@
-"""Failures: what callers are told of requests that have failed."""
+"""Errors and messages of failed requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetero.scheduler.vocabulary.record import RequestRecord
 
 
 def failed(request: RequestRecord, error: BaseException) -> events.Fail:
-    """Return the end of a request; errors of what was lost tell its story."""
+    """Return the failure of a request; errors of losses and deadlines carry its history."""
     if isinstance(error, DeviceLostError | ClusterError | DeadlineError):
         cause, data = error.__cause__, error.data | {"story": request.lines()}
         error = type(error)(error.message, **data)
@@ -23,19 +23,19 @@ def failed(request: RequestRecord, error: BaseException) -> events.Fail:
 
 
 def away_text(event: events.DeviceLost | events.DeviceRemoved) -> str:
-    """Return why a device is away."""
+    """Return the reason why a device is unavailable."""
     return f"device {event.device} on node {event.node} is gone: {event.cause.rstrip('.')}"
 
 
 def lost_error(
     request: RequestRecord, event: events.DeviceLost | events.DeviceRemoved
 ) -> DeviceLostError:
-    """Return the error of a request whose device is away."""
-    todo = "A device whose node is alive is restarted: send the request again."
+    """Return the error of a request whose device is unavailable."""
+    advice = "A device whose node is alive is restarted: send the request again."
     if isinstance(event, events.DeviceRemoved):
-        todo = "It does not return, and no other route is left: compile the model again."
+        advice = "It does not return, and no other route is left: compile the model again."
     return DeviceLostError(
-        f"{request.where}: {away_text(event)}. {todo}",
+        f"{request.where}: {away_text(event)}. {advice}",
         device=event.device,
         node=event.node,
         attempt=request.attempt,
@@ -44,23 +44,23 @@ def lost_error(
 
 
 def cluster_error(request: RequestRecord, error: ClusterError) -> ClusterError:
-    """Return the error of a request whose cluster is gone."""
+    """Return the error of a request whose cluster was lost."""
     return ClusterError(f"{request.where}: {error.message}", **error.data)
 
 
 def overload(request: RequestRecord, why: str) -> OverloadedError:
-    """Return the error of a request for which there is no room."""
+    """Return the error of a request that admission rejects."""
     return OverloadedError(
-        f"{why}. Wait for answers, have the request wait longer, or raise MAX_REQUESTS_IN_FLIGHT, "
+        f"{why}. Wait for results before sending more, or raise MAX_REQUESTS_IN_FLIGHT, "
         "MAX_BYTES_IN_FLIGHT, MAX_REQUESTS_WAITING or ADMISSION_TIMEOUT_S.",
         request_id=request.id,
     )
 
 
 def copied(error: BaseException) -> BaseException:
-    """Return an error of a caller's own: each is raised in another thread."""
+    """Copy an error, because each caller raises its copy in a thread of its own."""
     if not isinstance(error, HeteroError):
         return error
-    made = type(error)(error.message, **error.data)
-    made.__cause__ = error.__cause__
-    return made
+    copy = type(error)(error.message, **error.data)
+    copy.__cause__ = error.__cause__
+    return copy

@@ -47,9 +47,8 @@ class KnownStages:
         """Return whether all inputs of a stage are constant and its operators deterministic."""
         constants = self.given(placement, stage)
         return (
-            all(
-                spec.name in constants for spec in model.inputs
-            )  # first: it does not read the model's nodes
+            # The inputs come first: checking them does not read the model's nodes.
+            all(spec.name in constants for spec in model.inputs)
             and bool(model.nodes)
             and all(node.domain in _KNOWN and not is_random(node.proto) for node in model.nodes)
         )

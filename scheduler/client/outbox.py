@@ -1,7 +1,7 @@
-"""The outbox of a machine: its orders, carried out one after the other in the order of decision.
+"""Outbox of a state machine: executes its orders one at a time, in the order of decision.
 
-Whoever decides appends under the machine's lock; whoever finds nobody at it carries out what is
-there. So no order is overtaken by a later one, whatever threads the events come in.
+The thread that makes a decision appends orders under the machine's lock. The first thread that
+gets the turn executes all of them, so no order overtakes an earlier one.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ _log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Orders that are to be carried out; `later`: has another thread call what it is given."""
+    """Queue of orders with one executing thread; `later`: calls a function in another thread."""
 
     def __init__(self, later: Callable[[Callable[[], None]], None]) -> None:
         self._later = later
-        #: Those that are yet to be carried out, or are being; one that Ctrl-C ends half-way is done
-        #: again, which must change nothing.
+        #: Orders that are pending or executing. An order that Ctrl-C interrupts is executed again,
+        #: so orders must be idempotent.
         self.orders: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
 
     def carry_out(self) -> None:
-        """Carry out what is there, in this thread, unless another is at it, which then goes on."""
+        """Execute all orders in this thread, unless another thread is executing them already."""
         orders = self.orders
         while orders and self._turn.acquire(blocking=False):
             try:
                 while orders:
                     try:
                         orders[0]()
-                    except Exception:  # the orders behind it are others'
-                        _log.exception("an order could not be carried out")
+                    except Exception:  # the orders behind it belong to other requests
+                        _log.exception("an order failed")
                     orders.popleft()
-            except BaseException:  # Ctrl-C, in a thread that came by: another goes on
+            except BaseException:  # Ctrl-C in a caller's thread: another thread continues
                 self._later(self.carry_out)
                 raise
             finally:

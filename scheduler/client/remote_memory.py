@@ -1,4 +1,4 @@
-"""Remote tensors as their client sees them: what devices keep for it, and who frees it."""
+"""Client side of resident tensors: put, fetch, join and free tensors in device memory."""
 
 from __future__ import annotations
 
@@ -51,27 +51,29 @@ from hetero.scheduler.vocabulary.messages import (
 )
 
 T = TypeVar("T")
-#: Seconds that a device may take to take in a tensor, or to give one; for each byte so much more.
+#: Time limit of a device for storing or returning a tensor: a base, and an allowance per byte.
 _TIMEOUT_S: Final = 60.0
 _TIMEOUT_S_PER_BYTE: Final = 1e-7
-#: The name of a tensor that is a bundle by itself.
+#: Name of the tensor in a bundle of a single tensor.
 _TENSOR: Final = "tensor"
-#: Makes a `ResidentTensor` without a call of Python's: there is one for each state and run.
+#: Creates a `ResidentTensor` without Python's call overhead: each run creates one per state.
 _new_kept: Final = partial(tuple.__new__, ResidentTensor)
-#: How often what is lost is made again for one answer.
+#: Maximum recomputations of lost tensors for one response.
 _TRIES: Final = 3
-#: Seconds after which devices free what nobody holds, where nothing is asked of them before.
+#: Seconds until devices free unreferenced bundles, if no request carries the message earlier.
 _FREE_S: Final = 0.05
-#: Seconds until a device that is not heard is tried again, and until it has let go of everything.
+#: Seconds until freeing on an unreachable device is retried, and until the device itself expires
+#: this client's tensors.
 _AGAIN_S: Final = 1.0
 _LEASE_S: Final = 60.0
 
 
 class RemoteMemory:
-    """What an executor's client has devices keep.
+    """Resident tensors of an executor's client.
 
-    `name`: the client's, among the parties that its channel serves.
-    `expect`: called when an answer is awaited, so that somebody receives it.
+    `name`: the client's name among the endpoints of its channel.
+    `is_lost`: whether the process at an address is unreachable.
+    `expect`: called before a response is awaited, so that some thread receives it.
     """
 
     def __init__(
@@ -90,24 +92,24 @@ class RemoteMemory:
         self.expect = expect
         self._home = HomeProcess()
         self._channel: Channel | None = None
-        #: Whether devices keep, or kept, something.
+        #: Whether any tensor was ever resident on a device.
         self.is_used = False
         self._numbers = itertools.count(1)
-        #: Bundles that tasks have made, or are to make, by key.
-        self._made: WeakValueDictionary[str, DeviceBundle] = WeakValueDictionary()
-        #: Answers that are awaited, by number; ids of runs that make states again, as they are.
+        #: Bundles that tasks have produced or will produce, by key.
+        self._bundles: WeakValueDictionary[str, DeviceBundle] = WeakValueDictionary()
+        #: Awaited responses by number, and the ids of runs that recompute states.
         self.awaited: dict[int, Promise[Mapping[str, Value]]] = {}
         self.again: set[int] = set()
         self._lock = threading.Lock()
-        #: (address, key) of bundles that nobody holds, and whether the clock was told of some.
+        #: (address, key) of unreferenced bundles, and whether the timer is set to free them.
         self._unheld: deque[tuple[str, str]] = deque()
         self._is_told = False
-        #: Address of a device that is not heard -> until when it is tried to free what.
+        #: Address of an unreachable device -> when to give up, and the keys to free there.
         self._unheard: dict[str, tuple[float, list[str]]] = {}
         self._closed = False
 
     def context(self, device: str, address: Callable[[], str]) -> DeviceContext:
-        """Return a device's memory; `address` returns where the device is reached now."""
+        """Return the memory of a device; `address` returns the device's current address."""
         return DeviceContext(self, device, address)
 
     def outputs(
@@ -116,42 +118,45 @@ class RemoteMemory:
         address: str,
         task: Task,
         specs: Mapping[str, tuple[str, tuple[int, ...]]],
-        answered: Mapping[str, Value] = {},
+        received: Mapping[str, Value] = {},
     ) -> dict[str, Value]:
-        """Return what stands for what a task's device keeps; `answered`: outputs that came here."""
+        """Return references to a task's resident outputs.
+
+        `answered`: outputs of which the client also received a copy.
+        """
         bundle = self._made_by(device, address, task)
         bundle.specs, bundle.is_awaited = specs, False
-        if answered:
-            bundle.copies = {n: copied(value) for n, value in answered.items() if n in specs}
+        if received:
+            bundle.copies = {n: copied(value) for n, value in received.items() if n in specs}
         return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
 
     def pending_outputs(
         self, device: str, address: str, task: Task, names: Iterable[str], past_nbytes: int | None
     ) -> dict[str, Value]:
-        """Return what stands for outputs that a task's device will keep, of so large a past."""
+        """Return references to outputs that a task will produce; `past_nbytes`: lineage size."""
         bundle = self._made_by(device, address, task)
         bundle.past_nbytes = past_nbytes
         return {name: ResidentTensor(bundle, name) for name in names}
 
     def _made_by(self, device: str, address: str, task: Task) -> DeviceBundle:
-        """Return the one object that stands for what a task has its device keep."""
-        self._connected()  # what is no longer held is freed by way of it
+        """Return the only bundle of a task's resident outputs."""
+        self._connected()  # freeing the bundle uses the channel
         key = bundle_key(*task)
         with self._lock:
-            bundle = self._made.get(key)
+            bundle = self._bundles.get(key)
             if bundle is None:
-                bundle = self._made[key] = DeviceBundle(self, device, address, key, {})
+                bundle = self._bundles[key] = DeviceBundle(self, device, address, key, {})
                 bundle.is_awaited = True
         return bundle
 
     def sent(self, device: str, address: str, task: Task) -> DeviceBundle:
-        """Return what stands for what a task sent to others, which its device keeps."""
+        """Return the bundle of the outputs that a task sent to other devices."""
         return DeviceBundle(self, device, address, sent_key(*task), {})
 
     def put(self, device: str, address: str, array: np.ndarray) -> ResidentTensor[DeviceBundle]:
-        """Have a device keep a copy of an array.
+        """Store a copy of an array on a device.
 
-        Raises DeviceMemoryError: it has no room; DeviceLostError: it is gone.
+        Raises DeviceMemoryError: the device is out of memory; DeviceLostError: it is lost.
         """
         channel = self._connected()
         key = f"{self._name}/{next(self._numbers)}"
@@ -161,119 +166,132 @@ class RemoteMemory:
         specs = {_TENSOR: (element_type_name(copy.dtype), copy.shape)}
         return ResidentTensor(DeviceBundle(self, device, address, key, specs), _TENSOR)
 
-    def fetch(self, kept: ResidentTensor[DeviceBundle]) -> np.ndarray:
+    def fetch(self, tensor: ResidentTensor[DeviceBundle]) -> np.ndarray:
         """Return a copy of a tensor.
 
-        Raises DeviceLostError: its device is gone; TensorError: the device has not got it.
+        Raises DeviceLostError: the device is lost; TensorError: it does not hold the tensor.
         """
-        own, (bundle, name) = self._connected().address, kept
+        address, (bundle, name) = self._connected().address, tensor
         nbytes = bundle.tensor(name).nbytes
 
-        def ask() -> Mapping[str, Value]:  # where it is by then
-            message = partial(Give, client=own, address=own, wanted={bundle.key: {_TENSOR: name}})
+        def ask() -> Mapping[str, Value]:  # recomputation may have moved the bundle
+            message = partial(
+                Give, client=address, address=address, wanted={bundle.key: {_TENSOR: name}}
+            )
             return self._ask(bundle.device, bundle.address, nbytes, message)
 
-        return np.array(self._had_back([bundle], ask)[_TENSOR])
+        return np.array(self._with_recomputation([bundle], ask)[_TENSOR])
 
-    def join(self, made: Joining) -> dict[str, Value]:
-        """Return tensors made of rows of others, by name, on the device that keeps them.
+    def join(self, joins: Joining) -> dict[str, Value]:
+        """Build tensors from rows of others, by name, on the device that holds them.
 
-        Of several devices' they are made here.
-        Raises DeviceLostError, TensorLostError: a device is gone; DeviceMemoryError: it has no
-            room; TensorError: it has not got one.
+        The client joins the rows itself if several devices hold them.
+        Raises DeviceLostError, TensorLostError: a device is lost; DeviceMemoryError: it is out of
+            memory; TensorError: it does not hold a tensor.
         """
-        olds = [self._kept(name, t) for name, (parts, _) in made.items() for t, _ in parts]
-        return self._had_back([old.bundle for old in olds], partial(self._join, made))
+        sources = [self._kept(name, t) for name, (parts, _) in joins.items() for t, _ in parts]
+        return self._with_recomputation(
+            [source.bundle for source in sources], partial(self._join, joins)
+        )
 
-    def _join(self, made: Joining) -> dict[str, Value]:
+    def _join(self, joins: Joining) -> dict[str, Value]:
         own = self._connected().address
-        found: dict[str, Value] = {}
-        asked: dict[str, tuple[DeviceBundle, dict[str, RowsOf]]] = {}
-        joined: dict[str, Any] = {}
-        for name, (parts, layout) in made.items():
-            olds = [(self._kept(name, tensor), tuple(rows)) for tensor, rows in parts]
-            for old, _ in olds:
-                self._check(name, old.bundle)
-            first = olds[0][0].bundle
-            if any(old.bundle.address != first.address for old, _ in olds):
-                found[name] = join_rows([(self.fetch(old), rows) for old, rows in olds], layout)
+        tensors: dict[str, Value] = {}
+        targets: dict[str, tuple[DeviceBundle, dict[str, RowsOf]]] = {}
+        lineage: dict[str, Any] = {}
+        for name, (parts, layout) in joins.items():
+            sources = [(self._kept(name, tensor), tuple(rows)) for tensor, rows in parts]
+            for source, _ in sources:
+                self._check(name, source.bundle)
+            first = sources[0][0].bundle
+            if any(source.bundle.address != first.address for source, _ in sources):
+                tensors[name] = join_rows(
+                    [(self.fetch(source), rows) for source, rows in sources], layout
+                )
                 continue
-            if first.address not in asked:
+            if first.address not in targets:
                 key = f"{self._name}/{next(self._numbers)}"
-                asked[first.address] = DeviceBundle(self, first.device, first.address, key, {}), {}
-            bundle, told = asked[first.address]
-            joined[name] = olds, layout
-            told[name] = layout, tuple((old.bundle.key, old.name, rows) for old, rows in olds)
-            kind, shape = first.specs[olds[0][0].name]
-            shape = layout.shape(shape, sum(len(rows) for _, rows in olds))
+                targets[first.address] = (
+                    DeviceBundle(self, first.device, first.address, key, {}),
+                    {},
+                )
+            bundle, parts_by_name = targets[first.address]
+            lineage[name] = sources, layout
+            parts_by_name[name] = (
+                layout,
+                tuple((source.bundle.key, source.name, rows) for source, rows in sources),
+            )
+            kind, shape = first.specs[sources[0][0].name]
+            shape = layout.shape(shape, sum(len(rows) for _, rows in sources))
             bundle.specs = {**bundle.specs, name: (kind, shape)}
-            found[name] = ResidentTensor(bundle, name)
-        for bundle, told in asked.values():
-            nbytes = sum(bundle.tensor(name).nbytes for name in told)
-            message = partial(Join, client=own, key=bundle.key, made=told)
+            tensors[name] = ResidentTensor(bundle, name)
+        for bundle, parts_by_name in targets.values():
+            nbytes = sum(bundle.tensor(name).nbytes for name in parts_by_name)
+            message = partial(Join, client=own, key=bundle.key, made=parts_by_name)
             self._ask(bundle.device, bundle.address, nbytes, message)
-        past = PastJoin.of(joined)
-        for bundle, _ in asked.values():
+        past = PastJoin.of(lineage)
+        for bundle, _ in targets.values():
             bundle.past = past
-        return found
+        return tensors
 
     def usable(self, inputs: Mapping[str, Value]) -> tuple[Mapping[str, Value], frozenset[str]]:
-        """Return what a request may be given, and which devices keep some of that.
+        """Resolve the remote tensors among inputs; return the inputs and the devices holding them.
 
-        Raises TensorTypeError: one is in a plugin's own memory; TensorError: one is closed, of
-            another Core, or of a device that is gone and not to be made again.
+        Raises TensorTypeError: a tensor is in a plugin's own memory; TensorError: a tensor is
+            closed, belongs to another Core, or was lost and cannot be recomputed.
         """
-        found = dict(inputs)
+        resolved = dict(inputs)
         bundles: dict[DeviceBundle, str] = {}
         for name, value in inputs.items():
             if type(value) is not ResidentTensor:
                 if type(value) is np.ndarray or not isinstance(value, RemoteTensor):
                     continue
-                found[name] = value = self._kept(name, value)
+                resolved[name] = value = self._kept(name, value)
             bundles[value.bundle] = name
         for bundle, name in bundles.items():
             self._check(name, bundle, may_be_lost=bundle.past is not None)
-        return found, frozenset([bundle.device for bundle in bundles])
+        return resolved, frozenset([bundle.device for bundle in bundles])
 
     def _kept(self, port: str, tensor: RemoteTensor) -> ResidentTensor[DeviceBundle]:
-        """Return what stands for a tensor.
+        """Return the reference to a resident tensor.
 
         Raises TensorTypeError: it is in a plugin's own memory; TensorError: it is closed.
         """
         if not isinstance(tensor, DeviceTensor):
             raise TensorTypeError(
-                f"input {port!r} is in memory of a device, which a model that may run on others "
-                "cannot read; give tensor.to_host(), or one that Core.create_context made.",
+                f"input {port!r}: expected a host tensor or one of Core.create_context, got a "
+                "tensor in a plugin's own memory, which other devices cannot read; pass "
+                "tensor.to_host().",
                 port=port,
             )
         return tensor.kept
 
-    def _had_back(
+    def _with_recomputation(
         self, bundles: Sequence[DeviceBundle], ask: Callable[[], T], tries: int = _TRIES
     ) -> T:
-        """Return what devices answer about bundles, once those are made again that are lost.
+        """Recompute lost bundles that have a lineage; return the result of `ask`.
 
-        It is known how of those that have a past; one may be lost as it is asked about.
+        A device that fails during `ask` starts another of `tries` attempts.
         """
-        lost: dict[Past, dict[DeviceBundle, None]] = {}
+        lost_bundles: dict[Past, dict[DeviceBundle, None]] = {}
         for bundle in bundles:
             if bundle.past is not None and self.is_lost(bundle.address):
-                lost.setdefault(bundle.past, {})[bundle] = None
-        for past, made in lost.items():
-            past.restore(list(made))
+                lost_bundles.setdefault(bundle.past, {})[bundle] = None
+        for past, bundles_of_past in lost_bundles.items():
+            past.restore(list(bundles_of_past))
         try:
             return ask()
         except DeviceLostError:
             if tries == 1 or all(bundle.past is None for bundle in bundles):
                 raise
-        return self._had_back(bundles, ask, tries - 1)
+        return self._with_recomputation(bundles, ask, tries - 1)
 
     def _check(self, port: str, bundle: DeviceBundle, *, may_be_lost: bool = False) -> None:
-        """Raise TensorError if an input is of another Core, or of a device that is gone."""
+        """Raise TensorError if an input belongs to another Core or to a lost device."""
         if bundle.memory is not self:
             raise TensorError(
-                f"input {port!r} is a tensor that {bundle.device} keeps for another Core; give "
-                "tensor.to_host(), or make it with this Core's create_context.",
+                f"input {port!r} is a tensor on {bundle.device} that belongs to another Core; pass "
+                "tensor.to_host(), or create it with this Core's create_context.",
                 port=port,
                 device=bundle.device,
             )
@@ -283,43 +301,43 @@ class RemoteMemory:
     def give(
         self, channel: Channel, task: Task, address: str, values: Mapping[str, Value]
     ) -> Mapping[str, Value] | None:
-        """Have whoever keeps inputs of a task send them to its device; return the others.
+        """Request that devices send a task's resident inputs; return the inputs on the host.
 
-        `channel`: the task's client's.
-        Returns: None where there are no others to be sent.
-        Raises TensorError: the device that keeps one is gone.
+        `channel`: the channel of the task's client.
+        Returns: None if every input is resident.
+        Raises TensorError: a device that holds an input is lost.
         """
-        wanted: dict[DeviceBundle, dict[str, str]] = {}
+        resident: dict[DeviceBundle, dict[str, str]] = {}
         others = {}
         for name, value in values.items():
             if type(value) is not ResidentTensor:
                 others[name] = value
-            elif (named := wanted.get(value.bundle)) is not None:
-                named[name] = value.name
+            elif (names := resident.get(value.bundle)) is not None:
+                names[name] = value.name
             else:
                 self._check(name, value.bundle)
-                wanted[value.bundle] = {name: value.name}
-        if not wanted:
+                resident[value.bundle] = {name: value.name}
+        if not resident:
             return values
         holders: dict[str, dict[str, dict[str, str]]] = {}
-        for bundle, named in wanted.items():
-            holders.setdefault(bundle.address, {})[bundle.key] = named
-        awaited = {bundle.key for bundle in wanted if bundle.is_awaited}
+        for bundle, names in resident.items():
+            holders.setdefault(bundle.address, {})[bundle.key] = names
+        awaited_keys = {bundle.key for bundle in resident if bundle.is_awaited}
         unheld = self._take_unheld()
         for holder, keys in holders.items():
             free = tuple(unheld.pop(holder, ()))
-            awaits = not awaited.isdisjoint(keys)
+            awaits = not awaited_keys.isdisjoint(keys)
             channel.send(holder, Give(task, channel.address, address, keys, free, awaits))
         self._free(unheld)
         return others or None
 
     def close(self) -> None:
-        """Take nothing more, and stop waiting."""
+        """Close the channel; calls that wait raise ClusterError."""
         with self._lock:
             self._closed = True
-            awaited, self.awaited = list(self.awaited.values()), {}
+            promises, self.awaited = list(self.awaited.values()), {}
             channel = self._channel
-        for future in awaited:
+        for future in promises:
             future.set_exception(self._closed_error())
         if self._timer is not None:
             self._timer.close()
@@ -329,12 +347,12 @@ class RemoteMemory:
     def _ask(
         self, device: str, address: str, nbytes: int, message: Callable[[Task], Keep | Give | Join]
     ) -> Mapping[str, Value]:
-        """Send a message about so many bytes, which a device answers; return what it sends."""
+        """Send a request to a device; return its response. `nbytes` extends the time limit."""
         channel = self._connected()
         number = next(self._numbers)
         future: Promise[Mapping[str, Value]] = Promise()
-        answered = self._clock.event()
-        future.add_done_callback(lambda _: answered.set())
+        completion = self._clock.event()
+        future.add_done_callback(lambda _: completion.set())
         with self._lock:
             self.awaited[number] = future
         self.expect()
@@ -345,24 +363,24 @@ class RemoteMemory:
             while not future.done():
                 if self.is_lost(address):
                     raise DeviceLostError(
-                        f"device {device} is gone, and with it what it kept. Make the tensor anew.",
+                        f"device {device} was lost with its tensors. Create the tensor again.",
                         device=device,
                         node="",
                         attempt=0,
                     )
                 if self._clock.now_s() > until_s:
                     raise DeadlineError(
-                        f"device {device} has not answered about a remote tensor of {nbytes} bytes "
-                        f"for {timeout_s:.0f} s, though it is heard. Try again.",
+                        f"device {device} is reachable, but has not responded for {timeout_s:.0f} "
+                        f"s about a remote tensor of {nbytes} bytes. Try again.",
                         timeout_s=timeout_s,
                     )
-                answered.wait(WAIT_SLICE_S)
+                completion.wait(WAIT_SLICE_S)
             error = future.exception()
             if error is None:
                 return future.result()
             try:
                 raise error
-            finally:  # else it would hold itself, and with it the tensors
+            finally:  # otherwise the error refers to itself, and keeps the tensors alive
                 del future, error
         finally:
             with self._lock:
@@ -373,7 +391,7 @@ class RemoteMemory:
             return
         with self._lock:
             future = self.awaited.pop(message.task.request.id, None)
-        if future is None:  # it came too late
+        if future is None:  # the caller has given up
             return
         if isinstance(message, Values):
             future.set_result(message.tensors)
@@ -392,7 +410,7 @@ class RemoteMemory:
             return self._channel
 
     def _take_unheld(self) -> dict[str, list[str]]:
-        """Return the keys, by address, of what nobody holds: whoever asks has them freed."""
+        """Remove and return the keys of unreferenced bundles, by address, for freeing."""
         keys: dict[str, list[str]] = {}
         with suppress(IndexError):
             while True:
@@ -401,11 +419,11 @@ class RemoteMemory:
         return keys
 
     def _free(self, keys: Mapping[str, Sequence[str]]) -> None:
-        """Have devices let go of what they keep, by their addresses; who is not heard, later."""
+        """Free bundles, by device address; on unreachable devices, try again later."""
         now_s = self._clock.now_s()
         for address, unheld in keys.items():
             if not self.is_lost(address):
-                with suppress(HeteroError):  # whoever is gone has let go
+                with suppress(HeteroError):  # a lost device holds nothing
                     self._connected().send(address, Free(tuple(unheld)))
                 continue
             with self._lock:
@@ -414,14 +432,14 @@ class RemoteMemory:
                 self._timer.by(now_s + _AGAIN_S)
 
     def let_go(self, address: str, key: str) -> None:
-        """Take in that nobody holds a bundle; finalizers call this anywhere, locks held or not."""
+        """Schedule a bundle to be freed. Finalizers call it in any thread, under any lock."""
         self._unheld.append((address, key))
-        if not self._is_told:  # so that the clock is woken seldom, not for each tensor
+        if not self._is_told:  # wake the clock once for many tensors
             self._is_told = True
             self._clock.later(self._free_soon)
 
     def _free_soon(self) -> None:
-        """Have devices free what nobody holds, unless a request sees to it before."""
+        """Set the timer that frees unreferenced bundles, unless a request frees them earlier."""
         assert self._timer is not None
         self._timer.by(self._clock.now_s() + _FREE_S)
 
@@ -439,13 +457,13 @@ class RemoteMemory:
         return now_s + _AGAIN_S if self._unheard else None
 
     def _closed_error(self) -> ClusterError:
-        return ClusterError("the Core is closed, and its remote tensors with it; make another.")
+        return ClusterError("the Core and its remote tensors are closed; create another Core.")
 
 
 class DeviceContext(RemoteContext):
-    """A device's memory: tensors of it are kept in the process of the device.
+    """Memory of a device, which creates tensors in the device's process.
 
-    Made by `Core.create_context` and `CompiledModel.get_context`.
+    `Core.create_context` and `CompiledModel.get_context` create it.
     """
 
     def __init__(self, memory: RemoteMemory, device: str, address: Callable[[], str]) -> None:
@@ -457,37 +475,38 @@ class DeviceContext(RemoteContext):
         return f"<DeviceContext {self.device}>"
 
     def create_host_tensor(self, type: Any, shape: Sequence[int]) -> Tensor:
-        """Return a tensor of zeros in this process's memory."""
+        """Create a tensor of zeros in this process's memory."""
         return empty_tensor(TensorSpec("", f"tensor({Type(type)})", tuple(shape)))
 
     def create_tensor(
         self, type: Any, shape: Sequence[int], properties: Mapping[str, Any] | None = None
     ) -> DeviceTensor:
-        """Have the device keep a tensor of zeros, or of empty strings.
+        """Create a tensor of zeros, or of empty strings, on the device.
 
         Parameters
         ----------
         type : str, Type or dtype
-            The element type: OpenVINO's, ONNX's or numpy's name of it.
+            The element type, by its OpenVINO, ONNX or numpy name.
         shape : sequence of int
-            Its shape.
+            The shape.
         properties : mapping, optional
-            None or empty: there are no kinds of memory to choose from.
+            None or empty: the memory has no options.
 
         Raises
         ------
         DeviceMemoryError
-            The device has not so much memory left.
+            The device is out of memory.
         DeviceLostError
-            The device is gone.
+            The device is lost.
         """
         if properties:
             raise UnsupportedOperationError(
-                f"create_tensor on {self.device}: {dict(properties)}: its memory has no options."
+                f"create_tensor on {self.device}: expected no properties, got {dict(properties)}; "
+                "the memory of a device has no options."
             )
         return self.from_host(self.create_host_tensor(type, shape).data)
 
     def from_host(self, array: np.ndarray) -> DeviceTensor:
-        """Have the device keep a copy of an array; errors as those of `create_tensor`."""
+        """Store a copy of an array on the device; raises the errors of `create_tensor`."""
         array = np.asarray(array)
         return DeviceTensor(self._memory.put(self.device, self._address(), array))

@@ -1,6 +1,6 @@
-"""The requests of a deployment by state: how many, which are next, when one is due. Pure.
+"""Requests of a deployment: state counts, queues, deadlines and quarantine. No I/O.
 
-`hetero.scheduler.client.machine` decides what state is next.
+`hetero.scheduler.client.machine` decides the state transitions.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from hetero.scheduler.vocabulary.record import RequestRecord, RequestState, Stor
 _S = RequestState
 #: States in which a request counts as in flight.
 _ADMITTED: Final = frozenset({_S.DIRECT, _S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD})
-#: States in which an attempt is awaited.
+#: States in which an attempt runs.
 _ATTEMPTED: Final = frozenset({_S.DIRECT, _S.RUNNING})
 
 
 class Suspects:
-    """Requests that may be what ends devices: those that are parked, and the one that runs.
+    """Quarantine of suspected poison requests, which may crash the devices that run them.
 
-    What ends a device is among those that it had. Those with which devices ended twice are tried
-    again one by one, so that the others are not taken for it; what ends one alone has failed.
+    When a device crashes, each request on it is a possible cause. A request that was on crashed
+    devices twice is parked and runs alone, so that no other request is blamed for it. A request
+    that crashes a device while it runs alone counts as failed.
     """
 
     def __init__(self) -> None:
@@ -36,14 +37,14 @@ class Suspects:
         self.running: RequestRecord | None = None
 
     def blame(self, request: RequestRecord) -> None:
-        """Take note that a device has ended with a request on it."""
+        """Count a device crash against a request that the device ran."""
         request.num_failed += request.is_suspect
         request.num_lost += 1
         request.is_suspect = request.num_lost > 1
         self.moved(request)
 
     def moved(self, request: RequestRecord) -> None:
-        """Take in a request's state."""
+        """Update the quarantine after a state change of a request."""
         if request.is_suspect and request.state is RequestState.PARKED:
             self.parked.setdefault(request.id, request)
         else:
@@ -52,76 +53,76 @@ class Suspects:
             self.running = None
 
     def due(self, now_s: float) -> Iterator[RequestRecord]:
-        """Return those that may be tried now, if none runs."""
+        """Yield the parked requests that may run now, unless one is running."""
         if self.running is None:
             yield from (r for r in self.parked.values() if now_s >= r.resume_s)
 
 
 class Requests:
-    """Requests that have not ended, and those that have lately."""
+    """Requests of a deployment: the live ones and the last ones that ended."""
 
     def __init__(self, limits: Limits, in_flight: BytesInFlight) -> None:
         self.limits = limits
         self._in_flight = in_flight
-        #: Requests that have not ended, by id.
+        #: Live requests, by id.
         self._live: dict[int, RequestRecord] = {}
-        #: Requests that callers' threads run, by id.
+        #: Direct requests, which their callers' threads run, by id.
         self._direct: dict[int, DirectRun] = {}
-        #: Requests that have ended, oldest first; at most `limits.remembered`.
+        #: Ended requests, oldest first; at most `limits.remembered`.
         self._ended: OrderedDict[int, RequestRecord | DirectRun] = OrderedDict()
-        #: (-priority, id) of requests not yet admitted.
+        #: (-priority, id) of requests that wait for admission.
         self._waiting: LazyHeap[tuple[int, int]] = LazyHeap(
             lambda entry: self.state(entry[1]) in (_S.NEW, _S.WAITING)
         )
-        #: (time, id): when something of a request is due.
+        #: (time, id) of requests with a deadline or a planned retry.
         self.due: LazyHeap[tuple[float, int]] = LazyHeap(lambda entry: entry[1] in self._live)
-        #: Admitted requests, the first first, where answers are to come so.
+        #: Admitted requests in order, if results are delivered in order.
         self._order: OrderedDict[int, RequestRecord] = OrderedDict()
-        #: Requests that wait for admission; that are admitted and have not ended.
+        #: Numbers of requests that wait for admission, and that are in flight.
         self.num_waiting = self.num_in_flight = 0
         self._suspects = Suspects()
-        #: What requests are joined by, where they are, and how many may be in flight then.
+        #: Dynamic batching, if enabled, and the maximum number of requests in flight.
         self.batcher = Batcher(limits.batching) if limits.batching else None
         self._most = limits.requests * (limits.batching.size if limits.batching else 1)
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `TimePassed` is wanted next, or None."""
+        """Time at which the machine needs the next `TimePassed`, or None."""
         first = self.due.first()
         return first[0] if first else None
 
     @property
     def waits_for_bytes(self) -> bool:
-        """Whether requests wait that other deployments' requests may make room for."""
+        """Whether requests wait for bytes that other deployments may release."""
         return self.num_waiting > 0 and 0 < self.num_in_flight < self._most
 
     @property
     def nbytes_in_flight(self) -> int:
-        """Bytes that admitted requests are counted for, of all machines that share the count."""
+        """Bytes of admitted requests, over all deployments that share the counter."""
         return self._in_flight.nbytes
 
     def record(self, request_id: int) -> RequestRecord | None:
-        """Return what is kept of a request; None for one unknown or forgotten."""
+        """Return the record of a request; None if it is unknown or was dropped."""
         if (request := self._live.get(request_id)) is not None:
             return request
         if (run := self._direct.get(request_id)) is not None:
             return run.record(self.limits)
-        ended = self._ended.get(request_id)
-        if isinstance(ended, DirectRun):
-            ended = self._ended[request_id] = ended.record(self.limits)
-        return ended
+        record = self._ended.get(request_id)
+        if isinstance(record, DirectRun):
+            record = self._ended[request_id] = record.record(self.limits)
+        return record
 
     def live(self) -> list[RequestRecord]:
-        """Return what is kept of the requests that have not ended."""
+        """Return the records of the live requests."""
         return [*self._live.values(), *(run.record(self.limits) for run in self._direct.values())]
 
     def state(self, request_id: int) -> RequestState | None:
-        """Return a request's state; None for one unknown or forgotten."""
+        """Return the state of a request; None if it is unknown or was dropped."""
         request = self.record(request_id)
         return request.state if request else None
 
     def story(self, request_id: int) -> list[StoryLine]:
-        """Return what happened to a request; empty for one unknown or forgotten."""
+        """Return the history of a request; empty if it is unknown or was dropped."""
         request = self.record(request_id)
         return list(request.story) if request else []
 
@@ -145,19 +146,19 @@ class Requests:
                 self._order[request.id] = request
         if after in ENDED and before not in ENDED:
             request.ended_s = now_s
-            # An error leads to all that its callers had on their stacks: their tensors too.
+            # An error refers to the stack frames of its callers, and thereby to their tensors.
             request.outputs, request.runs, request.error = {}, {}, None
             del self._live[request.id]
             self._order.pop(request.id, None)
             self._ended[request.id] = request
 
     def _forget_ended(self) -> None:
-        """Forget the oldest of the requests that have ended, if they are too many."""
+        """Drop the oldest ended requests beyond the limit."""
         while len(self._ended) > self.limits.remembered:
             self._ended.popitem(last=False)
 
     def _take_due(self, now_s: float) -> list[RequestRecord]:
-        """Return the requests of which something is due, which then is not."""
+        """Remove and return the requests that are due."""
         due: dict[int, RequestRecord] = {}
         while (first := self.due.first()) and first[0] <= now_s:
             self.due.pop()

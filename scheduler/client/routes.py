@@ -1,13 +1,14 @@
-"""Which route an attempt takes: the one that is expected to have it done first. Pure.
+"""Routing: chooses the route on which an attempt is expected to finish first. No I/O.
 
-Each choice raises every live route's credit by its share, and the chosen one pays a whole request.
-A request is expected to be done when what runs on its route is, and its own turn has come by the
-shares. So while little runs, requests are spread as evenly as whole requests can be (of equal
-routes, in turn); and a route on which requests pile up is passed by until it has caught up.
+The policy is weighted fair queueing. Each choice adds to every live route's credit according to
+its share; the chosen route pays one request. A request is expected to finish after the requests
+that run on its route, and not before the route's turn by its share. Under low load, requests are
+therefore spread in proportion to the shares (equal routes take turns). A route on which requests
+accumulate is skipped until it has caught up.
 
-Credits are not raised one by one: they follow from a time that passes with each choice, in which
-each route has its turn. The next route is the first of a heap; as time alone can put one off,
-a place in it that is out of date is too early, and is mended when it comes up.
+Credits are not stored: they follow from a virtual time that advances with each choice. A heap
+yields the next route. Because time can only postpone a route, a stale heap entry is too early; it
+is corrected when it reaches the top.
 """
 
 from __future__ import annotations
@@ -24,71 +25,71 @@ from hetero.scheduler.vocabulary.placement import Route
 class _Way:
     devices: frozenset[str]
     share: float
-    #: How many stages' runs, and outputs of the model, make an answer whole.
+    #: Numbers of stage runs and model outputs that complete an attempt.
     num_stages: int
     num_outputs: int
-    #: When its turn is: what it has earned by its share since, and not been given, is its credit.
+    #: Virtual time of the route's next turn; the credit is the virtual time passed since.
     turn: float
     num_running: int = 0
-    #: Its place in the heap.
+    #: Key of its current heap entry.
     due: float = 0.0
 
     def due_at(self, now: float) -> float:
-        """Return when a request would be done; its credit is one request at most."""
-        # Sums of shares differ by rounding; what is that near is equal.
+        """Return the virtual finish time of a request; the credit is limited to one request."""
+        # Sums of shares differ by rounding errors; times that close count as equal.
         turn = max(self.turn, now - 1 / self.share)
         return round(turn + (1 + self.num_running) / self.share, 9)
 
 
 class Routes:
-    """A deployment's routes: what runs on each, and which devices are away."""
+    """Routes of a deployment: the attempts on each, and the unavailable devices."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        #: By number.
+        #: The routes by number.
         self.ways: list[_Way] = []
-        #: Why a device is away, the first to go first.
+        #: Unavailable devices with the event of the loss, oldest first.
         self._away: dict[str, DeviceLost | DeviceRemoved] = {}
-        #: Devices that are back, and may soon be away again.
+        #: Devices that have returned and may soon fail again.
         self._unsteady: set[str] = set()
-        #: Passes by one request of all live routes together.
+        #: Virtual time: one request over all live routes advances it by one.
         self._now = 0.0
         self.add(routes)
 
     def add(self, routes: Sequence[Route]) -> None:
-        """Add routes, numbered after those that are there."""
+        """Append routes, numbered after the present ones."""
         for route in routes:
             plan = route.plan
-            made = {name for stage in plan.stages for name in stage.outputs}
-            num_outputs = len(made.intersection(plan.output_names)) if route.stages else 0
+            tensor_names = {name for stage in plan.stages for name in stage.outputs}
+            num_outputs = len(tensor_names.intersection(plan.output_names)) if route.stages else 0
             devices, num_stages = frozenset(plan.devices), len(route.stages)
             self.ways.append(_Way(devices, route.share, num_stages, num_outputs, self._now))
         self.count = len(self.ways)
         self.lay_out()
 
     def lose(self, event: DeviceLost | DeviceRemoved) -> None:
-        """Take note that a device is away."""
+        """Mark a device as unavailable."""
         self._away[event.device] = event
         self._unsteady.discard(event.device)
         self.lay_out()
 
     def regain(self, device: str, *, is_steady: bool = True) -> None:
-        """Take note that a device is back; one that is not steady is used where it must be."""
+        """Mark a device as available; an unsteady one is used only if no other route is live."""
         self._away.pop(device, None)
         if not is_steady:
             self._unsteady.add(device)
         self.lay_out()
 
     def trust(self, device: str) -> None:
-        """Take note that a device, if it is back, is steady."""
+        """Mark a device as steady."""
         self._unsteady.discard(device)
         self.lay_out()
 
     def lay_out(self) -> None:
-        """Put the routes that have all their devices in order."""
+        """Rebuild the heap of live routes."""
         away, ways = self._away.keys(), enumerate(self.ways)
         live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
         steady = {n: way for n, way in live.items() if self._unsteady.isdisjoint(way.devices)}
-        #: Those that have them all, by number; where any has steady ones alone, only such.
+        #: Routes whose devices are all available, by number; only steady ones if there are any.
         self.live = steady or live
         self._share = sum(way.share for way in self.live.values())
         self._heap: list[tuple[float, int]] = []
@@ -101,43 +102,43 @@ class Routes:
         heapq.heappush(self._heap, (way.due, number))
 
     def uses(self, route: int, device: str) -> bool:
-        """Whether a route needs a device."""
+        """Return whether a route uses a device."""
         return device in self.ways[route].devices
 
     def begin(self, route: int) -> None:
-        """Count an attempt on a route."""
+        """Add an attempt to a route."""
         self.ways[route].num_running += 1
 
     def end(self, route: int) -> None:
-        """Count it no longer."""
+        """Remove an attempt from a route."""
         self.ways[route].num_running -= 1
         self.advance(route)
 
     def advance(self, route: int) -> None:
-        """Have a route on which an attempt has ended come up sooner, if it is due sooner."""
+        """Move a route forward in the heap, if the end of an attempt makes it due earlier."""
         way = self.ways[route]
         if self.count > 1 and route in self.live and way.due_at(self._now) < way.due:
             self._put(route)
 
     def is_whole(self, route: int, num_runs: int, num_outputs: int) -> bool:
-        """Whether so many stages' runs and outputs are all of an attempt on a route."""
+        """Return whether the numbers of runs and outputs complete an attempt on a route."""
         way = self.ways[route]
         return num_runs >= way.num_stages and num_outputs >= way.num_outputs
 
     def is_any_live(self, but: Collection[int] = ()) -> bool:
-        """Whether a route, none of `but`, has all its devices."""
+        """Return whether any route except `but` is live."""
         return any(number not in but for number in self.live)
 
     def may_come(self, but: Collection[int] = ()) -> bool:
-        """Whether a route, none of `but`, has lost no device for good."""
-        gone = {d for d, event in self._away.items() if isinstance(event, DeviceRemoved)}
+        """Return whether any route except `but` has no permanently removed device."""
+        removed_devices = {d for d, event in self._away.items() if isinstance(event, DeviceRemoved)}
         return any(
-            number not in but and gone.isdisjoint(way.devices)
+            number not in but and removed_devices.isdisjoint(way.devices)
             for number, way in enumerate(self.ways)
         )
 
     def why_away(self) -> DeviceLost | DeviceRemoved | None:
-        """Return why no route is live: for good, if one is; None if one is live."""
+        """Return the event that leaves no live route, preferably a removal; None if one is live."""
         if self.live:
             return None
         needed = {device for way in self.ways for device in way.devices}
@@ -145,36 +146,36 @@ class Routes:
         return next((e for e in causes if isinstance(e, DeviceRemoved)), causes[0])
 
     def choose(self, but: Collection[int] = (), near: frozenset[str] = frozenset()) -> int | None:
-        """Return the live route, none of `but`, to take next; None where there is none.
+        """Choose the next live route except `but`; None if there is none.
 
-        `near`: devices that it is to have, and if it can be no others.
+        `near`: devices that hold inputs; the route should use them, and few others.
         """
         if not self.live or (but and not self.is_any_live(but)):
             return None
         if self.count == 1:
             return 0
         self._now += 1 / self._share
-        chosen = self._nearest(but, near) if near else self._first(but)
-        way = self.ways[chosen]
-        # It pays a request, and owes one at most.
+        number = self._nearest(but, near) if near else self._first(but)
+        way = self.ways[number]
+        # The route pays one request, and its debt is at most one request.
         way.turn = min(max(way.turn + 1 / way.share, self._now), self._now + 1 / way.share)
-        self._put(chosen)
-        return chosen
+        self._put(number)
+        return number
 
     def _first(self, but: Collection[int]) -> int:
-        passed: list[int] = []
+        skipped: list[int] = []
         while True:
             due, number = heapq.heappop(self._heap)
             way = self.ways[number]
             if due != way.due:
-                continue  # it has another place
+                continue  # a newer entry of this route exists
             if number in but:
-                passed.append(number)
+                skipped.append(number)
             elif way.due_at(self._now) > due:
                 self._put(number)
             else:
                 break
-        for other in passed:
+        for other in skipped:
             self._put(other)
         return number
 

@@ -1,4 +1,4 @@
-"""The rows of requests, on axis 0 of each tensor: counted, joined into a batch, split again."""
+"""Rows of batches, on axis 0 of each tensor: counting, joining and splitting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hetero.devices.plugin.program import Value
 
 
 def rows_of(inputs: Mapping[str, Value]) -> tuple[Hashable, int]:
-    """Return what is equal for requests whose rows can be joined, and how many rows each input has.
+    """Return the batching group of inputs, and the number of rows that each input has.
 
-    None, where they differ or one has no rows.
+    Requests of equal groups can be joined. The group is None if the inputs differ in their number
+    of rows, or one has no rows.
     """
     arrays = [v for v in inputs.values() if isinstance(v, np.ndarray) and v.ndim]
     counts = {array.shape[0] for array in arrays}
@@ -25,14 +26,14 @@ def rows_of(inputs: Mapping[str, Value]) -> tuple[Hashable, int]:
 
 
 def join_rows(requests: Sequence[Mapping[str, Value]]) -> Mapping[str, Value]:
-    """Return one request with the rows of all, in order."""
+    """Return the inputs of one request with the rows of all requests, in order."""
     return {name: np.concatenate([request[name] for request in requests]) for name in requests[0]}
 
 
 def split_rows(outputs: Mapping[str, Value], counts: Sequence[int]) -> list[dict[str, Value]]:
-    """Return each request's rows, as read-only views: whoever keeps them copies them.
+    """Return the rows of each request as read-only views; copy them to retain them.
 
-    Raises InferenceError: an output has another number of rows than the requests together.
+    Raises InferenceError: the rows of an output differ in number from those of the requests.
     """
     total = sum(counts)
     for name, value in outputs.items():

@@ -1,4 +1,4 @@
-"""The life of a request at its client: its states, and the table of legal transitions.
+"""Life cycle of a request at its client: the states and the table of legal transitions.
 
 ::
 
@@ -11,8 +11,8 @@
 
     DIRECT ──> RUNNING | CANCELLED
 
-If requests are joined, JOINING comes before RUNNING: there they wait for each other. A request that
-its caller's thread runs is DIRECT; it needs no event until something unusual happens.
+With dynamic batching, requests wait for each other in JOINING before RUNNING. A request that its
+caller's thread runs is DIRECT; it needs no event unless something unusual happens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hetero.scheduler.vocabulary.record import RequestState
 
 
 class InvalidTransitionError(RuntimeError):
-    """An event that cannot be in the request's state: a fault of whoever runs the machine."""
+    """Event that is illegal in the request's state: a bug in the code that drives the machine."""
 
 
 class Transition(NamedTuple):
-    """The machine's method that handles it, and the states that it may lead to."""
+    """Handler of an event: a method of the machine, and the states that may follow."""
 
     handler: str
     to: frozenset[RequestState]
@@ -41,7 +41,7 @@ _Kind = type[ev.ClientEvent]
 ENDED: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.EXPIRED})
 _LIVE: Final = (_S.WAITING, _S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD)
 
-#: Of states and events: the handler, and where it may lead; None: nowhere else.
+#: States, events, handler, and the states that may follow; None stands for no change.
 _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S | None]], ...]] = (
     (
         [_S.NEW],
@@ -77,7 +77,7 @@ _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S |
     (ENDED, [ev.PartArrived, ev.AttemptFailed, ev.CancelAsked], "_drop_late", [None]),
 )
 
-#: Every legal (state, event). An event for all requests passes those by that have no row for it.
+#: Every legal (state, event). An event for all requests skips those in states without an entry.
 TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {
     (state, kind): Transition(handler, frozenset(after or state for after in to))
     for states, kinds, handler, to in _ROWS
