@@ -1,1 +1,1 @@
-"""Plans on the actors of a Ray cluster."""
+"""Executor on a Ray cluster: devices as actors, supervision, node discovery, and pools."""

@@ -1,7 +1,7 @@
-"""The device actor: a device loop inside a Ray actor, and the probe of a node.
+"""Device actor, a device loop inside a Ray actor, and the task that lists a node's devices.
 
-Requests come by the channel, and never through Ray. Compilation and queries come by its group of
-threads `load`, and what must be answered while those take their time by `control`.
+Requests arrive through the channel, never through Ray. Compilation and queries use the concurrency
+group `load`. Calls that must return while a compilation runs use the group `control`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that the stages of a client that is not heard are kept: a link may heal.
+#: Seconds that a device keeps the stages of a silent client: a broken link may recover.
 _LEASE_S: Final = 60.0
-#: Seconds after which nothing more is sent to who is not heard. Which device is lost is for clients
-#: to say, sooner; a client that is only busy must not miss answers.
+#: Seconds of silence after which the device stops sending to a peer. Clients detect lost devices
+#: sooner; this limit is longer because a client that is only busy must not miss results.
 _SILENT_S: Final = 10.0
 CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1, "life": 1}
 
 
 class DeviceActor:
-    """One device.
+    """Ray actor that runs one device.
 
-    `specs`: plugins besides the installed ones, where its own is not of another interpreter.
-    `host`: the node's address where other nodes reach it, or None where there are none.
-    `secret`: what only the cluster's channels know, there.
-    `outlives`: whether it goes on without the client that started it.
+    `specs`: plugins in addition to the installed ones; ignored if the device's own plugin runs in
+        another interpreter.
+    `host`: the node's address for other nodes; None if the cluster has one node.
+    `secret`: the shared secret of the cluster's channels, if there are other nodes.
+    `outlives`: whether the actor outlives the client that started it.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class DeviceActor:
         secret: bytes | None,
         outlives: bool,
     ) -> None:
-        # Ray would end the process once its tasks have: `stay` never does.
+        # Ray's handler waits until all tasks end before the process exits; `stay` never ends.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         own = descriptor.source
         entries = (
@@ -88,62 +89,62 @@ class DeviceActor:
         self._workers.serve(self._channel)
 
     def _end_lease_after(self, client: str, lease_s: float) -> None:
-        """Wait whether a client comes back; one that has ended does not."""
+        """Unload a client's stages after `lease_s`, unless the client returns before."""
         timer = threading.Timer(lease_s, self._end_lease, (client, lease_s))
         timer.daemon = True
         timer.start()
 
     def _end_lease(self, client: str, lease_s: float) -> None:
         if not lease_s and not self._outlives:
-            # Ray would do it, and leave files behind.
+            # Ray would also end the process, but leave files behind.
             self._channel.close()
             os._exit(0)
         silent_s = self._channel.silent_s(client)
-        if silent_s is None or silent_s >= lease_s:  # else it was live, and is suspected once more
+        if silent_s is None or silent_s >= lease_s:  # otherwise it recovered
             self._num_leases_ended += 1
             _log.warning("client %s is gone, and what it had here", client)
             self._loop.client_gone(client)
-            self._channel.unwatch(client)  # which has it forgotten, and its descriptors closed
+            self._channel.unwatch(client)  # also closes its descriptors
             self._workers.run_at_once(self._loop.num_streams)
 
     def _status(self) -> dict[str, float]:
-        """Return the channel's status, which may be asked for early."""
+        """Return the device's status; empty before the device loop exists."""
         if not hasattr(self, "_loop"):
             return {}
         return {**self._loop.status(), "leases_ended": self._num_leases_ended}
 
     @ray.method(concurrency_group="life")
     def stay(self) -> None:
-        """Never return: whoever waits for it hears when the process ends."""
+        """Never return; a caller that waits for the result is notified when the process ends."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="control")
     def leave(self) -> None:
-        """Let go of sockets and shared memory: nothing removes those of a process that is killed.
+        """Close sockets and shared memory, which would remain if Ray killed the process.
 
-        The device is of no use afterwards.
+        The device cannot be used afterwards.
         """
-        self._workers.keep(0)  # a closed channel is not waited for: they would spin
+        self._workers.keep(0)  # workers would spin: a closed channel does not block
         self._channel.close()
 
     @ray.method(concurrency_group="control")
     def address(self) -> str:
-        """Return where the device's channel is reached."""
+        """Return the address of the device's channel."""
         return self._loop.address
 
     @ray.method(concurrency_group="control")
     def ping(self) -> int:
-        """Return the process's id."""
+        """Return the process id."""
         return os.getpid()
 
     @ray.method(concurrency_group="load")
     def query(self, parts: ModelParts, config: Mapping[str, Any]) -> Support:
-        """Ask the plugin which nodes of a model it runs."""
+        """Query the plugin for the nodes of a model that it supports."""
         return self._host.query(_model(parts), config)
 
     @ray.method(concurrency_group="control")
     def get_property(self, name: str) -> Any:
-        """Return a property's value."""
+        """Return the value of a property."""
         return self._host.get_property(name)
 
     @ray.method(concurrency_group="load")
@@ -155,40 +156,42 @@ class DeviceActor:
         payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
         num_threads: int,
-        given: Mapping[str, Any],
+        constant_inputs: Mapping[str, Any],
     ) -> int:
-        """Compile or import a stage, from this node's file if it has one.
+        """Compile or import a stage, from a file of this node if there is one.
 
         See `DeviceHost.load_stage`.
         """
         if isinstance(payload, StoredPayload):
             payload = fetch_payload(payload)
         source = StageSource(_model(parts), payload, config)
-        return self._host.load_stage(deployment, stage, source, num_threads, _fetched(given))
+        return self._host.load_stage(
+            deployment, stage, source, num_threads, _fetched(constant_inputs)
+        )
 
     @ray.method(concurrency_group="load")
     def make(self, deployment: str, stage: int) -> dict[str, Value]:
-        """Return what a stage makes for every request."""
+        """Run a constant stage and return its outputs."""
         return self._host.make(deployment, stage)
 
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
-        """Return the process's id, what it has in hand, and for how many clients."""
+        """Return the process id, the number of clients, and the load of the device."""
         return {"pid": os.getpid(), "clients": self._loop.num_clients, **self._loop.status()}
 
     @ray.method(concurrency_group="control")
     def has_all(self, deployments: Sequence[str]) -> bool:
-        """Return whether deployments have stages here."""
+        """Return whether the device has stages of every listed deployment."""
         return self._host.has_all(deployments)
 
     @ray.method(concurrency_group="control")
     def serve(self, client: str) -> None:
-        """Keep tensors of a client until it is gone."""
+        """Accept resident tensors of a client until the client is gone."""
         self._channel.watch(client, polls=False)
 
     @ray.method(concurrency_group="control")
     def open_stages(self, stages: Sequence[StageOpened]) -> None:
-        """Take tasks of loaded stages; see `DeviceLoop.open_stage`."""
+        """Accept tasks for loaded stages; see `DeviceLoop.open_stage`."""
         for opened in stages:
             self._loop.open_stage(opened)
             self._channel.watch(opened.client, polls=False)
@@ -201,12 +204,12 @@ class DeviceActor:
 
     @ray.method(concurrency_group="load")
     def export(self, deployment: str, stage: int) -> Payload:
-        """Return the device's own form of a stage."""
+        """Return a compiled stage as a payload."""
         return self._host.export(deployment, stage)
 
     @ray.method(concurrency_group="load")
     def unload(self, deployment: str) -> None:
-        """Let go of a deployment's stages."""
+        """Unload the stages of a deployment."""
         self._loop.close_deployment(deployment)
         self._workers.run_at_once(self._loop.num_streams)
 
@@ -216,20 +219,20 @@ def _model(parts: ModelParts) -> Model:
 
 
 def _fetched(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return arrays; those in the object store are mapped, not copied."""
+    """Return weights as arrays; those in the object store are mapped, not copied."""
     names = [name for name, weight in weights.items() if isinstance(weight, ray.ObjectRef)]
     mapped = zip(names, ray.get([weights[name] for name in names]), strict=True)
     return {**weights, **dict(mapped)}
 
 
 def remote_device(**options: Any) -> Any:
-    """Return `DeviceActor` as a Ray actor class that `options` place."""
-    # Ray's stubs do not know of concurrency groups.
+    """Return `DeviceActor` as a Ray actor class with placement `options`."""
+    # Ray's type stubs lack concurrency groups.
     remote: Any = ray.remote
     return remote(concurrency_groups=CONCURRENCY_GROUPS)(DeviceActor).options(
         max_restarts=0,
         max_task_retries=0,
-        # Each call has its story here; to have the cluster keep one as well costs time and memory.
+        # Clients record each call; a second record in the cluster would cost time and memory.
         enable_task_events=False,
         **options,
     )
@@ -238,13 +241,13 @@ def remote_device(**options: Any) -> Any:
 def probe(
     node: str, specs: Sequence[PluginSpec], counts: Mapping[str, int], num_cores: int | None
 ) -> tuple[DeviceDescriptor, ...]:
-    """Return the devices of the node that this runs on; another interpreter's win a name."""
+    """Return the devices of this node; plugins of other interpreters override equal names."""
     here, elsewhere = split_specs(specs)
     try:
         rows = probe_node(node, here, counts, num_cores)
         others = probe_elsewhere(node, elsewhere, counts, num_cores)
-        taken = {row.plugin for row in others}
-        return (*(row for row in rows if row.plugin not in taken), *others)
+        overrides = {row.plugin for row in others}
+        return (*(row for row in rows if row.plugin not in overrides), *others)
     except HeteroError:
         raise
     except Exception as error:

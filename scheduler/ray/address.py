@@ -1,4 +1,4 @@
-"""A cluster's address: which one is meant, and whether a Ray answers there."""
+"""Cluster addresses: resolution, and a check that Ray responds there."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Final
 from hetero.devices.errors import ClusterError
 from hetero.scheduler.ray.private_api import alive_hosts, bootstrap_address
 
-#: What an HTTP/2 client begins with, settings included, and the type of the frame that a server
-#: begins its answer with (RFC 9113, sections 3.4 and 6.5).
+#: The HTTP/2 client preface with its settings, and the type of the server's first frame
+#: (RFC 9113, sections 3.4 and 6.5).
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS: Final = b"\4"
 #: Seconds that the head of a cluster may take to list its nodes.
 _NODES_S: Final = 4.0
-#: Errors that say nothing of whom a connection was to lead to.
+#: Errors of this process, which carry no information about the peer of a connection.
 _OURS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def find_address(address: str) -> str:
-    """Return ``host:port`` of the cluster that is meant; ``auto`` is the one on this machine.
+    """Resolve a cluster address to ``host:port``; ``auto`` is the cluster on this machine.
 
-    Raises ClusterError: it is no such address, or no Ray runs on this machine.
+    Raises ClusterError: the address is not valid, or no Ray runs on this machine.
     """
     if address == "auto":
         try:
@@ -43,7 +43,7 @@ def find_address(address: str) -> str:
             address=address,
         )
     _, separator, port = address.rpartition(":")
-    # The system's resolver takes larger numbers for ports, and drops what is too much.
+    # The system's resolver accepts larger port numbers and truncates them.
     if not separator or not port.isdigit() or int(port) > 65535:
         raise ClusterError(
             f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379. "
@@ -54,12 +54,12 @@ def find_address(address: str) -> str:
 
 
 def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:
-    """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute.
+    """Check that a gRPC server responds at an address; Ray itself would retry for a minute.
 
-    `host_timeout_s`: how long its host may take to let anybody in; one that is busy, or whose Ray
-        is stopped, does so at once.
-    Raises OSError: a ConnectionError if nobody was let in, one that `is_of_this_process` if it
-        cannot ask.
+    `host_timeout_s`: limit for the connection to the host. The kernel accepts connections at once,
+        even if the host is busy or Ray is stopped.
+    Raises OSError: a ConnectionError if no connection was accepted; an error for which
+        `is_of_this_process` is true if this process cannot open a connection.
     """
     host, _, port = address.rpartition(":")
     with _connected(host.strip("[]"), int(port), host_timeout_s) as connection:
@@ -71,7 +71,7 @@ def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:
 
 
 def check_reachable(address: str, timeout_s: float) -> None:
-    """Raise ClusterError, caused by what `reach` raises, if nothing answers at an address."""
+    """Raise ClusterError, caused by the error of `reach`, if no Ray responds at an address."""
     try:
         reach(address, timeout_s, timeout_s)
     except OSError as error:
@@ -92,14 +92,14 @@ def check_reachable(address: str, timeout_s: float) -> None:
 
 
 def is_of_this_process(error: OSError) -> bool:
-    """Return whether an error of `reach` says nothing of the cluster."""
+    """Return whether an error of `reach` comes from this process and not from the cluster."""
     return error.errno in _OURS
 
 
 def check_is_node(address: str) -> None:
-    """Find out soon that this machine is no node of a cluster: Ray looks for a minute.
+    """Check that this machine is a node of a cluster; Ray itself would search for a minute.
 
-    Raises ClusterError.
+    Raises ClusterError: this machine is not a node.
     """
     hosts = alive_hosts(address, _NODES_S)
     if hosts and not any(map(_is_here, hosts)):
@@ -112,7 +112,7 @@ def check_is_node(address: str) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine's own."""
+    """Whether an address belongs to this machine."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

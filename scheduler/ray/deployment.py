@@ -1,4 +1,4 @@
-"""A plan on device actors: requests go by the channel, the rest through Ray."""
+"""Deployment on device actors; requests use the channel, all other calls use Ray."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.placement import Placement, Route
 from hetero.scheduler.vocabulary.plan import Stage
 
-#: Seconds that devices may take to let go of stages.
+#: Time limit for devices to unload stages, in seconds.
 _UNLOAD_S: Final = 15.0
-#: Seconds that devices may take to hear where another one is now.
+#: Time limit for devices to receive the new address of another device, in seconds.
 _OPEN_S: Final = 30.0
 
 
 class RayDeployment(Deployment):
-    """A placement on actors.
+    """Placement whose stages run on Ray actors.
 
-    `devices`: the placement's devices by the names that it uses.
-    `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
-    `ask`: returns what an actor's method answers: device, method's name, arguments.
+    `devices`: the placement's devices, by the names in the placement.
+    `sources`, `num_threads`: the inputs for loading stages, also after a device returns.
+    `ask`: calls an actor's method and returns its result; takes device, method name, arguments.
     `remake`, `stateful`: see `hetero.scheduler.executor.Executor.deploy`.
     """
 
@@ -66,12 +66,12 @@ class RayDeployment(Deployment):
         self.num_threads = dict(num_threads)
         self.remake = remake
         self.stateful = stateful
-        #: Devices that are gone for good.
-        self.gone: set[str] = set()
-        #: Devices that are lost now, those included; and that have not heard where others are.
-        self.away: set[str] = set()
-        self.stale: set[str] = set()
-        #: Held as a device's fate is told: what is told last is what it is.
+        #: Devices that were removed.
+        self.removed_devices: set[str] = set()
+        #: Devices that are lost now, including removed ones; devices with outdated peer addresses.
+        self.lost_devices: set[str] = set()
+        self.outdated_devices: set[str] = set()
+        #: Serializes device events, so that the last event determines the state of a device.
         self._telling = threading.RLock()
         self._num_streams: dict[int, int] = {}
         self._reception = reception
@@ -86,58 +86,60 @@ class RayDeployment(Deployment):
             connect=connect,
             addresses={name: device.address for name, device in devices.items()},
             clock_offset_s=clock_offset_s,
-            # Other numbers would be drawn than those that were answered.
+            # Rerun stages would draw other random numbers than those in earlier results.
             restores=not any(route.plan.draws for route in placement.routes),
         )
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Those without devices that are gone for good; all where there is none."""
+        """The routes without removed devices; all routes if there is no such route."""
         return self._whole_routes or self.placement.routes
 
     @property
     def has_route(self) -> bool:
-        """Whether there is one without devices that are gone for good."""
+        """Whether a route without removed devices exists."""
         return bool(self._whole_routes)
 
     @property
     def is_stranded(self) -> bool:
-        """Whether each route has a device that is lost now."""
-        return not any(self.away.isdisjoint(r.plan.devices) for r in self.placement.routes)
+        """Whether every route contains a device that is lost now."""
+        return not any(self.lost_devices.isdisjoint(r.plan.devices) for r in self.placement.routes)
 
     @property
     def _whole_routes(self) -> tuple[Route, ...]:
         routes = self.placement.routes
-        return tuple(r for r in routes if self.gone.isdisjoint(r.plan.devices))
+        return tuple(r for r in routes if self.removed_devices.isdisjoint(r.plan.devices))
 
     def is_loaded_on(self, device: ActorDevice) -> bool:
-        """Whether what a device is to have of this deployment, if anything, is in its process."""
-        name = device.descriptor.name  # it is among the devices before it has its stages again
+        """Whether the process of a device has loaded its stages of this deployment, if any."""
+        name = device.descriptor.name  # a restarted device is in `devices` before it has stages
         return name not in self.devices or self._addresses[name] == device.address
 
     def add(
-        self, made: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]
+        self, replanned: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]
     ) -> tuple[tuple[Stage, ...], tuple[Route, ...]]:
-        """Add a placement; return what is new of its stages, and its routes."""
+        """Add a placement; return its new stages and its routes."""
         addresses = {name: device.address for name, device in devices.items()}
         stages, routes = len(self.placement.stages), len(self.placement.routes)
-        known = {replace(stage, index=0) for stage in self.placement.stages}
-        sources = zip(made.placement.stages, made.sources, strict=True)
-        whole = self.extend(made.placement, made.constants, addresses)
-        self.sources += tuple(s for stage, s in sources if replace(stage, index=0) not in known)
+        present_stages = {replace(stage, index=0) for stage in self.placement.stages}
+        sources = zip(replanned.placement.stages, replanned.sources, strict=True)
+        whole = self.extend(replanned.placement, replanned.constants, addresses)
+        self.sources += tuple(
+            s for stage, s in sources if replace(stage, index=0) not in present_stages
+        )
         self.num_threads |= num_threads
         self.devices = {**self.devices, **devices}
         return whole.stages[stages:], whole.routes[routes:]
 
     def take_back(self, placement: Placement, sources: Sequence[StageSource]) -> None:
-        """Forget what was added to a placement, as it could not be loaded."""
+        """Restore an earlier placement after the stages of an added one failed to load."""
         self.take(placement)
         self.sources = tuple(sources)
-        # Nobody keeps a device that only it used: if that is lost, no stage could be opened.
+        # No supervisor watches devices of the added placement only; if one is lost, opening fails.
         self.devices = {n: d for n, d in self.devices.items() if n in placement.devices}
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
-        """Send the inputs to the stages that take them, and have the answer received."""
+        """Send the inputs to the stages that read them, and start receiving the result."""
         super().start(request, inputs)
         if self._may_help(request):
             self._reception.receive_until(partial(self._runner.has_ended, request))
@@ -145,99 +147,101 @@ class RayDeployment(Deployment):
             self._reception.expect()
 
     def drop(self, request: Request) -> None:
-        """Tell every device that nobody waits for the attempt."""
+        """Cancel the attempt on every device."""
         super().drop(request)
         self._reception.look()
 
     def open(self, num_streams: Mapping[int, int], devices: Iterable[str]) -> None:
-        """Have devices take tasks of their stages, `num_streams` of those that were loaded."""
+        """Make devices accept tasks for loaded stages; `num_streams`: stage -> parallel runs."""
         self._num_streams.update(num_streams)
         for name in devices:
             self.open_on(name)
 
     def use(self, name: str, device: ActorDevice, num_streams: Mapping[int, int]) -> None:
-        """Send to a device's new actor from now on; it has its stages."""
+        """Use the new actor of a device, which has loaded its stages, from now on."""
         self._num_streams.update(num_streams)
         self.devices[name] = device
         self.move(name, device.address)
         self.open_on(name)
         others = {o: d for o, d in self.devices.items() if o != name}
         with self._telling:
-            unheard = others.keys() & (self.away | self.gone)
-            self.stale |= unheard
-        told = [
+            unreachable = others.keys() & (self.lost_devices | self.removed_devices)
+            self.outdated_devices |= unreachable
+        refs = [
             device.actor.open_stages.remote(self._opened_on(other))
             for other, device in others.items()
-            if other not in unheard
+            if other not in unreachable
         ]
-        if told:
-            self._session.wait(told, _OPEN_S)
-        self.gone.discard(name)  # last: one that could not be opened is looked for again
+        if refs:
+            self._session.wait(refs, _OPEN_S)
+        self.removed_devices.discard(name)  # last: if opening fails, the supervisor retries
 
     def open_on(self, name: str) -> None:
-        """Tell a device where those are that its stages send to."""
-        self.stale.discard(name)  # first: others that move meanwhile say so again
+        """Send a device the addresses of the devices that its stages send to."""
+        self.outdated_devices.discard(
+            name
+        )  # first: a device that moves meanwhile adds the name again
         try:
             self._ask(self.devices[name], "open_stages", self._opened_on(name))
         except BaseException:
-            self.stale.add(name)
+            self.outdated_devices.add(name)
             raise
 
     def _opened_on(self, name: str) -> list[events.StageOpened]:
-        """Return what a device is to know of its stages."""
+        """Return the messages that open the stages of a device."""
         stages = [stage.index for stage in self.placement.on.get(name, ())]
         return [self.opened(i, self._num_streams[i]) for i in stages if i in self._num_streams]
 
     def tell(self, event: events.ClientEvent) -> None:
-        """Hand in what became of a device."""
+        """Apply an event of a device."""
         with self._telling:
             if isinstance(event, events.DeviceLost | events.DeviceRemoved):
-                self.away.add(event.device)
+                self.lost_devices.add(event.device)
             elif isinstance(event, events.DeviceReturned):
-                self.away.discard(event.device)
-                self.gone.discard(event.device)
+                self.lost_devices.discard(event.device)
+                self.removed_devices.discard(event.device)
             self._runner.handle(event)
 
-    def welcome(self, back: events.DeviceReturned) -> bool:
-        """Hand in that a device is back, unless it has yet to hear where others are."""
+    def welcome(self, event: events.DeviceReturned) -> bool:
+        """Apply the return of a device, unless it still has outdated peer addresses."""
         with self._telling:
-            if back.device in self.stale:
+            if event.device in self.outdated_devices:
                 return False
-            self.tell(back)
+            self.tell(event)
             return True
 
-    def give_up(self, gone: events.DeviceRemoved) -> None:
-        """Hand in that a device is gone for good, unless it came back meanwhile."""
+    def give_up(self, removal: events.DeviceRemoved) -> None:
+        """Apply the removal of a device, unless it has returned."""
         with self._telling:
-            if gone.device in self.gone:
-                self.tell(gone)
+            if removal.device in self.removed_devices:
+                self.tell(removal)
 
     def cluster_lost(self, error: ClusterError) -> None:
-        """Fail every request, those to come included: nothing is left."""
+        """Fail all present and future requests."""
         self._runner.handle(events.ClusterLost(self._runner.now_s(), error))
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
-        """Return a stage's runtime model."""
+        """Return the runtime model of a stage."""
         device = self.device_of(stage)
         nodes: tuple[ExecutedNode, ...] = self._ask(device, "executed_nodes", self.key, stage)
         return nodes
 
     def export(self, stage: int) -> Payload:
-        """Return a stage's device's own form of it."""
+        """Return a compiled stage as a payload of its device."""
         payload: Payload = self._ask(self.device_of(stage), "export", self.key, stage)
         return payload
 
     def make(self, stage: int) -> dict[str, Value]:
-        """Return what a loaded stage makes of what was given with it."""
-        made: dict[str, Value] = self._ask(self.device_of(stage), "make", self.key, stage)
-        return made
+        """Run a constant stage and return its outputs."""
+        outputs: dict[str, Value] = self._ask(self.device_of(stage), "make", self.key, stage)
+        return outputs
 
     def device_of(self, stage: int) -> ActorDevice:
-        """Return the device that a stage is on."""
+        """Return the device of a stage."""
         return self.devices[self.placement.stages[stage].device]
 
     def _unload(self) -> None:
         if self._session.is_ours:
             refs = [device.actor.unload.remote(self.key) for device in self.devices.values()]
-            with contextlib.suppress(ClusterError):  # what is gone has let go
+            with contextlib.suppress(ClusterError):  # a lost device has nothing to unload
                 self._session.wait(refs, _UNLOAD_S)

@@ -1,4 +1,4 @@
-"""The devices of a Ray cluster: an actor for each that is used."""
+"""Devices of a Ray cluster; each device in use has one actor."""
 
 from __future__ import annotations
 
@@ -24,36 +24,37 @@ from hetero.scheduler.ray.survey import NodeSurvey, Rows, first_line
 from hetero.scheduler.vocabulary.names import resolve_name
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
-#: Seconds between two looks at the node of a device that is to answer.
+#: Seconds between two checks of a node while waiting for a result from its device.
 _WAIT_S: Final = 1.0
-#: What a terminal takes for colours.
+#: Escape sequences for terminal colours.
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(slots=True)
 class ActorDevice:
-    """A device, its node's Ray id, and its actor."""
+    """Handle of a device: descriptor, Ray id of its node, and actor."""
 
     descriptor: DeviceDescriptor
     node_id: str
     actor: Any
-    #: Where its channel is reached, once somebody has asked.
+    #: Address of its channel, once it has been queried.
     address: str = ""
 
     @property
     def actor_id(self) -> str:
-        """The actor's id, as Ray's errors give it."""
-        found: str = self.actor._actor_id.hex()
-        return found
+        """The actor's id, as in Ray's error messages."""
+        actor_id: str = self.actor._actor_id.hex()
+        return actor_id
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTable:
-    """What a pool's keeper says.
+    """Device table of a pool, published by the pool supervisor.
 
-    `address`, `version`: where its beats come from, and what they say till there is another table.
-    `rows`: by the devices' names, with their nodes' ids.
-    `started`: the devices that live, by name.
+    `address`: the supervisor's address, which sends its heartbeats.
+    `version`: the version of this table; heartbeats contain it until the table changes.
+    `rows`: device name -> descriptor and node id.
+    `started`: the running devices, by name.
     """
 
     address: str
@@ -64,12 +65,13 @@ class PoolTable:
 
 
 class RayDevices:
-    """The devices that the nodes list, and the actors of those that are used.
+    """Device table of the cluster, and the actors of the devices in use.
 
-    `ended`: is given a device whose actor has ended, and Ray's reason, in a thread of Ray's that
-        must not be kept.
-    `pool`: the cluster's, whose devices are used rather than devices of our own.
-    `keeper`: the actor of the pool's keeper, for its clients: it asks nodes, and starts devices.
+    `ended`: called with a device whose actor has ended and with Ray's error, in a thread of Ray
+        that must not block.
+    `pool`: the cluster's pool; its devices are used instead of new ones.
+    `keeper`: for clients of a pool, the actor of the pool supervisor, which queries nodes and
+        starts devices.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class RayDevices:
     ) -> None:
         self._session = session
         self._keeper = keeper
-        #: What the pool's keeper has said last.
+        #: The last table from the pool supervisor.
         self.pool_table: PoolTable | None = None
         self._ended = ended
         self._load_timeout_s = load_timeout_s
@@ -93,45 +95,46 @@ class RayDevices:
         if pool is not None:
             specs, counts = pool.plugins, pool.devices
         self.survey = NodeSurvey(session, specs, counts, probe_timeout_s)
-        #: What the network's channels have to know; of no use on one machine.
+        #: Shared secret of the network channels; not needed on one machine.
         self.secret = None if session.is_local else cluster_secret()
-        #: Actors that are gone, by id.
+        #: Ids of actors that ended.
         self._forgotten: set[str] = set()
-        #: By name.
+        #: Devices in use, by name.
         self._actors: dict[str, ActorDevice] = {}
         self._closed = False
-        #: Guards the table; never held while somebody is waited for.
+        #: Guards the table; never held during a blocking call.
         self._lock = threading.Lock()
 
     def descriptors(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
-        """Return every device of the nodes that are alive, asking those that are new.
+        """Return every device of the live nodes; query nodes that are new.
 
-        `wait`: for their answers; without it, they are left out until they have come.
+        `wait`: whether to wait for new nodes; otherwise their devices are omitted until the nodes
+            have responded.
         """
         self._refresh(wait=wait)
         return tuple(descriptor for descriptor, _ in self.survey.rows.values())
 
     def there(self) -> set[str]:
-        """Return the devices whose nodes are alive; of a pool, those that its keeper has started.
+        """Return the devices of live nodes; of a pool, the devices that its supervisor started.
 
-        Does not wait for nodes that are new.
+        Does not wait for new nodes.
         """
         if self.pool_table is not None:
             return set(self.pool_table.started)
         return {row.name for row in self.descriptors(wait=False)}
 
     def device(self, name: str, *, wait: bool = True) -> ActorDevice:
-        """Return a device with its actor, which is started if there is none.
+        """Return a device; start its actor if it has none.
 
-        `wait`: where no node that has answered has it, for those that are new.
-        Raises UnknownDeviceError: no such device, or its node has left.
+        `wait`: whether to wait for new nodes if no other node lists the device.
+        Raises UnknownDeviceError: the device does not exist, or its node has left.
         Raises DeviceError: its plugin is broken.
         """
         self._session.check()
         with self._lock:
-            known = self._actors.get(name)
-        if known is not None:
-            return known
+            device = self._actors.get(name)
+        if device is not None:
+            return device
         self._refresh(wait=False)
         if wait and name not in self.survey.rows:
             self._refresh(wait=True)
@@ -140,8 +143,8 @@ class RayDevices:
             if self._closed:
                 raise ClusterError("the executor is closed; make a new one.")
             descriptor, node_id = rows[resolve_name(name, rows)]
-            found = self._actors.get(usable(descriptor).name)
-            if found is None and self._keeper is None:
+            device = self._actors.get(usable(descriptor).name)
+            if device is None and self._keeper is None:
                 node = nodes[node_id]
                 host = None if self._session.is_local else node.address.rpartition(":")[0]
                 shared = self._pool.options(descriptor.name) if self._pool else {}
@@ -149,25 +152,25 @@ class RayDevices:
                 actor = remote_device(**options).remote(
                     descriptor, self.survey.specs, host, self.secret, self._pool is not None
                 )
-                found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
-                self.watch(found)
-        return found or self._of_pool(descriptor.name)
+                device = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
+                self.watch(device)
+        return device or self._of_pool(descriptor.name)
 
     def _of_pool(self, name: str) -> ActorDevice:
-        """Return a device of the pool, which its keeper starts if it does not live."""
-        found = self.pool_table.started.get(name) if self.pool_table else None
-        if found is None or found.actor_id in self._forgotten:
-            found = self.ask_keeper("start", [name]).started[name]
+        """Return a device of the pool; its supervisor starts the device if it is not running."""
+        device = self.pool_table.started.get(name) if self.pool_table else None
+        if device is None or device.actor_id in self._forgotten:
+            device = self.ask_keeper("start", [name]).started[name]
         with self._lock:
             if name not in self._actors:
-                self._actors[name] = found
-                self.watch(found)
+                self._actors[name] = device
+                self.watch(device)
             return self._actors[name]
 
     def ask_keeper(self, method: str, *arguments: Any) -> PoolTable:
-        """Take in what the pool's keeper says now.
+        """Call a method of the pool supervisor, and store the table that it returns.
 
-        Raises HeteroError: what it raised; ClusterError: it says nothing, or is gone.
+        Raises HeteroError: the supervisor's own error; ClusterError: no response, or it has ended.
         """
         ref = getattr(self._keeper, method).remote(*arguments)
         if not self._session.wait([ref], self._load_timeout_s):
@@ -187,7 +190,7 @@ class RayDevices:
         return table
 
     def watch(self, device: ActorDevice) -> None:
-        """Have `ended` hear of the end of a device's actor."""
+        """Call `ended` when the actor of a device ends."""
 
         def end(answer: Future[Any]) -> None:
             error = answer.exception()
@@ -197,16 +200,16 @@ class RayDevices:
         device.actor.stay.remote().future().add_done_callback(end)
 
     def forget(self, actor_id: str) -> None:
-        """Let go of an actor that is gone; who asks for its device next gets a new one."""
+        """Remove an actor that has ended; the next use of its device starts a new one."""
         with self._lock:
             self._forgotten.add(actor_id)
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
                 self.survey.doubt(self._actors.pop(name).node_id)
 
     def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, ActorDevice]:
-        """Return devices by name, once each has said where its channel is reached.
+        """Return devices by name, with the addresses of their channels.
 
-        Raises as `device` and `fetch` do.
+        Raises the errors of `device` and `fetch`.
         """
         devices = {name: self.device(name, wait=wait) for name in names}
         refs = [(d, d.actor.address.remote()) for d in devices.values() if not d.address]
@@ -215,10 +218,11 @@ class RayDevices:
         return devices
 
     def fetch(self, device: ActorDevice, ref: Any) -> Any:
-        """Return what a device's actor answered.
+        """Wait for the result of a call to a device's actor.
 
-        Raises HeteroError: what it raised; DeviceLostError if it or its node is gone, ClusterError
-            if it says nothing, or the cluster is gone.
+        Raises HeteroError: the actor's own error.
+        Raises DeviceLostError: the actor or its node is gone.
+        Raises ClusterError: the actor does not respond, or the cluster is gone.
         """
         descriptor = device.descriptor
         where = f"device {descriptor.name} on node {descriptor.node}"
@@ -246,7 +250,7 @@ class RayDevices:
             raise _lost(descriptor, why_lost(error)) from error
 
     def close(self) -> None:
-        """Stop every actor, but for a pool's."""
+        """Stop every actor, except those of a pool."""
         with self._lock:
             self._closed = True
             actors, self._actors = list(self._actors.values()), {}
@@ -254,11 +258,11 @@ class RayDevices:
             end_devices([device.actor for device in actors])
 
     def is_reached(self, device: ActorDevice) -> bool | None:
-        """Whether a device's node lets somebody in, asked anew; None if it has left the cluster."""
+        """Whether a device's node accepts connections now; None if it has left the cluster."""
         return self.survey.is_reached(device.node_id, anew=self._keeper is None)
 
     def _refresh(self, *, wait: bool) -> None:
-        """Bring the table up to date; `wait`: for what nodes that are new have to say."""
+        """Update the table; `wait`: whether to wait for new nodes."""
         if self._keeper is not None:
             if wait or not self.survey.rows:
                 self.ask_keeper("table", wait)
@@ -272,7 +276,7 @@ class RayDevices:
 
 
 def answer(ref: Any, where: str, **data: Any) -> Any:
-    """Return what an actor answered; HeteroError if it raised."""
+    """Return the result of an actor's method; raise HeteroError if the method failed."""
     try:
         return ray.get(ref)
     except exceptions.RayTaskError as error:
@@ -293,13 +297,13 @@ def _lost(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:
 
 
 def why_lost(error: BaseException) -> str:
-    """Return in a few words what Ray tells of an actor that is gone or out of reach."""
+    """Summarize Ray's error for an actor that ended or cannot be reached."""
     text = _COLOURS.sub("", str(error))
     if isinstance(error, exceptions.ActorUnavailableError):
         return "the connection to it was lost"
-    if found := re.search(r"The actor is dead because (.+?)\.?(?: Worker exit|\n|$)", text):
+    if match := re.search(r"The actor is dead because (.+?)\.?(?: Worker exit|\n|$)", text):
         process = re.search(r"pid: (\d+)", text)
         is_oom = "OOM" in text.split("Some common causes")[0]
         memory = ", killed for want of memory" if is_oom else ""
-        return found[1] + memory + (f" (pid {process[1]})" if process else "")
+        return match[1] + memory + (f" (pid {process[1]})" if process else "")
     return first_line(text) or type(error).__name__

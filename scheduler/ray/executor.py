@@ -1,4 +1,4 @@
-"""The Ray executor: finds the cluster's devices, and runs plans on one actor for each of them."""
+"""Ray executor: lists the devices of a cluster, and runs plans on one actor per device."""
 
 from __future__ import annotations
 
@@ -48,37 +48,40 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which it is looked again for what is waited for.
+#: Seconds between two attempts to replan a deployment.
 _LOOK_S: Final = 0.5
-#: Seconds that requests wait for a device whose node has left where there is no other way.
+#: Seconds that requests wait for a device whose node has left, if there is no other route.
 AWAITED_S: Final = 60.0
-#: Numbers of this process's deployments: its executors may share devices.
+#: Numbers deployments across the executors of this process, which may share devices.
 _keys: Final = itertools.count(1)
 
 
 def _key(what: str) -> str:
-    """Return a key that no other client knows, and so cannot use."""
+    """Return a unique key that other clients cannot guess."""
     job = ray.get_runtime_context().get_job_id()
     return f"{what}-{job}-{next(_keys)}-{secrets.token_hex(8)}"
 
 
 class RayExecutor:
-    """Devices of a Ray cluster.
+    """Executor on the devices of a Ray cluster.
 
     `address`: a running cluster's ``host:port``; without one a local Ray is started, and stopped by
         `close`. A Ray that this process is in already is used, and left running.
-    `devices`: plugin -> how many logical devices each node offers; before that the node's own
-        labels ``hetero/PLUGIN=COUNT``, and before those one for each of the plugin's ids.
-    `plugins`: plugins besides the installed ones: ``module:attr`` that every node can import, or
-        classes, which are sent along; ``PLUGIN@PYTHON`` where an interpreter of its own runs them.
-    `ray_options`: more of `ray.init`'s arguments for a local Ray.
-    `observers`: who is told of each request that ends; its owner may add and remove.
-    `probe_timeout_s`, `load_timeout_s`: seconds that a node may take to list its devices, and a
-        device to compile its stages.
-    `device_timeout_s`: seconds of silence after which a device is lost: what it had is sent again
-        elsewhere, or to itself once it is heard; after as many more its process is started anew.
-    `keeps_pool`: whether it is that of a pool's keeper: see `hetero.scheduler.ray.pool_keeper`.
-    Raises ClusterError: Ray could not start, or nothing answers at `address`.
+    `devices`: plugin -> number of logical devices per node. Defaults to the node's labels
+        ``hetero/PLUGIN=COUNT``, and without labels to one device for each id of the plugin.
+    `plugins`: plugins in addition to the installed ones: ``module:attr`` that every node can
+        import, classes, which are sent to the nodes, or ``PLUGIN@PYTHON`` for plugins that run in
+        their own interpreter.
+    `ray_options`: additional arguments of `ray.init` for a local Ray.
+    `observers`: notified of each request that ends; the caller may add and remove observers.
+    `probe_timeout_s`, `load_timeout_s`: time limits for a node to list its devices, and for a
+        device to compile its stages, in seconds.
+    `device_timeout_s`: seconds of silence after which a device is lost. The client then resends
+        its requests to another device, or to the same device if that responds again. After twice
+        this time the supervisor restarts the device's process.
+    `keeps_pool`: whether a pool supervisor owns this executor; see
+        `hetero.scheduler.ray.pool_keeper`.
+    Raises ClusterError: Ray could not start, or no Ray responds at `address`.
     """
 
     def __init__(
@@ -135,11 +138,11 @@ class RayExecutor:
                 keeps=not is_client,
             )
             self._lock = threading.Lock()
-            #: One deployment is placed anew at a time.
+            #: Serializes replanning.
             self._remaking = threading.Lock()
             self._home = HomeProcess()
             self._closed = False
-            host: str | None = None  # no other nodes reach it
+            host: str | None = None  # a local Ray has no other nodes
             if not self._session.is_local:
                 host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray's gap
             self._channel = DirectChannel(
@@ -170,50 +173,51 @@ class RayExecutor:
             undo.pop_all()
 
     def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
-        """Return every device of the cluster, and every plugin that is broken."""
+        """Return every device of the cluster, and every broken plugin with its error."""
         return self._devices.descriptors(wait=wait)
 
     def start(self, devices: Collection[str]) -> None:
-        """Start devices side by side; see `hetero.scheduler.executor.Executor.start`."""
+        """Start devices in parallel; see `hetero.scheduler.executor.Executor.start`."""
         for name in devices:
             self._devices.device(name)
 
     def keep(self, devices: Collection[str]) -> None:
-        """Start a pool's devices, wait for them, and keep them."""
+        """Start devices of a pool, wait for them, and supervise them."""
         for device in self._devices.reached(list(devices)).values():
             self._keeper.watch(device)
 
     def pool_table(self, *, wait: bool) -> PoolTable:
-        """Return what a pool's keeper says; `wait`: for what nodes that are new have to say."""
-        version, live = self._keeper.num_changes, self._keeper.live  # in that order
+        """Return the device table of the pool; `wait`: whether to wait for new nodes."""
+        # The version is read first: a later change is then published under a new version.
+        version, live = self._keeper.num_changes, self._keeper.live
         self.devices(wait=wait)
-        survey, started = self._devices.survey, {it.descriptor.name: it for it in live}
-        return PoolTable(self._channel.address, version, survey.nodes, survey.rows, started)
+        survey, running = self._devices.survey, {it.descriptor.name: it for it in live}
+        return PoolTable(self._channel.address, version, survey.nodes, survey.rows, running)
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
-        """Ask a device which nodes of `model` it runs."""
-        found = self._devices.device(device)
-        support: Support = self._ask(found, "query", self._loader.pack(model), dict(config or {}))
+        """Query a device for the nodes of `model` that it supports."""
+        handle = self._devices.device(device)
+        support: Support = self._ask(handle, "query", self._loader.pack(model), dict(config or {}))
         return support
 
     def get_property(self, device: str, name: str) -> Any:
-        """Return a property's value on a device."""
+        """Return the value of a device's property."""
         return self._ask(self._devices.device(device), "get_property", name)
 
     def create_context(self, device: str) -> RemoteContext:
-        """Return a device's memory; see `hetero.scheduler.executor.Executor.create_context`."""
+        """Create a remote context; see `hetero.scheduler.executor.Executor.create_context`."""
         name = self._devices.device(device).descriptor.name
 
         def address(again: bool = True) -> str:
             try:
-                found = self._devices.reached([name])[name]
-                self._ask(found, "serve", self._channel.address)
-            except DeviceLostError:  # its process had ended: now it has another
+                handle = self._devices.reached([name])[name]
+                self._ask(handle, "serve", self._channel.address)
+            except DeviceLostError:  # the process had ended; retry with its successor
                 if not again:
                     raise
                 return address(again=False)
-            self._keeper.watch(found)
-            return found.address
+            self._keeper.watch(handle)
+            return handle.address
 
         address()
         return self._deployments.memory.context(name, address)
@@ -229,7 +233,7 @@ class RayExecutor:
         remake: Remake | None = None,
         stateful: bool = False,
     ) -> RayDeployment:
-        """Compile every stage on its device, all at once; see `Executor.deploy`."""
+        """Compile all stages on their devices in parallel; see `Executor.deploy`."""
         placement = alone(plan)
         check_sources(placement, sources)
         key = _key("deployment")
@@ -260,50 +264,58 @@ class RayExecutor:
             self._keeper.watch(device)
         return deployment
 
-    def _do_without(self, deployment: RayDeployment, gone: DeviceRemoved) -> None:
-        """Have a deployment do without a device, placed anew if that takes it; returns at once."""
-        if gone.device in deployment.gone:
+    def _do_without(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
+        """Exclude a device from a deployment; replan in the background if no route remains."""
+        if removal.device in deployment.removed_devices:
             return
-        deployment.gone.add(gone.device)
+        deployment.removed_devices.add(removal.device)
         if deployment.has_route or deployment.remake is None:
-            deployment.tell(gone)
+            deployment.tell(removal)
             return
-        deployment.tell(DeviceLost(gone.now_s, gone.device, gone.node, gone.cause))
-        self._clock.spawn(partial(self._remake, deployment, gone), f"{deployment.key}-remake")
+        deployment.tell(DeviceLost(removal.now_s, removal.device, removal.node, removal.cause))
+        self._clock.spawn(partial(self._remake, deployment, removal), f"{deployment.key}-remake")
 
-    def _remake(self, deployment: RayDeployment, gone: DeviceRemoved) -> None:
-        """Place a deployment anew, or wait for a while till the device, or another, is there."""
+    def _remake(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
+        """Replan a deployment; retry for `AWAITED_S` in case a device returns or joins."""
         until_s = time.monotonic() + AWAITED_S
-        tried: set[str] | None = None
-        told = gone
-        while gone.device in deployment.gone and not (self._closed or self._session.is_left):
+        attempted_devices: set[str] | None = None
+        reported = removal
+        while removal.device in deployment.removed_devices and not (
+            self._closed or self._session.is_left
+        ):
             try:
                 listed = {row.name for row in self.devices(wait=False)}
                 with self._remaking:
-                    if not deployment.has_route and deployment.remake and listed != tried:
-                        tried = listed
-                        self._add(deployment, deployment.remake(frozenset(deployment.gone)))
-            except Exception as error:  # whatever it is, the deployment is looked after
-                cause = f"{gone.cause.rstrip('.')}; without it: {error}"
-                if cause != told.cause:
+                    if (
+                        not deployment.has_route
+                        and deployment.remake
+                        and listed != attempted_devices
+                    ):
+                        attempted_devices = listed
+                        self._add(
+                            deployment, deployment.remake(frozenset(deployment.removed_devices))
+                        )
+            except Exception as error:  # any failure is retried until the deadline
+                cause = f"{removal.cause.rstrip('.')}; without it: {error}"
+                if cause != reported.cause:
                     _log.warning(
                         "%s cannot do without %s: %s",
                         deployment.key,
-                        gone.device,
+                        removal.device,
                         error,
                         exc_info=not isinstance(error, HeteroError),
                     )
-                if isinstance(error, DeviceLostError):  # it may be back the next time
-                    tried = None
-                told = replace(gone, cause=cause)
+                if isinstance(error, DeviceLostError):  # it may return: retry with the same devices
+                    attempted_devices = None
+                reported = replace(removal, cause=cause)
             if deployment.has_route or time.monotonic() >= until_s:
-                deployment.give_up(told)
+                deployment.give_up(reported)
                 return
             time.sleep(_LOOK_S)
 
-    def _add(self, deployment: RayDeployment, made: Remade) -> None:
-        """Load another placement of a deployment's model, and have requests take its routes."""
-        placement = made.placement
+    def _add(self, deployment: RayDeployment, replanned: Remade) -> None:
+        """Load another placement of a deployment's model, and send requests along its routes."""
+        placement = replanned.placement
         devices = self._devices.reached(placement.devices, wait=False)
         for name, device in devices.items():
             if not deployment.is_loaded_on(device):
@@ -314,9 +326,9 @@ class RayExecutor:
                     node=device.descriptor.node,
                     attempt=0,
                 )
-        num_threads = plan_shares(placement, made.sources, self.devices(wait=False), ())
+        num_threads = plan_shares(placement, replanned.sources, self.devices(wait=False), ())
         before = (deployment.placement, deployment.sources)
-        stages, routes = deployment.add(made, devices, num_threads)
+        stages, routes = deployment.add(replanned, devices, num_threads)
         try:
             deployment.open(self._loader.load(deployment, stages), placement.devices)
         except BaseException:
@@ -327,11 +339,11 @@ class RayExecutor:
         deployment.tell(RoutesAdded(time.monotonic(), routes))
 
     def requests_in_flight(self) -> Sequence[ObservedRequest]:
-        """Return the requests that have not ended, as far as they have come."""
+        """Return the requests that have not ended, with their progress."""
         return self._deployments.requests_in_flight()
 
     def load(self) -> Load:
-        """Return what waits and runs now, as far as devices have reported it."""
+        """Return the present load, as last reported by the devices."""
         devices = {}
         for deployment in self._deployments:
             for name, device in dict(deployment.devices).items():
@@ -341,9 +353,9 @@ class RayExecutor:
         return self._deployments.load(devices)
 
     def close(self) -> None:
-        """Close every deployment and stop what this executor started; again is harmless."""
+        """Close every deployment and stop everything that this executor started; idempotent."""
         with self._lock:
-            if self._closed or not self._home.is_current:  # the devices are the parent's still
+            if self._closed or not self._home.is_current:  # a forked child owns no devices
                 return
             self._closed = True
         for deployment in self._deployments:
@@ -366,13 +378,13 @@ class RayExecutor:
 
     def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
         self._home.require(f"device {device.descriptor.name}")
-        if self._closed:  # a call to an actor would have Ray start another cluster by itself
+        if self._closed:  # otherwise Ray would start another cluster
             raise ClusterError("the executor is closed, and its devices with it; make a new one.")
         ref = getattr(device.actor, method).remote(*arguments)
         return self._devices.fetch(device, ref)
 
     def _find_pool(self, devices: Mapping[str, int], plugins: Sequence[PluginSpec]) -> Pool | None:
-        """Return the cluster's pool, if it has what is wanted."""
+        """Return the cluster's pool, if it offers the requested devices and plugins."""
         pool = find_pool()
         if pool is not None and not pool.serves(devices, plugins):
             _log.warning(
@@ -387,6 +399,6 @@ class RayExecutor:
         return pool
 
     def _cluster_gone(self, error: ClusterError) -> None:
-        """Fail whatever is in flight, and what is to come."""
+        """Fail all present and future requests."""
         for deployment in self._deployments:
             deployment.cluster_lost(error)

@@ -1,8 +1,8 @@
-"""The keeper of devices: it watches their actors, tells deployments, and starts what is lost again.
+"""Supervisor of devices: watches their actors, notifies deployments, and restarts lost devices.
 
-The channel and Ray report what becomes of devices; `hetero.scheduler.client.liveness` decides what
-is to be done about it. A pool's devices are ended and started by the pool's keeper alone; its
-clients look at the version in that one's status, and read its table when there is another.
+The channel and Ray report events of devices; `hetero.scheduler.client.liveness` decides how to
+react. Only the pool supervisor stops and starts the devices of a pool. Clients of a pool compare
+the version in its heartbeat with that of their device table, and read a newer table.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, Device
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-#: Seconds that Ray may take to say why a process has ended.
+#: Time limit for Ray to report why a process has ended, in seconds.
 _REASON_S: Final = 1.0
-#: Seconds between two looks at how long stages have run, and at the nodes of devices that are away.
+#: Seconds between two checks for overdue stages and for the nodes of lost devices.
 _LOOK_S: Final = 0.5
-#: Seconds after which a pool's device that its keeper has not started anew is taken for well.
+#: Seconds that a client waits for the pool supervisor to restart a device. If the supervisor has
+#: not restarted the device by then, the client uses it again.
 _ANOTHER_S: Final = 10.0
-#: Seconds between two looks whether it has.
+#: Seconds between two checks for this restart.
 _AGAIN_S: Final = 0.1
 
 
 class DeviceKeeper:
-    """Keeps the devices of an executor's deployments alive.
+    """Supervisor of the devices that an executor's deployments use.
 
-    `spawn`: has what may wait done by a thread of its own, with a name.
-    `do_without`: has a deployment do without a device that is gone for good.
-    `of_pool`: whether the devices are a pool's; `keeps`: whether they are ended and started here.
+    `spawn`: runs a function that may block in its own, named thread.
+    `do_without`: replans a deployment without a removed device.
+    `of_pool`: whether the devices belong to a pool.
+    `keeps`: whether this supervisor stops and starts the devices.
     """
 
     def __init__(
@@ -73,40 +75,40 @@ class DeviceKeeper:
         self._liveness = see.Liveness(device_timeout_s, of_pool=of_pool, restarts=keeps)
         self._keeps = keeps
         self._keeps_pool = of_pool and keeps
-        #: How many times the devices that live have changed; those of a pool that are gone.
+        #: Number of changes of the set of running devices; the removed devices of a pool.
         self.num_changes = 0
         self._gone: set[str] = set()
-        self._channel: DirectChannel  # once it serves
-        #: The present actors of the devices that deployments use, by address.
+        self._channel: DirectChannel  # set by `serve`
+        #: Current actors of the devices in use, by address.
         self._actors: dict[str, ActorDevice] = {}
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        #: Devices whose node is back, that are being started; those that load their stages.
+        #: Devices that start because their node has returned; devices that are loading stages.
         self._coming: set[str] = set()
         self._loading: set[str] = set()
-        #: Held while devices that are gone are looked for.
+        #: Held during the search for removed devices that are available again.
         self._is_looking = threading.Lock()
-        #: Nodes of silent devices, which are asked again and again.
+        #: Nodes of silent devices, each polled by a thread.
         self._asked: set[str] = set()
-        #: Address -> how many clients a device has given up, as we last saw.
+        #: Address -> number of client leases that the device had ended at the last check.
         self._leases_ended: dict[str, float] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
 
     def serve(self, channel: DirectChannel) -> None:
-        """Begin, with the channel on which devices are heard."""
+        """Start supervising, with the channel that receives heartbeats."""
         self._channel = channel
         self._thread.start()
 
     def close(self) -> None:
-        """Let devices die."""
+        """Stop supervising; devices that end are no longer restarted."""
         self._closed = True
         self._orders.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
 
     def watch(self, device: ActorDevice) -> None:
-        """Keep a device that has its stages from now on; again is harmless."""
+        """Supervise a device that has loaded its stages; idempotent."""
         with self._lock:
             if device.address in self._actors:
                 return
@@ -119,18 +121,18 @@ class DeviceKeeper:
 
     @property
     def live(self) -> list[ActorDevice]:
-        """The devices that are kept now."""
+        """The devices under supervision."""
         with self._lock:
             return list(self._actors.values())
 
     def is_lost(self, address: str) -> bool:
-        """Whether a device's process is not heard, or was given up and is ended soon."""
+        """Whether a device's process is silent, or is about to be restarted."""
         return address in self._liveness.given_up or self._channel.is_suspected(address)
 
-    # What is seen, in threads of the channel's and of Ray's, which must not be kept.
+    # Event handlers; they run in threads of the channel and of Ray, and must not block.
 
     def suspected(self, address: str, silent_s: float) -> None:
-        """Take in that an address cannot be reached."""
+        """Handle a peer that became silent."""
         self._note(self._liveness.suspected, address, silent_s)
         device = self._actors.get(address)
         if device is not None and device.node_id not in self._asked:
@@ -138,27 +140,27 @@ class DeviceKeeper:
             self._spawn(partial(self._reach, device), f"{device.descriptor.node}-reach")
 
     def channel_ended(self, address: str) -> None:
-        """Take in that the channel at an address has ended, and most likely its process."""
+        """Handle the end of a peer's channel, which most likely means the end of its process."""
         device = self._actors.get(address)
         if device is not None:
             self._orders.put(partial(self._ask_why, device))
 
     def live_again(self, address: str) -> None:
-        """Take in that an address that was suspected answers."""
+        """Handle a suspected peer that responds again."""
         self._note(self._liveness.answered, address)
 
     def messages_lost(self, address: str) -> None:
-        """Take in that messages from or to an address were lost."""
+        """Handle the loss of messages from or to a peer."""
         self._note(self._liveness.messages_lost, address)
 
     def ended(self, device: ActorDevice, error: BaseException) -> None:
-        """Take in what Ray says of an actor; one that it cannot reach may be heard all the same."""
+        """Handle Ray's report on an actor; one that Ray cannot reach may still use the channel."""
         if isinstance(error, exceptions.ActorUnavailableError):
             self._orders.put(partial(self._devices.watch, device))
         else:
             self._orders.put(partial(self._end, device, why_lost(error)))
 
-    # What is done, in the keeper's thread.
+    # Actions, in the supervisor's thread.
 
     def _work(self) -> None:
         while True:
@@ -167,30 +169,30 @@ class DeviceKeeper:
             except queue.Empty:
                 order = self._look
             if order is None or self._session.is_left:
-                return  # a call to an actor would have Ray start, or join, another cluster
+                return  # an actor call would make Ray start or join another cluster
             try:
                 order()
                 self._see(partial(self._liveness.tick, time.monotonic()))
             except ClusterError as error:
                 self._cluster_gone(error)
-            except Exception:  # one device's trouble must not end the care for the others
+            except Exception:  # a failure for one device must not end the supervision of the others
                 _log.exception("devices go on being kept")
 
     def _note(
         self,
-        seen: Callable[Concatenate[float, P], list[see.Order]],
+        handler: Callable[Concatenate[float, P], list[see.Order]],
         *what: P.args,
         **more: P.kwargs,
     ) -> None:
-        """Have the keeper's thread take in what is seen now: one of the liveness's methods."""
-        self._orders.put(partial(self._see, partial(seen, time.monotonic(), *what, **more)))
+        """Queue an event, a method of `Liveness`, for the supervisor's thread."""
+        self._orders.put(partial(self._see, partial(handler, time.monotonic(), *what, **more)))
 
-    def _see(self, seen: Callable[[], list[see.Order]]) -> None:
+    def _see(self, handler: Callable[[], list[see.Order]]) -> None:
         with self._lock:
-            orders = seen()
+            orders = handler()
         for order in orders:
             if self._closed or self._session.is_left:
-                return  # actors end with the Ray that this process leaves
+                return  # leaving Ray ends its actors
             if isinstance(order, see.Restart):
                 by = "here" if self._keeps else "by its pool's keeper"
                 _log.warning("device=%s is started again %s: %s", order.device, by, order.cause)
@@ -208,7 +210,7 @@ class DeviceKeeper:
                 if used is None:
                     continue
                 if isinstance(order, DeviceReturned):
-                    # Another process does not have its stages yet.
+                    # A restarted process has not loaded its stages yet.
                     if used.address in self._actors:
                         self._welcome(deployment, used, order)
                 elif isinstance(order, DeviceRemoved):
@@ -219,12 +221,12 @@ class DeviceKeeper:
                         self._stand_in(deployment, order)
             self._deployments.told(order)
 
-    def _reach(self, of: ActorDevice) -> None:
-        """While devices of a node are silent, say whether it is cut off; in a thread."""
-        node_id = of.node_id
+    def _reach(self, suspect: ActorDevice) -> None:
+        """Report whether a node is cut off, while its devices are silent; runs in a thread."""
+        node_id = suspect.node_id
         try:
             while not (self._closed or self._session.is_left):
-                is_reached = self._devices.is_reached(of)
+                is_reached = self._devices.is_reached(suspect)
                 mine = [(a, d) for a, d in self._actors.copy().items() if d.node_id == node_id]
                 silent = [(a, d) for a, d in mine if self._channel.is_suspected(a)]
                 if not silent:
@@ -239,14 +241,14 @@ class DeviceKeeper:
                     return
                 time.sleep(_LOOK_S)
         except (HeteroError, exceptions.RayError) as error:
-            _log.info("node=%s cannot be looked for: %s", of.descriptor.node, error)
+            _log.info("node=%s cannot be looked for: %s", suspect.descriptor.node, error)
         finally:
             self._asked.discard(node_id)
 
     def _welcome(
         self, deployment: RayDeployment, device: ActorDevice, order: DeviceReturned
     ) -> None:
-        """Say that a device is back; one that was cut off is to hear first where others are."""
+        """Report the return of a device, after sending it the peer addresses that it missed."""
         if deployment.welcome(order):
             return
 
@@ -257,35 +259,35 @@ class DeviceKeeper:
         def reopen() -> None:
             try:
                 deployment.open_on(order.device)
-            except Exception:  # whatever it is, the device is not left
+            except Exception:  # after any failure the device is suspected again
                 self._note(self._liveness.suspected, device.address, 0.0)
             else:
                 self._orders.put(tell)
 
         self._spawn(reopen, f"{order.device}-open")
 
-    def _plan_around(self, away: see.Exclude) -> None:
-        """Have deployments that can be placed anew do without a device, until it has started."""
-        if away.device in self._loading:
-            return  # elsewhere its stages would take as long
-        gone = DeviceRemoved(away.now_s, away.device, away.node, away.cause)
+    def _plan_around(self, exclusion: see.Exclude) -> None:
+        """Replan deployments without a device that is restarting, if they can be replanned."""
+        if exclusion.device in self._loading:
+            return  # loading the stages elsewhere would take as long
+        removal = DeviceRemoved(exclusion.now_s, exclusion.device, exclusion.node, exclusion.cause)
         for deployment in self._deployments:
-            if away.device in deployment.devices and deployment.remake is not None:
-                self._do_without(deployment, gone)
+            if exclusion.device in deployment.devices and deployment.remake is not None:
+                self._do_without(deployment, removal)
 
-    def _stand_in(self, deployment: RayDeployment, lost: DeviceLost) -> None:
-        """Have a stateful deployment without another route do without a device that may return."""
+    def _stand_in(self, deployment: RayDeployment, loss: DeviceLost) -> None:
+        """Replan a stateful deployment without another route; do not wait for the device."""
         if deployment.stateful and deployment.remake is not None and deployment.is_stranded:
-            deployment.gone |= deployment.away - {lost.device}
-            gone = DeviceRemoved(lost.now_s, lost.device, lost.node, lost.cause)
-            self._do_without(deployment, gone)
+            deployment.removed_devices |= deployment.lost_devices - {loss.device}
+            removal = DeviceRemoved(loss.now_s, loss.device, loss.node, loss.cause)
+            self._do_without(deployment, removal)
 
     def _end(self, device: ActorDevice, cause: str) -> None:
         self._devices.forget(device.actor_id)
         self._see(partial(self._liveness.ended, time.monotonic(), device.address, cause))
 
     def _ask_why(self, device: ActorDevice) -> None:
-        """Take in that a device's process has ended, with Ray's reason if its node can give it."""
+        """Handle the end of a device's process, with Ray's reason if its node responds."""
         cause = "its process has ended"
         if self._devices.survey.answers(device.node_id):
             try:
@@ -297,24 +299,29 @@ class DeviceKeeper:
         self._end(device, cause)
 
     def _look(self) -> None:
-        """Look for devices that are listed again, and for stages that hang."""
-        gone = {name for deployment in self._deployments for name in deployment.gone}
+        """Check for removed devices that are listed again, overdue stages, and ended leases."""
+        removed_names = {
+            name for deployment in self._deployments for name in deployment.removed_devices
+        }
         if self._keeps_pool:
-            gone |= self._gone
-        if (gone or self._is_news) and not self._is_looking.locked():
-            self._spawn(partial(self._find, gone), "keeper-look")
+            removed_names |= self._gone
+        if (removed_names or self._is_news) and not self._is_looking.locked():
+            self._spawn(partial(self._find, removed_names), "keeper-look")
         for address, device in list(self._actors.items()):
             status = self._channel.status_of(address)
-            overdue_s, ended = status.get("overdue_s", 0.0), status.get("leases_ended", 0.0)
+            overdue_s, num_leases_ended = (
+                status.get("overdue_s", 0.0),
+                status.get("leases_ended", 0.0),
+            )
             if overdue_s:
                 self._see(partial(self._liveness.overdue, time.monotonic(), address, overdue_s))
-            elif ended > self._leases_ended.setdefault(address, ended):
-                self._leases_ended[address] = ended
+            elif num_leases_ended > self._leases_ended.setdefault(address, num_leases_ended):
+                self._leases_ended[address] = num_leases_ended
                 self._check_stages(device)
 
     @property
     def _is_news(self) -> bool:
-        """Whether a pool's keeper has something new to say, or is another."""
+        """Whether the pool supervisor has a newer table, or is silent."""
         table = self._devices.pool_table
         if table is None:
             return False
@@ -322,7 +329,7 @@ class DeviceKeeper:
         return version != table.version or self._channel.is_suspected(table.address)
 
     def _read_table(self) -> None:
-        """Read what the pool's keeper says, and see what it has started anew."""
+        """Read the table of the pool supervisor, and handle the devices that it restarted."""
         table = self._devices.ask_keeper("table", False)
         self._channel.watch(table.address)
         for device in self.live:
@@ -332,29 +339,29 @@ class DeviceKeeper:
                 self._orders.put(partial(self._end, device, cause))
 
     def _check_stages(self, device: ActorDevice) -> None:
-        """See whether a device that has given up a client has given up this one."""
+        """Check whether a device that ended a client's lease unloaded the stages of this client."""
         name = device.descriptor.name
         mine = [deployment.key for deployment in self._deployments if name in deployment.devices]
         try:
             has_all = ray.get(device.actor.has_all.remote(mine), timeout=_REASON_S)
         except exceptions.RayError:
-            self._leases_ended[device.address] -= 1  # look again
+            self._leases_ended[device.address] -= 1  # check again
             return
         if not has_all:
             self._see(partial(self._liveness.unloaded, time.monotonic(), device.address))
 
-    def _find(self, gone: Collection[str]) -> None:
-        """Start those of the gone devices that are there again; in a thread."""
+    def _find(self, removed_names: Collection[str]) -> None:
+        """Start removed devices that are available again; runs in a thread."""
         with self._is_looking:
             try:
                 if self._is_news:
                     self._read_table()
-                there = self._devices.there()
+                available = self._devices.there()
             except HeteroError:
                 return
-            for name in sorted(there.intersection(gone) - self._coming):
-                coming = (see.DeviceState.RESTARTING, see.DeviceState.SUSPECTED)
-                if self._liveness.state(name) not in coming:
+            for name in sorted(available.intersection(removed_names) - self._coming):
+                starting_states = (see.DeviceState.RESTARTING, see.DeviceState.SUSPECTED)
+                if self._liveness.state(name) not in starting_states:
                     self._coming.add(name)
                     self._restart_soon(see.Restart(name, "", "its node is back"))
 
@@ -362,7 +369,7 @@ class DeviceKeeper:
         self._spawn(partial(self._restart, order), f"{order.device}-start")
 
     def _restart(self, order: see.Restart) -> None:
-        """End what is left of a device, start it again and load its stages; in a thread."""
+        """Stop a device if it still runs, start it and load its stages; runs in a thread."""
         name = order.device
         with self._lock:
             old = self._actors.pop(order.address, None)
@@ -374,7 +381,7 @@ class DeviceKeeper:
             device = self._start(name, reload=order.keep)
         except UnknownDeviceError as error:
             self._note(self._liveness.removed, name, error.message)
-        except Exception as error:  # whatever it is, the device is tried again
+        except Exception as error:  # any failure is retried
             _log.info("device=%s is not back: %s", name, error)
             self._note(self._liveness.start_failed, name)
         else:
@@ -384,7 +391,7 @@ class DeviceKeeper:
             self._loading.discard(name)
 
     def _give_up(self, device: ActorDevice) -> None:
-        """End an actor, whatever it does; on a node that does not answer it is left."""
+        """Kill an actor; skipped if its node does not respond."""
         self._channel.unwatch(device.address)
         self._devices.forget(device.actor_id)
         if not self._keeps:
@@ -393,7 +400,7 @@ class DeviceKeeper:
             ray.kill(device.actor)
 
     def _await_another(self, device: ActorDevice) -> None:
-        """Wait until a pool's keeper has started a device anew."""
+        """Wait until the pool supervisor has restarted a device."""
         until_s, name = time.monotonic() + _ANOTHER_S, device.descriptor.name
         while not (self._closed or self._session.is_left) and time.monotonic() < until_s:
             table = self._devices.pool_table
@@ -404,7 +411,7 @@ class DeviceKeeper:
             time.sleep(_AGAIN_S)
 
     def _start(self, name: str, *, reload: bool) -> ActorDevice:
-        """Start a device and load what it had; `reload`: into its process, which goes on."""
+        """Start a device and load its stages; `reload`: into its process, which still runs."""
         device = self._devices.reached([name], wait=False)[name]
         self._loading.add(name)
         for deployment in self._deployments:
@@ -415,8 +422,8 @@ class DeviceKeeper:
                 try:
                     deployment.use(name, device, self._loader.load(deployment, stages))
                 except BaseException:
-                    deployment.devices[name] = used  # the next start is to load them
+                    deployment.devices[name] = used  # the next start loads the stages
                     raise
-                if deployment.is_closed:  # as this went on, and had the old actor unload them
+                if deployment.is_closed:  # closed meanwhile; the old actor received the unload
                     device.actor.unload.remote(deployment.key)
         return device

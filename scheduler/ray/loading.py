@@ -1,4 +1,4 @@
-"""Loading stages on device actors: from a file of their node, a payload, or the model itself."""
+"""Loading of stages on device actors, from a file of the node, a payload, or the model."""
 
 from __future__ import annotations
 
@@ -20,57 +20,61 @@ from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.devices import RayDevices
 from hetero.scheduler.vocabulary.plan import Stage
 
-#: Weights over this size go to the object store one by one, once for all stages that have them.
+#: Weights over this size are put into the object store, once for all stages that use them.
 _SHARED_NBYTES: Final = 100_000
 
 
 class StageLoader:
-    """Sends stages to their devices."""
+    """Loader of stages on their devices."""
 
     def __init__(self, devices: RayDevices) -> None:
         self._devices = devices
-        #: References to weights in the object store, as long as somebody here has the weight.
+        #: References to weights in the object store, as long as this process uses the weight.
         self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
-        #: What of a model goes to devices, as long as somebody here has the model.
+        #: Parts of models that are sent to devices, as long as this process uses the model.
         self._packed: weakref.WeakKeyDictionary[Model, ModelParts] = weakref.WeakKeyDictionary()
 
     def load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
-        """Load stages; return how many requests each runs at once.
+        """Load stages; return the number of parallel requests of each.
 
-        First come those that make the same for every request: it is loaded with its readers, unless
-        some are there without it.
+        Constant stages are loaded first. Their outputs are loaded with the stages that read them,
+        unless some of these are already loaded without them.
         """
-        known, placement, sources = deployment.known, deployment.placement, deployment.sources
-        loaded = {stage.index for stage in stages}
+        constant_stages, placement, sources = (
+            deployment.known,
+            deployment.placement,
+            deployment.sources,
+        )
+        indices = {stage.index for stage in stages}
         num_streams: dict[int, int] = {}
-        while left := [stage for stage in stages if stage.index not in num_streams]:
-            once = [
+        while remaining := [stage for stage in stages if stage.index not in num_streams]:
+            constant = [
                 stage
-                for stage in left
-                if loaded.issuperset(placement.readers(stage.index))
-                and known.includes(placement, stage.index, sources[stage.index].model)
+                for stage in remaining
+                if indices.issuperset(placement.readers(stage.index))
+                and constant_stages.includes(placement, stage.index, sources[stage.index].model)
             ]
-            num_streams |= self._load(deployment, once or left)
-            for stage in once:
-                known.make(stage.index, partial(deployment.make, stage.index))
-        deployment.take()  # not `placement`: another may have come meanwhile
+            num_streams |= self._load(deployment, constant or remaining)
+            for stage in constant:
+                constant_stages.make(stage.index, partial(deployment.make, stage.index))
+        deployment.take()  # not `placement`: replanning may have extended it
         return num_streams
 
     def _load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
-        """Start every stage's way onto its device, then see to those that must try another."""
+        """Load all stages in parallel; after a failed import, try the next source of the stage."""
 
-        def start(stage: Stage, way: Payload | StoredPayload | None) -> Any:
+        def start(stage: Stage, source_option: Payload | StoredPayload | None) -> Any:
             source = deployment.sources[stage.index]
-            if way is None:
+            if source_option is None:
                 parts = self.pack(source.model)
-            else:  # neither nodes nor weights: an imported model may not have been read here
+            else:  # an imported model may not have been read here: send neither nodes nor weights
                 ports = (source.model.inputs, source.model.outputs)
                 parts = outline(source.model.name, stage.node_names, *ports)
             return deployment.device_of(stage.index).actor.load_stage.remote(
                 deployment.key,
                 stage.index,
                 parts,
-                way,
+                source_option,
                 dict(source.config),
                 deployment.num_threads[stage.device],
                 {
@@ -80,27 +84,29 @@ class StageLoader:
             )
 
         num_streams: dict[int, int] = {}
-        ways = [_ways(deployment.sources[stage.index]) for stage in stages]
-        refs = [start(stage, mine[0]) for stage, mine in zip(stages, ways, strict=True)]
-        for stage, mine, ref in zip(stages, ways, refs, strict=True):
-            for way, after in zip(mine, [*mine[1:], None], strict=True):
+        stage_options = [_ways(deployment.sources[stage.index]) for stage in stages]
+        refs = [
+            start(stage, options[0]) for stage, options in zip(stages, stage_options, strict=True)
+        ]
+        for stage, options, ref in zip(stages, stage_options, refs, strict=True):
+            for source_option, next_option in zip(options, [*options[1:], None], strict=True):
                 try:
                     streams = self._devices.fetch(deployment.device_of(stage.index), ref)
                 except HeteroError as error:
-                    if way is None or isinstance(error, DeviceLostError | ClusterError):
+                    if source_option is None or isinstance(error, DeviceLostError | ClusterError):
                         raise
-                    if not isinstance(way, StoredPayload):
+                    if not isinstance(source_option, StoredPayload):
                         warn_of_failed_import(deployment.placement, stage.index, error)
-                    ref = start(stage, after)
+                    ref = start(stage, next_option)
                 else:
                     num_streams[stage.index] = streams
-                    if way is not None:
+                    if source_option is not None:
                         deployment.imported.add(stage.index)
                     break
         return num_streams
 
     def pack(self, model: Model) -> ModelParts:
-        """Return a model's parts, with references to its large weights."""
+        """Split a model into parts, with references to its large weights."""
         if model not in self._packed:
             parts = split_model(model)
             weights = {name: self._weight(model.constants[name]) for name in parts.weights}
@@ -115,12 +121,12 @@ class StageLoader:
         return self._weights[constant]
 
     def close(self) -> None:
-        """Let go of what is in the object store."""
+        """Release the objects in the object store."""
         self._packed.clear()
         self._weights.clear()
 
 
 def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:
-    """Return what a stage may be loaded from, the cheapest first; None is compilation."""
-    given = (source.stored, source.payload)
-    return [*(way for way in given if way is not None), None]
+    """Return the sources for loading a stage, cheapest first; None stands for compilation."""
+    payloads = (source.stored, source.payload)
+    return [*(payload for payload in payloads if payload is not None), None]

@@ -1,6 +1,6 @@
-"""The nodes of a Ray cluster: which there are, how work is pinned to one, what devices are called.
+"""Nodes of a Ray cluster, with the options that pin work to them and the numbers of devices.
 
-Devices' numbers are kept in the cluster, so that every client calls a device the same.
+The cluster stores the device numbers, so that every client uses the same device names.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from msgspec.msgpack import Decoder, encode
 from hetero.scheduler.channels.sockets import new_secret
 from hetero.scheduler.ray.private_api import ClusterStore
 
-#: Node labels ``hetero/PLUGIN=COUNT`` say how many logical devices a node offers.
+#: Node labels ``hetero/PLUGIN=COUNT`` set the number of logical devices of a node.
 _LABEL_PREFIX: Final = "hetero/"
 _HEAD: Final = "node:__internal_head__"
-#: Where the cluster keeps tables of device numbers, by kind and version, and the channels' secret.
+#: Store for the tables of device numbers, by kind and version, and for the channels' secret.
 _STORE: Final = ClusterStore(b"hetero-devices")
 _SECRET: Final = b"secret"
-#: A device: its place among those of its node, the node's id and host.
+#: Key of a device: its index on its node, the node's id and host.
 _Place = tuple[int, str, str]
 _READ_TABLE: Final = Decoder(list[_Place])
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node that is alive."""
+    """Live node of the cluster."""
 
     id: str
     name: str
-    #: Its name for Ray, which it has again when it comes back: its address by default.
+    #: Its name in Ray, which is stable across restarts of the node; by default its address.
     host: str
     address: str
-    #: Plugin -> logical devices, as far as its start options say.
+    #: Plugin -> number of logical devices, from the node's labels.
     counts: Mapping[str, int]
     num_cpus: int
-    #: What pins a task or an actor to it.
+    #: Ray options that pin a task or an actor to the node.
     options: Mapping[str, Any]
 
 
 def alive_nodes() -> tuple[ClusterNode, ...]:
-    """Return the nodes that are alive, the head first, then by host name, address and port."""
+    """Return the live nodes: the head first, then by host name, address and port."""
     rows = [row for row in ray.nodes() if row["Alive"]]  # type: ignore[no-untyped-call]  # Ray's gap
     rows.sort(
         key=lambda row: (
@@ -73,48 +73,50 @@ def _node(row: Mapping[str, Any], unique: bool) -> ClusterNode:
 
 
 class DeviceNumbers:
-    """The numbers that devices have in the whole cluster, the same for every client.
+    """Cluster-wide numbers of devices, the same for every client.
 
-    For each kind of devices the cluster's store has one table, which is replaced as a whole, under
-    its next version: one client alone can write that. What counts is what is in the last version.
+    The cluster's store has one table for each kind of device. A client replaces the whole table
+    under the next version number; only the first of several writers succeeds. The last version is
+    authoritative.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, list[_Place]] = {}
 
     def take(self, kind: str, node: ClusterNode, count: int, alive: Collection[str]) -> list[int]:
-        """Return the numbers of a node's devices of a kind; the first free ones if they are new.
+        """Return the numbers of a node's devices of a kind; assign the next ones to new devices.
 
-        A node that comes back gets the numbers that it had.
+        A node that returns gets its earlier numbers.
 
-        `kind`: what is counted: the devices of a plugin, for clients that want the same of them.
+        `kind`: the group of devices that share one numbering: those of a plugin, for all clients
+            that request the same device counts.
         """
-        wanted = [(place, node.id, node.host) for place in range(count)]
+        places = [(place, node.id, node.host) for place in range(count)]
         table = self._known.get(kind, [])
-        while missing := [place for place in wanted if place not in table]:
+        while missing := [place for place in places if place not in table]:
             version, table = _read_table(kind)
             self._known[kind] = table
             changed = list(table)
             for place in missing:
                 _enter(changed, place, alive)
             if changed != table:
-                # Another client may have been first; the version before stays for who reads it.
-                key, held = _table_key(kind, version + 1), encode(changed)
-                if not _STORE.put(key, held, overwrite=False):
+                # Another client may have written first. The previous version stays for readers.
+                key, encoded = _table_key(kind, version + 1), encode(changed)
+                if not _STORE.put(key, encoded, overwrite=False):
                     _STORE.delete(_table_key(kind, version - 1))
                 table = []  # read again
-        return [table.index(place) for place in wanted]
+        return [table.index(place) for place in places]
 
 
-def _enter(table: list[_Place], mine: _Place, alive: Collection[str]) -> None:
-    """Give a device a number: the one that it had before its node came back, or the next."""
-    if mine in table:
+def _enter(table: list[_Place], device: _Place, alive: Collection[str]) -> None:
+    """Assign a number to a device: its earlier one if its node has returned, otherwise the next."""
+    if device in table:
         return
     for number, (place, node, host) in enumerate(table):
-        if (place, host) == (mine[0], mine[2]) and node not in alive:
-            table[number] = mine
+        if (place, host) == (device[0], device[2]) and node not in alive:
+            table[number] = device
             return
-    table.append(mine)
+    table.append(device)
 
 
 def _read_table(kind: str) -> tuple[int, list[_Place]]:
@@ -122,9 +124,9 @@ def _read_table(kind: str) -> tuple[int, list[_Place]]:
     while True:
         keys = _STORE.keys(f"{kind}/")
         version = max((int(key.rpartition(b"/")[2]) for key in keys), default=0)
-        held = _STORE.get(_table_key(kind, version)) if version else b"\x90"
-        if held:  # else there is a later one by now
-            return version, _READ_TABLE.decode(held)
+        encoded = _STORE.get(_table_key(kind, version)) if version else b"\x90"
+        if encoded:  # otherwise a later version exists by now
+            return version, _READ_TABLE.decode(encoded)
 
 
 def _table_key(kind: str, version: int) -> bytes:
@@ -132,9 +134,9 @@ def _table_key(kind: str, version: int) -> bytes:
 
 
 def cluster_secret() -> bytes:
-    """Return what the channels of a cluster know: who reads its store may send to its devices."""
-    made = new_secret()
-    _STORE.put(_SECRET, made, overwrite=False)
+    """Return the shared secret of the cluster's channels, which its store protects."""
+    candidate = new_secret()
+    _STORE.put(_SECRET, candidate, overwrite=False)
     secret = _STORE.get(_SECRET)
     assert secret is not None
     return secret

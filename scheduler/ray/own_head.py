@@ -1,6 +1,6 @@
-"""A Ray of this user's own that goes on when the process that started it ends: a local pool's.
+"""Local Ray cluster of a pool, which outlives the process that started it.
 
-Where it is and what lets clients in is in a folder that only the user can open.
+Its address and access token are in a folder that only the user can open.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hetero.scheduler.ray.address import check_reachable
 
 _START_S: Final = 120.0
 _END_S: Final = 10.0
-#: How long a head that is there may take to answer.
+#: Time limit for a running head to respond, in seconds.
 _ANSWER_S: Final = 2.0
 
 
 def folder() -> Path:
-    """Return the user's folder for it; Ray's sockets in it need a short path."""
+    """Return the folder of the user's local cluster; Ray's sockets in it need a short path."""
     parent = Path(tempfile.gettempdir())
     return (parent if len(str(parent)) <= 20 else Path("/tmp")) / f"hetero-pool-{os.getuid()}"
 
 
 def find_head() -> str | None:
-    """Return the address of the user's own Ray, with what lets clients in set; None without one."""
+    """Find the user's local cluster: set its access token, return its address; None without one."""
     try:
         _check_private(folder())
         address = str(json.loads((folder() / "head.json").read_text())["address"])
@@ -48,9 +48,9 @@ def find_head() -> str | None:
 
 
 def start_head() -> str:
-    """Start a Ray that goes on by itself; return its address.
+    """Start a local cluster that outlives this process; return its address.
 
-    Raises ClusterError: it does not start, or its folder is not the user's alone.
+    Raises ClusterError: it does not start, or its folder is not private to the user.
     """
     place = folder()
     try:
@@ -85,25 +85,25 @@ def start_head() -> str:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # by which its processes are found, however they end
+                start_new_session=True,  # the session identifies all its processes
             )
         session = f"{process.pid} {process_start(process.pid)}"
         (place / "session").write_text(session)
         address = _address(process, place)
         (place / "head.json").write_text(json.dumps({"address": address}))
     except BaseException as error:
-        said = (place / "log").read_text()[-1000:] if (place / "log").exists() else ""
+        log_tail = (place / "log").read_text()[-1000:] if (place / "log").exists() else ""
         stop_head()
         if not isinstance(error, OSError | ClusterError):  # Ctrl-C
             raise
         raise ClusterError(
-            f"Ray cannot start on this machine: {error}\n{said}", cause=str(error)
+            f"Ray cannot start on this machine: {error}\n{log_tail}", cause=str(error)
         ) from error
     return address
 
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:
-    """Return the address of a Ray that starts, once it answers there."""
+    """Wait until a starting cluster responds; return its address."""
     until_s = time.monotonic() + _START_S
     file = place / "ray" / "ray_current_cluster"
     while not file.exists():
@@ -118,12 +118,12 @@ def _address(process: subprocess.Popen[bytes], place: Path) -> str:
 
 
 def stop_head() -> None:
-    """End the user's own Ray, all of its processes, and remove its folder."""
+    """End all processes of the user's local cluster, and remove its folder."""
     place = folder()
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in _processes(place):
             with contextlib.suppress(ProcessLookupError):
-                # `ray start` itself would wait half a minute for tasks to end.
+                # On SIGTERM `ray start` itself would wait half a minute for tasks to end.
                 os.kill(process, signal.SIGKILL if process == os.getsid(process) else number)
         until_s = time.monotonic() + _END_S
         while any(_processes(place)) and time.monotonic() < until_s:
@@ -132,9 +132,10 @@ def stop_head() -> None:
 
 
 def _let_in() -> None:
-    """Say where the token is; Ray goes over to its use by itself as it joins, unless told a mode.
+    """Set the path of the access token; Ray uses the token if no other mode is set.
 
-    It stays in its file: others read command lines, and logs tell environments.
+    The token stays in its file, because other users can read command lines, and logs contain
+    environment variables.
     """
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder() / "token")
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
@@ -147,17 +148,17 @@ def _check_private(place: Path) -> None:
 
 
 def _processes(place: Path) -> Iterator[int]:
-    """Return the processes of the Ray that was started here: those of its session, its first last.
+    """Yield the processes of the local cluster, which share one session; the leader comes last.
 
-    A session's number is given to no other process while it has one.
+    The system does not reuse a session's number while the session has a process.
     """
     try:
-        number, started = (place / "session").read_text().split()
+        number, start_time = (place / "session").read_text().split()
     except (OSError, ValueError):
         return
     leader = int(number)
-    if process_start(leader) not in ("", started):
-        return  # all have ended, and the number is another's by now
+    if process_start(leader) not in ("", start_time):
+        return  # all have ended, and another process has the number
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != leader:
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""The pool: devices of a cluster that several clients share, and that outlive each of them.
+"""Pool: devices of a cluster that several clients share, and that outlive each client.
 
-A pool is announced in the cluster: what its nodes offer, by which plugins. Its devices are actors
-that its keeper starts, and starts anew when they are lost; clients go by what that says of them.
-Who leaves takes nothing with it but its own stages.
+The cluster's store contains the pool's description: device counts and plugins. The devices are
+actors; the pool supervisor starts them, restarts lost ones, and publishes a device table for the
+clients. A client that leaves unloads only its own stages.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from hetero.devices.errors import ClusterError
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.ray.private_api import ClusterStore
 
-#: The Ray namespaces of the actors of pools' devices, and of their keepers; a keeper's name.
+#: Ray namespaces of the pool's devices and of its supervisor; the supervisor's actor name.
 NAMESPACE: Final = "hetero-pool"
 KEEPERS: Final = "hetero-pool-keeper"
 KEEPER: Final = "keeper"
 _STORE: Final = ClusterStore(b"hetero-pool")
 _KEY: Final = b"pool"
 _VERSION: Final = 2
-#: Seconds that devices may take to let go of what they have, in the end.
+#: Time limit for devices to release sockets and shared memory before they are killed, in seconds.
 _LEAVE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What a pool offers.
+    """Description of a pool.
 
-    `devices`: plugin -> how many logical devices each node offers.
-    `plugins`: plugins besides the installed ones: ``module:attr``.
+    `devices`: plugin -> number of logical devices per node.
+    `plugins`: plugins in addition to the installed ones: ``module:attr``.
     """
 
     devices: Mapping[str, int] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
 
     def serves(self, devices: Mapping[str, int], plugins: Sequence[PluginSpec]) -> bool:
-        """Whether a client that wants these devices finds them in the pool."""
+        """Whether the pool offers the devices that a client requests."""
         return all(self.devices.get(name, 1) == n for name, n in devices.items()) and all(
             plugin in self.plugins for plugin in plugins
         )
 
     def options(self, device: str) -> dict[str, Any]:
-        """Return the options of a device's actor: found by its name, or made with it."""
+        """Return the actor options of a device: get the actor by its name, or create it."""
         return {
             "name": device,
             "namespace": NAMESPACE,
@@ -59,26 +59,29 @@ class Pool:
 
 
 def announce(pool: Pool) -> None:
-    """Tell the cluster of a pool; ClusterError if it has another."""
-    known = find_pool()
-    if known is not None and known != pool:
+    """Store a pool's description in the cluster.
+
+    Raises ClusterError: the cluster has a different pool.
+    """
+    announced = find_pool()
+    if announced is not None and announced != pool:
         raise ClusterError(
-            f"the cluster has a pool of other devices: {dict(known.devices)}, plugins "
-            f"{list(known.plugins)}. Take it down first: hetero pool down."
+            f"the cluster has a pool of other devices: {dict(announced.devices)}, plugins "
+            f"{list(announced.plugins)}. Take it down first: hetero pool down."
         )
     form = [_VERSION, dict(pool.devices), list(pool.plugins)]
     _STORE.put(_KEY, encode(form))
 
 
 def find_pool() -> Pool | None:
-    """Return the pool of the cluster that this process is in; None without one.
+    """Return the pool of this process's cluster; None without one.
 
-    Raises ClusterError: it is of another version.
+    Raises ClusterError: the pool's format has another version.
     """
-    held = _STORE.get(_KEY)
-    if not held:
+    encoded = _STORE.get(_KEY)
+    if not encoded:
         return None
-    version, devices, plugins = decode(held)
+    version, devices, plugins = decode(encoded)
     if version != _VERSION:
         raise ClusterError(
             f"the cluster's pool is of version {version}; this program knows {_VERSION}. Take it "
@@ -88,7 +91,10 @@ def find_pool() -> Pool | None:
 
 
 def pool_keeper() -> Any:
-    """Return the actor of the pool's keeper; ClusterError if there is none."""
+    """Return the actor of the pool supervisor.
+
+    Raises ClusterError: it does not run.
+    """
     try:
         return ray.get_actor(KEEPER, namespace=KEEPERS)
     except ValueError as error:
@@ -99,21 +105,21 @@ def pool_keeper() -> Any:
 
 
 def pool_actors() -> dict[str, Any]:
-    """Return the actors of the pool's devices that were started, by device."""
-    found = {}
+    """Return the running actors of the pool's devices, by device name."""
+    actors = {}
     for row in list_named_actors(all_namespaces=True):
         if row["namespace"] == NAMESPACE:
             try:
-                found[row["name"]] = ray.get_actor(row["name"], namespace=NAMESPACE)
-            except ValueError:  # it has just ended
+                actors[row["name"]] = ray.get_actor(row["name"], namespace=NAMESPACE)
+            except ValueError:  # the actor has just ended
                 continue
-    return dict(sorted(found.items()))
+    return dict(sorted(actors.items()))
 
 
 def dissolve() -> list[str]:
-    """End the pool's devices, whoever uses them; return their names."""
+    """End the pool's devices, even if clients use them; return their names."""
     _STORE.delete(_KEY)
-    with contextlib.suppress(ClusterError):  # it has none
+    with contextlib.suppress(ClusterError):  # no supervisor runs
         ray.kill(pool_keeper())
     actors = pool_actors()
     end_devices(actors.values())
@@ -121,7 +127,7 @@ def dissolve() -> list[str]:
 
 
 def end_devices(actors: Collection[Any]) -> None:
-    """End actors; what a process has that is killed, nothing removes."""
+    """End actors, after they have released the resources that survive a killed process."""
     refs = [actor.leave.remote() for actor in actors]
     if refs:
         ray.wait(refs, num_returns=len(refs), timeout=_LEAVE_S)

@@ -1,7 +1,7 @@
-"""The keeper of a pool: the one actor that starts its devices, ends them, and starts them anew.
+"""Supervisor of a pool: the only actor that starts, stops and restarts the pool's devices.
 
-It has an executor as clients have, without deployments, and beats as any party: they say which
-version of its table is the last. Ray starts it again if it ends; devices go on meanwhile.
+It owns an executor without deployments. Its heartbeats contain the version of its device table.
+Ray restarts the supervisor if it ends; the devices keep running meanwhile.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from hetero.scheduler.ray.devices import PoolTable
 from hetero.scheduler.ray.executor import RayExecutor
 from hetero.scheduler.ray.pool import KEEPER, KEEPERS, Pool, announce, pool_actors
 
-#: What pins it to the cluster's head, without which nothing goes on.
+#: Resources that pin the supervisor to the head node, which the cluster cannot work without.
 _AT_THE_HEAD = {"node:__internal_head__": 0.001}
 _THREADS = 16
 
 
 class PoolKeeper:
-    """Keeps the devices of the cluster's pool."""
+    """Actor that supervises the devices of the cluster's pool."""
 
     def __init__(self) -> None:
-        # Ray would end the process once its tasks have.
+        # Ray's handler would end the process only after its tasks.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._executor = RayExecutor(keeps_pool=True)
-        self._executor.keep(list(pool_actors()))  # of one before
+        self._executor.keep(list(pool_actors()))  # started by a predecessor
 
     def table(self, wait: bool) -> PoolTable:
-        """Return the devices of the nodes that are alive; `wait`: for what new ones have to say."""
+        """Return the device table of the pool; `wait`: whether to wait for new nodes."""
         return self._executor.pool_table(wait=wait)
 
     def start(self, names: Sequence[str]) -> PoolTable:
-        """Start devices, if they are not, and keep them; return all.
+        """Start devices that do not run, and supervise them; return the device table.
 
-        Raises what `RayDevices.reached` does.
+        Raises the errors of `RayDevices.reached`.
         """
         self._executor.keep(names)
         return self.table(wait=False)
 
     def start_all(self) -> None:
-        """Start every device that works and that a bare ``HETERO`` means."""
+        """Start every working device that a bare ``HETERO`` includes."""
         self._executor.keep(
             [d.name for d in self._executor.devices() if d.automatic and not d.error]
         )
 
 
 def open_pool(pool: Pool) -> Any:
-    """Tell the cluster of a pool and start its keeper, if there is none; return its actor.
+    """Announce a pool and start its supervisor if none runs; return the supervisor's actor.
 
-    Raises ClusterError: the cluster has another pool.
+    Raises ClusterError: the cluster has a different pool.
     """
     announce(pool)
     remote: Any = ray.remote

@@ -1,4 +1,4 @@
-"""Bringing a pool up, looking at it, and taking it down."""
+"""Pool administration: start a pool, report its status, and stop it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hetero.scheduler.ray.pool import Pool, dissolve, find_pool, pool_actors
 from hetero.scheduler.ray.pool_keeper import open_pool
 from hetero.scheduler.ray.start import connect
 
-#: Seconds that a device may take to say how it is.
+#: Time limit for a device to report its status, in seconds.
 _STATUS_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDevice:
-    """A device of a pool.
+    """Status of one device of a pool.
 
-    `process`: its actor's process id; 0 where it says nothing.
-    `tasks`, `running`: tasks that it holds, and of those that run.
-    `kept_nbytes`: bytes of the tensors that it keeps for clients.
+    `process`: process id of its actor; 0 if it does not respond.
+    `tasks`, `running`: number of its tasks, and of those that run now.
+    `kept_nbytes`: size of its resident tensors, in bytes.
     """
 
     name: str
@@ -42,7 +42,7 @@ class PoolDevice:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A pool: the address of its cluster, what it offers, and its devices that were started."""
+    """Status of a pool: the address of its cluster, its description, and its running devices."""
 
     address: str
     pool: Pool
@@ -54,38 +54,41 @@ def bring_up(
     devices: Mapping[str, int] | None = None,
     plugins: Sequence[str] = (),
 ) -> PoolStatus:
-    """Announce a pool in a cluster and start its devices; again is harmless.
+    """Announce a pool in a cluster and start its devices; idempotent.
 
-    `address`: the cluster; by default what ``RAY_ADDRESS`` says, and without it a Ray of this
-        user's own on this machine, which is started if there is none.
-    `devices`: plugin -> logical devices on each node.
+    `address`: the cluster's address; defaults to ``RAY_ADDRESS``, and without it to the user's
+        local cluster on this machine, which is started if it does not run.
+    `devices`: plugin -> number of logical devices per node.
     `plugins`: ``module:attr``, importable on each node.
-    Raises ClusterError: there is another pool, or no Ray can be started or reached.
+    Raises ClusterError: the cluster has a different pool, or no Ray can be started or reached.
     """
-    known = address or os.environ.get("RAY_ADDRESS") or find_head()
+    existing_address = address or os.environ.get("RAY_ADDRESS") or find_head()
     try:
-        address = known or start_head()
+        address = existing_address or start_head()
         with _joined(address):
             keeper = open_pool(Pool(dict(devices or {}), tuple(plugins)))
             answer(keeper.start_all.remote(), "the pool's keeper")
             return _status(address)
     except BaseException:
-        if known is None:  # a Ray without a pool is of use to nobody
+        if existing_address is None:  # a local cluster without a pool has no use
             stop_head()
         raise
 
 
 def look_at(address: str | None = None) -> PoolStatus:
-    """Return how a pool is; ClusterError if none is up, or its cluster cannot be reached."""
+    """Return the status of a pool.
+
+    Raises ClusterError: no pool is up, or its cluster cannot be reached.
+    """
     address = _known(address)
     with _joined(address):
         return _status(address)
 
 
 def take_down(address: str | None = None) -> tuple[str, ...]:
-    """End a pool's devices, and its Ray where `bring_up` started that; return their names.
+    """End a pool's devices, and its cluster if `bring_up` started it; return the device names.
 
-    Raises ClusterError: none is up, or its cluster cannot be reached.
+    Raises ClusterError: no pool is up, or its cluster cannot be reached.
     """
     own = find_head()
     address = _known(address)
@@ -97,13 +100,13 @@ def take_down(address: str | None = None) -> tuple[str, ...]:
 
 
 def _known(address: str | None) -> str:
-    found = address or os.environ.get("RAY_ADDRESS") or find_head()
-    if found is None:
+    resolved = address or os.environ.get("RAY_ADDRESS") or find_head()
+    if resolved is None:
         raise ClusterError(
             "no pool is up on this machine; `hetero pool up` starts one. That of a cluster is "
             "named by --address HOST:PORT."
         )
-    return found
+    return resolved
 
 
 @contextlib.contextmanager
@@ -130,10 +133,10 @@ def _status(address: str) -> PoolStatus:
 
 def _device(name: str, ref: Any) -> PoolDevice:
     try:
-        told = ray.get(ref, timeout=_STATUS_S)
+        status = ray.get(ref, timeout=_STATUS_S)
     except exceptions.GetTimeoutError:
         return PoolDevice(name, error=f"its process did not answer within {_STATUS_S:.0f} s")
     except exceptions.RayError as error:
         return PoolDevice(name, error=why_lost(error))
-    tasks, running, kept_nbytes = (int(told[n]) for n in ("tasks", "running", "kept_nbytes"))
-    return PoolDevice(name, told["pid"], told["clients"], tasks, running, kept_nbytes)
+    tasks, running, kept_nbytes = (int(status[n]) for n in ("tasks", "running", "kept_nbytes"))
+    return PoolDevice(name, status["pid"], status["clients"], tasks, running, kept_nbytes)
