@@ -23,7 +23,7 @@ class _Deployment:
     """A deployment that notes what it is told; the first is slow to take a device back."""
 
     key = "key"
-    gone: frozenset[str] = frozenset()
+    removed_devices: frozenset[str] = frozenset()
     remake = None
     stateful = False
 
@@ -174,9 +174,13 @@ def test_a_lease_ends_where_its_client_stays_silent_and_not_where_it_was_heard()
 
 def test_a_device_that_hears_where_others_are_hears_it_again_if_one_moves_meanwhile() -> None:
     deployment = RayDeployment.__new__(RayDeployment)  # of all the rest nothing is wanted here
-    deployment.stale, deployment.devices, deployment._num_streams = {"D"}, {"D": _device("a1")}, {}
+    deployment.outdated_devices, deployment.devices, deployment._num_streams = (
+        {"D"},
+        {"D": _device("a1")},
+        {},
+    )
     deployment._opened_on = lambda name: []  # type: ignore[method-assign]
-    deployment._ask = lambda device, method, stages: deployment.stale.add("D")
+    deployment._ask = lambda device, method, stages: deployment.outdated_devices.add("D")
     deployment._telling = threading.RLock()
     deployment.open_on("D")
     assert not deployment.welcome(events.DeviceReturned(1.0, "D"))
