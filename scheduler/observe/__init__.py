@@ -1,1 +1,1 @@
-"""Looking on: what waits and runs now, what observers are told, and the metrics made of both."""
+"""Observability: the present load, observers of requests and devices, and metrics."""

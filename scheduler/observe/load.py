@@ -1,4 +1,4 @@
-"""The load: what waits and what runs now, of an executor's deployments and devices."""
+"""Present load of an executor's deployments and devices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
-    """A device that is used.
+    """Load of a device in use.
 
-    `status`: what `DeviceLoop.status` last said; empty before it said anything.
-    `silent_s`: seconds since it was heard; None for a device of this process.
+    `status`: the last reported `DeviceLoop.status`; empty before the first report.
+    `silent_s`: seconds since the last heartbeat; None for a device of this process.
     """
 
     node: str
@@ -21,7 +21,7 @@ class DeviceLoad:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentLoad:
-    """A deployment that is open: requests that wait for admission, and those that are in flight."""
+    """Load of an open deployment: requests that wait for admission, and requests in flight."""
 
     model: str
     num_waiting: int
@@ -30,9 +30,9 @@ class DeploymentLoad:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What waits and what runs.
+    """Load of all deployments and devices.
 
-    `nbytes_in_flight`: bytes that the requests in flight are counted for.
+    `nbytes_in_flight`: bytes that admission counts for the requests in flight.
     """
 
     deployments: tuple[DeploymentLoad, ...] = ()

@@ -1,6 +1,6 @@
-"""Metrics: counters of requests and stages as they end, and what waits and runs at the moment.
+"""Prometheus metrics: counters of ended requests and stage runs, and gauges of the present load.
 
-Times are in seconds and sizes in bytes, by Prometheus' conventions and with its own library.
+Times are in seconds and sizes in bytes, following the conventions of Prometheus.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.vocabulary.events import DeviceLost, DeviceReturned
 from hetero.scheduler.vocabulary.record import RequestState
 
-#: Upper bounds of the latency histogram's buckets, seconds; one more takes the rest.
+#: Upper bounds of the latency histogram's buckets, in seconds; a last bucket counts the rest.
 BOUNDS_S: Final = (
     *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
@@ -27,7 +27,7 @@ _Rows = Iterable[tuple[Mapping[str, str], float]]
 
 
 class Metrics:
-    """Counts what it is told from its making on: an observer."""
+    """Observer that counts requests, stage runs and device losses from its creation on."""
 
     def __init__(
         self, load: Callable[[], Load], clock: Callable[[], float] = time.monotonic
@@ -73,7 +73,7 @@ class Metrics:
         )
 
     def ended(self, request: ObservedRequest) -> None:
-        """Count a request."""
+        """Count a request that has ended."""
         record = request.record
         name = request.route.plan.name
         begun_s, ended_s = record.submitted.now_s, record.ended_s or 0.0
@@ -85,7 +85,7 @@ class Metrics:
             self._latency_s.labels(name).observe(ended_s - begun_s)
 
     def ran(self, request: ObservedRequest) -> None:
-        """Count runs of stages."""
+        """Count the stage runs of a request."""
         for run in request.runs:
             stage = (request.route.plan.name, str(run.stage), run.device)
             self._runs.labels(*stage).inc()
@@ -94,7 +94,7 @@ class Metrics:
             self._output_nbytes.labels(*stage).inc(run.output_nbytes)
 
     def device(self, event: DeviceEvent) -> None:
-        """Count a device that was lost; take note whether it is there."""
+        """Count a device loss, and record whether the device is available."""
         if isinstance(event, DeviceLost):
             self._losses.labels(event.device).inc()
         if isinstance(event, DeviceReturned):
@@ -103,17 +103,17 @@ class Metrics:
             self._away.add(event.device)
 
     def families(self) -> list[Metric]:
-        """Return all numbers as they are now."""
+        """Return the current values of all metrics."""
         load = self._load()
         for name in load.devices:
             self._losses.labels(name)
         uptime_s = self._clock() - self._since_s
-        counted = list(self._registry.collect())
-        for metric in counted:
+        counters = list(self._registry.collect())
+        for metric in counters:
             metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
         return [
             _gauge("uptime_seconds", "Seconds since counting began.", [({}, uptime_s)]),
-            *counted,
+            *counters,
             *_of_deployments(load),
             *self._of_devices(load),
         ]
@@ -123,7 +123,7 @@ class Metrics:
             ({"device": name, "node": device.node}, device)
             for name, device in sorted(load.devices.items())
         ]
-        told = [(labels, device.status) for labels, device in devices if device.status]
+        statuses = [(labels, device.status) for labels, device in devices if device.status]
         yield _gauge(
             "device_up",
             "Whether a device that is used is there.",
@@ -138,13 +138,15 @@ class Metrics:
             ("streams", "Stages that a device may run at once.", "streams"),
             ("kept_bytes", "Bytes of remote tensors and states on a device.", "kept_nbytes"),
         ):
-            yield _gauge(f"device_{name}", text, [(labels, says[key]) for labels, says in told])
+            yield _gauge(
+                f"device_{name}", text, [(labels, status[key]) for labels, status in statuses]
+            )
         tasks = [
             ({**labels, "state": state}, number)
-            for labels, says in told
+            for labels, status in statuses
             for state, number in (
-                ("queued", says["tasks"] - says["running"]),
-                ("running", says["running"]),
+                ("queued", status["tasks"] - status["running"]),
+                ("running", status["running"]),
             )
         ]
         yield _gauge("device_tasks", "Runs of stages that a device holds.", tasks)

@@ -1,4 +1,4 @@
-"""Observers: who is told of every request that ends and every device that goes or comes."""
+"""Observers, which are notified of ended requests and of lost and returned devices."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, Device
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.record import RequestRecord
 
-#: What became of a device.
+#: Event in the life of a device.
 DeviceEvent = DeviceLost | DeviceRemoved | DeviceReturned
 
 
 class ObservedRequest(NamedTuple):
-    """A request that has ended, however, or is on its way.
+    """Request that has ended or is in flight.
 
-    `route`: the way of its last attempt, with the plan that it ran.
-    `runs`: how the stages of its answer went; empty where there is none. Requests that were joined
-        have the same ones.
+    `route`: the route of its last attempt, with the plan.
+    `runs`: timings of the stages that produced its result; empty without a result. Requests of one
+        batch have the same timings.
     """
 
     deployment: str
@@ -28,13 +28,13 @@ class ObservedRequest(NamedTuple):
 
 
 class Observer(Protocol):
-    """Someone who looks on; must return quickly, and may be called in any thread."""
+    """Receiver of notifications; its methods must return quickly and may run in any thread."""
 
     def ended(self, request: ObservedRequest) -> None:
-        """Take note of a request that has ended."""
+        """Handle a request that has ended."""
 
     def ran(self, request: ObservedRequest) -> None:
-        """Take note of the stages that ran for a request, or once for all that were joined."""
+        """Handle the stage runs of a request; called once for all requests of a batch."""
 
     def device(self, event: DeviceEvent) -> None:
-        """Take note of what became of a device."""
+        """Handle an event of a device."""
