@@ -1,7 +1,7 @@
-"""What an executor is: devices to ask, and plans to deploy.
+"""Executor protocol: lists and queries devices, and deploys plans on them.
 
-`InProcessExecutor` and `RayExecutor` both are one; the layers above know only this protocol and the
-deployments that it gives.
+`InProcessExecutor` and `RayExecutor` implement it. The layers above depend only on this protocol
+and on the deployments that it returns.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 
 class Remade(NamedTuple):
-    """A model that was placed anew: what `Executor.deploy` takes."""
+    """New placement of a replanned model, with its stage sources and constants."""
 
     placement: Placement
     sources: Sequence[StageSource]
     constants: Mapping[str, np.ndarray]
 
 
-#: Places a model on what is left of its devices: takes the names of those that are gone for good.
+#: Replans a model without some of its devices; takes the names of the removed devices.
 Remake = Callable[[Collection[str]], Remade]
 
 
 class Executor(Protocol):
-    """Devices and the means to run plans on them."""
+    """Devices, and the deployment of plans on them."""
 
     def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
-        """Return every device, and every plugin that is broken, in the plugins' order.
+        """Return every device, and every broken plugin with its error, in the plugins' order.
 
-        `wait`: for what nodes that are new have to say.
+        `wait`: whether to wait for new nodes to list their devices.
         """
 
     def start(self, devices: Collection[str]) -> None:
-        """Have devices start that are to be asked or used soon, side by side; returns at once."""
+        """Start devices in parallel before they are used; return without waiting."""
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
-        """Ask a device which nodes of `model` it runs; the answer names it as `devices` does."""
+        """Query a device for the nodes of `model` that it supports.
+
+        The result uses the device's name as in `devices`.
+        """
 
     def get_property(self, device: str, name: str) -> Any:
-        """Return a property's value on a device."""
+        """Return the value of a device's property."""
 
     def create_context(self, device: str) -> RemoteContext:
-        """Return a device's memory: tensors in its process, for requests on this executor."""
+        """Create a remote context, which allocates resident tensors in a device's process."""
 
     def deploy(
         self,
@@ -71,27 +74,27 @@ class Executor(Protocol):
     ) -> Deployment:
         """Compile every stage on its device.
 
-        The devices of one node that the plan uses share the node's cores; other deployments on
-        the same devices are not looked at: models that run at the same time compete for them.
+        The plan's devices on one node share the cores of the node. Other deployments on the same
+        devices are not considered: models that run at the same time compete for the cores.
 
-        `plan`: its stages name devices of `devices`. A placement has several ways for requests,
-            which share its admission; its stages are numbered through all of them.
-        `sources`: one for each of the placement's stages.
+        `plan`: the plan, whose stages use device names of `devices`; or a placement with several
+            routes, which share the admission and number their stages consecutively.
+        `sources`: one source for each stage of the placement.
         `constants`: values of the plans' constant outputs.
-        `limits`: bounds of its queues.
-        `company`: devices that work beside the plan's, as those of another replica do: they have
-            their share of their node's cores too.
-        `remake`: called where no route is left without devices that are gone for good: requests,
-            those in flight included, take the routes of what it returns.
-        `stateful`: whether requests go on from what devices keep of earlier ones, so that a device
-            that is away is done without at once, not only where it takes long to start.
+        `limits`: queue limits.
+        `company`: devices that run at the same time as the plan's, such as those of another
+            replica, and therefore also get a share of their node's cores.
+        `remake`: replans the model; called when every route has a removed device. Requests,
+            including those in flight, then use the routes of the new placement.
+        `stateful`: whether requests depend on states of earlier requests. If true, a lost device
+            causes replanning at once, not only after its restart takes long.
         """
 
     def requests_in_flight(self) -> Sequence[ObservedRequest]:
-        """Return the requests that have not ended, as far as they have come."""
+        """Return the requests that have not ended, with their progress."""
 
     def load(self) -> Load:
-        """Return what waits and runs now, of what has been started."""
+        """Return the present load of all deployments and started devices."""
 
     def close(self) -> None:
-        """Close every deployment and stop what this executor started; again is harmless."""
+        """Close every deployment and stop everything that this executor started; idempotent."""
