@@ -259,7 +259,7 @@ class RayDevices:
 
     def is_reached(self, device: ActorDevice) -> bool | None:
         """Whether a device's node accepts connections now; None if it has left the cluster."""
-        return self.survey.is_reached(device.node_id, anew=self._keeper is None)
+        return self.survey.is_reached(device.node_id, requery_head=self._keeper is None)
 
     def _refresh(self, *, wait: bool) -> None:
         """Update the table; `wait`: whether to wait for new nodes."""
@@ -269,8 +269,8 @@ class RayDevices:
             return
         self.survey.look()
         with self._lock:
-            there = self.survey.there
-            for name in [n for n, d in self._actors.items() if d.node_id not in there]:
+            present = self.survey.there
+            for name in [n for n, d in self._actors.items() if d.node_id not in present]:
                 del self._actors[name]
         self.survey.ask(wait=wait)
 

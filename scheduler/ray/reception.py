@@ -1,4 +1,4 @@
-"""Who receives what devices send to a client: the caller that waits for it, or a thread."""
+"""Receiver of a client's messages, which runs in the waiting caller or in a thread."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hetero.scheduler.ray.signals import LateInterrupt
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which a wait for messages is begun again.
+#: Seconds that one wait for messages lasts at most.
 _LOOK_S: Final = 0.5
 
 
 class Reception:
-    """Hands in what comes by a client's channel.
+    """Receiver of the messages on a client's channel.
 
-    A caller whose request is the only one in flight receives its answer itself: to wake another
-    thread, and to be woken by it, would take longer than most of the way. Else a thread does it.
+    A caller whose request is the only one in flight receives its result itself, because a switch
+    to another thread and back would take most of the latency. Otherwise a thread receives.
 
-    `num_awaited`: returns how many attempts have been sent that are not answered.
+    `num_awaited`: returns the number of attempts in flight.
     """
 
     def __init__(self, channel: PumpedChannel, num_awaited: Callable[[], int]) -> None:
         self._channel = channel
         self._num_awaited = num_awaited
         self._lock = threading.Lock()
-        #: Whether a caller receives, and whether the thread is to, or waits till it is.
+        #: Whether a caller receives; whether the thread has to receive; whether it is waiting.
         self._is_helped = False
         self._is_due = threading.Event()
         self._is_parked = False
@@ -38,15 +38,15 @@ class Reception:
         self._thread = start_thread(self._receive, "receiver")
 
     def expect(self) -> None:
-        """See that what is awaited is received; once it has been counted."""
+        """Ensure that somebody receives the result of an attempt that was just counted."""
         if not self._is_due.is_set():
             with self._lock:
-                if not self._is_helped:  # who helps looks as it leaves
+                if not self._is_helped:  # a receiving caller wakes the thread as it leaves
                     self._is_due.set()
 
     def receive_until(self, is_ended: Callable[[], bool]) -> None:
-        """Receive in the calling thread until `is_ended`, if nobody else waits for anything."""
-        # What is received may be another caller's: it is not dropped half-way.
+        """Receive in the calling thread until `is_ended`, if no other request is in flight."""
+        # Ctrl-C is deferred: a message that is being handled may belong to another caller.
         with LateInterrupt(self._channel.wake) as interrupt:
             with self._lock:
                 if helps := not (self._is_helped or self._closed) and self._num_awaited() <= 1:
@@ -69,12 +69,12 @@ class Reception:
                         self._is_due.set()
 
     def look(self) -> None:
-        """Have a caller that receives look whether its request has ended."""
+        """Make a receiving caller check whether its request has ended."""
         if self._is_helped:
             self._channel.wake()
 
     def close(self) -> None:
-        """Receive nothing more."""
+        """Stop receiving."""
         with self._lock:
             self._closed = True
             self._is_due.set()
@@ -94,5 +94,5 @@ class Reception:
     def _pump(self) -> None:
         try:
             self._channel.pump(_LOOK_S)
-        except Exception:  # one request's trouble must not end the others' answers
+        except Exception:  # an error of one request must not stop the others
             _log.exception("a message could not be taken in")

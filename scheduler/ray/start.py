@@ -1,7 +1,7 @@
-"""Starting a local Ray, or joining a cluster, with errors that say what to do.
+"""Sessions with Ray: start a local Ray or join a cluster.
 
-A local Ray is lean (no dashboard, no usage reports, no worker logs on the caller's terminal), its
-workers run at the caller's own priority, and its ports take nobody who lacks this session's token.
+A local Ray has no dashboard, no usage reports and no worker logs on the caller's terminal. Its
+workers run at the caller's priority, and its ports require the access token of this session.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from hetero.scheduler.ray.watch import ClusterWatch
 
 #: The Ray namespace of our actors.
 NAMESPACE: Final = "hetero"
-#: The longest that a call into Ray may take before it looks whether the cluster is still there.
+#: Seconds between two checks of the cluster during a blocking call into Ray.
 LOOK_S: Final = 2.0
-#: A local Ray's temporary folder, with a file that says whose it is: process id and its start.
+#: Prefix of a local Ray's temporary folder; its file with the owner's process id and start time.
 _PREFIX: Final = "het-"
 _OWNER: Final = "owner"
 #: Unix socket paths hold 107 bytes; Ray's own part of them takes up to 75.
@@ -56,47 +56,47 @@ _LEAN: Final = {
     "RAY_DEDUP_LOGS": "0",
     # Ray's default of 15 would give a busy machine's other work precedence over devices.
     "RAY_worker_niceness": "0",
-    # A failed stage fails what follows it; that reaches the caller by its future alone.
+    # The caller receives the errors of stages through its future.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
-#: How Ray is started or joined.
+#: Arguments of `ray.init` for starting and joining.
 _INIT: Final[dict[str, Any]] = {
     "namespace": NAMESPACE,
     "log_to_driver": False,
     "logging_level": logging.ERROR,
     "configure_logging": False,
 }
-#: And of a cluster that is joined.
+#: Environment variables for joining a cluster.
 _JOINED: Final = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-    # What this process tells of its tasks would be waited for as it leaves.
+    # Without task events, leaving the cluster need not wait for their delivery.
     "RAY_task_events_report_interval_ms": "0",
 }
 
 
 class RaySession:
-    """A connection of this process to Ray.
+    """Connection of this process to Ray.
 
-    `started`: whether we started or joined it, and so end it.
-    `folder`: its temporary folder, where we started it.
+    `started`: whether hetero started or joined Ray, and therefore has to leave it.
+    `folder`: the temporary folder of a Ray that hetero started.
     """
 
     def __init__(self, started: bool, folder: Path | None = None) -> None:
-        #: How many got it from `connect` and have not closed it.
+        #: Number of users that got the session from `connect` and have not closed it.
         self.users = 1
         self._started = started
         self._is_ended = False
         self.folder = folder
-        #: The environment's variables as they were, which it is given back.
+        #: The previous environment variables, restored at the end.
         self.before: dict[str, str | None] = {}
         self._home = HomeProcess()
-        #: Called with what to raise if the cluster goes.
+        #: Called with an error when the cluster is lost.
         self.when_gone: list[Callable[[ClusterError], None]] = []
         self._connection: object = None
         self._watch: ClusterWatch | None = None
 
     def watch(self) -> RaySession:
-        """Begin to look after the cluster, once Ray is connected to it."""
+        """Start watching the cluster after Ray has connected to it."""
         if self._started:
             silence_error_messages()
         self._connection = current_connection()
@@ -105,21 +105,21 @@ class RaySession:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a Ray that was started here, of one node."""
+        """Whether hetero started this Ray, which then has one node."""
         return self.folder is not None
 
     @property
     def is_left(self) -> bool:
-        """Whether this process leaves Ray, or has left it."""
+        """Whether this process is leaving Ray, or has left it."""
         return self._is_ended or not self.is_ours
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process is still connected as it was when the session began."""
+        """Whether this process still has the connection with which the session began."""
         return self._connection is not None and current_connection() is self._connection
 
     def check(self) -> None:
-        """Raise ClusterError if the cluster is gone, or was left: a call would start another."""
+        """Raise ClusterError after the cluster was lost or left; Ray would start another one."""
         assert self._watch is not None
         if self._watch.gone is not None:
             raise self._watch.gone
@@ -130,13 +130,13 @@ class RaySession:
             )
 
     def check_head(self) -> None:
-        """Raise ClusterError if the cluster's head does not answer: Ray would wait for it."""
+        """Raise ClusterError if the head node does not respond; Ray itself would wait for it."""
         self.check()
         assert self._watch is not None
         self._watch.look()
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> bool:
-        """Wait until all of `refs` are there; False if they are not in time.
+        """Wait for all of `refs`; return False after a timeout.
 
         Raises ClusterError: the cluster is gone.
         """
@@ -149,14 +149,14 @@ class RaySession:
                 return len(ready) == len(refs)
 
     def wait_until_left(self) -> None:
-        """Wait, if the cluster is gone, until this process has left it."""
+        """If the cluster is gone, wait until this process has left it."""
         if self._watch is not None and self._watch.gone is not None:
             self._watch.join()
 
     def close(self, *, parts: bool = False) -> None:
-        """Leave Ray, and stop it if it was started here, once nobody else uses it.
+        """Leave Ray after its last user; stop a Ray that hetero started.
 
-        `parts`: from a cluster in any case, which may end before this process does.
+        `parts`: disconnect even if this process exits soon, because the cluster may end before it.
         """
         with _lock:
             self.users -= 1
@@ -164,7 +164,7 @@ class RaySession:
                 self.end(parts=parts)
 
     def end(self, *, parts: bool = False) -> None:
-        """Leave Ray, and stop it if it was started here; again is harmless."""
+        """Leave Ray, and stop it if hetero started it; idempotent."""
         if not self._home.is_current:
             return
         self._is_ended = True
@@ -173,12 +173,12 @@ class RaySession:
         if self._started:
             self._started = False
             if process_end.exits_soon() and not (parts or self.is_local):
-                # The cluster sees a process end; to part from it takes Ray a quarter of a second.
+                # The cluster notices the end of this process; disconnecting takes Ray 0.25 s.
                 atexit.unregister(ray.shutdown)
             elif self.is_ours or self._connection is None:
                 ray.shutdown()
             default_signals()
-        if not process_end.exits_soon():  # whoever ends needs no environment
+        if not process_end.exits_soon():  # an exiting process needs no environment
             _restore(self.before)
         self.before = {}
         if self.folder is not None:
@@ -187,16 +187,16 @@ class RaySession:
         atexit.unregister(self.end)
 
     def _lose(self, error: ClusterError) -> None:
-        """Tell who uses the cluster that it is gone, and leave it."""
+        """Notify the users of the cluster that it is lost, and leave it."""
         for tell in list(self.when_gone):
             tell(error)
-        # Who waits in Ray must be out of it, and see that it is gone, before it is left.
+        # Threads that wait in Ray have to return and notice the loss before Ray shuts down.
         time.sleep(2 * LOOK_S)
         with _lock:
             self.end()
 
 
-#: Ray is one for a process, so its session is shared: the last user's `close` ends it.
+#: A process has one connection to Ray, so its users share one session; the last `close` ends it.
 _lock = threading.RLock()
 _current: RaySession | None = None
 
@@ -204,21 +204,21 @@ _current: RaySession | None = None
 def connect(
     address: str | None = None, *, options: Mapping[str, Any] | None = None, timeout_s: float = 15.0
 ) -> RaySession:
-    """Use the Ray that this process is in, join the cluster at `address`, or start a local one.
+    """Use this process's present connection to Ray, join a cluster, or start a local Ray.
 
     `address`: ``host:port`` of a running cluster, ``auto`` for the one on this machine, or
-        ``local`` for a new one; by default what the environment's ``RAY_ADDRESS`` says, as for Ray
-        itself, then this user's pool if one is up, and ``local`` without either.
-    `options`: more of `ray.init`'s arguments for a local Ray, such as ``num_cpus``.
-    `timeout_s`: seconds to wait for a cluster's answer.
-    Raises ClusterError: Ray could not start, or nothing answers at `address`.
+        ``local`` for a new one. Defaults to the environment variable ``RAY_ADDRESS``, then to the
+        user's local pool if one is up, otherwise to ``local``.
+    `options`: additional arguments of `ray.init` for a local Ray, such as ``num_cpus``.
+    `timeout_s`: time limit for the cluster to respond, in seconds.
+    Raises ClusterError: Ray could not start, or no Ray responds at `address`.
     """
     global _current
     if _current is not None:
         _current.wait_until_left()
     with _lock:
         if _current is not None and _current.is_left:
-            _current.end()  # Ray was left without it, or is being left
+            _current.end()  # the caller shut Ray down, or is doing so
             _current = None
         if ray.is_initialized():
             if _current is None:
@@ -242,7 +242,7 @@ def connect(
 
 
 def _restore(before: Mapping[str, str | None]) -> None:
-    """Restore the environment's variables, and make Ray read its credentials again."""
+    """Restore environment variables, and make Ray read its credentials again."""
     if not before:
         return
     for name, value in before.items():
@@ -261,7 +261,7 @@ def _start(options: dict[str, Any]) -> RaySession:
     folder = _make_folder()
     _set(_LEAN)
     if not any(name in os.environ for name in _CREDENTIALS):
-        # A token for this process only; Ray would write one to the home folder, for all to read.
+        # A token for this process only; Ray would write a readable one to the home folder.
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
@@ -272,7 +272,7 @@ def _start(options: dict[str, Any]) -> RaySession:
             own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
             ray.init(address="local", **own, **_INIT, **options)
     except BaseException as error:
-        with contextlib.suppress(Exception):  # it may have started in part, or not at all
+        with contextlib.suppress(Exception):  # Ray may have started only in part
             session.end()
         if not isinstance(error, Exception):  # Ctrl-C
             raise
@@ -288,12 +288,12 @@ def _start(options: dict[str, Any]) -> RaySession:
 
 
 def _make_folder() -> Path:
-    """Make a folder for a Ray of this process, and remove those of processes that are gone.
+    """Create a folder for a local Ray, and remove the folders of processes that have ended.
 
-    Raises ClusterError: there is no folder for temporary files.
+    Raises ClusterError: no folder for temporary files exists.
     """
     try:
-        Path.cwd()  # which its processes start in
+        Path.cwd()  # Ray's processes start in it
         parent = tempfile.gettempdir()
         parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -306,9 +306,9 @@ def _make_folder() -> Path:
             cause=str(error),
         ) from error
     for other in folder.parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):  # not one of ours, or somebody is faster
-            number, started = (other / _OWNER).read_text().split()
-            if process_start(int(number)) != started:
+        with contextlib.suppress(OSError, ValueError):  # foreign, or another process removed it
+            number, start_time = (other / _OWNER).read_text().split()
+            if process_start(int(number)) != start_time:
                 shutil.rmtree(other, ignore_errors=True)
     return folder
 
@@ -330,7 +330,7 @@ def _join(address: str) -> RaySession:
             cause=str(error),
         ) from error
     except Exception as error:
-        with contextlib.suppress(Exception):  # it may be half connected, or not at all
+        with contextlib.suppress(Exception):  # Ray may have connected only in part
             ray.shutdown()
         raise ClusterError(
             f"no Ray cluster to join at {address!r}: {type(error).__name__}: {error}. Check that "
@@ -344,7 +344,7 @@ def _join(address: str) -> RaySession:
 
 
 def _leave_fork() -> None:
-    """Keep a forked process, as it ends, from ending its parent's Ray: it has none of its own."""
+    """Keep a forked process from ending its parent's Ray at exit."""
     atexit.unregister(ray.shutdown)
     disarm_in_fork()
 
@@ -354,7 +354,7 @@ os.register_at_fork(after_in_child=_leave_fork)
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Ray's start-up from telling of what is decided here on purpose."""
+    """Suppress start-up messages of Ray about settings that hetero chooses on purpose."""
     logger = logging.getLogger("ray")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""What the nodes of a Ray cluster are and offer: each is asked once for its devices.
+"""Node discovery: the live nodes of a Ray cluster and the devices that each of them lists.
 
-A device keeps its name as long as its node lives, gets it again when its node comes back, and is
-called the same by every client that wants the same devices.
+Each node is queried once. A device keeps its name while its node lives and after its node returns.
+All clients that request the same devices use the same names.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from hetero.scheduler.ray.start import LOOK_S, RaySession
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
-#: Seconds before a node that could not be asked is asked again.
+#: Seconds before a failed query of a node is repeated.
 _AGAIN_S: Final = 0.5
-#: Seconds for the answer of a host, which its kernel gives; and for which it is not asked again.
+#: Time limit for a host's kernel to accept a connection, and the pause after a failed attempt, in
+#: seconds.
 _HOST_S: Final = 1.0
 _UNASKED_S: Final = 2.0
 #: Devices by name, each with its node's id.
@@ -38,7 +39,7 @@ Rows = Mapping[str, tuple[DeviceDescriptor, str]]
 
 @dataclass(slots=True)
 class _Probe:
-    """A node's answer to what devices it has."""
+    """Pending query of a node's devices."""
 
     node: ClusterNode
     ref: Any
@@ -54,10 +55,10 @@ class _Probe:
 
 
 class NodeSurvey:
-    """The nodes that are alive, and the devices that they have listed.
+    """Live nodes and the devices that they list.
 
-    `probe_timeout_s`: seconds that a node may take to list its devices before the others are used
-        without it.
+    `probe_timeout_s`: time limit for a node to list its devices, in seconds; the other nodes are
+        used without it afterwards.
     """
 
     def __init__(
@@ -72,41 +73,41 @@ class NodeSurvey:
         self._counts = dict(counts)
         self._probe_timeout_s = probe_timeout_s
         self._numbers = DeviceNumbers()
-        #: Nodes that are alive, by Ray's id; devices, in order.
+        #: Live nodes by Ray's id; devices in order.
         self.nodes: Mapping[str, ClusterNode] = {}
         self.rows: Rows = {}
-        #: What nodes have listed, with the devices' numbers; what is awaited of the others.
+        #: Devices that nodes have listed, with their numbers; pending queries of other nodes.
         self._listed: dict[str, list[tuple[DeviceDescriptor, int]]] = {}
         self._probes: dict[str, _Probe] = {}
-        #: Node's id, plugin and number -> name.
+        #: Node id, plugin and number -> device name.
         self._names: dict[tuple[str, str, int], str] = {}
-        #: Nodes of actors that were lost, and when they did not answer last: Ray finds a node dead
-        #: only later.
+        #: Nodes of lost actors, with the time of the last failed connection; Ray reports a dead
+        #: node only later.
         self._doubted: dict[str, float] = {}
-        #: Guards the tables; never held while somebody is waited for.
+        #: Guards the tables; never held during a blocking call.
         self._lock = threading.Lock()
 
     @property
     def there(self) -> set[str]:
-        """The nodes whose actors go on: those that are only cut off, too."""
+        """The nodes whose actors may still run, including nodes that are only cut off."""
         return {*self.nodes, *self._doubted.copy()}
 
     def doubt(self, node_id: str) -> None:
-        """List a node no more that does not answer, whatever Ray says."""
+        """Suspect a node: list it only while it responds, whatever Ray reports."""
         self._doubted.setdefault(node_id, -math.inf)
 
     def answers(self, node_id: str) -> bool:
-        """Whether a node answers; one that does not is not listed any more."""
+        """Whether a node responds; a node that does not is no longer listed."""
         node = self.nodes.get(node_id)
         self.doubt(node_id)
         return node is not None and self._answers(node)
 
-    def is_reached(self, node_id: str, *, anew: bool) -> bool | None:
-        """Whether a node lets somebody in; None if it has left the cluster.
+    def is_reached(self, node_id: str, *, requery_head: bool) -> bool | None:
+        """Whether a node accepts connections; None if it has left the cluster.
 
-        `anew`: ask the cluster's head whether it has.
+        `requery_head`: whether to query the cluster's head for its nodes now.
         """
-        nodes = alive_nodes() if anew else self.nodes.values()
+        nodes = alive_nodes() if requery_head else self.nodes.values()
         node = next((node for node in nodes if node.id == node_id), None)
         if node is None:
             return None
@@ -115,7 +116,7 @@ class NodeSurvey:
         return not is_cut
 
     def _answers(self, node: ClusterNode) -> bool:
-        """Whether a node that is doubted answers."""
+        """Whether a suspected node responds."""
         if time.monotonic() - self._doubted.get(node.id, -math.inf) < _UNASKED_S:
             return False
         if _why_unreached(node) is not None:
@@ -125,17 +126,17 @@ class NodeSurvey:
         return True
 
     def is_there(self, node_id: str) -> bool:
-        """Whether a node is alive, and its host lets somebody in: Ray takes long to miss it."""
+        """Whether a node is alive and its host accepts connections, which Ray checks too late."""
         node = next((node for node in self._alive() if node.id == node_id), None)
         return node is not None and not isinstance(_why_unreached(node), ConnectionError)
 
     def _alive(self) -> tuple[ClusterNode, ...]:
-        """Return the nodes that are alive; those that are doubted must answer."""
+        """Return the live nodes; suspected ones only if they respond."""
         self._session.check_head()
         nodes = alive_nodes()
         for node_id in self._doubted.keys() - {node.id for node in nodes}:
             self._doubted.pop(node_id, None)
-        # Where two have one address, the new one is it that answers.
+        # If two nodes have one address, the new one responds there, not the suspected one.
         shared = Counter(node.address for node in nodes)
         return tuple(
             node
@@ -144,7 +145,7 @@ class NodeSurvey:
         )
 
     def look(self) -> None:
-        """Look which nodes are alive."""
+        """Update the set of live nodes."""
         alive = self._alive()
         with self._lock:
             self.nodes = {node.id: node for node in alive}
@@ -155,9 +156,9 @@ class NodeSurvey:
                 del self._names[key]
 
     def ask(self, *, wait: bool) -> None:
-        """Ask the nodes that are new for their devices; `wait`: for their answers.
+        """Query new nodes for their devices; `wait`: whether to wait for the results.
 
-        The first table is always waited for: it gives the names.
+        The first call always waits, because the first table determines the names.
         """
         until_s = time.monotonic() + self._probe_timeout_s
         with self._lock:
@@ -179,13 +180,13 @@ class NodeSurvey:
 
     def _ask(self, node: ClusterNode, until_s: float) -> _Probe:
         counts = {**node.counts, **self._counts}
-        # A probe that its node's death interrupts is of no use elsewhere: no retries.
+        # No retries: if the node dies, the query must not run on another node.
         pinned = ray.remote(probe).options(**node.options, max_retries=0)
         ref = pinned.remote(node.name, self.specs, counts, node.num_cpus)
         return _Probe(node, ref, until_s)
 
     def _finish(self, probe_: _Probe, *, wait: bool) -> None:
-        """Take in what a node lists; one that is late is looked at again with each refresh."""
+        """Store the devices that a node lists; a late result is checked at each refresh."""
         node = probe_.node
         try:
             left_s = max(0.0, probe_.until_s - time.monotonic())
@@ -196,7 +197,7 @@ class NodeSurvey:
             rows: Sequence[DeviceDescriptor] = ray.get(probe_.ref)
         except exceptions.TaskUnschedulableError as error:
             probe_.fail(first_line(str(error)))
-            # A node that has just joined is not yet known to all of Ray, nor one that has left.
+            # Not all parts of Ray know at once that a node has joined or left.
             if left_s > 0 and wait:
                 time.sleep(_AGAIN_S)
             if left_s > 0 and node.id in {other.id for other in self._alive()}:
@@ -216,7 +217,7 @@ class NodeSurvey:
             self._add(node, rows)
 
     def _add(self, node: ClusterNode, rows: Sequence[DeviceDescriptor]) -> None:
-        """Take in a node's devices with the cluster's numbers for them."""
+        """Store a node's devices with their cluster-wide numbers."""
         works = Counter((row.family, row.plugin) for row in rows if row.error is None)
         numbers = {}
         for (family, plugin), count in works.items():
@@ -229,10 +230,10 @@ class NodeSurvey:
                 self._listed[node.id] = numbered
 
     def _laid_out(self) -> Rows:
-        """Return the table of what nodes have listed; a device that has a name keeps it.
+        """Return the device table; devices keep the names that they already have.
 
-        A plugin that is broken on every node is one row; one that works somewhere is not listed
-        as broken.
+        A plugin that is broken on every node has one row. A plugin that works on some node is not
+        listed as broken.
         """
         every = [
             (row, number, node_id)
@@ -247,14 +248,14 @@ class NodeSurvey:
             working = sorted((e for e in mine if e[0].error is None), key=lambda e: e[1])
             for row, number, node_id in working or mine[:1]:
                 alone = number == 0 and len(working) <= 1
-                wanted = family if alone else f"{family}.{number}"
-                name = self._names.setdefault((node_id, family, number), wanted)
+                default_name = family if alone else f"{family}.{number}"
+                name = self._names.setdefault((node_id, family, number), default_name)
                 rows[name] = (replace(row, name=name), node_id)
         return rows
 
 
 def _why_unreached(node: ClusterNode) -> OSError | None:
-    """Return why a node does not answer: a ConnectionError where nobody was let in."""
+    """Return why a node does not respond: a ConnectionError if it accepted no connection."""
     try:
         reach(node.address, LOOK_S, _HOST_S)
     except OSError as error:
@@ -263,6 +264,6 @@ def _why_unreached(node: ClusterNode) -> OSError | None:
 
 
 def first_line(text: str) -> str:
-    """Return the first line that says something."""
+    """Return the first line that is not blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else ""

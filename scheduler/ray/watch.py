@@ -1,7 +1,7 @@
-"""Noticing that a cluster is gone, before Ray does.
+"""Detection of a lost cluster, earlier than Ray detects it.
 
-Ray's client tries for a minute to reach a head that does not answer, and then ends the process
-from its C++ side, without an exception. Who leaves Ray before that keeps the process.
+If the head does not respond, Ray's client retries for a minute and then ends the process from C++,
+without an exception. A process that leaves Ray before that survives.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from hetero.scheduler.ray.address import check_reachable, is_of_this_process, re
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between looks, of a head that answered and of one that did not.
+#: Seconds between two checks, for a head that responded and for one that did not.
 _LOOK_S: Final = 1.0
 _AGAIN_S: Final = 0.1
-#: Seconds for the answer of the head's host, which its kernel gives, and of the head.
+#: Time limits for the kernel of the head's host, and for the head itself, in seconds.
 _HOST_S: Final = 0.5
 _ANSWER_S: Final = 5.0
-#: A head that refuses is gone after so many seconds; one whose host is not reached (a cut link, no
-#: power) after more, as requests that need no head go on meanwhile, and one that lets in and is
-#: silent (it has too much to do) after more still. All leave time to leave Ray.
+#: Seconds until a head counts as lost. A head that refuses connections has ended. A host that
+#: cannot be reached (broken link, no power) gets more time, because requests can run without the
+#: head. A head that accepts connections but is silent may be overloaded and gets the most time.
+#: Each limit leaves time to leave Ray.
 _REFUSED_S: Final = 3.0
 _UNREACHED_S: Final = 18.0
 _SILENT_S: Final = 25.0
 
 
 class ClusterWatch:
-    """A thread that looks whether a cluster's head still answers.
+    """Thread that checks whether a cluster's head still responds.
 
-    `tell`: called once, in the watch's thread, with what to raise.
+    `tell`: called once with the error when the head is lost, in the thread of the watch.
     """
 
     def __init__(self, address: str, tell: Callable[[ClusterError], None]) -> None:
         self.address = address
-        #: What to raise once the cluster counts as gone.
+        #: The error to raise after the cluster was lost.
         self.gone: ClusterError | None = None
         self._tell = tell
         self._ended = threading.Event()
         self._thread = start_thread(self._watch, "cluster-watch")
 
     def look(self) -> None:
-        """Raise ClusterError if the head does not answer now."""
+        """Raise ClusterError if the head does not respond now."""
         try:
             check_reachable(self.address, _ANSWER_S)
         except ClusterError as error:
@@ -57,11 +58,11 @@ class ClusterWatch:
             raise _gone(self.address, cause) from cause
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ended.set()
 
     def join(self) -> None:
-        """Wait until what a loss entails is done."""
+        """Wait until the callback for a loss has returned."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
