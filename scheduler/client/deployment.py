@@ -1,4 +1,4 @@
-"""A deployment: requests of a placement on its devices, however these are reached."""
+"""Deployment of a placement: runs its requests on devices, over any kind of channel."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from hetero.scheduler.vocabulary.placement import Placement, Route
 from hetero.scheduler.vocabulary.plan import Stage
 from hetero.scheduler.vocabulary.record import RequestRecord, StoryLine
 
-#: Callbacks of a deployment that may run at once: one that waits does not stop the others.
+#: Maximum number of callbacks that run at once; a blocking one does not delay the others.
 _CALLBACK_THREADS: Final = 4
-#: A request that takes less runs in the thread of a caller that waits for it: waking another costs
-#: some 50 microseconds, and Ctrl-C and time-outs are not noticed by a thread that computes.
+#: Maximum seconds of a request that runs in the thread of its waiting caller: waking another thread
+#: costs about 50 microseconds, but a computing thread notices neither Ctrl-C nor time-outs.
 _QUICK_S: Final = 0.02
-#: A request that takes less runs in the thread that starts it: waking another costs as much.
+#: Maximum seconds of a request that runs in the thread that starts it, for the same reason.
 _TINY_S: Final = 0.0002
-#: So many have to, in a row: a thread that starts a request must not be held up by it. One that
-#: takes longer among them is a busy machine's doing.
+#: Number of such short requests in a row that this requires, because a thread that starts a request
+#: must not block. A single slow request among them is attributed to a busy machine.
 _STEADY: Final = 8
 _STARTED_S: Final = attrgetter("started_s")
 _ENDED_S: Final = attrgetter("ended_s")
 
 
 class Deployment(ABC):
-    """A plan, or a placement, on its devices, ready for requests, by a channel.
+    """Placement that is loaded on its devices and accepts requests.
 
-    `clock_offset_s`: returns how far an address's monotonic clock is before ours, None where that
-        is not known; None where devices go by ours.
-    `help_with`: takes a request's id and what starts it, calls that, and has the calling thread run
-        its stages, where devices are in this process.
-    `restores`: whether what states were made by is kept: devices may be lost, and their stages make
-        the same when they run again.
+    `clock_offset_s`: returns by how much the monotonic clock at an address is ahead of this
+        process's, or None if unknown; None if all devices share this process's clock.
+    `help_with`: calls a function that starts a request, and runs its stages in the calling thread;
+        for devices in this process.
+    `restores`: whether to record the lineage of states, so that they can be recomputed after a
+        device loss.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Deployment(ABC):
         wanted = dict.fromkeys(n for r in placement.routes for n in r.plan.constant_outputs)
         if missing := [name for name in wanted if name not in constants]:
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
-        #: Where there are several routes, the first one's.
+        #: The plan of the first route.
         self.plan = plan
         self.key = key
         self.limits = limits
-        #: Stages that were imported from their payloads; the others were compiled.
+        #: Stages that were imported from compiled payloads; all others were compiled.
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
-        #: They are not asked again, but for their times.
+        #: Constant stages; requests run them only for profiling.
         self.known = KnownStages()
-        #: Stages are loaded while another placement may come.
+        #: Guards the placement, which may be extended while stages are loaded.
         self._taking = threading.Lock()
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         self.placement = placement
@@ -96,12 +96,12 @@ class Deployment(ABC):
         self._openings = itertools.count(1)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
-        # A caller that runs a stage cannot be told that its time is up: where the model's time-out
-        # is its user's choice, none does.
+        # A thread that runs a stage cannot observe its deadline: if the user has set a time-out,
+        # callers run no stages.
         self._help_with = help_with if limits.timeout_s >= Limits().timeout_s else None
-        #: Whether requests are so short that to run one takes less than to wait for one.
+        #: Whether running a request takes less time than waiting for one.
         self._is_quick = False
-        #: How many requests of at most so many bytes took less than waking a thread, lately.
+        #: Recent requests that were faster than waking a thread, and their maximum input bytes.
         self._num_tiny, self._tiny_nbytes = 0, -1
         name = f"{plan.name} ({key})"
         self.stage_timeout_s = limits.stage_timeout_s
@@ -124,8 +124,8 @@ class Deployment(ABC):
             way=self._way,
             live_route=self._runner.live_route,
         )
-        #: Where callbacks of its requests run, never a thread that computes; threads start with the
-        #: first callback.
+        #: Executor of request callbacks, so that no thread of a device runs them; its threads start
+        #: with the first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.RLock()
         #: Whether `close` has begun.
@@ -140,38 +140,38 @@ class Deployment(ABC):
 
     @abstractmethod
     def export(self, stage: int) -> Payload:
-        """Return a stage's device's own form of it.
+        """Export a compiled stage in its device's own format.
 
-        Raises UnsupportedOperationError: the device has none.
+        Raises UnsupportedOperationError: the device cannot export stages.
         """
 
     @abstractmethod
     def _unload(self) -> None:
-        """Let the devices let go of the stages."""
+        """Unload the stages from the devices."""
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The ways that requests take now, with the numbers of their stages; at least one."""
+        """The present routes, with the numbers of their stages; at least one."""
         return self.placement.routes
 
     @property
     def has_route(self) -> bool:
-        """Whether there is one without devices that are gone for good."""
+        """Whether any route has no permanently removed device."""
         return True
 
     def submit(
         self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST
     ) -> Submission | CompletedSubmission:
-        """Admit a request; block while as many are in flight as may be, if `request.waits`.
+        """Admit a request; block while the limits in flight are reached, if `request.waits`.
 
         `inputs`: one for each input of the plan, already checked and converted. The caller must not
-            write to the arrays until the answer is there.
-        Raises TensorNameError: an input is missing, or one too many.
-        Raises TensorError: one is kept where this request cannot have it from.
-        Raises OverloadedError: there is no room, and `request.waits` is False or too many wait for
-            some.
-        Raises DeadlineError: no room within its `timeout_s`, or none of it is left.
-        Raises DeviceLostError: a device of the plan is gone.
+            write to the arrays until the result has arrived.
+        Raises TensorNameError: an input is missing or unknown.
+        Raises TensorError: the request cannot read a resident input.
+        Raises OverloadedError: the limits are reached, and `request.waits` is False or too many
+            requests wait already.
+        Raises DeadlineError: the request was not admitted within its `timeout_s`.
+        Raises DeviceLostError: a device of the plan is lost.
         """
         if inputs.keys() != self._inputs:
             missing = sorted(self._inputs - set(inputs))
@@ -192,13 +192,13 @@ class Deployment(ABC):
         return self._runner.submit(inputs, request, near)
 
     def context(self) -> RemoteContext:
-        """Return the memory of the device that takes the first inputs."""
+        """Return the memory of the device that reads the first inputs."""
         firsts = self._firsts[0]
         device = firsts[0][0].device if firsts else self.plan.devices[0]
         return self._deployments.memory.context(device, lambda: self._addresses[device])
 
     def tensors_lost(self, device: str) -> None:
-        """Fail the requests that wait for a tensor of a device that is away and not theirs."""
+        """Fail the requests that wait for a tensor of a lost device outside their own route."""
         self._restorer.interrupt(device)
         for request, inputs in self._runner.running():
             if device not in self.placement.routes[request.route].plan.devices:
@@ -213,16 +213,16 @@ class Deployment(ABC):
         return [ObservedRequest(self.key, self.placement.routes[r.route], r, ()) for r in live]
 
     def current_load(self) -> DeploymentLoad:
-        """Return how many requests wait and are in flight."""
+        """Return the numbers of waiting and running requests."""
         return DeploymentLoad(self.plan.name, *self._runner.counts())
 
     def story(self, request_id: int) -> list[StoryLine]:
-        """Return what happened to a request so far; empty for one long forgotten."""
+        """Return the history of a request; empty if it is unknown or was dropped."""
         return self._runner.story(request_id)
 
     def close(self) -> None:
-        """Cancel what is in flight and unload the stages; again is harmless."""
-        with self._close_lock:  # who comes second waits for the first
+        """Cancel the requests in flight and unload the stages; idempotent."""
+        with self._close_lock:  # a second caller waits for the first
             if self.is_closed or not self._runner.home.is_current:
                 return
             self.is_closed = True
@@ -236,15 +236,15 @@ class Deployment(ABC):
                 self._deployments.discard(self)
 
     def close_later(self) -> None:
-        """Close soon, in another thread: for finalizers, which run anywhere, locks held or not."""
-        # Not from here: a finalizer may run while this thread starts another.
+        """Close in another thread; for finalizers, which run in any thread, under any lock."""
+        # No thread is started here: a finalizer may run while this thread starts another.
         if not self.is_closed:
             name = f"{self.key}-close"
             closing = threading.Thread(target=self.close, name=name, daemon=True)
             self._deployments.clock.later(closing.start)
 
     def move(self, device: str, address: str) -> None:
-        """Reach a device at another address from now on."""
+        """Replace the address of a device."""
         self._addresses[device] = address
 
     def extend(
@@ -253,9 +253,9 @@ class Deployment(ABC):
         constants: Mapping[str, np.ndarray],
         addresses: Mapping[str, str],
     ) -> Placement:
-        """Add a placement's routes, and its stages that are not there yet; return all.
+        """Add the routes and new stages of a placement; return the extended placement.
 
-        Requests take the routes once `RoutesAdded` is handed in, the stages being loaded.
+        Requests use the routes after the stages are loaded and `RoutesAdded` is handled.
         """
         self._constants |= constants
         self._addresses |= addresses
@@ -263,11 +263,11 @@ class Deployment(ABC):
         return self.placement
 
     def take(self, placement: Placement | None = None) -> None:
-        """Have requests take a placement, and its stages what is known; None: the present one."""
+        """Switch requests to a placement (default: the present one), with its constant inputs."""
         with self._taking:
             placement = self.placement if placement is None else placement
             self.known.keep(len(placement.stages))
-            #: Each route's stages that take inputs of the model, with those, or none at all.
+            #: By route, the stages that read inputs of the model, or no inputs, with those inputs.
             self._firsts = tuple(
                 tuple(
                     (stage, tuple(dict.fromkeys(n for n in stage.inputs if n in self._inputs)))
@@ -280,7 +280,7 @@ class Deployment(ABC):
             self.placement = placement
 
     def opened(self, stage: int, num_streams: int) -> events.StageOpened:
-        """Return what a stage's device is to know of it."""
+        """Describe a stage to its device: inputs, outputs, receivers and limits."""
         number = next(self._openings)  # before addresses are looked up, which may change
         placed = self.placement.stages
         given = partial(self.known.given, self.placement)
@@ -306,7 +306,7 @@ class Deployment(ABC):
         )
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
-        """Send the inputs to the stages that take them."""
+        """Send the inputs to the stages that read them."""
         if not self.placement.routes[request.route].stages:
             self._part_arrived(request, {}, ())
             return
@@ -319,7 +319,7 @@ class Deployment(ABC):
             self._restore(request, inputs, error)
 
     def _may_help(self, request: Request) -> bool:
-        """Whether the calling thread, which starts an attempt, may see it through."""
+        """Return whether the thread that starts an attempt may also run its stages."""
         return self._is_quick and bool(request.inline)
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
@@ -340,10 +340,10 @@ class Deployment(ABC):
                 self._channel.send(address, Values(task, values))
 
     def _known(self, request: Request, stage: Stage) -> None:
-        """Response for a stage that makes the same for every request; it took no time."""
+        """Report the stored outputs of a constant stage, with a run time of zero."""
         made = self.known.made[stage.index]
         now_s = self._runner.now_s()
-        if self._clock_offset_s:  # as its device would tell it
+        if self._clock_offset_s:  # the time by its device's clock
             now_s += self._clock_offset_s(self._addresses[stage.device]) or 0.0
         run = StageTiming(stage.index, stage.device, 0.0, now_s, now_s)
         names = self.plan.output_names
@@ -351,7 +351,7 @@ class Deployment(ABC):
         self._part_arrived(request, outputs, (run,))
 
     def pending_outputs(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what stands for the outputs of an attempt that devices will keep."""
+        """Return references to the resident outputs that an attempt will produce."""
         found: dict[str, Value] = {}
         nbytes = past_nbytes(inputs) if request.restore_s else None
         kept = {*request.resident_outputs, *request.resident_copies}
@@ -364,15 +364,15 @@ class Deployment(ABC):
         return found
 
     def drop(self, request: Request) -> None:
-        """Tell every device that nobody waits for the attempt."""
+        """Cancel an attempt on every device of its route."""
         for device in self.placement.routes[request.route].plan.devices:
             self._channel.send(self._addresses[device], Dropped(request))
 
     def _restore(
         self, request: Request, inputs: Mapping[str, Value], error: TensorLostError
     ) -> None:
-        """Have states among an attempt's inputs made again that are lost, and send all then."""
-        error.with_traceback(None)  # it leads to the inputs
+        """Recompute the lost states among an attempt's inputs, then start the attempt again."""
+        error.with_traceback(None)  # its frames refer to the inputs
         is_lost = self._deployments.memory.is_lost
         bundles: dict[DeviceBundle, None] = {
             value.bundle: None for value in inputs.values() if type(value) is ResidentTensor
@@ -390,7 +390,7 @@ class Deployment(ABC):
         )
 
     def _way(self, route: int) -> Way:
-        """Return where stages run again on a route."""
+        """Return the target of recomputation for a route."""
         return Way(
             self.placement,
             self.placement.routes[route],
@@ -408,7 +408,7 @@ class Deployment(ABC):
         if isinstance(message, Outputs):
             try:
                 outputs, runs = self._outputs(message), message.runs
-            except Exception as fault:  # the request hears of it, whoever receives goes on
+            except Exception as fault:  # report it to the request; the receiver continues
                 error = fault
         request = message.task.request
         if request.route == REPLAY:
@@ -419,11 +419,11 @@ class Deployment(ABC):
             self._failed(request, error)
 
     def _outputs(self, message: Outputs) -> Mapping[str, Value]:
-        """Return what an answer gives; what devices keep stands over copies of it."""
+        """Return the outputs of a message; references to resident outputs replace their copies."""
         request, outputs = message.task.request, message.tensors
         memory = self._deployments.memory
         for run in message.runs:
-            if run.resident:  # what nobody holds is freed
+            if run.resident:  # unreferenced outputs are freed
                 stage, task = self.placement.stages[run.stage], Task(request, run.stage)
                 specs, address = kept_specs(stage.outputs, run), self._addresses[stage.device]
                 stay = memory.outputs(stage.device, address, task, specs, outputs)
@@ -452,7 +452,7 @@ class Deployment(ABC):
         made: Mapping[str, Value],
         runs: tuple[StageTiming, ...],
     ) -> Response:
-        """Return the whole answer of what stages made of it; `runs` are in stage order."""
+        """Build the response from the outputs of the stages; `runs` are in stage order."""
         if request.restore_s:
             route = self.placement.routes[request.route]
             self._restorer.remember(request, route, self._addresses, inputs, made, runs)
@@ -467,12 +467,12 @@ class Deployment(ABC):
                 outputs[name] = self._constants[name]
             elif type(inputs[name]) is ResidentTensor:
                 outputs[name] = inputs[name]
-            else:  # a copy: the caller may write to its input once the answer is there
+            else:  # a copy: the caller may overwrite its input after the response
                 outputs[name] = copied(inputs[name])
         return Response(outputs, runs)
 
     def _learn(self, took_s: float, nbytes: int) -> None:
-        """Take in how long the stages of a request took, and the bytes of its inputs."""
+        """Record the total stage time and the input bytes of a request."""
         self._is_quick = took_s < _QUICK_S
         if took_s >= _TINY_S:
             if nbytes <= self._tiny_nbytes:
@@ -483,7 +483,7 @@ class Deployment(ABC):
             self._num_tiny += 1
 
     def _is_tiny(self, nbytes: int) -> bool:
-        """Whether a request with inputs of so many bytes surely takes less than waking a thread."""
+        """Return whether requests of this input size are reliably faster than waking a thread."""
         return self._num_tiny >= _STEADY and nbytes <= self._tiny_nbytes
 
     def _ended(self, record: RequestRecord, runs: Sequence[StageTiming]) -> None:

@@ -1,7 +1,7 @@
-"""Direct runs: requests whose programs their callers' own threads run.
+"""Direct runs: requests that their callers' own threads run.
 
-The client's machine counts such a request, and keeps this small object of it. The request's record
-is made from it if somebody asks for it, or if the machine adopts the request.
+The client's state machine counts such a request and stores this small object. It creates the full
+record only on demand, or when it adopts the request.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from hetero.scheduler.vocabulary.record import RequestRecord, RequestState
 
 
 class DirectRun:
-    """One request that its caller's thread runs; also its history, once it has ended.
+    """Request that its caller's thread runs; after its end, the source of its history.
 
     Attributes
     ----------
     request, input_nbytes, begun_s
-        What was submitted, and when.
+        The submitted request, its input size, and the time of submission.
     request_id, route, names_route, nbytes
-        Given when it is admitted: its number, its route and whether there are others, and the bytes
-        that it is counted for.
+        Set at admission: the id, the route, whether there are other routes, and the expected bytes.
     ended_s : float or None
-        When it was answered.
+        Time of completion.
     is_admitted, is_counted : bool
-        Whether the client's machine, and the count of bytes in flight, count it now.
+        Whether the client's machine, and the counter of bytes in flight, include it now.
     entered : stage or None
-        The stage of which it has a stream now.
+        The stage whose stream it occupies now.
     """
 
     __slots__ = (
@@ -56,7 +55,7 @@ class DirectRun:
         self.entered: Any = None
 
     def record(self, limits: Limits) -> RequestRecord:
-        """Return the record that the machine would have kept of it."""
+        """Build the full record of the request."""
         submitted = events.Submitted(
             self.begun_s,
             self.request_id,

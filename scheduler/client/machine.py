@@ -1,13 +1,13 @@
-"""The client's machine: admission, routes, attempts, deadlines, answers. Pure.
+"""State machine of the client: admission, routing, retries, deadlines and delivery. No I/O.
 
-A request is admitted in order of priority and arrival while there is room for its count and its
-bytes, and a route with all its devices. Each attempt has a number; what an attempt says after its
-request ended, or after a later attempt began, is dropped. A caller hears of each request exactly
-once: `Deliver` or `Fail`. `hetero.scheduler.client.transitions` has the states.
+Requests are admitted by priority and arrival, while the limits of requests and bytes allow it and
+a route is live. Attempts are numbered; the machine drops events of an attempt whose request has
+ended or has started a later attempt. Each request ends exactly once, with `Deliver` or `Fail`.
+`hetero.scheduler.client.transitions` lists the states.
 
-Where requests are joined, each waits once it is admitted until `hetero.scheduler.client.batching`
-fires it, and is then one of those whose attempt it is. Whoever leaves a batch changes nothing for
-the others; one that fails is tried again request by request, where an input may be the reason.
+With dynamic batching, an admitted request waits until `hetero.scheduler.client.batching` starts a
+batch with it. Cancelling one request of a batch does not affect the others. If an input may have
+caused the failure of a batch, its requests are retried one by one.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.record import RequestRecord, RequestState
 
-#: Seconds before a request is sent again to a device that lost it but is not known to be away,
-#: twice as many after each attempt: in these the loss is noticed, or is over.
+#: Seconds before a request is sent again to a device that lost it but counts as live, doubled after
+#: each attempt: meanwhile the loss is detected or has passed.
 _PAUSE_S: Final = 0.2
 
 
 _S = RequestState
 _output_nbytes: Final = attrgetter("output_nbytes")
-#: Events of a single request that was submitted.
+#: Events that concern a single submitted request.
 _OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelAsked)
 _Next = tuple[RequestState, list[ClientInstruction]]
 
 
 class ClientMachine(Requests):
-    """Decides what becomes of a deployment's requests."""
+    """State machine of a deployment's requests."""
 
     def __init__(
         self,
@@ -69,23 +69,23 @@ class ClientMachine(Requests):
         self._routes = Routes(routes)
         self._expected = ExpectedBytes()
         self._name = name
-        #: Requests that were admitted since, to wait for others.
+        #: Requests admitted during the present event, which wait for a batch.
         self._joining: list[RequestRecord] = []
         self._cluster_error: ClusterError | None = None
         self._closed = False
 
     def live_route(self) -> int | None:
-        """Return a route that has all its devices; None where there is none now."""
+        """Choose a live route; None if there is none."""
         return self._routes.choose()
 
     def recover(self) -> None:
-        """Put in order what Ctrl-C may have left half done."""
+        """Restore consistency after Ctrl-C interrupted a change."""
         self._routes.lay_out()
 
     def begin_direct(self, run: DirectRun, ids: Iterator[int]) -> bool:
-        """Admit a request that its caller's thread runs, if it would be started at once.
+        """Admit a request that its caller's thread runs, if it can start at once.
 
-        It then has a number and a route, and runs until `end_direct` or until it is adopted.
+        The request receives an id and a route, and runs until `end_direct` or its adoption.
         """
         if self.num_waiting or self._closed or self.num_in_flight >= self._most:
             return False
@@ -106,7 +106,7 @@ class ClientMachine(Requests):
         return True
 
     def end_direct(self, run: DirectRun, now_s: float, made_nbytes: int) -> bool:
-        """Take in that a direct run has its answer; False: it has to be adopted."""
+        """Complete a direct run; False if the machine has to adopt it instead."""
         if self._closed:
             return False
         self._forget_ended()
@@ -123,7 +123,7 @@ class ClientMachine(Requests):
         return True
 
     def _take_direct(self, request_id: int) -> RequestRecord:
-        """Return the record of a direct run, which is one no longer."""
+        """Convert a direct run into a live request; return its record."""
         run = self._direct[request_id]
         request = run.record(self.limits)
         # No call between these lines: Ctrl-C comes before or after them.
@@ -133,11 +133,11 @@ class ClientMachine(Requests):
         return request
 
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:
-        """Take in one event; return what is to be done, in order.
+        """Process one event; return the instructions to execute, in order.
 
-        Raises InvalidTransitionError: the event cannot be in the request's state.
+        Raises InvalidTransitionError: the event is illegal in the request's state.
         """
-        # Not sooner: whoever runs the machine may ask for those that the last event ended.
+        # Not earlier: the runner may read the records of requests that the last event ended.
         self._forget_ended()
         done: list[ClientInstruction] = []
         if isinstance(event, _OF_ONE):
@@ -148,7 +148,7 @@ class ClientMachine(Requests):
                 for request, own in shared:
                     done += self._step(request, own)
             elif event.request_id in self._direct:
-                pass  # nobody but its own thread knows of it
+                pass  # only its own thread has access to it
             elif found := self.record(event.request_id):
                 done = self._step(found, event)
         else:
@@ -165,7 +165,7 @@ class ClientMachine(Requests):
         return done
 
     def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
-        """Take in what an event says of no single request; return the requests that it is for."""
+        """Apply an event to the shared state; return the requests that it concerns."""
         match event:
             case events.Submitted():
                 number = event.request_id
@@ -210,7 +210,7 @@ class ClientMachine(Requests):
         return instructions
 
     def _has_room(self, request: RequestRecord) -> bool:
-        # What waits for others may as well wait for a device.
+        # A request that waits for a batch may also wait for a device.
         awaits = self.batcher is not None and self._routes.may_come()
         if self.num_in_flight >= self._most or not (self._routes.live or awaits):
             return False
@@ -250,7 +250,7 @@ class ClientMachine(Requests):
         but: Collection[int] = (),
         near: frozenset[str] = frozenset(),
     ) -> _Next:
-        """Start an attempt on a route, none of `but`, or have it wait for others to go with it."""
+        """Start an attempt on a route except `but`, or queue the request for a batch."""
         if self.batcher is None or request.avoided:
             return _S.RUNNING, self._start(request, self._routes.choose(but, near), now_s)
         if request.admitted_s is None:
@@ -270,7 +270,7 @@ class ClientMachine(Requests):
         request.begin_attempt(now_s, what, route, names_route=self._routes.count > 1)
 
     def _start_batches(self, batcher: Batcher, now_s: float) -> list[ClientInstruction]:
-        """Start what is to go together now; have those go on that wait, as they came."""
+        """Start the batches that are ready; report the admitted requests that still wait."""
         done: list[ClientInstruction] = []
         while self._routes.live and (requests := batcher.fire(now_s)):
             first, is_joined = requests[0], len(requests) > 1
@@ -291,15 +291,15 @@ class ClientMachine(Requests):
         return done
 
     def _leave(self, request: RequestRecord) -> bool:
-        """Have a request leave its attempt; return whether nobody wants that any more."""
+        """Withdraw a request from its attempt; return whether no request needs the attempt."""
         if self.batcher is not None and not self.batcher.withdraw(request):
             return False
         self._routes.end(request.route)
         return True
 
     def _stop(self, request: RequestRecord) -> list[ClientInstruction]:
-        """Drop the attempt that runs, if one does and nobody else wants its answer."""
-        if request.state is _S.DIRECT:  # no device knows of it
+        """Stop the running attempt of a request, if no other request needs its result."""
+        if request.state is _S.DIRECT:  # no device has received it
             self._routes.end(request.route)
             return []
         if request.state is not _S.RUNNING or not self._leave(request):
@@ -307,13 +307,13 @@ class ClientMachine(Requests):
         return [events.DropAttempt(request.id, request.attempt, request.route)]
 
     def _end_attempt(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
-        """Make another attempt, park the request until there can be one, or give up."""
+        """Start another attempt, park the request until one is possible, or fail it."""
         request.note(now_s, f"failed: {error}")
         request.error, request.resume_s = error, now_s
         drop = self._stop(request)
-        # What was lost with a device, or on its way, or turned away by a full queue, is replayed.
-        # What does not fit into a device's memory may fit into another's; what else a plugin raised
-        # would be raised again.
+        # Replay an attempt that was lost with a device or in transit, or rejected by a full queue.
+        # A request that exceeds a device's memory may fit on another device. Any other error of a
+        # plugin would occur again.
         is_lost = isinstance(error, DeviceLostError | OverloadedError)
         is_final = not (is_lost or isinstance(error, MemoryError))
         has_failed = max(request.num_failed, self.limits.attempts == 1)
@@ -336,7 +336,7 @@ class ClientMachine(Requests):
         return _S.PARKED, drop
 
     def _try_suspect(self, now_s: float) -> list[ClientInstruction]:
-        """Replay the next of the suspects, if none of them runs."""
+        """Replay the next request in quarantine, if none of them runs."""
         for request in self._suspects.due(now_s):
             route = self._routes.choose(request.avoided)
             if route is not None:
@@ -353,7 +353,7 @@ class ClientMachine(Requests):
             return "tried again alone, as devices were lost with it"
         return f"tried again after a pause, as {request.error}"
 
-    # Handlers of the table: (request, event) -> (next state, instructions).
+    # Handlers of the transition table: (request, event) -> (next state, instructions).
 
     def _admit(self, request: RequestRecord, event: events.Submitted) -> _Next:
         request.note_submission()
@@ -383,7 +383,7 @@ class ClientMachine(Requests):
         return _S.WAITING, []
 
     def _adopt(self, request: RequestRecord, event: events.Adopted) -> _Next:
-        if self._closed:  # since it was admitted
+        if self._closed:  # after the request was admitted
             return self._cancel(request, events.Closed(event.now_s))
         request.outputs.update(event.outputs)
         request.runs.update((run.stage, run) for run in event.runs)
@@ -413,7 +413,7 @@ class ClientMachine(Requests):
         outputs.update(event.outputs)
         for run in event.runs:
             runs[run.stage] = run
-        # How a stage went is told by later stages too, whose messages may come before its own.
+        # Later stages repeat the timings of earlier ones, and their messages may arrive first.
         if not self._routes.is_whole(request.route, len(runs), len(outputs)):
             return _S.RUNNING, []
         self._leave(request)
@@ -453,7 +453,7 @@ class ClientMachine(Requests):
         return self._end_attempt(request, event.now_s, lost_error(request, event))
 
     def _blame(self, request: RequestRecord, event: events.DeviceEnded) -> _Next:
-        """Take in that a device, which was not heard any more with a request on it, has ended."""
+        """Count the confirmed crash of a suspected device against a request that it ran."""
         if request.silent_on != event.device:
             return request.state, []
         request.silent_on = ""
@@ -471,7 +471,7 @@ class ClientMachine(Requests):
     def _wait_on(
         self, request: RequestRecord, event: events.DeviceLost | events.DeviceRemoved
     ) -> _Next:
-        """Go on waiting, or being parked, if what is waited for may come."""
+        """Stay waiting or parked while a route may become live; fail the request otherwise."""
         if self._routes.may_come(request.avoided):
             return request.state, []
         kept = request.error if request.avoided else None

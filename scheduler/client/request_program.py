@@ -1,9 +1,9 @@
-"""Request programs: a deployment's routes, compiled to steps that a caller's own thread runs.
+"""Request programs: routes compiled to steps that the caller's own thread executes.
 
-A step takes and gives tensors by number. While nothing unusual happens, a request is these steps
-between being counted in and being counted out, and the client's machine keeps no record of it. If
-something unusual happens (a busy device, an error, a close, Ctrl-C), the machine *adopts* the
-request as it stands, as an attempt that runs, and decides as for every other request.
+Steps read and write tensors by number. In the normal case, the client's state machine only counts
+the request at its start and end, and creates no record of it. If something unusual happens (a busy
+device, an error, a close, Ctrl-C), the machine *adopts* the request in its present state as a
+running attempt, and handles it like every other request.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from hetero.scheduler.client.runner import RequestRunner, Submission
 from hetero.scheduler.vocabulary import events
 from hetero.scheduler.vocabulary.placement import Placement
 
-#: Makes a tuple without a call of Python's.
+#: Creates a tuple without Python's call overhead.
 _completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__
 
 
 class Stage(Protocol):
-    """A stage that the calling thread can run; see `hetero.scheduler.device.direct_stage`."""
+    """Stage that the calling thread can run; see `hetero.scheduler.device.direct_stage`."""
 
     def left(self, route: int) -> frozenset[str]:
-        """Return the outputs that a route leaves in the device's memory."""
+        """Return the outputs that stay in the device's memory on a route."""
 
     def run(
         self, inputs: Sequence[Value], left: frozenset[str], task: Any
     ) -> tuple[Sequence[Value], StageTiming] | None:
-        """Run the stage; None: its device is busy."""
+        """Run the stage; return None if its device is busy."""
 
     def leave(self, task: Any) -> None:
-        """Give the device's stream back."""
+        """Release the device's stream."""
 
     def placed(self, error: Exception, request: Request) -> Exception:
-        """Return the error of a request whose stage raised."""
+        """Convert an exception of the stage into the error of a request."""
 
 
 class Step(NamedTuple):
-    """A stage, and the numbers of the tensors that it takes and gives."""
+    """Step of a program: a stage, and the numbers of its input and output tensors."""
 
     number: int
     stage: Stage
@@ -56,18 +56,18 @@ class Step(NamedTuple):
 
 
 class Resumption(NamedTuple):
-    """What the stages that have not run yet take of the tensors that are there, by stage."""
+    """Adopted attempt with the available inputs of its remaining stages, by stage."""
 
     attempt: Request
     inputs: Mapping[int, Mapping[str, Value]]
 
 
 class RequestProgram:
-    """The routes of a deployment as steps.
+    """Compiled routes of a deployment.
 
-    `stages`: the placement's, by number.
-    `resume`: sends inputs to the stages of an attempt that has been adopted.
-    `learn`: takes the seconds that a request's stages took, and the bytes of its inputs.
+    `stages`: the stages of the placement, by number.
+    `resume`: sends the inputs of an adopted attempt to its remaining stages.
+    `learn`: records a request's total stage time in seconds and its input bytes.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RequestProgram:
         plan = placement.plan
         names = tuple(spec.name for spec in plan.inputs)
         self._inputs = tuple(zip(names, numbered(names), strict=True))
-        #: By route.
+        #: Steps by route.
         self._steps = tuple(
             tuple(
                 Step(
@@ -112,8 +112,8 @@ class RequestProgram:
     ) -> Submission | CompletedSubmission | None:
         """Run a request in the calling thread.
 
-        Returns None for a request that has to be submitted, and a submission for one that the
-        machine has adopted.
+        Returns None if the request has to be submitted instead, and a submission if the machine
+        has adopted it.
         """
         values: list[Value] = [None] * len(self._names)
         nbytes = 0
@@ -127,35 +127,37 @@ class RequestProgram:
             return None
         runner = self._runner
         run = DirectRun(request, nbytes, runner.now_s())
-        ended: list[StageTiming] = []
+        timings: list[StageTiming] = []
         try:
             if not runner.begin_direct(run):
                 return None
             made_nbytes, took_s = 0, 0.0
-            for _, stage, taken, given, left in self._steps[run.route]:
-                made = stage.run([read_only(values[i]) for i in taken], left, run)
-                if made is None:
-                    return self._adopt(run, inputs, values, ended)
-                for number, value in zip(given, made[0], strict=True):
+            for _, stage, input_numbers, output_numbers, resident_names in self._steps[run.route]:
+                result = stage.run(
+                    [read_only(values[i]) for i in input_numbers], resident_names, run
+                )
+                if result is None:
+                    return self._adopt(run, inputs, values, timings)
+                for number, value in zip(output_numbers, result[0], strict=True):
                     values[number] = value
-                went = made[1]
-                ended.append(went)
-                made_nbytes += went.output_nbytes
-                took_s += went.ended_s - went.started_s
+                timing = result[1]
+                timings.append(timing)
+                made_nbytes += timing.output_nbytes
+                took_s += timing.ended_s - timing.started_s
             if not runner.end_direct(run, made_nbytes):
-                return self._adopt(run, inputs, values, ended)
+                return self._adopt(run, inputs, values, timings)
         except BaseException as error:
-            step = self._steps[run.route][min(len(ended), len(self._steps[run.route]) - 1)]
+            step = self._steps[run.route][min(len(timings), len(self._steps[run.route]) - 1)]
             if run.entered is not None:
                 step.stage.leave(run)
             if isinstance(error, Exception) and run.is_admitted:
-                return self._fail(run, inputs, ended, step, error)
-            runner.abandon(run, inputs)  # Ctrl-C: nobody awaits the answer
+                return self._fail(run, inputs, timings, step, error)
+            runner.abandon(run, inputs)  # Ctrl-C: no thread awaits the result
             raise
         self._learn(took_s, nbytes)
         outputs = {name: values[number] for name, number in self._outputs}
         return _completed(
-            CompletedSubmission, (outputs, tuple(sorted(ended)), run.request_id, runner.story)
+            CompletedSubmission, (outputs, tuple(sorted(timings)), run.request_id, runner.story)
         )
 
     def _adopt(
@@ -163,21 +165,23 @@ class RequestProgram:
         run: DirectRun,
         inputs: Mapping[str, Value],
         values: Sequence[Value],
-        ended: Sequence[StageTiming],
+        timings: Sequence[StageTiming],
     ) -> Submission:
-        """Have the machine take a request over, and its other stages run on their devices."""
+        """Hand a request over to the machine, and its remaining stages to their devices."""
         steps = self._steps[run.route]
-        there = {number for _, number in self._inputs}
-        there.update(number for step in steps[: len(ended)] for number in step.outputs)
-        outputs = {name: values[i] for name, i in self._outputs if i in there}
-        call = self._runner.adopt(run, inputs, outputs, ended)
+        available = {number for _, number in self._inputs}
+        available.update(number for step in steps[: len(timings)] for number in step.outputs)
+        outputs = {name: values[i] for name, i in self._outputs if i in available}
+        call = self._runner.adopt(run, inputs, outputs, timings)
         if (attempt := call.attempt) is not None:
             self._resume(
                 Resumption(
                     attempt,
                     {
-                        step.number: {self._names[i]: values[i] for i in step.inputs if i in there}
-                        for step in steps[len(ended) :]
+                        step.number: {
+                            self._names[i]: values[i] for i in step.inputs if i in available
+                        }
+                        for step in steps[len(timings) :]
                     },
                 )
             )
@@ -187,15 +191,15 @@ class RequestProgram:
         self,
         run: DirectRun,
         inputs: Mapping[str, Value],
-        ended: Sequence[StageTiming],
+        timings: Sequence[StageTiming],
         step: Step,
         error: Exception,
     ) -> Submission:
-        """Have the machine take a request over, and decide what becomes of it after an error."""
-        call = self._runner.adopt(run, inputs, {}, ended)
+        """Hand a failed request over to the machine, which decides about a retry."""
+        call = self._runner.adopt(run, inputs, {}, timings)
         if (attempt := call.attempt) is not None:
-            placed = step.stage.placed(error, attempt)
+            stage_error = step.stage.placed(error, attempt)
             self._runner.handle(
-                events.AttemptFailed(self._runner.now_s(), run.request_id, 1, placed)
+                events.AttemptFailed(self._runner.now_s(), run.request_id, 1, stage_error)
             )
         return call

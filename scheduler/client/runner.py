@@ -1,6 +1,6 @@
-"""The request runner: threads, futures and a clock around the client's machine.
+"""Request runner: drives the client's state machine with threads, futures and a clock.
 
-Both executors' deployments are one; they say how an attempt starts and how it is dropped.
+The deployments of both executors use it; they implement the start and the end of attempts.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from hetero.scheduler.vocabulary.record import RequestRecord, StoryLine
 
 
 class Attempts(Protocol):
-    """How attempts are made: what an executor gives."""
+    """Interface for executing attempts, which each executor implements."""
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
-        """Send an attempt on its way; its end comes back as an event.
+        """Start an attempt; its end is reported as an event.
 
-        One that was dropped in the meantime, or that was started before, changes nothing.
+        An attempt that was dropped or started before is ignored.
         """
 
     def drop(self, request: Request) -> None:
-        """Stop an attempt where it runs, forget it where it waits."""
+        """Cancel an attempt on the devices that run it or queue it."""
 
     def pending_outputs(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what stands for the outputs of an attempt that devices will keep."""
+        """Return references to the resident outputs that an attempt will produce."""
 
     def answer(
         self,
@@ -53,13 +53,13 @@ class Attempts(Protocol):
         made: Mapping[str, Value],
         runs: tuple[StageTiming, ...],
     ) -> Response:
-        """Return the whole answer of what an attempt's stages made of it."""
+        """Build the response from the outputs of an attempt's stages."""
 
 
 class Submission:
-    """A request that was submitted: what its caller brought, and what it waits on.
+    """Submitted request: its inputs, its future and its present attempt.
 
-    `waited_s`: seconds until it was admitted.
+    `waited_s`: seconds until admission.
     """
 
     __slots__ = (
@@ -81,62 +81,63 @@ class Submission:
     ) -> None:
         self._runner = runner
         self.request_id = request_id
-        #: It outlives what was brought, of which nothing is here once it has ended.
+        #: The inputs; released at the end of the request, which this object may outlive.
         self.inputs = inputs
         self.request = request
         self.future: Promise[Response] = Promise()
         self.waited_s = 0.0
-        #: Whether it was admitted; its first attempt, where its caller starts it.
+        #: Whether it was admitted, and the first attempt if the caller's thread starts it.
         self.is_granted = False
         self.first: Request | None = None
-        #: The attempt that is wanted, if one is.
+        #: The present attempt, if any.
         self.attempt: Request | None = None
-        #: Set once the request is admitted or ended, where its caller waits for that.
+        #: Event of admission or end, if the caller waits for it.
         self.gate: threading.Event | None = None
-        #: What stands for outputs to come; nobody may have them freed before it ends.
+        #: References to future resident outputs, which prevent freeing them before the end.
         self._pending_outputs: dict[str, Value] = {}
 
     def grant(self) -> None:
-        """Have the caller go on, as its request was admitted."""
+        """Mark the request as admitted and wake its caller."""
         self.is_granted = True
         if self.gate is not None:
             self.gate.set()
 
     def end(self) -> None:
-        """Let go of what was brought."""
+        """Release the inputs."""
         self.inputs, self._pending_outputs = {}, {}
 
     def cancel(self) -> bool:
-        """Cancel it; True if its future now ends with RequestCancelledError."""
+        """Cancel the request; return whether its future ends with RequestCancelledError."""
         return self._runner.cancel(self.request_id)
 
     @property
     def story(self) -> Callable[[], list[StoryLine]]:
-        """What returns its life so far; it holds nothing else of it."""
+        """Function that returns the history of the request; it retains no tensors."""
         return partial(self._runner.story, self.request_id)
 
     def pending_outputs(self) -> dict[str, Value]:
-        """Return what stands for the outputs that devices will keep, by name.
+        """Return references to future resident outputs, by name.
 
-        Nothing, unless its first attempt runs.
+        The result is empty unless the first attempt is running.
         """
         attempt = self.attempt
         if attempt is None or attempt.attempt > 1:
             return {}
         made = self._pending_outputs = self._runner.attempts.pending_outputs(attempt, self.inputs)
-        if self.attempt is not attempt:  # it has ended meanwhile: what nobody held may be freed
+        if self.attempt is not attempt:  # it has ended: its outputs may be freed already
             made = self._pending_outputs = {}
         return made
 
 
 class RequestRunner:
-    """Runs requests of one deployment.
+    """Runner of the requests of one deployment.
 
-    `deployment`: the key that its devices know it by, where it is theirs.
-    `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
-    `in_flight`: bytes of all that share devices.
-    `ended`: called with each request that has ended and how the stages of its answer went, before
-        its caller hears of it.
+    `deployment`: the deployment's key on its devices.
+    `ids`: yields ascending request ids. Deployments on the same devices share it, because the ids
+        order the devices' queues.
+    `in_flight`: counter of bytes in flight, shared by deployments on the same devices.
+    `ended`: called with each ended request and its stage timings, before the caller's future is
+        resolved.
     """
 
     def __init__(
@@ -159,12 +160,12 @@ class RequestRunner:
         self._clock = clock
         self._ids = ids
         self._calls: dict[int, Submission] = {}
-        #: Guards the machine and the calls; held for a moment only.
+        #: Guards the machine and the calls; never held during I/O.
         self._lock = threading.Lock()
         self._outbox = Outbox(clock.later)
         self._timer = clock.timer(self._look)
         self._in_flight = in_flight
-        #: Whether this runner is to hear of bytes that are given back.
+        #: Whether a callback for the next release of bytes is registered.
         self._awaits_bytes = False
         self._name = name
         self._deployment = deployment
@@ -173,9 +174,9 @@ class RequestRunner:
     def submit(
         self, inputs: Mapping[str, Value], request: Request, near: frozenset[str] = frozenset()
     ) -> Submission:
-        """Admit a request, waiting for room if it says so; see `Deployment.submit`.
+        """Admit a request, waiting for admission if it permits; see `Deployment.submit`.
 
-        `near`: devices that keep some of its inputs.
+        `near`: devices that hold some of its inputs.
         """
         self.home.require(self._name)
         now_s = self.now_s()
@@ -197,45 +198,45 @@ class RequestRunner:
             submitted.group, submitted.rows = (
                 (None, 0) if request.resident_outputs else rows_of(inputs)
             )
-            if submitted.group is None:  # it goes alone, and waits for nobody
+            if submitted.group is None:  # it forms a batch by itself, and does not wait for others
                 submitted.rows = limits.batching.size
         try:
             self.handle(submitted)
             if not call.is_granted and request.waits is None:
-                with self._lock:  # what comes of it later, its future tells
+                with self._lock:  # its future reports a later failure
                     call.is_granted = call.is_granted or not call.future.done()
             elif not call.is_granted:
                 self._wait_for_admission(call, deadline_s)
                 call.waited_s = self.now_s() - now_s
             if call.first:
                 self._start((call,), call.first)
-        except BaseException:  # Ctrl-C: nobody would ever start or await the request
+        except BaseException:  # Ctrl-C: no thread would start or await the request
             self._recover(request_id)
             raise
         if not call.is_granted:
-            # Ended before it was admitted: the caller hears of it here, and only here.
+            # It failed before admission: the caller receives the error only here.
             error = call.future.exception()
             assert error is not None
             try:
                 raise error
-            finally:  # else it would hold itself, and with the traceback the inputs
+            finally:  # otherwise the error refers to itself, and its traceback to the inputs
                 del call, error
         return call
 
     def begin_direct(self, run: DirectRun) -> bool:
-        """Admit a request that the calling thread runs; False: it has to be submitted."""
+        """Admit a request that the calling thread runs; False if it has to be submitted."""
         with self._lock:
             return self._machine.begin_direct(run, self._ids)
 
     def end_direct(self, run: DirectRun, made_nbytes: int) -> bool:
-        """Take in the answer of a direct run; False: it has to be adopted."""
+        """Complete a direct run; False if the machine has to adopt it."""
         now_s = self.now_s()
         with self._lock:
             if not self._machine.end_direct(run, now_s, made_nbytes):
                 return False
             is_awaited = self._machine.num_waiting
         if is_awaited:
-            self.handle(events.TimePassed(now_s))  # others are admitted
+            self.handle(events.TimePassed(now_s))  # admits waiting requests
         return True
 
     def adopt(
@@ -245,7 +246,7 @@ class RequestRunner:
         outputs: Mapping[str, Value],
         stage_runs: Sequence[StageTiming],
     ) -> Submission:
-        """Have the machine go on with a direct run as an attempt, with what has come of it."""
+        """Hand a direct run over to the machine as a running attempt, with its results so far."""
         request_id = run.request_id
         call = self._calls[request_id] = Submission(self, request_id, inputs, run.request)
         call.is_granted = True
@@ -256,7 +257,7 @@ class RequestRunner:
         return call
 
     def abandon(self, run: DirectRun, inputs: Mapping[str, Value]) -> None:
-        """Cancel a direct run that Ctrl-C has ended, however far it has come."""
+        """Cancel a direct run that Ctrl-C interrupted, in any state."""
         if run.is_admitted:
             self.adopt(run, inputs, {}, ())
         elif run.is_counted:
@@ -264,7 +265,7 @@ class RequestRunner:
         self._recover(run.request_id)
 
     def _recover(self, request_id: int) -> None:
-        """Cancel a request in whose thread Ctrl-C came."""
+        """Cancel a request whose thread Ctrl-C interrupted."""
         with self._lock:
             self._machine.recover()
         self.cancel(request_id)
@@ -273,51 +274,53 @@ class RequestRunner:
         gate = self._clock.event()
         with self._lock:
             call.gate = gate
-        # Who ends or grants it looks for the gate after that.
+        # Threads that end or admit the request read the gate after setting its state.
         while not call.is_granted and not call.future.done():
             if not gate.wait(min(WAIT_SLICE_S, max(0.0, deadline_s - self.now_s()) + 0.001)):
                 self.handle(events.TimePassed(self.now_s()))
 
     def cancel(self, request_id: int) -> bool:
-        """Cancel a request; True if it had not ended."""
+        """Cancel a request; return whether it was live."""
         with self._lock:
             live = request_id in self._calls
         self.handle(events.CancelAsked(self.now_s(), request_id))
         return live
 
     def story(self, request_id: int) -> list[StoryLine]:
-        """Return a request's life."""
+        """Return the history of a request."""
         with self._lock:
             return self._machine.story(request_id)
 
     def live(self) -> list[RequestRecord]:
-        """Return the requests that have not ended, as they are; their owner goes on with them."""
+        """Return copies of the records of live requests."""
         with self._lock:
             return [replace(record, story=record.story.copy()) for record in self._machine.live()]
 
     def counts(self) -> tuple[int, int]:
-        """Return how many requests wait for admission, and how many are in flight."""
+        """Return the numbers of requests that wait for admission and that are in flight."""
         with self._lock:
             return self._machine.num_waiting, self._machine.num_in_flight
 
     def running(self) -> list[tuple[Request, Mapping[str, Value]]]:
-        """Return the attempts that are awaited, with their inputs."""
+        """Return the running attempts with their inputs."""
         with self._lock:
-            calls = list(self._calls.values())  # at once: callers add theirs without the lock
+            calls = list(
+                self._calls.values()
+            )  # one atomic copy: callers add entries without the lock
             return [(c.attempt, c.inputs) for c in calls if c.attempt]
 
     def live_route(self) -> int | None:
-        """Return a route that has all its devices; None where there is none now."""
+        """Choose a live route; None if there is none."""
         with self._lock:
             return self._machine.live_route()
 
     def has_ended(self, attempt: Request) -> bool:
-        """Whether an attempt's answer is no longer waited for."""
+        """Return whether the result of an attempt is no longer needed."""
         call = self._calls.get(attempt.id)
         return call is None or call.attempt is not attempt
 
     def handle(self, event: ClientEvent) -> None:
-        """Give the machine an event, and see that what it asks for is done, in order."""
+        """Pass an event to the machine, and execute its instructions in order."""
         is_new_wait = False
         with self._lock:
             for instruction in self._machine.handle(event):
@@ -329,18 +332,18 @@ class RequestRunner:
                 self._awaits_bytes = is_new_wait = self._machine.waits_for_bytes
         if is_new_wait:
             self._in_flight.when_fewer(partial(self._clock.later, self._look_for_room))
-            # Some may have been given back since the machine looked.
+            # Bytes may have been released since the machine checked.
             self.handle(events.TimePassed(self.now_s()))
         if self._outbox.orders:
             self._outbox.carry_out()
 
     def close(self) -> None:
-        """Cancel what is in flight and take no more."""
+        """Cancel the requests in flight and reject new ones."""
         self.handle(events.Closed(self.now_s()))
         self._timer.close()
 
     def _take(self, instruction: ClientInstruction) -> None:
-        """Put what an instruction asks for into the outbox; the lock is held."""
+        """Append an instruction's order to the outbox. The caller holds the lock."""
         number = instruction.request_id
         if isinstance(instruction, events.StartAttempt):
             call = self._calls[number]
@@ -354,8 +357,8 @@ class RequestRunner:
                 call.attempt = started = started._replace(inline=False)
                 self._outbox.orders.append(partial(self._start, (call,), started))
                 return
-            # The caller starts its own first attempt: whoever made room for it has its own work
-            # to do.
+            # The caller's thread starts its first attempt, so that the thread whose request made
+            # room for it is not delayed.
             call.attempt = call.first = started
             call.grant()
             return
@@ -377,13 +380,13 @@ class RequestRunner:
             self._outbox.orders.append(partial(self._deliver, call, attempt, record, instruction))
             return
         self._outbox.orders.append(partial(self._fail, call, record, instruction.error))
-        if not call.is_granted:  # its caller waits for no order: it may be who carries them out
+        if not call.is_granted:  # without an order: its caller may be the executing thread
             call.future.set_exception(instruction.error)
             if call.gate is not None:
                 call.gate.set()
 
     def _take_joined(self, calls: Sequence[Submission], first: Request) -> None:
-        """Have an attempt of several calls be started, which `first` would be the first one's."""
+        """Append the start of a batch of calls; `first` is the attempt of the first call."""
         started = first._replace(
             inline=False,
             profile=any(call.request.profile for call in calls),
@@ -395,15 +398,15 @@ class RequestRunner:
         self._outbox.orders.append(partial(self._start, calls, started))
 
     def _start(self, calls: Sequence[Submission], request: Request) -> None:
-        """Start an attempt that is still wanted."""
+        """Start an attempt, unless it was dropped."""
         if calls[0].attempt is request or any(call.attempt is request for call in calls):
             try:
                 inputs = calls[0].inputs
                 if len(calls) > 1:
                     inputs = join_rows([call.inputs for call in calls])
                 self.attempts.start(request, inputs)
-            except Exception as error:  # whatever it is, the caller must hear of it
-                if isinstance(error, HeteroError):  # it says all; where from leads to the inputs
+            except Exception as error:  # whatever it is, the caller must receive it
+                if isinstance(error, HeteroError):  # its traceback refers to the inputs
                     error.with_traceback(None)
                 self.handle(events.AttemptFailed(self.now_s(), request.id, request.attempt, error))
 
@@ -412,7 +415,7 @@ class RequestRunner:
     ) -> None:
         try:
             answer = self.attempts.answer(attempt, call.inputs, made.outputs, made.runs)
-        except Exception as error:  # a fault of ours, or no memory: the caller must hear of it
+        except Exception as error:  # a bug or no memory: the caller must receive the error
             self._fail(call, record, error)
             return
         self._ended(record, answer.stage_timings)

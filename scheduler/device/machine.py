@@ -1,4 +1,4 @@
-"""The device's machine: join a stage's inputs, order the queue, run, send on. Pure.
+"""State machine of a device: collects inputs, orders and starts tasks, forwards outputs. No I/O.
 
 ::
 
@@ -6,10 +6,10 @@
        │          │          └──────> DROPPED ──> gone, silently
        └──────────┴──> gone, with its attempt
 
-`hetero.scheduler.device.order` says which of the tasks that are ready runs first. A stage runs as
-many tasks at once as it has streams, the device as many as its widest stage. What comes twice, or
-for an attempt that was dropped, changes nothing. Where a client has more on the device than it may,
-its attempts that came first and still wait end: their clients have long forgotten them.
+`hetero.scheduler.device.order` orders the ready tasks. A stage runs at most as many tasks at once
+as it has streams; a device as many as its widest stage. Duplicate messages and messages for
+dropped attempts have no effect. If a client exceeds its quota, its oldest waiting attempts fail,
+because the client has most likely abandoned them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from hetero.scheduler.vocabulary import events
 from hetero.scheduler.vocabulary.events import DeviceInstruction, Run
 from hetero.scheduler.vocabulary.messages import Failure, Task
 
-#: Dropped attempts and ended tasks of a deployment that are remembered, so that what comes late
-#: for them starts nothing.
+#: Number of dropped attempts, and of ended tasks, that a deployment remembers, so that late
+#: messages do not start them again.
 _REMEMBERED: Final = 4096
-#: Of a client that has too much on the device so much is kept.
+#: Fraction of its quota that a client retains after exceeding it.
 _KEPT: Final = 3 / 4
 
 
 class TaskState(Enum):
-    """Where a task is in its life."""
+    """State of a task."""
 
     JOINING = "joining"
     READY = "ready"
@@ -54,12 +54,12 @@ _S = TaskState
 
 
 class InvalidTaskError(RuntimeError):
-    """An event that cannot be in the task's state: a fault of whoever runs the machine."""
+    """Event that is illegal in the task's state: a bug in the code that drives the machine."""
 
 
 @dataclass(slots=True, eq=False)
 class _Client(Line[Run]):
-    """What a client has on the device: tasks, and bytes of values that wait or ran after that."""
+    """Usage of a client: its tasks, and the bytes of their queued values."""
 
     name: str = ""
     num_tasks: int = 0
@@ -67,103 +67,103 @@ class _Client(Line[Run]):
 
 
 class _Deployment:
-    """What a deployment has on the device; an attempt is its request's id and its number."""
+    """Stages and tasks of a deployment; attempts are identified by request id and number."""
 
     __slots__ = ("client", "dropped", "ended", "stages", "tasks")
 
     def __init__(self, client: _Client) -> None:
         self.client = client
         self.stages: dict[int, OpenStage] = {}
-        #: Tasks that are not gone, by attempt and stage.
+        #: Live tasks, by attempt and stage.
         self.tasks: dict[tuple[int, int], dict[int, Run]] = {}
         self.dropped: OrderedDict[tuple[int, int], None] = OrderedDict()
         self.ended: OrderedDict[tuple[tuple[int, int], int], None] = OrderedDict()
 
 
 class OpenStage:
-    """A stage that takes tasks: what is known of it once and for all of them."""
+    """Loaded stage that accepts tasks, with the data that its tasks share."""
 
     __slots__ = ("deployment", "held", "inputs", "num_running", "opened", "usual_s")
 
     def __init__(self, opened: events.StageOpened, deployment: _Deployment) -> None:
         self.deployment = deployment
         self.num_running = 0
-        #: Tasks that are ready and wait for one of the stage's streams; may hold gone ones.
+        #: Ready tasks that wait for a stream of the stage; may include ended ones.
         self.held: list[tuple[Key, Run]] = []
-        #: About how long a run takes, the last ones counting most; any time before the first.
+        #: Moving average of the run time; infinite before the first run.
         self.usual_s = inf
         self.open(opened)
 
     def learn(self, run_s: float) -> None:
-        """Take in how long a run took."""
+        """Update the average run time."""
         usual_s = self.usual_s
         self.usual_s = run_s if usual_s == inf else usual_s + (run_s - usual_s) / 4
 
     def open(self, opened: events.StageOpened) -> None:
-        """Have the stage be as it is opened."""
+        """Replace the description of the stage."""
         self.opened = opened
         self.inputs = frozenset(opened.inputs)
 
 
 class DirectTask(Protocol):
-    """A request whose stages its caller's thread runs."""
+    """Request whose stages its caller's thread runs."""
 
-    #: The stage of which the thread has a stream.
+    #: The stage whose stream the thread occupies.
     entered: Any
 
 
 class DeviceMachine:
-    """Tasks of one device.
+    """State machine of the tasks of one device.
 
-    `max_tasks`, `max_nbytes`: how many tasks, and how many bytes of values that wait, a client may
-        have here; one task may exceed them.
+    `max_tasks`, `max_nbytes`: quota of a client in tasks and in bytes of queued values; a single
+        task may exceed it.
     """
 
     def __init__(self, *, max_tasks: int = 2**14, max_nbytes: int = 2**32) -> None:
         self._max_tasks = max_tasks
         self._max_nbytes = max_nbytes
-        #: How many tasks run at once.
+        #: Maximum number of tasks that run at once.
         self.num_streams = 1
         self._deployments: dict[str, _Deployment] = {}
         self._clients: dict[str, _Client] = {}
-        #: May hold tasks that are gone.
+        #: Ready tasks; may include ended ones.
         self._ready = FairQueue[Run]()
         self._arrivals = 0
-        #: Tasks that run, those whose attempt was dropped included.
+        #: Number of running tasks, including those of dropped attempts.
         self.num_running = 0
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that are not gone."""
+        """Number of live tasks."""
         return sum(client.num_tasks for client in self._clients.values())
 
     @property
     def patience_s(self) -> float:
-        """The least time that a stage here may run."""
+        """Minimum of the stages' time limits in seconds."""
         stages = (stage for d in self._deployments.values() for stage in d.stages.values())
         limits = (stage.opened.timeout_s for stage in stages)
         return min((limit_s for limit_s in limits if limit_s > 0), default=math.inf)
 
     @property
     def clients(self) -> Set[str]:
-        """Those that have stages here."""
+        """Names of the clients that have stages on the device."""
         return self._clients.keys()
 
     def client_of(self, deployment: str) -> str | None:
-        """Return whose deployment it is; None for one without stages here."""
+        """Return the client of a deployment; None if it has no stages on the device."""
         found = self._deployments.get(deployment)
         return None if found is None else found.client.name
 
     def deployments_of(self, client: str) -> list[str]:
-        """Return the deployments of a client that have stages here."""
+        """Return the deployments of a client that have stages on the device."""
         return [key for key, d in self._deployments.items() if d.client.name == client]
 
     def stage(self, deployment: str, stage: int) -> OpenStage:
-        """Return a stage that has been opened."""
+        """Return an open stage."""
         return self._deployments[deployment].stages[stage]
 
     def find(self, task: Task) -> Run | None:
-        """Return a task that is not gone."""
+        """Return a live task, or None."""
         request, number = task
         deployment = self._deployments.get(request.deployment)
         if deployment is None:
@@ -171,16 +171,16 @@ class DeviceMachine:
         return deployment.tasks.get((request.id, request.attempt), {}).get(number)
 
     def is_dropped(self, request: Request) -> bool:
-        """Whether an attempt was dropped, lately."""
+        """Return whether an attempt was dropped recently."""
         deployment = self._deployments.get(request.deployment)
         return deployment is None or (request.id, request.attempt) in deployment.dropped
 
     def arrived(
         self, task: Task, tensors: Mapping[str, Any], runs: tuple[StageTiming, ...], now_s: float
     ) -> list[DeviceInstruction]:
-        """Take in inputs of a task, and how the stages before went; return what is to be done.
+        """Add inputs of a task, and timings of earlier stages; return the instructions.
 
-        A stage without inputs is told with no tensors. Those that came before change nothing.
+        A stage without inputs is started by an empty mapping. Duplicate inputs have no effect.
         """
         request, number = task
         deployment = self._deployments.get(request.deployment)
@@ -201,7 +201,7 @@ class DeviceMachine:
             return []
         else:
             run.tensors = {**run.tensors, **tensors}
-            # Two ways here may have begun in one stage.
+            # Two paths to this stage may have an earlier stage in common.
             run.runs = tuple({run.stage: run for run in (*run.runs, *runs)}.values())
             run.ready_s = now_s
         is_whole = len(run.tensors) == len(stage.inputs)
@@ -223,9 +223,9 @@ class DeviceMachine:
         return done
 
     def end(self, run: Run, error: BaseException | None = None) -> list[DeviceInstruction]:
-        """Take in that a run gave its outputs, or raised; return what is to be done, in order.
+        """End a run that returned or raised; return the instructions, in order.
 
-        Raises InvalidTaskError: it does not run.
+        Raises InvalidTaskError: the task is not running.
         """
         wanted = run.state is _S.RUNNING
         if not wanted and run.state is not _S.DROPPED:
@@ -239,9 +239,9 @@ class DeviceMachine:
         return done + self._freed(run.stage)
 
     def enter(self, stage: OpenStage, run: DirectTask) -> bool:
-        """Give a caller's thread a stream of a stage, if a task would run at once; it `leave`s it.
+        """Allocate a stream of a stage to a caller's thread, if one is free; released by `leave`.
 
-        Wherever Ctrl-C comes, `run.entered` says whether it has the stream.
+        `run.entered` stays correct even if Ctrl-C interrupts.
         """
         if not self._is_free(stage):
             return False
@@ -253,7 +253,7 @@ class DeviceMachine:
         return True
 
     def leave(self, stage: OpenStage, run: DirectTask) -> list[DeviceInstruction]:
-        """Take back a caller's stream; return what is to be done. Again is harmless."""
+        """Release the stream of a caller's thread; return the instructions. Idempotent."""
         if run.entered is not None:
             self.num_running -= 1
             stage.num_running -= 1
@@ -261,7 +261,7 @@ class DeviceMachine:
         return self._freed(stage) if stage.held or self._ready.waiting else []
 
     def _freed(self, stage: OpenStage) -> list[DeviceInstruction]:
-        """Return what is to be done once a stage has a free stream."""
+        """Return the instructions that follow from a free stream of a stage."""
         if stage.held:
             for key, held in stage.held:
                 self._ready.push(stage.deployment.client, key, held)
@@ -269,7 +269,7 @@ class DeviceMachine:
         return self._run_ready() if self._ready.waiting else []
 
     def open(self, opened: events.StageOpened) -> list[DeviceInstruction]:
-        """Take in that a stage is loaded; return what is to be done, as the methods below do."""
+        """Add or update a loaded stage; return the instructions."""
         deployment = self._deployments.get(opened.deployment)
         if deployment is None:
             client = self._clients.setdefault(opened.client, _Client(name=opened.client))
@@ -278,18 +278,18 @@ class DeviceMachine:
         if stage is None:
             deployment.stages[opened.stage] = OpenStage(opened, deployment)
         elif opened.number >= stage.opened.number:
-            # It has other devices to send to, and its tasks go on; or its number was given again,
-            # to another subgraph.
+            # Either its receivers changed, and its tasks continue; or its number was reused for
+            # another subgraph.
             stage.open(opened)
         self.num_streams = max(self.num_streams, opened.num_streams)
-        return self._run_ready()  # it may have more streams, for others' tasks too
+        return self._run_ready()  # other stages' tasks may use the new streams, too
 
     def drop(self, request: Request) -> list[DeviceInstruction]:
-        """Take in that nobody waits for an attempt any more."""
+        """Cancel an attempt; return the instructions."""
         return self._drop(request) + self._run_ready()
 
     def close(self, key: str) -> list[DeviceInstruction]:
-        """Take in that a deployment's stages are to be unloaded."""
+        """Remove a deployment and cancel its tasks; return the instructions."""
         deployment = self._deployments.get(key)
         if deployment is None:
             return []
@@ -305,7 +305,7 @@ class DeviceMachine:
         return done + self._run_ready()
 
     def _let_go(self, run: Run) -> None:
-        """Forget a task, but for that it was there."""
+        """Remove a task, and remember that it has ended."""
         run.state = _S.GONE
         request, number = run.task
         deployment, attempt = run.stage.deployment, (request.id, request.attempt)
@@ -321,7 +321,7 @@ class DeviceMachine:
             ended.popitem(last=False)
 
     def _relieve(self, newest: Run) -> list[DeviceInstruction]:
-        """End what a client has too much of: what still joins first, and of that the oldest."""
+        """Fail the excess tasks of a client: first those that wait for inputs, oldest first."""
         held = newest.stage.deployment.client
         mine = [
             run
@@ -339,7 +339,7 @@ class DeviceMachine:
                 and held.nbytes <= _KEPT * self._max_nbytes
             ):
                 break
-            if run.state is _S.GONE:  # with another of its attempt
+            if run.state is _S.GONE:  # dropped with another task of its attempt
                 continue
             error = OverloadedError(
                 f"{run.task}: its client has {held.num_tasks} of {self._max_tasks} tasks and "
@@ -352,7 +352,7 @@ class DeviceMachine:
         return done
 
     def _is_free(self, stage: OpenStage) -> bool:
-        """Whether a task of a stage would run at once."""
+        """Return whether a task of a stage could run at once."""
         return (
             not self._ready.waiting
             and self.num_running < self.num_streams
@@ -361,7 +361,7 @@ class DeviceMachine:
 
     def _run(self, run: Run) -> Run:
         run.state, stage = _S.RUNNING, run.stage
-        if len(self._clients) > 1:  # else nobody's turns are compared
+        if len(self._clients) > 1:  # a single client competes with none
             self._ready.ran(stage.deployment.client)
         stage.num_running += 1
         self.num_running += 1
@@ -399,7 +399,7 @@ class DeviceMachine:
 
 
 def _misplaced(task: Task, tensors: Mapping[str, Any], stage: OpenStage | None) -> DeviceError:
-    """Return why values cannot be taken in."""
+    """Return the error of values that no open stage accepts."""
     request, number = task
     data = {"stage": number, "request_id": request.id, "attempt": request.attempt}
     if stage is None:
