@@ -6,10 +6,8 @@ clocks, for losses, and for numbers that they publish.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -39,6 +37,8 @@ _log = logging.getLogger(__name__)
 _STATUS_HEARTBEATS: Final = 2
 #: Peers that nobody watches are forgotten after so many time-outs without an answer.
 _FORGOTTEN_AFTER: Final = 10
+#: Seconds until a peer of this node whose control connection has ended is suspected.
+_END_S: Final = 0.05
 #: Seconds between two looks at what has not been used.
 _TIDY_S: Final = 10.0
 #: Bytes of dropped requests that go together.
@@ -93,10 +93,13 @@ class Control:
         self._askers: dict[bytes, Callable[[bytes], object]] = {}
         #: Peers with dropped requests that are yet to be sent.
         self._dropping: set[Peer] = set()
-        #: File descriptors that report the end of processes on this node.
-        self._processes: dict[int, Process] = {}
+        #: Peers on this node whose control connection has ended, and when they are suspected.
+        self._doubted: dict[Peer, float] = {}
+        #: Processes on this node one of whose channels has ended, and which may end.
+        self._ending: set[Process] = set()
         self._poller = zmq.Poller()
         sockets.register(self._poller)
+        self._poller.register(peers.local, zmq.POLLIN)
         if peers.remote is not None:
             self._poller.register(peers.remote.monitor, zmq.POLLIN)
         self._closed = False
@@ -119,17 +122,20 @@ class Control:
         next_s = tidy_s = time.monotonic()
         num_beats = 0
         while not self._closed:
-            wait_s = max(0.0, next_s - time.monotonic())
-            for found, _ in self._poller.poll(int(wait_s * 1e3) + 1):
-                if found in self._processes:
-                    self._end_process(found, self._processes[found])
+            wait_s = max(0.0, min((next_s, *self._doubted.values())) - time.monotonic())
+            self._poller.poll(int(wait_s * 1e3) + 1)
+            self._guarded(self._look_at_links)
             self._guarded(self._receive)
             self._guarded(self._connect_new)
             self._guarded(self._send_drops)
             now_s = time.monotonic()
+            for peer in [peer for peer, due_s in self._doubted.items() if due_s <= now_s]:
+                del self._doubted[peer]
+                self._guarded(self._suspect, peer)
             if self._closed or now_s < next_s:
                 continue
             self._guarded(self._take_losses)
+            self._guarded(self._look_for_ends)
             is_due = not num_beats % _STATUS_HEARTBEATS
             for peer in self._peers:
                 self._guarded(self._tend, peer, now_s, is_due)
@@ -139,8 +145,6 @@ class Control:
                 tidy_s = now_s + _TIDY_S
             next_s = now_s + self._heartbeat_s
             num_beats += 1
-        for descriptor in self._processes:
-            os.close(descriptor)
 
     @staticmethod
     def _guarded(action: Callable[..., None], *arguments: Any) -> None:
@@ -277,6 +281,8 @@ class Control:
             connections = self._connections(peer)
             if connections is not None:
                 connections.connect(endpoint.identity, endpoint.control_url, endpoint.key)
+            if peer.is_near:
+                self._guarded(peer.connect)
 
     def _note_connection(self, identity: bytes, is_up: bool) -> None:
         """Take in that a peer's connection was made, or has ended."""
@@ -284,17 +290,17 @@ class Control:
         if peer is None:
             return
         if is_up:
+            self._doubted.pop(peer, None)
             self._ask(peer)
-        elif peer.is_near and peer.endpoint.process.is_gone:
-            self._end_process(-1, peer.endpoint.process)
+        elif peer.is_near:  # most likely it has ended, as its local connection reports by then
+            self._doubted[peer] = time.monotonic() + _END_S
         else:
             self._suspect(peer)
 
     def _tend(self, peer: Peer, now_s: float, is_due: bool) -> None:
         health = peer.health
         peer.send_held(wait=False)  # the thread that holds it may be stuck
-        if not peer.guarded:
-            self._guard_process(peer)
+        peer.flush()
         if num_dropped := peer.num_dropped - peer.num_counted:
             peer.num_counted += num_dropped
             self._count_lost(peer.endpoint.identity, num_dropped)
@@ -343,33 +349,21 @@ class Control:
             health.is_reported = True
             self._callbacks.on_suspected(peer.address, time.monotonic() - health.heard_s)
 
-    def _guard_process(self, peer: Peer) -> None:
-        """Have the end of a peer's process reported at once, where it is on this node."""
-        process = peer.endpoint.process
-        peer.guarded = True
-        if not peer.is_near or process.number == os.getpid():
-            return
-        if process in self._processes.values():
-            return
-        descriptor = -1
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(process.number)
-            self._processes[descriptor] = process
-            self._poller.register(descriptor, zmq.POLLIN)
-        if process.is_gone:
-            self._end_process(descriptor, process)
+    def _look_at_links(self) -> None:
+        """Take in which local connections have ended, with their party's channel or process."""
+        self._peers.local.look()
+        while self._peers.ended:
+            peer = self._peers.ended.popleft()
+            self._ending.add(peer.endpoint.process)
+            self._guarded(self._end, peer)
 
-    def _end_process(self, descriptor: int, process: Process) -> None:
-        """Take in that a process has ended; `descriptor` reported it, or is none."""
-        if self._processes.pop(descriptor, None) is not None:
-            self._poller.unregister(descriptor)
-            os.close(descriptor)
-        self._guarded(self._pool.free_all_of, process)
-        self._guarded(self._slots.forget, process)
-        self._guarded(sweep, self._folder)
-        for peer in self._peers:
-            if peer.endpoint.process == process:
-                self._guarded(self._end, peer)
+    def _look_for_ends(self) -> None:
+        """Clean up after processes that have ended."""
+        for process in [process for process in self._ending if process.is_gone]:
+            self._ending.discard(process)
+            self._guarded(self._pool.free_all_of, process)
+            self._guarded(self._slots.forget, process)
+            self._guarded(sweep, self._folder)
 
     def _end(self, peer: Peer) -> None:
         """Take in that a peer's channel has ended, for good."""

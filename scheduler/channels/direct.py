@@ -90,12 +90,9 @@ class DirectChannel:
         # Neither ZeroMQ nor the kernel does it.
         self._remove = remove_with(self, Path(path).parent, f"{Path(path).name}.*")
         self._sockets = Sockets(curve=curve and host is not None, secret=secret)
-        data = [self._sockets.listen(zmq.PULL, f"ipc://{path}.data")[0]]
-        data_port = 0
+        data, data_port = None, 0
         if host is not None:
-            # CURVE holds for a whole socket, and would slow this node's own messages down as well.
-            far, data_port = self._sockets.listen(zmq.DEALER, tcp_url(host), secured=True)
-            data.append(far)
+            data, data_port = self._sockets.listen(zmq.DEALER, tcp_url(host), secured=True)
         # The time runs from the first heartbeat that is not answered.
         heartbeats = Heartbeats(heartbeat_s, max(heartbeat_s, timeout_s - 1.2 * heartbeat_s))
         control = ControlSockets(self._sockets, f"{path}.control", host, heartbeats)
@@ -104,13 +101,13 @@ class DirectChannel:
         endpoint = Endpoint(identity, this_node(), *process, path, host or "", *ports, key)
         #: Where others reach this party; it holds the key, so hand it to friends only.
         self.address = to_address(endpoint)
-        self._inbox = Inbox(identity, endpoint.datagram_path, data)
+        self._inbox = Inbox(identity, endpoint.local_path, data)
         self._closing = threading.Lock()
         self._turn = threading.Lock()
         self._closed = False
         self._pool = SlotPool(pool_nbytes)
         remote = None if host is None else Connections(self._sockets)
-        self._peers = Peers(self.address, self._sockets, remote, self._pool, shared_nbytes)
+        self._peers = Peers(self.address, control.wake, remote, self._pool, shared_nbytes)
         #: See `PumpedChannel`.
         self.wake = self._inbox.wake
         self.hold, self.let_go = self._peers.hold, self._peers.let_go
@@ -124,7 +121,6 @@ class DirectChannel:
             heartbeat_s=heartbeat_s,
             timeout_s=timeout_s,
         )
-        self._wake_control = control.wake
 
     def send(self, address: str, message: Message) -> None:
         """Send a message; never waits for the other party, and does not raise if it is gone.
@@ -147,7 +143,6 @@ class DirectChannel:
                 return
         if type(message) is Dropped:
             peer.drop(envelope.frames(message)[0])
-            self._wake_control()
         else:
             peer.send(message)
 
@@ -237,9 +232,9 @@ class DirectChannel:
         self._control.stop()
         while not self._turn.acquire(timeout=0.01):
             self._inbox.wake()
+        self._slots.close()  # before peers hear of it: what is not taken by then is theirs again
         self._inbox.close()
         self._turn.release()
-        self._slots.close()  # before peers hear of it: what is not taken by then is theirs again
         self._control.close()
         self._peers.close()
         self._pool.close()
@@ -247,6 +242,4 @@ class DirectChannel:
         self._remove()
 
     def _meet(self, address: str) -> Peer | None:
-        peer = self._peers.meet(address, time.monotonic())
-        self._wake_control()
-        return peer
+        return self._peers.meet(address, time.monotonic())

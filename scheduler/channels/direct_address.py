@@ -22,7 +22,7 @@ _Number = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class Endpoint(NamedTuple):
-    """Where a party's sockets are: datagrams, data and control.
+    """Where a party's sockets are: of its node, and of others for data and control messages.
 
     `identity`: 8 random bytes: no two channels share them, not even one after another.
     `node`: the node as `this_node` tells it: those that share it share sockets in files and
@@ -59,9 +59,9 @@ class Endpoint(NamedTuple):
         return self.node == this_node()
 
     @property
-    def datagram_path(self) -> str:
-        """Where datagrams from its node go."""
-        return f"{self.path}.near"
+    def local_path(self) -> str:
+        """Where parties on its node connect."""
+        return f"{self.path}.local"
 
     @property
     def control_path(self) -> str:
@@ -70,8 +70,8 @@ class Endpoint(NamedTuple):
 
     @property
     def data_url(self) -> str:
-        """Where this process sends what is no datagram; empty if it cannot."""
-        return f"ipc://{self.path}.data" if self.is_near else self._tcp(self.data_port)
+        """Where parties on other nodes connect; empty if they cannot."""
+        return self._tcp(self.data_port)
 
     @property
     def control_url(self) -> str:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import zmq
-from msgspec.msgpack import encode
 
 from hetero.devices.errors import BlobError, ClusterError
 from hetero.scheduler.channels.connections import Connections
 from hetero.scheduler.channels.direct_address import Endpoint, to_endpoint
 from hetero.scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
-from hetero.scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
-from hetero.scheduler.channels.protocol import PREFIX, TOGETHER
+from hetero.scheduler.channels.local import MOST_PACKET_NBYTES, LocalLink, LocalLinks, hello
+from hetero.scheduler.channels.protocol import PREFIX
 from hetero.scheduler.channels.shared_memory import Place, Slot, SlotPool
-from hetero.scheduler.channels.sockets import MOST_FRAME_NBYTES, Socket, Sockets
+from hetero.scheduler.channels.sockets import MOST_FRAME_NBYTES
 from hetero.scheduler.vocabulary.messages import Message
 
-#: From here on a slot of shared memory is faster than a datagram: see `benchmarks.channels`.
+#: From here on a slot of shared memory is faster than a packet: see `benchmarks.channels`.
 SHARED_NBYTES: Final = 64 * 1024
-#: Bytes of messages that go together: with the lengths they are a datagram still.
-_MOST_HELD_NBYTES: Final = MOST_DATAGRAM_NBYTES // 2
+#: Bytes of messages that go together: with the lengths they are a packet still.
+_MOST_HELD_NBYTES: Final = MOST_PACKET_NBYTES // 2
 #: Measurements of a clock that are kept.
 _SAMPLES: Final = 16
 
@@ -67,7 +65,7 @@ class Peer:
     """
 
     def __init__(self, address: str, endpoint: Endpoint, peers: Peers, now_s: float) -> None:
-        if not endpoint.data_url or not (endpoint.is_near or peers.remote):
+        if not (endpoint.is_near or (endpoint.data_url and peers.remote)):
             raise ClusterError(
                 f"{endpoint} is on another node, and it or this party listens on its own only: "
                 "give both channels their nodes' network addresses."
@@ -82,8 +80,6 @@ class Peer:
         self.num_dropped = self.num_counted = 0
         #: Requests that nobody waits for any more, yet to be sent.
         self.drops: deque[bytes] = deque()
-        #: Whether the end of its process is waited for, or has come.
-        self.guarded = False
         self._identity = endpoint.identity
         self._process = endpoint.process
         self._lock = threading.Lock()
@@ -92,11 +88,10 @@ class Peer:
         self._sender = to_endpoint(peers.own).identity
         self._put = self._fill if endpoint.is_near else None
         self._filled: list[tuple[Slot, int]] = []
-        # What is smaller travels in the head: one datagram.
+        # What is smaller travels in the head: one packet.
         near_nbytes = min(peers.shared_nbytes or SHARED_NBYTES, SHARED_NBYTES)
         self._writer = MessageWriter(near_nbytes if endpoint.is_near else INLINE_NBYTES)
-        self._data: Socket | None = None
-        self._datagrams: socket.socket | None = None
+        self._link: LocalLink | None = None
         self.is_near = endpoint.is_near
         #: What waits to go together, and its bytes.
         self._waiting: list[bytes] = []
@@ -122,27 +117,13 @@ class Peer:
                     self._filled = []
 
     def _send(self, message: Message) -> None:
-        if self.is_near and self._datagrams is None:
-            self._datagrams = _connected(self.endpoint.datagram_path)
         frames = self._writer.frames(message, self._put)
-        datagrams, head = self._datagrams, frames[0]
-        if datagrams is None or len(frames) > 1:
-            self._send_far(frames)
-            return
-        if self._peers.holder == threading.get_ident() and not self._filled:
-            self._hold(head)
-            return
-        if len(head) <= MOST_DATAGRAM_NBYTES - PREFIX.size:
-            try:
-                datagrams.sendmsg((self._head(0), head))
-            except OSError:  # no room, or nobody there
-                pass
-            else:
-                return
-        self._send_far(frames)
-
-    def _head(self, num_more: int) -> bytes:
-        return PREFIX.pack(self._identity, self._sender, num_more)
+        if not self.is_near:
+            self._send_remote(frames)
+        elif self._peers.holder == threading.get_ident() and len(frames) == 1 and not self._filled:
+            self._hold(frames[0])
+        else:
+            (self._link or self._connect()).send(frames)
 
     def _hold(self, packed: bytes) -> None:
         if self._waiting and self._waiting_nbytes + len(packed) > _MOST_HELD_NBYTES:
@@ -163,14 +144,12 @@ class Peer:
 
     def _send_waiting(self) -> None:
         waiting, self._waiting, self._waiting_nbytes = self._waiting, [], 0
-        if self.is_suspected or self._datagrams is None:
+        if self.is_suspected or self._closed:
             self.num_dropped += len(waiting)
-            return
-        try:
-            self._datagrams.send(self._head(TOGETHER) + encode(waiting))
-        except OSError:  # no room, or nobody there
-            for packed in waiting:
-                self._send_far([packed])
+        elif len(waiting) == 1:
+            (self._link or self._connect()).send(waiting)
+        else:
+            (self._link or self._connect()).send_together(waiting)
 
     def _fill(self, flat: np.ndarray) -> Place | None:
         """Put contents into shared memory, if they are large enough and there is room."""
@@ -183,53 +162,73 @@ class Peer:
         self._filled.append((slot, slot.generation))
         return slot.place
 
-    def _send_far(self, frames: list[Any]) -> None:
+    def _send_remote(self, frames: list[Any]) -> None:
         if (most := max(map(len, frames))) > MOST_FRAME_NBYTES:
             raise BlobError(
                 f"a tensor of {most} bytes for {self.endpoint}: between nodes one has at most "
                 f"{MOST_FRAME_NBYTES}. Split it, or put both stages on one node."
             )
-        frames[0] = self._head(len(frames) - 1) + frames[0]
-        copy = len(frames) == 1
+        frames[0] = PREFIX.pack(self._identity, self._sender, len(frames) - 1) + frames[0]
         try:
-            if self.is_near:
-                self._connection().send_multipart(frames, zmq.DONTWAIT, copy=copy)
-            else:
-                self._peers.send_remote(self, frames, copy)
+            self._peers.send_remote(self, frames, copy=len(frames) == 1)
         except zmq.ZMQError as error:
-            raise ClusterError(
-                f"nothing can be sent to {self.endpoint}: {error}. If descriptors have run out, "
-                "raise the limit (ulimit -n).",
-                cause=str(error),
-            ) from error
+            raise self._unsent(error) from error
 
-    def _connection(self) -> Socket:
-        if self._data is None:
-            data = self._peers.sockets.socket(zmq.PUSH)
-            self._peers.sockets.connect(data, self.endpoint.data_url, self.endpoint.key)
-            self._data = data
-        return self._data
+    def connect(self) -> None:
+        """Connect to a party on this node, unless that is done.
+
+        Raises ClusterError: there are no descriptors for it.
+        """
+        if self._lock.acquire(blocking=False):  # else somebody sends, and connects
+            try:
+                if self._link is None and not self._closed:
+                    self._connect()
+            finally:
+                self._lock.release()
+
+    def _connect(self) -> LocalLink:
+        peers, first = self._peers, hello(self._identity, self._sender)
+        try:
+            self._link = LocalLink(self.endpoint.local_path, first, peers.local, self._note_end)
+        except OSError as error:
+            raise self._unsent(error) from error
+        return self._link
+
+    def _note_end(self) -> None:
+        self._peers.ended.append(self)
+        self._peers.wake()
+
+    def _unsent(self, error: Exception) -> ClusterError:
+        return ClusterError(
+            f"nothing can be sent to {self.endpoint}: {error}. If descriptors have run out, raise "
+            "the limit (ulimit -n).",
+            cause=str(error),
+        )
+
+    def flush(self) -> None:
+        """Send what waits for the other side, as far as there is room."""
+        if self._link is not None:
+            self._link.flush()
 
     def drop(self, request: bytes) -> None:
         """Tell that nobody waits for a request any more."""
         self.drops.append(request)
         self._peers.dropping.append(self)
+        self._peers.wake()
 
     def close(self) -> None:
         """Send nothing more."""
         with self._lock:
             self._closed = True
-            if self._data is not None:
-                self._data.close()
-            if self._datagrams is not None:
-                self._datagrams.close()
-            self._data = self._datagrams = None
+            if self._link is not None:
+                self._link.close()
 
 
 class Peers:
     """All of them, by address, and what they share.
 
     `own`: the channel's own address.
+    `wake`: has the control thread look at what is new.
     `remote`: the data connections to parties on other nodes; None: none can be reached.
     `pool`, `shared_nbytes`: where large tensors for parties on this node go, and from which size
         on; None: never.
@@ -238,21 +237,23 @@ class Peers:
     def __init__(
         self,
         own: str,
-        sockets: Sockets,
+        wake: Callable[[], object],
         remote: Connections | None,
         pool: SlotPool,
         shared_nbytes: int | None,
     ) -> None:
         self.own = own
-        self.sockets = sockets
+        self.wake = wake
         self.remote = remote
+        self.local = LocalLinks()
         self.pool = pool
         self.shared_nbytes = shared_nbytes
         #: By the addresses of those that were met, and by their identities.
         self.met: dict[str, Peer] = {}
         self.by_identity: dict[bytes, Peer] = {}
-        #: Those that are not connected to yet; those with drops to be sent, maybe several times.
+        #: Those that are not connected to yet; whose connection has ended; with drops to be sent.
         self.new: deque[Peer] = deque()
+        self.ended: deque[Peer] = deque()
         self.dropping: deque[Peer] = deque()
         #: Which thread's messages are held back, and for whom: what follows soon goes with them.
         self.holder: int | None = None
@@ -307,7 +308,8 @@ class Peers:
             peer = Peer(address, to_endpoint(address), self, now_s)
             self.met[address] = self.by_identity[peer.endpoint.identity] = peer
             self.new.append(peer)
-            return peer
+        self.wake()
+        return peer
 
     def forget(self, address: str) -> None:
         """Close what leads to an address."""
@@ -328,20 +330,7 @@ class Peers:
             self.met.clear()
         for peer in peers:
             peer.close()
+        self.local.close()
         if self.remote is not None:
             with self._remote_lock:
                 self.remote.close()
-
-
-def _connected(path: str) -> socket.socket | None:
-    """Return a socket that sends datagrams to a path; None if nobody receives them there."""
-    try:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    except OSError:  # for want of descriptors
-        return None
-    try:
-        made.connect(path)
-    except OSError:
-        made.close()
-        return None
-    return made

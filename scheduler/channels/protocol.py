@@ -1,7 +1,7 @@
-"""Wire format of a direct channel: the prefix of each message, and the control messages.
+"""Wire format of a direct channel: the prefix of messages between nodes, and control messages.
 
-A message starts with its receiver's and its sender's identity and the number of frames that follow
-the first one, or `TOGETHER`: then a datagram has several small messages, as msgpack.
+A message between nodes starts with its receiver's and its sender's identity and the number of
+frames that follow the first one.
 
 A control message is three letters, the version's byte, and msgpack of the receiver's identity, the
 sender's, and one of the classes below.
@@ -23,7 +23,6 @@ from hetero.scheduler.formats.unpack import refuse, unpack
 
 #: Padded, so that what follows it is aligned.
 PREFIX: Final = struct.Struct("<8s8si12x")
-TOGETHER: Final = -1
 #: Raised whenever the form of control messages changes; other versions are refused by name.
 VERSION: Final = 7
 #: No control message is longer.

@@ -38,7 +38,7 @@ _HANDSHAKE_MS: Final = 4000
 MOST_FRAME_NBYTES: Final = 2**32
 
 #: Descriptors and threads that a channel takes at first, with a few to spare.
-_DESCRIPTORS: Final = 24
+_DESCRIPTORS: Final = 32
 _THREADS: Final = 4
 
 
@@ -131,11 +131,15 @@ class Sockets:
 
 
 class Wakeup:
-    """A descriptor that a thread polls, and others make readable."""
+    """A descriptor that a thread polls, and others make readable.
 
-    def __init__(self) -> None:
+    `counts`: whether it has to be cleared as often as it was set.
+    """
+
+    def __init__(self, *, counts: bool = False) -> None:
         self._lock = threading.Lock()
-        self._descriptor: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC | (os.EFD_SEMAPHORE if counts else 0)
+        self._descriptor: int | None = os.eventfd(0, flags)
 
     def fileno(self) -> int:
         """Return the descriptor; -1 once closed."""
@@ -148,7 +152,7 @@ class Wakeup:
                 os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Make it unreadable."""
+        """Make it unreadable, if it was set once."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fileno())
 

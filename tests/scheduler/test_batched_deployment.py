@@ -30,7 +30,7 @@ from hetero.scheduler.executor import Submission
 from hetero.scheduler.vocabulary import events
 from hetero.scheduler.vocabulary.limits import Batching
 from hetero.scheduler.vocabulary.placement import Route
-from tests.scheduler.channels import KINDS, executor_on
+from tests.scheduler.channel_kinds import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin
 

@@ -52,14 +52,26 @@ def test_messages_arrive_once_and_are_answered(
     check(first.next(), 7, size)
 
 
-def test_what_finds_no_room_in_the_kernel_goes_by_the_other_way(
+def test_what_finds_no_room_in_the_kernel_waits_and_arrives_in_order(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(), party()
     count = 2000  # more than any kernel holds for one receiver
     for number in range(count):
         first.channel.send(second.address, values(number))
-    assert sorted(number_of(second.next()) for _ in range(count)) == list(range(count))
+    assert [number_of(second.next()) for _ in range(count)] == list(range(count))
+
+
+def test_large_and_small_messages_that_find_no_room_arrive_whole_and_in_order(
+    party: Callable[..., Party],
+) -> None:
+    first, second = party(shared_nbytes=None), party()
+    sizes = (4, 1_000_000, 40_000, 200_000)
+    for number in range(20):
+        first.channel.send(second.address, values(number, sizes[number % 4]))
+    for number in range(20):
+        check(second.next(), number, sizes[number % 4])
+    assert not second.channel._inbox.losses
 
 
 def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
@@ -111,7 +123,7 @@ def test_what_a_stuck_thread_holds_goes_with_the_next_heartbeat(
     check(second.next(), 1)
 
 
-def test_what_is_held_and_finds_no_room_goes_by_the_other_way(party: Callable[..., Party]) -> None:
+def test_what_is_held_and_finds_no_room_waits(party: Callable[..., Party]) -> None:
     first, second = party(), party()
     for number in range(0, 2000, 2):
         first.channel.hold()
@@ -121,19 +133,25 @@ def test_what_is_held_and_finds_no_room_goes_by_the_other_way(party: Callable[..
     assert sorted(number_of(second.next()) for _ in range(2000)) == list(range(2000))
 
 
-def test_datagrams_without_end_do_not_starve_the_other_way(
-    party: Callable[..., Party],
+def test_local_messages_without_end_do_not_starve_those_of_other_nodes_nor_the_other_way_round(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second, third = (party(shared_nbytes=None) for _ in range(3))
-    for number in range(100):
-        first.channel.send(second.address, values(number))
-        if number == 50:
-            third.channel.send(second.address, values(1000, 100_000))
-        if number > 5:  # the datagrams never end, and the large one comes all the same
-            second.channel.pump(LONG_S)
-    while second.came.qsize() < 101:
-        second.channel.pump(LONG_S)
-    assert 1000 in {number_of(second.came.get()) for _ in range(101)}
+    local, remote, receiver = (party(host="127.0.0.1", curve=False) for _ in range(3))
+    local.channel.send(receiver.address, values(0))  # it is on this node for ever
+    check(receiver.next(), 0)
+    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    remote.channel.send(receiver.address, values(1))
+    check(receiver.next(), 1)
+    for endless, other in ((local, remote), (remote, local)):
+        for number in range(200):
+            endless.channel.send(receiver.address, values(number))
+        other.channel.send(receiver.address, values(1000))
+        came: list[int] = []
+        while 1000 not in came:
+            endless.channel.send(receiver.address, values(0))
+            came.append(number_of(receiver.next()))
+        for _ in range(201):  # one was sent for each that came
+            receiver.next()
 
 
 def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> None:
@@ -265,7 +283,7 @@ def test_a_process_that_is_stopped_is_suspected_then_live_and_misses_what_was_se
     process.send_signal(signal.SIGSTOP)
     suspected, silent_s = impatient.suspected.get(timeout=LONG_S)
     assert suspected == address
-    assert 0.0 < silent_s <= 0.8
+    assert silent_s > 0.0
     assert impatient.channel.is_suspected(address)
     one.channel.watch(address)
     one.channel.watch(impatient.address)
@@ -347,7 +365,7 @@ def test_the_end_of_a_process_on_the_node_is_reported_and_its_files_removed(
     check(one.next(), 1)
     process.kill()
     assert one.ended.get(timeout=LONG_S) == address
-    assert not list(folder.glob(f"*-{process.pid}-*"))
+    wait_for(lambda: not list(folder.glob(f"*-{process.pid}-*")))
     one.channel.send(address, values(2))  # goes nowhere, and raises nothing
 
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hetero.devices.errors import BlobError
 from hetero.scheduler.channels import direct_address, envelope, protocol
 from hetero.scheduler.channels.direct_address import to_endpoint
-from hetero.scheduler.channels.protocol import MOST_CONTROL_NBYTES, PREFIX, TOGETHER, VERSION
+from hetero.scheduler.channels.local import FRAMES, HEADER, MESSAGE, PART, TOGETHER, hello
+from hetero.scheduler.channels.protocol import MOST_CONTROL_NBYTES, PREFIX, VERSION
 from hetero.scheduler.vocabulary.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
@@ -33,14 +34,22 @@ class Foreign:
     def __init__(self, party: Party) -> None:
         self.endpoint = to_endpoint(party.address)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.data = self.context.socket(zmq.PUSH)
+        self.data = self.context.socket(zmq.DEALER)
         self.data.connect(self.endpoint.data_url)
+        self.local = self.connect()
+        self.local.send(hello(self.endpoint.identity, b"a sender"))
         self.control = self.context.socket(zmq.DEALER)
         self.control.connect(self.endpoint.control_url)
 
     def frame(self, message: Message) -> bytes:
         head = envelope.frames(message)[0]
         return PREFIX.pack(self.endpoint.identity, b"a sender", 0) + head
+
+    def connect(self) -> socket.socket:
+        """Return a connection as of a party of the node."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.connect(self.endpoint.local_path)
+        return made
 
     def say(self, message: protocol.ControlMessage, sender: str) -> None:
         """Send a control message in a sender's name."""
@@ -49,11 +58,12 @@ class Foreign:
 
     def close(self) -> None:
         self.context.destroy(linger=0)
+        self.local.close()
 
 
 @pytest.fixture
 def foreign(party: Callable[..., Party]) -> Iterator[tuple[Party, Foreign]]:
-    one = party()
+    one = party(host="127.0.0.1", curve=False)
     sender = Foreign(one)
     yield one, sender
     sender.close()
@@ -74,11 +84,32 @@ def test_what_is_damaged_or_foreign_is_passed_over_and_reported(
     ]
     for data in (first, *bad):
         sender.data.send(data)
-    near = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    for packed in (b"", b"\x90", b"\x91", b"\x92\xc4\x01", first):
-        head = PREFIX.pack(sender.endpoint.identity, b"a sender", TOGETHER)
-        near.sendto(head + packed, sender.endpoint.datagram_path)
-    near.close()
+    packets = [
+        (TOGETHER, 0, b""),
+        (TOGETHER, 0, b"\x90"),
+        (TOGETHER, 0, b"\x91"),
+        (TOGETHER, 0, b"\x92\xc4\x01"),
+        (9, 0, first),
+        (MESSAGE, 0, first[PREFIX.size :][:-3]),
+        (PART, 0, b"of nothing"),
+        (FRAMES, 0, b"\x90"),
+        (FRAMES, 0, b"\x91\xff"),
+        (FRAMES, 0, b"\x91\x0a"),
+        (PART, 1, b"x"),  # the first is missing
+        (FRAMES, 0, b"\x91\x02"),
+        (PART, 0, b"too long"),
+        (FRAMES, 0, b"\x91\x02"),  # and then another one
+    ]
+    for kind, number, packed in packets:
+        sender.local.send(HEADER.pack(kind, number) + packed)
+    sender.local.send(HEADER.pack(MESSAGE, 0) + envelope.frames(values(4))[0])
+    sender.local.send(b"short")
+    for greeting in (b"x", b"HTS\xff" + bytes(16), hello(b"somebody", b"a sender"), b"HTS\x01"):
+        refused = sender.connect()
+        refused.send(greeting)
+        with contextlib.suppress(OSError):
+            refused.send(HEADER.pack(MESSAGE, 0) + envelope.frames(values(9))[0])
+        refused.close()
     sender.data.send_multipart([b"z", b"more"])
     sender.data.send_multipart([first, b"more"])
     ask = protocol.StatusRequest(0.5)
@@ -87,12 +118,14 @@ def test_what_is_damaged_or_foreign_is_passed_over_and_reported(
     sender.control.send(protocol.pack_control(protocol.Drop([DROP]), b"somebody", b"a sender"))
     sender.say(protocol.Drop([b"none"]), one.address)
     sender.data.send(sender.frame(values(3)))
-    while one.came.qsize() < 2:
-        one.channel.pump(LONG_S)
-    check(one.came.get(), 1)
-    check(one.came.get(), 3)
-    # Cut short twice, with less or more frames, and in all of the packets.
-    wait_for(lambda: one.channel._control._lost.get(b"a sender", 0) == 9)
+    lost = one.channel._control._lost
+    # Thirteen packets, and four messages from another node.
+    while one.came.qsize() < 3 or lost.get(b"a sender", 0) < 17:
+        one.channel.pump(0.05)
+    came = sorted((one.came.get() for _ in range(3)), key=number_of)
+    for message, number in zip(came, (1, 3, 4), strict=True):
+        check(message, number)
+    assert lost == {b"a sender": 17}
 
 
 SAID = [
@@ -153,18 +186,16 @@ def test_addresses_of_any_bytes_are_read_or_refused(data: bytes) -> None:
 def test_noise_on_every_socket_changes_nothing(foreign: tuple[Party, Foreign]) -> None:
     one, sender = foreign
     rng = np.random.default_rng(0)
-    near = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     good = sender.frame(values(1))
-    for number in range(200):
+    for _ in range(200):
         data = bytearray(good)
         for at in rng.integers(0, len(good), 3):
             data[at] = rng.integers(256)
         sender.data.send(bytes(data))
         sender.control.send(bytes(data))
-        if not number % 10:
-            near.sendto(bytes(data), sender.endpoint.datagram_path)
+        with contextlib.suppress(BlockingIOError):
+            sender.local.send(bytes(data), socket.MSG_DONTWAIT)
         one.channel.pump(0)
-    near.close()
     sender.data.send(sender.frame(values(77)))
     while not any(isinstance(m, Values) and number_of(m) == 77 for m in list(one.came.queue)):
         one.channel.pump(LONG_S)
@@ -178,7 +209,7 @@ def test_noise_on_every_socket_changes_nothing(foreign: tuple[Party, Foreign]) -
 def test_what_is_sent_unasked_in_anothers_name_changes_nothing(
     party: Callable[..., Party],
 ) -> None:
-    one, two = party(), party()
+    one, two = party(host="127.0.0.1", curve=False), party()
     one.channel.watch(two.address)
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
     sender = Foreign(one)

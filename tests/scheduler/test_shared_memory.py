@@ -330,9 +330,9 @@ def test_large_tensors_between_processes_and_the_death_of_a_reader_and_owner(
     process.kill()
     assert one.ended.get(timeout=LONG_S) == address
     # The reader gives nothing back any more, and the owner removes no file: both is done for them.
-    assert all(slot.is_free for slot in busy)
+    wait_for(lambda: all(slot.is_free for slot in busy))
+    wait_for(lambda: files(process.pid) == set())
     process.wait()
-    assert files(process.pid) == set()
     for number, message in enumerate(came):
         check(message, number, LARGE)
     for left in folder.glob(f"*-{process.pid}-*"):

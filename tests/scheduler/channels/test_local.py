@@ -1,0 +1,252 @@
+"""Connections between processes of a node: order, room, and the end of either side."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.devices.errors import BlobError
+from hetero.scheduler.channels import local
+from hetero.scheduler.channels.local import (
+    Arrival,
+    LocalLink,
+    LocalLinks,
+    LocalListener,
+    hello,
+)
+
+RECEIVER, SENDER = b"receiver", b"a sender"
+
+
+class Listening:
+    """A listener, and what it has received."""
+
+    def __init__(self, path: str) -> None:
+        self.epoll = select.epoll()
+        self.listener = LocalListener(RECEIVER, path, self.epoll)
+
+    def receive(self) -> list[Arrival]:
+        """Receive all that is there."""
+        came: list[Arrival] = []
+        while found := self.epoll.poll(0):
+            for descriptor, _ in found:
+                if descriptor == self.listener.fileno():
+                    self.listener.accept()
+                else:
+                    came.extend(self.listener.receive(descriptor))
+        return came
+
+    def close(self) -> None:
+        self.listener.close()
+        self.epoll.close()
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="het") as folder:
+        yield str(Path(folder) / "local")
+
+
+@pytest.fixture
+def listening(path: str) -> Iterator[Listening]:
+    made = Listening(path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def links() -> Iterator[LocalLinks]:
+    made = LocalLinks()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def link(path: str, listening: Listening, links: LocalLinks) -> Iterator[Callable[[], LocalLink]]:
+    made: list[LocalLink] = []
+
+    def make(first: bytes = hello(RECEIVER, SENDER), ended: list[str] | None = None) -> LocalLink:
+        on_end: Any = None if ended is None else (lambda: ended.append("ended"))
+        made.append(LocalLink(path, first, links, on_end))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def contents(arrival: Arrival) -> tuple[bytes, list[bytes]]:
+    sender, frames, start = arrival
+    return sender, [bytes(frames[0][start:]), *map(bytes, frames[1:])]
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(0, 3 * local.MOST_PACKET_NBYTES), min_size=1, max_size=4), max_size=4
+    )
+)
+def test_messages_of_any_sizes_arrive_whole_and_in_order(sizes: list[list[int]]) -> None:
+    with tempfile.TemporaryDirectory(prefix="het") as folder:
+        path = str(Path(folder) / "local")
+        listening, links = Listening(path), LocalLinks()
+        link = LocalLink(path, hello(RECEIVER, SENDER), links, lambda: None)
+        messages = [[os.urandom(size) for size in message] for message in sizes]
+        for message in messages:
+            link.send(message)
+        came: list[Arrival] = []
+        while len(came) < len(messages):
+            links.look()  # where there was no room
+            came += listening.receive()
+        assert [contents(arrival) for arrival in came] == [(SENDER, it) for it in messages]
+        link.close()
+        links.close()
+        listening.close()
+
+
+def test_small_messages_are_sent_together(
+    link: Callable[..., LocalLink], listening: Listening
+) -> None:
+    link().send_together([b"one", b"two"])
+    assert list(map(contents, listening.receive())) == [(SENDER, [b"one"]), (SENDER, [b"two"])]
+
+
+def test_a_message_that_may_not_wait_is_not_sent_while_others_do(
+    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
+) -> None:
+    one = link()
+    count = 0
+    while one.try_send([b"number", b"%d" % count]):
+        count += 1
+    assert count > 20  # the kernel holds many
+    one.send([b"waits"])
+    assert not one.try_send([b"too early"])
+    came = listening.receive()
+    links.look()
+    came += listening.receive()
+    assert [contents(arrival)[1] for arrival in came] == [
+        *([b"number%d" % number] for number in range(count)),
+        [b"waits"],
+    ]
+    assert one.try_send([b"in time"])
+
+
+def test_the_end_of_the_receiver_is_reported_once_and_what_follows_is_dropped(
+    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
+) -> None:
+    ended: list[str] = []
+    one = link(ended=ended)
+    one.send([b"unread"])
+    links.look()
+    assert ended == []
+    listening.close()
+    links.look()
+    assert ended == ["ended"]
+    one.send([b"x"])
+    one.send([b"x" * 10**6])
+    assert one.try_send([b"x"])
+    one.flush()
+    links.look()
+    assert ended == ["ended"]
+
+
+def test_an_end_that_a_sender_finds_first_is_reported_once(
+    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
+) -> None:
+    ended: list[str] = []
+    one = link(ended=ended)
+    listening.close()
+    one.send([b"x"])
+    assert ended == ["ended"]
+    links.look()
+    assert ended == ["ended"]
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_where_nobody_listens_the_end_is_reported_at_once(
+    path: str, links: LocalLinks, is_left: bool
+) -> None:
+    if is_left:  # by a process that was killed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+            left.bind(path)
+    ended: list[str] = []
+    LocalLink(path, b"", links, lambda: ended.append("ended")).send([b"x"])
+    assert ended == ["ended"]
+
+
+def test_an_event_of_an_earlier_connection_with_its_descriptor_does_not_end_a_link(
+    link: Callable[..., LocalLink], listening: Listening
+) -> None:
+    ended: list[str] = []
+    one = link(ended=ended)
+    one.end()
+    assert ended == []
+    one.send([b"x"])
+    assert len(listening.receive()) == 1
+
+
+def test_a_connection_that_is_not_accepted_yet_is_made_later(
+    path: str, links: LocalLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_BACKLOG", 0)  # of which the kernel makes one
+    listening = Listening(path)
+    made = [LocalLink(path, hello(RECEIVER, SENDER), links, lambda: None) for _ in range(5)]
+    for number, one in enumerate(made):
+        one.send([b"%d" % number])
+        assert not one.try_send([b"not before"]) or number < 3
+    came = set()
+    while len(came) < 5:
+        came |= {contents(arrival)[1][0] for arrival in listening.receive()} - {b"not before"}
+        for one in made:
+            one.flush()
+    assert came == {b"%d" % number for number in range(5)}
+    for one in made:
+        one.close()
+    listening.close()
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"HTS\xff", hello(b"somebody", SENDER), hello(RECEIVER, b"")]
+)
+def test_a_connection_with_another_greeting_is_closed(
+    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks, first: bytes
+) -> None:
+    ended: list[str] = []
+    one = link(first, ended)
+    one.send([b"x"])
+    assert listening.receive() == []
+    links.look()
+    assert ended == ["ended"]
+
+
+def test_a_large_message_that_is_interrupted_is_reported_and_the_next_arrives(
+    link: Callable[..., LocalLink], listening: Listening
+) -> None:
+    one = link()
+    packets = local._packets([b"x" * 2 * local.MOST_PACKET_NBYTES])
+    for packet in packets[:2]:
+        one._send([packet])
+    one.send([b"next"])
+    with pytest.raises(BlobError, match="cut short"):
+        listening.receive()
+
+
+def test_a_packet_that_is_sent_twice_spoils_its_message_alone(
+    link: Callable[..., LocalLink], listening: Listening
+) -> None:
+    one = link()
+    head, *parts = local._packets([b"x" * local.MOST_PACKET_NBYTES * 2])
+    for packet in (head, parts[0], parts[0]):  # as Ctrl-C may have it
+        one._send([packet])
+    with pytest.raises(BlobError, match="part 0 came after 1"):
+        listening.receive()
+    one.send([b"next"])
+    assert list(map(contents, listening.receive())) == [(SENDER, [b"next"])]
