@@ -1,9 +1,9 @@
-"""A simulated world for the real scheduler: one seed, virtual time, one history.
+"""Simulator for the real scheduler, in virtual time; a seed determines the whole run.
 
-`World` has the time, the events and the threads that wait; a `Process` is what may crash, stop and
-be busy; `Network` carries messages between them; `PlayedDevice` starts real device loops whose
-programs take virtual time; `PlayedClient` has real deployments. Everything else is what runs on Ray
-and in process: no rule is written here again. `tests/universe` adds faults, and a client that does
-what the real liveness machine orders. Left out, because it is Ray's or the kernel's: sockets,
-heartbeats, shared memory, actors.
+`World` is the simulator: virtual time, events and waiting threads. A `Process` can be busy, stop
+and crash. `Network` carries messages between processes. `PlayedDevice` is a simulated device: a
+real device loop whose programs take virtual time. `PlayedClient` has real deployments. All other
+code is the code that runs on Ray and in process; the simulator repeats no rule of the scheduler.
+`tests/universe` adds faults, and a client that follows the real liveness state machine. Not
+simulated, because Ray or the kernel provides it: sockets, heartbeats, shared memory and actors.
 """

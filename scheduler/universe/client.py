@@ -1,4 +1,4 @@
-"""A client of a world: real deployments on its devices."""
+"""Simulated client: real deployments on simulated devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hetero.scheduler.vocabulary.placement import Placement
 
 
 class PlayedDeployment(Deployment):
-    """A placement on a world's devices; `client`: whose it is."""
+    """Deployment on simulated devices; `client`: its owner."""
 
     def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
         self._client = client
@@ -38,20 +38,20 @@ class PlayedDeployment(Deployment):
         )
 
     def tell(self, event: ClientEvent) -> None:
-        """Hand in what became of a device."""
+        """Apply an event of a device."""
         self._runner.handle(event)
 
     def opened_on(self, device: str) -> list[StageOpened]:
-        """Return what a device is to know of its stages."""
+        """Return the messages that open the stages of a device."""
         stages = [stage.index for stage in self.placement.on[device]]
         return [self.opened(i, self.num_streams[i]) for i in stages if i in self.num_streams]
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
-        """Return a stage's runtime model."""
+        """Return the runtime model of a stage."""
         return self._host(stage).executed_nodes(self.key, stage)
 
     def export(self, stage: int) -> Payload:
-        """Return a stage's device's own form of it."""
+        """Return a compiled stage as a payload of its device."""
         return self._host(stage).export(self.key, stage)
 
     def _host(self, stage: int) -> DeviceHost:
@@ -64,9 +64,9 @@ class PlayedDeployment(Deployment):
 
 
 class PlayedClient:
-    """One client; `cost_s`: seconds of its own that each message which comes takes."""
+    """Simulated client; `cost_s`: its processing time per received message, in seconds."""
 
-    #: What its deployments are.
+    #: Class of its deployments.
     kind: ClassVar[type[PlayedDeployment]] = PlayedDeployment
 
     def __init__(
@@ -93,11 +93,11 @@ class PlayedClient:
         self._count = 0
 
     def is_lost(self, address: str) -> bool:
-        """Whether nothing is heard of a device."""
+        """Whether a device is lost: no running process has its address."""
         return self.cluster.find(address) is None
 
     def deploy(self, placement: Placement, limits: Limits | None = None) -> PlayedDeployment:
-        """Load a placement at once."""
+        """Deploy a placement without delay."""
         self._count += 1
         key = f"{self.process.name}-{self._count}"
         deployment = self.kind(self, key, placement, limits or Limits())
@@ -105,7 +105,7 @@ class PlayedClient:
         return deployment
 
     def load(self, deployment: PlayedDeployment, placement: Placement) -> None:
-        """Load stages of a deployment that it has not yet."""
+        """Load the stages of a deployment that are not loaded yet."""
         devices = [self.cluster.devices[name] for name in placement.devices]
         for device in devices:
             deployment.move(device.name, device.address)

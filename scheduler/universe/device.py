@@ -1,4 +1,4 @@
-"""Devices of a world by name: real hosts and loops, whose programs take virtual time."""
+"""Simulated devices: real device hosts and loops, whose programs take virtual time."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 
 class Work:
-    """What stages do, and for how long: a world's user says it."""
+    """Workload model of stages: outputs, durations and cores; simulations override it."""
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Value]) -> float:
-        """Return how long a run takes."""
+        """Return the duration of a run, in seconds."""
         return 0.0
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Value]) -> Sequence[Value]:
-        """Return what a run gives, or raise what it raises."""
+        """Return the outputs of a run, or raise its error."""
         raise NotImplementedError
 
     def num_streams(self, device: str, stage: Stage) -> int:
-        """Return how many runs of a stage there may be at once."""
+        """Return the maximum number of parallel runs of a stage."""
         return 1
 
     def num_cores(self, device: str) -> float:
-        """Return how many of its node's cores a run computes on."""
+        """Return the number of cores of the node that a run uses."""
         return 0.0
 
     def leave_s(self, stage: Stage) -> float:
-        """Return how long a device is busy with what a run gave, once that has computed."""
+        """Return the time that a device spends on the outputs after a run, in seconds."""
         return 0.0
 
 
 class PlayedCluster:
-    """Devices by name.
+    """Simulated cluster: devices by name.
 
     `nodes`: device -> its node.
-    `cost_s`: seconds of a device's own that each message takes.
-    `cores`: by node, where devices and clients share them.
+    `cost_s`: processing time of a device per message, in seconds.
+    `cores`: node -> cores that its devices and clients share.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class PlayedCluster:
         self.work = work
         self.nodes = nodes
         self.cost_s = cost_s
-        #: Each device's present life.
+        #: The current process of each device.
         self.devices: dict[str, PlayedDevice] = {}
-        #: Every life that there was.
+        #: All processes of all devices, including ended ones.
         self.all: list[PlayedDevice] = []
-        #: Told of each run that begins.
+        #: Called when a run begins.
         self.on_run: Callable[[PlayedDevice, Run], None] = lambda device, run: None
         for name in nodes:
             self._boot(name)
@@ -79,12 +79,12 @@ class PlayedCluster:
         return device
 
     def find(self, address: str) -> PlayedDevice | None:
-        """Return the life of a device that has an address, if it is the present one."""
+        """Return the current device process with an address; None if the process has ended."""
         return next((d for d in self.devices.values() if d.address == address), None)
 
 
 class PlayedDevice:
-    """One life of a device: a process with a host and a loop."""
+    """Simulated process of a device, with a host and a loop; `life` counts its restarts."""
 
     def __init__(self, cluster: PlayedCluster, name: str, life: int) -> None:
         self.cluster, self.name, self.life = cluster, name, life
@@ -96,7 +96,7 @@ class PlayedDevice:
         descriptor = DeviceDescriptor(name, "PLAYED", "0", self.node)
         plugin: Any = _Plugin(self)
         self.host = DeviceHost(descriptor, plugin, world.now_s)
-        #: What it was told to load: deployment and stage -> the stage.
+        #: Loaded stages by deployment and stage number.
         self.stages: dict[tuple[str, int], Stage] = {}
         self.loop = DeviceLoop(
             self.host,
@@ -107,18 +107,18 @@ class PlayedDevice:
         self.address = self.loop.address
 
     def load(self, deployment: str, stage: Stage) -> int:
-        """Load a stage; return how many of its runs there may be at once."""
+        """Load a stage; return the maximum number of its parallel runs."""
         self.stages[deployment, stage.index] = stage
         model: Any = _StageModel(f"stage {stage.index}", stage)
         return self.host.load_stage(deployment, stage.index, StageSource(model), 1)
 
     def open(self, stages: Sequence[StageOpened]) -> None:
-        """Take tasks of stages that are loaded."""
-        for opened in stages:
-            self.loop.open_stage(opened)
+        """Accept tasks for loaded stages."""
+        for stage_message in stages:
+            self.loop.open_stage(stage_message)
 
     def unload(self, deployment: str) -> None:
-        """Let go of a deployment's stages."""
+        """Unload the stages of a deployment."""
         self.loop.close_deployment(deployment)
         for key in [key for key in self.stages if key[0] == deployment]:
             del self.stages[key]
@@ -126,12 +126,12 @@ class PlayedDevice:
     def _start(self, loop: DeviceLoop, due: Run) -> None:
         self.cluster.on_run(self, due)
         process = self.process
-        if self.world.is_threaded:  # the program takes it
+        if self.world.is_threaded:  # the program itself takes the time
             process.do(0.0, 0.0, loop.run, due)
             return
-        opened = due.stage.opened
-        stage = self.stages[opened.deployment, opened.stage]
-        took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in opened.inputs])
+        stage_message = due.stage.opened
+        stage = self.stages[stage_message.deployment, stage_message.stage]
+        took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in stage_message.inputs])
         began_s, leave_s = self.world.now, self.work.leave_s(stage)
 
         def computed() -> None:
@@ -141,7 +141,7 @@ class PlayedDevice:
         process.compute(took_s, self.work.num_cores(self.name), computed)
 
     def run(self, stage: Stage, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Run a stage, for as long as that takes."""
+        """Run a stage in virtual time."""
         if self.world.is_threaded:
             took_s = self.work.run_s(self.name, stage, inputs)
             woken = WorldEvent(self.world)
@@ -158,7 +158,7 @@ class PlayedDevice:
 
 
 class _StageModel(NamedTuple):
-    """What the plugin compiles; neither inputs nor nodes are looked at."""
+    """Substitute for the model that the plugin compiles; its inputs and nodes are never read."""
 
     name: str
     stage: Stage
@@ -167,7 +167,7 @@ class _StageModel(NamedTuple):
 
 
 class _Plugin:
-    """What a device host wants of a plugin."""
+    """Plugin with the attributes that a device host uses."""
 
     leaves_outputs = False
     properties: Mapping[str, Any] = {}
@@ -180,7 +180,7 @@ class _Plugin:
 
 
 class _Program:
-    """What a device host wants of a compiled model."""
+    """Compiled model with the attributes that a device host uses."""
 
     profiles = False
 

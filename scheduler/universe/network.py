@@ -1,4 +1,4 @@
-"""The network: messages between processes take time, and may be lost, doubled, late."""
+"""Simulated network: messages take time, and may be lost, duplicated or delayed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.universe.world import Process, World
 from hetero.scheduler.vocabulary.messages import Dropped, Failure, Keep, Message, Outputs, Values
 
-#: Bytes of a message besides its tensors, about.
+#: Approximate size of a message without its tensors, in bytes.
 _HEAD_NBYTES: Final = 200
 
-#: Decides what becomes of a message: takes both processes, returns how much later than it should
-#: each copy of it comes; none: it is lost.
+#: Network faults for a message: takes sender, receiver and message; returns the additional delay of
+#: each delivered copy. An empty result means that the message is lost.
 Weather = Callable[[Process, Process, Message], Sequence[float]]
 
 
 def fair(sender: Process, receiver: Process, message: Message) -> Sequence[float]:
-    """Have each message come, once."""
+    """Deliver each message once, without additional delay."""
     return (0.0,)
 
 
 @dataclass(slots=True)
 class Link:
-    """A way from one node to another, or within one; messages go one after the other."""
+    """Connection from one node to another, or within a node; it sends one message at a time."""
 
     delay_s: float = 0.0
     nbytes_per_s: float = 0.0
-    #: Until when it is in use; how long it was in all, and how long messages waited for it.
+    #: Time when it is free again; total time in use; total time that messages waited for it.
     free_s: float = 0.0
     busy_s: float = 0.0
     queued_s: float = 0.0
 
     def take_s(self, now_s: float, nbytes: int) -> float:
-        """Send so many bytes; return how long that takes."""
+        """Send a message of `nbytes`; return the time until it arrives, in seconds."""
         if not self.nbytes_per_s:
             return self.delay_s
         start_s, took_s = max(now_s, self.free_s), nbytes / self.nbytes_per_s
@@ -49,10 +49,10 @@ class Link:
 
 
 class Network:
-    """Who is where, and what is between them.
+    """Simulated network: endpoints, and the links between their nodes.
 
     `link`: takes two nodes, returns a new link from the first to the second.
-    `is_coded`: whether messages travel as bytes, as they do between processes.
+    `is_coded`: whether messages are serialized, as between processes.
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class Network:
         self.weather: Weather = fair
         self.links: dict[tuple[str, str], Link] = {}
         self._parties: dict[str, tuple[Process, float, Receiver]] = {}
-        #: Told of each message that is lost: sender and receiver.
+        #: Called with sender and receiver for each lost message.
         self.on_lost: Callable[[Process, Process], None] = lambda sender, receiver: None
 
     def connect(
         self, process: Process, address: str, cost_s: float, receive: Receiver
     ) -> WorldChannel:
-        """Return a party's channel; each message that comes takes `cost_s` of its process."""
+        """Create an endpoint's channel; each received message takes `cost_s` of its process."""
         self._parties[address] = (process, cost_s, receive)
         return WorldChannel(self, process, address)
 
     def forget(self, address: str) -> None:
-        """Hand in nothing more."""
+        """Remove an endpoint; messages to it are dropped."""
         self._parties.pop(address, None)
 
     def send(self, sender: Process, address: str, message: Message) -> None:
-        """Have a message come to its receiver, if it is there by then."""
+        """Send a message, which is dropped if its receiver no longer exists on arrival."""
         if not sender.is_alive or address not in self._parties:
             return
         receiver, cost_s, _ = self._parties[address]
@@ -97,21 +97,21 @@ class Network:
         if isinstance(message, Values | Outputs | Keep):
             nbytes += nbytes_of(message.tensors)
         took_s = link.take_s(self._world.now, nbytes)
-        late = self.weather(sender, receiver, message)
-        for more_s in late:
+        delays_s = self.weather(sender, receiver, message)
+        for more_s in delays_s:
             receiver.do(took_s + more_s, cost_s, self._arrive, address, message)
-        if not late:
+        if not delays_s:
             self._world.note("lost")
             self.on_lost(sender, receiver)
 
     def _arrive(self, address: str, message: Message) -> None:
-        party = self._parties.get(address)
-        if party is not None:
-            party[2](message)
+        endpoint = self._parties.get(address)
+        if endpoint is not None:
+            endpoint[2](message)
 
 
 class WorldChannel:
-    """One party's `Channel`."""
+    """`Channel` of a simulated endpoint."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self._network = network
@@ -123,7 +123,7 @@ class WorldChannel:
         self._network.send(self._process, address, message)
 
     def close(self) -> None:
-        """Hand in nothing more."""
+        """Stop receiving messages."""
         self._network.forget(self.address)
 
 

@@ -1,4 +1,4 @@
-"""The world: virtual time, what is to happen when, and threads that run one at a time."""
+"""Discrete-event simulator: virtual time, an event queue, and threads that run one at a time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from hetero.scheduler.clock import Clock
 
-#: Hexadecimal digits of a history's hash.
+#: Hexadecimal digits of the hash of an event log.
 _DIGITS: Final = 16
 
 
 class WorldClosed(BaseException):
-    """Ends a fiber that still waits as its world is closed."""
+    """Exception that ends a waiting sim thread when the simulator is closed."""
 
 
 class Fiber:
-    """A thread that runs only while the world waits for it, so that there is one order of all."""
+    """Sim thread, which runs only while the simulator waits; thus only one runs at a time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -34,11 +34,11 @@ class Fiber:
         threading.Thread(target=self._live, name="fiber", daemon=True).start()
 
     def resume(self) -> None:
-        """Have it run on."""
+        """Resume the sim thread."""
         self._go.release()
 
     def pause(self) -> None:
-        """Wait, in the fiber itself, until it is resumed."""
+        """Wait until resumed; called in the sim thread itself."""
         self._go.acquire()
 
     def _live(self) -> None:
@@ -50,11 +50,11 @@ class Fiber:
 
 
 class World:
-    """What happens, in order of time; what is due at once happens in the order it was asked for.
+    """Simulator: runs events in order of time, and simultaneous events in the order of scheduling.
 
-    `is_threaded`: whether all that processes do is done by fibers, so that it may wait; else only
-        what is spawned.
-    `is_traced`: whether to keep the history's lines, and not their hash alone.
+    `is_threaded`: whether all work of processes runs in sim threads and may wait; otherwise only
+        spawned work does.
+    `is_traced`: whether to store the lines of the event log in addition to their hash.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class World:
         self.random: Final = Random(seed)
         self.now = 0.0
         self.num_events = 0
-        #: Around what a fiber does: tests look closer at it.
+        #: Wraps the work of each sim thread; a hook for tests.
         self.around: Callable[[Callable[[], None]], None] = lambda work: work()
-        #: What went wrong in an event: nothing may.
+        #: Errors of events; empty in a correct run.
         self.errors: list[BaseException] = []
         self.lines: list[tuple[float, str]] | None = [] if is_traced else None
         self._hash = blake2b(digest_size=_DIGITS // 2)
@@ -75,50 +75,50 @@ class World:
         self._back = _thread.allocate_lock()
         self._back.acquire()
         self._idle: list[Fiber] = []
-        #: Fibers that wait.
+        #: Waiting sim threads.
         self._waiting: dict[Fiber, None] = {}
         self._is_closed = False
-        #: The fiber that runs now.
+        #: The running sim thread.
         self.fiber: Fiber | None = None
 
     def now_s(self) -> float:
-        """Return the time."""
+        """Return the virtual time, in seconds."""
         return self.now
 
     @property
     def hash(self) -> str:
-        """What is equal for equal histories."""
+        """Hash of the event log; equal runs have equal hashes."""
         return self._hash.hexdigest()
 
     @property
     def next_s(self) -> float | None:
-        """When something happens next; None: never."""
+        """Time of the next event; None without one."""
         return self._due[0][0] if self._due else None
 
     def note(self, line: str) -> None:
-        """Write a line of the history."""
+        """Append a line to the event log."""
         self._hash.update(f"{self.now:.9f} {line}\n".encode())
         if self.lines is not None:
             self.lines.append((self.now, line))
 
     def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Have `call` called later; it must not wait."""
+        """Schedule a call of `call`, which must not wait."""
         self._count += 1
         heapq.heappush(self._due, (self.now + delay_s, self._count, call, arguments))
 
     def spawn(self, work: Callable[[], None]) -> None:
-        """Have `work`, which may wait, done from now on."""
+        """Schedule `work`, which may wait, in a sim thread, starting now."""
         self.after(0.0, self.enter, work)
 
     def run(self, until_s: float = inf) -> None:
-        """Let happen what is due until then."""
+        """Run all events up to `until_s`."""
         while self._due and self._due[0][0] <= until_s:
             self.step()
         if until_s < inf:
             self.now = max(self.now, until_s)
 
     def step(self) -> bool:
-        """Let happen what is due next; whether there was anything."""
+        """Run the next event; return whether there was one."""
         if not self._due:
             return False
         self.now, _, call, arguments = heapq.heappop(self._due)
@@ -127,7 +127,7 @@ class World:
         return True
 
     def close(self) -> None:
-        """End the threads that wait, for whatever it is."""
+        """End all waiting sim threads."""
         self._is_closed = True
         while self._waiting:
             self._resume(next(iter(self._waiting)))
@@ -137,16 +137,16 @@ class World:
         self._idle.clear()
         self._due.clear()
 
-    # Fibers.
+    # Sim threads.
 
     def enter(self, work: Callable[[], None]) -> None:
-        """Do `work` in a fiber, until it has ended or waits."""
+        """Run `work` in a sim thread until it ends or waits."""
         fiber = self._idle.pop() if self._idle else Fiber(self)
         fiber.work = work
         self._resume(fiber)
 
     def live(self, fiber: Fiber) -> None:
-        """Do a fiber's work, in its thread."""
+        """Run the work of a sim thread; called in that thread."""
         work, fiber.work = fiber.work, None  # it may hold tensors
         assert work is not None
         try:
@@ -157,7 +157,7 @@ class World:
         self._back.release()
 
     def pause(self) -> None:
-        """Have the fiber that runs wait until `resume_later` has it go on."""
+        """Make the running sim thread wait until `resume_later` resumes it."""
         fiber = self.fiber
         assert fiber is not None, "only a fiber may wait: spawn what does"
         if not self._is_closed:
@@ -169,11 +169,11 @@ class World:
             raise WorldClosed
 
     def resume_later(self, fiber: Fiber, delay_s: float = 0.0) -> None:
-        """Have a fiber that waits go on."""
+        """Schedule the resumption of a waiting sim thread."""
         self.after(delay_s, self._resume, fiber)
 
     def sleep(self, delay_s: float) -> None:
-        """Have the fiber that runs wait for so long."""
+        """Make the running sim thread wait for `delay_s` seconds."""
         assert self.fiber is not None
         self.resume_later(self.fiber, delay_s)
         self.pause()
@@ -186,7 +186,7 @@ class World:
 
 
 class WorldEvent:
-    """An event that fibers wait on: `threading.Event` in virtual time."""
+    """Event for sim threads: `threading.Event` in virtual time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -194,18 +194,18 @@ class WorldEvent:
         self._waiting: list[Fiber] = []
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Return whether the event is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Let all go on that wait for it."""
+        """Set the event and resume all sim threads that wait for it."""
         self._is_set = True
         waiting, self._waiting = self._waiting, []
         for fiber in waiting:
             self._world.resume_later(fiber)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most so long; return whether it is set."""
+        """Wait for the event, at most `timeout` seconds; return whether it is set."""
         if not self._is_set:
             fiber = self._world.fiber
             assert fiber is not None, "only a fiber may wait: spawn what does"
@@ -222,70 +222,70 @@ class WorldEvent:
 
 
 class Cores:
-    """A node's cores: what computes there shares them evenly, as far as each can use them.
+    """Cores of a node, shared evenly among its computations up to the width of each.
 
-    `together`: what is left of a core's speed while all of them work: they share memory, and some
-        more.
+    `together`: relative speed of a core while all cores work, because cores share resources such
+        as memory bandwidth.
     """
 
     def __init__(self, world: World, count: int, together: float = 1.0) -> None:
         self._world = world
         self.count = count
         self._slowed = (1.0 - together) / max(1, count - 1)
-        #: Seconds that its cores worked, in all.
+        #: Total working time of all cores, in seconds.
         self.busy_s = 0.0
-        #: How many cores could be used now.
-        self._wanted = 0.0
-        #: Seconds of work that each which computes has got, since when there are any; until when.
+        #: Total number of cores that the running computations can use.
+        self._num_usable = 0.0
+        #: Work per running computation since the cores were last idle; time of the last update.
         self._got_s = 0.0
         self._until_s = 0.0
-        #: What computes, by the seconds of work that it ends at.
+        #: Running computations, by the amount of work at which they end.
         self._due: list[tuple[float, int, float, Callable[[], None]]] = []
         self._count = 0
 
     def compute(self, work_s: float, width: float, call: Callable[[], None]) -> None:
-        """Have `call` called once `width` cores have worked for so long; slower with others."""
+        """Call `call` after `work_s` seconds on `width` cores; later if others need the cores."""
         self._pass()
-        self._wanted += width
+        self._num_usable += width
         self._count += 1
         heapq.heappush(self._due, (self._got_s + work_s, self._count, width, call))
         self._look()
 
     @property
     def _speed(self) -> float:
-        used = min(self._wanted, self.count)
-        return (1.0 - self._slowed * max(0.0, used - 1.0)) * used / self._wanted
+        used = min(self._num_usable, self.count)
+        return (1.0 - self._slowed * max(0.0, used - 1.0)) * used / self._num_usable
 
     def _pass(self) -> None:
         passed_s, self._until_s = self._world.now - self._until_s, self._world.now
         if self._due:
             self._got_s += passed_s * self._speed
-            self.busy_s += passed_s * min(self._wanted, self.count)
+            self.busy_s += passed_s * min(self._num_usable, self.count)
 
     def _look(self) -> None:
         if self._due:
             left_s = max(0.0, self._due[0][0] - self._got_s)
             self._world.after(left_s / self._speed, self._end, self._count)
         else:
-            self._wanted = self._got_s = 0.0
+            self._num_usable = self._got_s = 0.0
 
     def _end(self, count: int) -> None:
-        """End what is first, unless something began or ended since this was to happen."""
+        """End the first computation; do nothing if a computation began or ended meanwhile."""
         if count != self._count:
             return
         self._pass()
         _, _, width, call = heapq.heappop(self._due)
-        self._wanted -= width
+        self._num_usable -= width
         self._count += 1
         self._look()
         call()
 
 
 class Process:
-    """A process: it does one thing after the other, may be stopped for a while, and may end.
+    """Simulated process: handles one task at a time, can be stopped for a while, and can crash.
 
-    `lane`: whose turn it takes to do something: that of an interpreter, which processes may share.
-    `cores`: what it computes on; None: as many as it likes.
+    `lane`: the process whose queue it uses; processes that share an interpreter share a queue.
+    `cores`: the cores that it computes on; None: unlimited.
     """
 
     def __init__(self, world: World, name: str, node: str, cores: Cores | None = None) -> None:
@@ -294,26 +294,26 @@ class Process:
         self.node = node
         self.lane = self
         self.cores = cores
-        #: What is done one after the other.
+        #: Queue of tasks that run one at a time.
         self._turns: deque[tuple[Process, float, float, Callable[..., None], Any]] = deque()
         self.is_alive = True
-        #: Until when it is stopped; how long it had something to do, in all.
+        #: Time until which it is stopped; total time of its tasks, in seconds.
         self.stopped_until_s = 0.0
         self.busy_s = 0.0
-        #: Seconds that what it has done had waited for it.
+        #: Total waiting time of its tasks, in seconds.
         self.queued_s = 0.0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it does nothing now."""
+        """Whether the process is stopped now."""
         return self.world.now < self.stopped_until_s
 
     def do(self, delay_s: float, cost_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Have it do something that takes `cost_s` of its own time, after a delay."""
+        """Schedule a task that takes `cost_s` of the process's time, after a delay."""
         self.world.after(delay_s, self._begin, cost_s, call, arguments)
 
     def compute(self, work_s: float, width: float, call: Callable[[], None]) -> None:
-        """Have `call` called once `width` of its cores, or what needs none, worked for so long."""
+        """Call `call` after `work_s` seconds of work on `width` cores; 0: without a core."""
         if self.cores is None or not width:
             self.world.after(work_s, call)
         else:
@@ -356,21 +356,21 @@ class Process:
 
 
 class WorldClock(Clock):
-    """An executor's clock in virtual time: its thread is the world's."""
+    """Executor clock in virtual time; the simulator replaces its thread."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process.name, process.world.now_s)
         self._process = process
 
     def spawn(self, work: Callable[[], None], name: str) -> threading.Thread | None:
-        """Have `work` done by a fiber; the clock's own thread is not wanted."""
+        """Run `work` in a sim thread; the clock itself needs no thread."""
         if work != self._run:
             self._process.world.spawn(work)
         return None
 
     def event(self) -> threading.Event:
-        """Return what fibers wait on."""
-        return WorldEvent(self._process.world)  # type: ignore[return-value]  # all that is used
+        """Create an event that sim threads can wait for."""
+        return WorldEvent(self._process.world)  # type: ignore[return-value]  # duck-typed
 
     def _put(self, order: Callable[[], None] | None) -> None:
         if order is not None:
@@ -380,7 +380,7 @@ class WorldClock(Clock):
             self._process.do(delay_s, 0.0, self._wake, self._wakes_s)
 
     def _wake(self, due_s: float) -> None:
-        if due_s == self._wakes_s and not self._closed:  # else another wake is on its way
+        if due_s == self._wakes_s and not self._closed:  # otherwise a later wake is scheduled
             self.look()
             if self.next_look_s() < inf:
                 self._put(None)

@@ -134,7 +134,7 @@ class KeptClient(PlayedClient):
         self._published[device.name] = device
         for old in list(self._watched.values()):
             if old.name == device.name and old is not device:
-                self.ended(old.address, "its pool's keeper has started it anew")
+                self.ended(old.address, "the pool supervisor has restarted it")
 
     def lost(self, address: str) -> None:
         """Take in that messages from or to a device were lost."""
