@@ -1,4 +1,4 @@
-"""Plans, request machines and executors: how a partitioned model runs."""
+"""Scheduler: runs plans of partitioned models on executors, on Ray or in this process."""
 
 from __future__ import annotations
 
@@ -54,26 +54,31 @@ def create_executor(
     plugins: Sequence[PluginSpec] = (),
     **options: Any,
 ) -> Executor:
-    """Make an executor.
+    """Create an executor.
 
     Parameters
     ----------
     kind : {"ray", "inprocess"}
-        On a Ray cluster, or on threads of this process.
+        Whether devices are actors of a Ray cluster, or run on threads of this process.
     address : str, optional
-        A running cluster's; without one a local Ray is started. Ray only.
+        Address of a running Ray cluster. Without one, a local Ray is started. Only for Ray.
     devices : mapping of str to int
-        Plugin -> how many logical devices each node offers; one for each of the plugin's ids by
-        default.
+        Plugin -> number of logical devices per node. Defaults to one device for each id of the
+        plugin.
     plugins : sequence of str or type
-        Plugins besides the installed ones: ``module:attr`` or classes.
+        Plugins in addition to the installed ones: ``module:attr`` or classes.
     **options : object
-        More of `RayExecutor`'s.
+        Additional arguments of the executor's class.
+
+    Returns
+    -------
+    Executor
+        The new executor, which the caller closes.
 
     Raises
     ------
     ValueError
-        For another kind, or an address where there is no cluster.
+        If the kind is unknown, or an address is passed to the in-process executor.
     ClusterError
         If Ray cannot start or be reached.
     """
@@ -83,7 +88,7 @@ def create_executor(
         return InProcessExecutor(devices=devices, plugins=plugins, **options)
     if kind != "ray":
         raise ValueError(f"executor {kind!r}: wanted 'ray' or 'inprocess'.")
-    # Ray takes half a second to import, which nobody who stays in process should pay.
+    # Importing Ray takes half a second; the in-process executor does not need it.
     from hetero.scheduler.ray.executor import RayExecutor
 
     return RayExecutor(address=address, devices=devices, plugins=plugins, **options)

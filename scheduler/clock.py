@@ -1,6 +1,6 @@
-"""The clock of an executor: one thread that looks after all that is due in its deployments.
+"""Executor clock: one thread that runs the timers of all deployments.
 
-Time, waits and threads of a client come from here, so that a clock of another kind can play them.
+A client takes its time, waits and threads from the clock, so that a simulator can replace them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from hetero.scheduler.processes.threads import start_thread
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that the thread may take to end.
+#: Time limit for the thread to end, in seconds.
 _JOIN_S = 5.0
 
 
 class Timer:
-    """Something that is looked at when it is due.
+    """Timer of a clock.
 
-    `look`: called then, in the clock's thread; returns when it is due next, None for never.
+    `look`: called in the clock's thread when the timer is due; returns the next due time, or None
+        to stop the timer.
     """
 
     __slots__ = ("_clock", "due_s", "look")
@@ -36,24 +37,24 @@ class Timer:
         self.due_s = inf
 
     def by(self, due_s: float) -> None:
-        """See that it is looked at by `due_s`; one that is due sooner anyway stays so."""
+        """Make the timer due at `due_s` or earlier; an earlier due time stays."""
         if due_s < self.due_s:
             self._clock.set(self, due_s)
 
     def close(self) -> None:
-        """Have it never looked at again: the clock keeps nothing of it."""
+        """Stop the timer for good, and remove it from the clock."""
         self._clock.forget(self)
 
 
 class Clock:
-    """Looks at timers when they are due, and does what others leave to it; nothing that waits."""
+    """Clock whose thread runs timers and short calls from other threads; none of them may block."""
 
     def __init__(self, name: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self.now_s = now_s
         self._name = name
         self._due: list[tuple[float, int, Timer]] = []
         self._count = itertools.count()
-        #: What the thread does next; None has it look again when something is due.
+        #: Calls for the thread; None makes it compute its next wake-up again.
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wakes_s = inf
         self._lock = threading.Lock()
@@ -61,25 +62,25 @@ class Clock:
         self._thread: threading.Thread | None = None
 
     def timer(self, look: Callable[[], float | None]) -> Timer:
-        """Return a timer that is not due yet."""
+        """Create a timer that is not due."""
         with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = self.spawn(self._run, self._name)
         return Timer(self, look)
 
     def spawn(self, work: Callable[[], None], name: str) -> threading.Thread | None:
-        """Have `work`, which may wait, done by a thread of its own; return that, if any.
+        """Run `work`, which may block, in a new thread; return the thread, if there is one.
 
         Raises OverloadedError: no thread can be started.
         """
         return start_thread(work, name)
 
     def event(self) -> threading.Event:
-        """Return what a thread waits on for what another does."""
+        """Create an event that threads can wait for."""
         return threading.Event()
 
     def set(self, timer: Timer, due_s: float) -> None:
-        """Have a timer looked at by `due_s`, unless it is sooner anyway or was forgotten."""
+        """Make a timer due at `due_s`, unless it is due earlier or was removed."""
         with self._lock:
             if due_s >= timer.due_s:
                 return
@@ -90,18 +91,18 @@ class Clock:
                 self._put(None)
 
     def forget(self, timer: Timer) -> None:
-        """Drop a timer, which may be due long after its owner is gone; it is never set again."""
+        """Remove a timer for good; otherwise it could outlive its owner."""
         with self._lock:
             timer.due_s = -inf
             self._due = [entry for entry in self._due if entry[2] is not timer]
             heapq.heapify(self._due)
 
     def later(self, order: Callable[[], None]) -> None:
-        """Have the clock's thread do `order` now; may be called anywhere, in finalizers too."""
+        """Call `order` in the clock's thread, as soon as possible; also safe in finalizers."""
         self._put(order)
 
     def close(self) -> None:
-        """Do what was left to do, and nothing more; again is harmless."""
+        """Run the remaining calls and stop; idempotent."""
         self._closed = True
         self._put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -119,37 +120,37 @@ class Clock:
             try:
                 if order is not None:
                     order()
-            except Exception:  # what is due later is still done
-                _log.exception("%s: what was due could not be done", self._name)
+            except Exception:  # later timers and calls still have to run
+                _log.exception("%s: a timer or call failed", self._name)
 
     def _put(self, order: Callable[[], None] | None) -> None:
-        """Have the clock's thread do something now; None: look anew when something is due."""
+        """Queue a call for the clock's thread; None: compute the next wake-up again."""
         self._orders.put(order)
 
     def next_look_s(self) -> float:
-        """Return when the clock is to look next; whoever asks sees to it."""
+        """Return the next wake-up time; the caller has to wake the clock then."""
         with self._lock:
             self._wakes_s = self._due[0][0] if self._due else inf
             return self._wakes_s
 
     def look(self) -> None:
-        """Look at what is due."""
+        """Run all timers that are due."""
         now_s = self.now_s()
         while timer := self._take(now_s):
             try:
                 due_s = timer.look()
-            except Exception:  # the others are looked at all the same
-                _log.exception("%s: what was due could not be done", self._name)
+            except Exception:  # the other timers still have to run
+                _log.exception("%s: a timer or call failed", self._name)
                 continue
             if due_s is not None:
                 timer.by(due_s)
 
     def _take(self, now_s: float) -> Timer | None:
-        """Return a timer that is due, which then is not."""
+        """Remove and return a timer that is due; None without one."""
         with self._lock:
             while self._due and self._due[0][0] <= now_s:
                 due_s, _, timer = heapq.heappop(self._due)
-                if timer.due_s == due_s:  # else it has been set anew
+                if timer.due_s == due_s:  # otherwise it was set to another time
                     timer.due_s = inf
                     return timer
         return None

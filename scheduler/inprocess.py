@@ -1,4 +1,4 @@
-"""The in-process executor: device loops that share worker threads, and a channel by reference."""
+"""In-process executor: device loops that share worker threads and pass tensors by reference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 
 
 class InProcessDeployment(Deployment):
-    """A placement on devices of this process."""
+    """Deployment on devices of this process."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class InProcessDeployment(Deployment):
         self._devices = devices
         self._workers = workers
         self._count_streams = count_streams
-        #: The routes as programs for callers' threads; None if requests need more than that.
+        #: Request program, which runs routes in the caller's thread; None if not applicable.
         self._program: RequestProgram | None = None
         super().__init__(
             key,
@@ -79,7 +79,7 @@ class InProcessDeployment(Deployment):
         )
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
-        """Compile the stages, each in its device's turn."""
+        """Compile the stages one after the other."""
         num_streams: dict[int, int] = {}
         for stage, source in zip(self.placement.stages, sources, strict=True):
             host, index = self._devices[stage.device].host, stage.index
@@ -88,13 +88,13 @@ class InProcessDeployment(Deployment):
                 self.known.make(index, partial(host.make, self.key, index))
         self.take()
         for stage in self.placement.stages:
-            opened = self.opened(stage.index, num_streams[stage.index])
-            self._devices[stage.device].open_stage(opened)
+            stage_message = self.opened(stage.index, num_streams[stage.index])
+            self._devices[stage.device].open_stage(stage_message)
         self._count_streams()
         self._program = self._compile_program()
 
     def _compile_program(self) -> RequestProgram | None:
-        """Return the routes as programs; None if requests need more than their stages' runs."""
+        """Compile the routes to a request program; None if requests need the state machine."""
         placement, limits = self.placement, self.limits
         plans = [route.plan for route in placement.routes]
         if limits.in_order or limits.batching or self.known.made or not self._help_with:
@@ -114,15 +114,15 @@ class InProcessDeployment(Deployment):
     ) -> Submission | CompletedSubmission:
         """Run a request in the calling thread, or admit it; see `Deployment.submit`."""
         if self._program is not None and self._may_run_directly(inputs, request):
-            done = self._program.run(inputs, request)
-            if done is not None:
-                return done
+            submission = self._program.run(inputs, request)
+            if submission is not None:
+                return submission
         return super().submit(inputs, request)
 
     def _may_run_directly(self, inputs: Mapping[str, Value], request: Request) -> bool:
-        """Whether the calling thread may run a request, and does all that it asks for."""
+        """Whether the calling thread may run a request, and the request program supports it."""
         if request.inline is None:
-            # A thread that never waits would keep the interpreter from workers that compute.
+            # A caller that never blocks would keep the interpreter lock from busy workers.
             if not (self._num_tiny and self._workers.are_idle and self._is_tiny(nbytes_of(inputs))):
                 return False
         elif not (request.inline and self._is_quick):
@@ -138,7 +138,7 @@ class InProcessDeployment(Deployment):
         return is_plain and self._runner.home.is_current
 
     def _resume(self, resumption: Resumption) -> None:
-        """Send what a request's stages take that have not run yet."""
+        """Send the inputs of a request's remaining stages to their devices."""
         request = resumption.attempt
 
         def send() -> None:
@@ -154,12 +154,14 @@ class InProcessDeployment(Deployment):
     def _load_stage(
         self, host: DeviceHost, stage: int, source: StageSource, num_threads: int
     ) -> int:
-        """Import a stage, or compile it; return how many requests it runs at once."""
-        given = {
+        """Import or compile a stage; return the number of requests that it runs in parallel."""
+        constant_inputs = {
             name: constant.array
             for name, constant in self.known.given(self.placement, stage).items()
         }
-        load = partial(host.load_stage, self.key, stage, num_threads=num_threads, given=given)
+        load = partial(
+            host.load_stage, self.key, stage, num_threads=num_threads, given=constant_inputs
+        )
         if source.payload is not None:
             try:
                 num_streams = load(source=source)
@@ -170,11 +172,11 @@ class InProcessDeployment(Deployment):
         return load(source=replace(source, payload=None))
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
-        """Return a stage's runtime model."""
+        """Return the runtime model of a stage."""
         return self._host(stage).executed_nodes(self.key, stage)
 
     def export(self, stage: int) -> Payload:
-        """Return a stage's device's own form of it."""
+        """Return a compiled stage as a payload of its device."""
         return self._host(stage).export(self.key, stage)
 
     def _host(self, stage: int) -> DeviceHost:
@@ -187,11 +189,11 @@ class InProcessDeployment(Deployment):
 
 
 class InProcessExecutor:
-    """Devices of this process.
+    """Executor on devices of this process.
 
-    `devices`: plugin -> how many logical devices; one for each of the plugin's ids by default.
-    `plugins`: plugins besides the installed ones: ``module:attr`` or classes.
-    `observers`: who is told of each request that ends; its owner may add and remove.
+    `devices`: plugin -> number of logical devices; defaults to one for each id of the plugin.
+    `plugins`: plugins in addition to the installed ones: ``module:attr`` or classes.
+    `observers`: notified of each request that ends; the caller may add and remove observers.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class InProcessExecutor:
         self._loaded: dict[str, PluginEntry] | None = None
         self._probed: dict[str, DeviceDescriptor] | None = None
         self._loops: dict[str, DeviceLoop] = {}
-        #: What was unloaded goes on for the stages that it has.
+        #: Unloaded plugins with their devices, which still run the stages that they have.
         self._unloaded: list[tuple[PluginEntry, list[DeviceLoop]]] = []
         self._switchboard = Switchboard()
         self._clock = Clock("clock")
@@ -230,7 +232,7 @@ class InProcessExecutor:
 
     @property
     def _descriptors(self) -> dict[str, DeviceDescriptor]:
-        """The devices, asked for on first use."""
+        """The devices, queried on first use."""
         with self._lock:
             if self._probed is None:
                 rows = named(probe_node(THIS_PROCESS, (), self._counts, entries=self._entries))
@@ -238,29 +240,30 @@ class InProcessExecutor:
             return self._probed
 
     def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
-        """Return every device, and every plugin that is broken; nothing is waited for."""
+        """Return every device, and every broken plugin with its error; `wait` has no effect."""
         return tuple(self._descriptors.values())
 
     def add_plugin(self, spec: PluginSpec) -> None:
-        """Offer the devices of one more plugin; one that cannot be had is a row with its error.
+        """Add a plugin and its devices; a plugin that fails to load is listed with its error.
 
         Raises ArgumentError: another plugin has its name.
         """
         with self._lock:
-            found = load_plugins([spec], entry_points=False)
-            if taken := found.keys() & self._entries.keys():
-                close_plugins(found.values())
+            entries = load_plugins([spec], entry_points=False)
+            if clashes := entries.keys() & self._entries.keys():
+                close_plugins(entries.values())
                 raise ArgumentError(
-                    f"plugin {spec!r} is called {', '.join(taken)}, as another is; register it "
+                    f"plugin {spec!r} is called {', '.join(clashes)}, as another is; register it "
                     "under a name of its own."
                 )
-            self._entries.update(found)
+            self._entries.update(entries)
             self._probed = None
 
     def unload_plugin(self, name: str) -> None:
-        """Let go of a plugin and make it anew; models made before keep the old one.
+        """Replace a plugin with a new instance; compiled models keep the old one.
 
-        Raises UnknownDeviceError, PluginLoadError: there is none, or it is broken.
+        Raises UnknownDeviceError: no such plugin exists.
+        Raises PluginLoadError: the plugin is broken.
         """
         with self._lock:
             plugin = find_plugin(self._entries, name)
@@ -271,18 +274,18 @@ class InProcessExecutor:
             self._unloaded.append((entry, loops))
 
     def start(self, devices: Collection[str]) -> None:
-        """Do nothing: a device starts in no time."""
+        """Do nothing: devices of this process start on first use."""
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
-        """Ask a device which nodes of `model` it runs."""
+        """Query a device for the nodes of `model` that it supports."""
         return self._device(device).host.query(model, config or {})
 
     def get_property(self, device: str, name: str) -> Any:
-        """Return a property's value on a device."""
+        """Return the value of a device's property."""
         return self._device(device).host.get_property(name)
 
     def create_context(self, device: str) -> RemoteContext:
-        """Return a device's memory; see `hetero.scheduler.executor.Executor.create_context`."""
+        """Create a remote context; see `hetero.scheduler.executor.Executor.create_context`."""
         loop = self._device(device)
         return self._deployments.memory.context(loop.host.descriptor.name, lambda: loop.address)
 
@@ -299,7 +302,7 @@ class InProcessExecutor:
     ) -> InProcessDeployment:
         """Compile every stage on its device; see `hetero.scheduler.executor.Executor.deploy`.
 
-        `remake` and `stateful` change nothing: a device of this process is never gone.
+        `remake` and `stateful` have no effect: devices of this process are never lost.
         """
         placement = alone(plan)
         check_sources(placement, sources)
@@ -330,17 +333,17 @@ class InProcessExecutor:
         return deployment
 
     def requests_in_flight(self) -> Sequence[ObservedRequest]:
-        """Return the requests that have not ended, as far as they have come."""
+        """Return the requests that have not ended, with their progress."""
         return self._deployments.requests_in_flight()
 
     def load(self) -> Load:
-        """Return what waits and runs now."""
+        """Return the present load."""
         loops = dict(self._loops)
         devices = {name: DeviceLoad(THIS_PROCESS, loop.status()) for name, loop in loops.items()}
         return self._deployments.load(devices)
 
     def close(self) -> None:
-        """Close every deployment, stop the threads, close the plugins; again is harmless."""
+        """Close every deployment, stop the threads and close the plugins; idempotent."""
         with self._lock:
             self._closed = True
             plugins, self._loaded = list((self._loaded or {}).values()), {}
@@ -364,7 +367,7 @@ class InProcessExecutor:
             if self._closed:
                 raise ClusterError("the executor is closed; make a new one.")
             if descriptor.name not in self._loops:
-                # Devices that were unloaded have addresses too.
+                # The address differs from those of unloaded devices of the same name.
                 address = f"{descriptor.name}/{len(self._unloaded)}"
                 self._loops[descriptor.name] = DeviceLoop(
                     DeviceHost(descriptor, find_plugin(self._entries, descriptor.plugin)),
@@ -375,7 +378,7 @@ class InProcessExecutor:
             return self._loops[descriptor.name]
 
     def _count_streams(self) -> None:
-        """Have as many threads as stages may run at once."""
+        """Set the number of worker threads to the number of stage runs allowed in parallel."""
         with self._lock:
             unloaded = (loop for _, loops in self._unloaded for loop in loops)
             loops = (*self._loops.values(), *unloaded)
