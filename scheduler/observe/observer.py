@@ -17,8 +17,8 @@ class ObservedRequest(NamedTuple):
     """Request that has ended or is in flight.
 
     `route`: the route of its last attempt, with the plan.
-    `runs`: timings of the stages that produced its result; empty without a result. Requests of one
-        batch have the same timings.
+    `runs`: timings of the stages that produced its result; empty without a result. The requests of
+        a batch share the timings.
     """
 
     deployment: str

@@ -102,7 +102,7 @@ class DeviceActor:
         silent_s = self._channel.silent_s(client)
         if silent_s is None or silent_s >= lease_s:  # otherwise it recovered
             self._num_leases_ended += 1
-            _log.warning("client %s is gone, and what it had here", client)
+            _log.warning("client %s is gone; its stages and tensors were removed", client)
             self._loop.client_gone(client)
             self._channel.unwatch(client)  # also closes its descriptors
             self._workers.run_at_once(self._loop.num_streams)
@@ -192,9 +192,9 @@ class DeviceActor:
     @ray.method(concurrency_group="control")
     def open_stages(self, stages: Sequence[StageOpened]) -> None:
         """Accept tasks for loaded stages; see `DeviceLoop.open_stage`."""
-        for opened in stages:
-            self._loop.open_stage(opened)
-            self._channel.watch(opened.client, polls=False)
+        for stage_message in stages:
+            self._loop.open_stage(stage_message)
+            self._channel.watch(stage_message.client, polls=False)
         self._workers.run_at_once(self._loop.num_streams)
 
     @ray.method(concurrency_group="control")
@@ -242,10 +242,10 @@ def probe(
     node: str, specs: Sequence[PluginSpec], counts: Mapping[str, int], num_cores: int | None
 ) -> tuple[DeviceDescriptor, ...]:
     """Return the devices of this node; plugins of other interpreters override equal names."""
-    here, elsewhere = split_specs(specs)
+    own_specs, other_specs = split_specs(specs)
     try:
-        rows = probe_node(node, here, counts, num_cores)
-        others = probe_elsewhere(node, elsewhere, counts, num_cores)
+        rows = probe_node(node, own_specs, counts, num_cores)
+        others = probe_elsewhere(node, other_specs, counts, num_cores)
         overrides = {row.plugin for row in others}
         return (*(row for row in rows if row.plugin not in overrides), *others)
     except HeteroError:

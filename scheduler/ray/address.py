@@ -67,7 +67,7 @@ def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:
         if os.environ.get("RAY_USE_TLS", "0") == "0":
             connection.sendall(_HTTP2_PREFACE)
             if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
-                raise ConnectionError("what listens there is no Ray")
+                raise ConnectionError("the server there is not Ray")
 
 
 def check_reachable(address: str, timeout_s: float) -> None:

@@ -54,21 +54,21 @@ class PoolTable:
     `address`: the supervisor's address, which sends its heartbeats.
     `version`: the version of this table; heartbeats contain it until the table changes.
     `rows`: device name -> descriptor and node id.
-    `started`: the running devices, by name.
+    `running_devices`: the running devices, by name.
     """
 
     address: str
     version: float
     nodes: Mapping[str, ClusterNode]
     rows: Rows
-    started: Mapping[str, ActorDevice]
+    running_devices: Mapping[str, ActorDevice]
 
 
 class RayDevices:
     """Device table of the cluster, and the actors of the devices in use.
 
-    `ended`: called with a device whose actor has ended and with Ray's error, in a thread of Ray
-        that must not block.
+    `on_actor_end`: called with a device whose actor has ended and with Ray's error. The call runs
+        in a thread of Ray and must not block.
     `pool`: the cluster's pool; its devices are used instead of new ones.
     `keeper`: for clients of a pool, the actor of the pool supervisor, which queries nodes and
         starts devices.
@@ -79,7 +79,7 @@ class RayDevices:
         session: RaySession,
         specs: Sequence[PluginSpec],
         counts: Mapping[str, int],
-        ended: Callable[[ActorDevice, BaseException], None],
+        on_actor_end: Callable[[ActorDevice, BaseException], None],
         probe_timeout_s: float,
         load_timeout_s: float = 3600.0,
         pool: Pool | None = None,
@@ -89,7 +89,7 @@ class RayDevices:
         self._keeper = keeper
         #: The last table from the pool supervisor.
         self.pool_table: PoolTable | None = None
-        self._ended = ended
+        self._on_actor_end = on_actor_end
         self._load_timeout_s = load_timeout_s
         self._pool = pool
         if pool is not None:
@@ -120,7 +120,7 @@ class RayDevices:
         Does not wait for new nodes.
         """
         if self.pool_table is not None:
-            return set(self.pool_table.started)
+            return set(self.pool_table.running_devices)
         return {row.name for row in self.descriptors(wait=False)}
 
     def device(self, name: str, *, wait: bool = True) -> ActorDevice:
@@ -158,9 +158,9 @@ class RayDevices:
 
     def _of_pool(self, name: str) -> ActorDevice:
         """Return a device of the pool; its supervisor starts the device if it is not running."""
-        device = self.pool_table.started.get(name) if self.pool_table else None
+        device = self.pool_table.running_devices.get(name) if self.pool_table else None
         if device is None or device.actor_id in self._forgotten:
-            device = self.ask_keeper("start", [name]).started[name]
+            device = self.ask_keeper("start", [name]).running_devices[name]
         with self._lock:
             if name not in self._actors:
                 self._actors[name] = device
@@ -175,14 +175,15 @@ class RayDevices:
         ref = getattr(self._keeper, method).remote(*arguments)
         if not self._session.wait([ref], self._load_timeout_s):
             raise ClusterError(
-                f"the pool's keeper did not answer within {self._load_timeout_s:.0f} s; `ray "
+                f"the pool supervisor did not respond within {self._load_timeout_s:.0f} s; `ray "
                 "status` shows whether its node can take it."
             )
         try:
-            table: PoolTable = answer(ref, "the pool's keeper")
+            table: PoolTable = answer(ref, "the pool supervisor")
         except exceptions.RayActorError as error:
             raise ClusterError(
-                f"the pool's keeper is gone: {why_lost(error)}. Bring the pool up: hetero pool up.",
+                f"the pool supervisor is gone: {why_lost(error)}. Bring the pool up: hetero pool "
+                "up.",
                 cause=why_lost(error),
             ) from error
         self.pool_table = table
@@ -190,12 +191,12 @@ class RayDevices:
         return table
 
     def watch(self, device: ActorDevice) -> None:
-        """Call `ended` when the actor of a device ends."""
+        """Call `on_actor_end` when the actor of a device ends."""
 
         def end(answer: Future[Any]) -> None:
             error = answer.exception()
             if error is not None:
-                self._ended(device, error)
+                self._on_actor_end(device, error)
 
         device.actor.stay.remote().future().add_done_callback(end)
 
@@ -304,6 +305,6 @@ def why_lost(error: BaseException) -> str:
     if match := re.search(r"The actor is dead because (.+?)\.?(?: Worker exit|\n|$)", text):
         process = re.search(r"pid: (\d+)", text)
         is_oom = "OOM" in text.split("Some common causes")[0]
-        memory = ", killed for want of memory" if is_oom else ""
+        memory = ", killed because memory ran out" if is_oom else ""
         return match[1] + memory + (f" (pid {process[1]})" if process else "")
     return first_line(text) or type(error).__name__

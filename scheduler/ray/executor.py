@@ -299,7 +299,7 @@ class RayExecutor:
                 cause = f"{removal.cause.rstrip('.')}; without it: {error}"
                 if cause != reported.cause:
                     _log.warning(
-                        "%s cannot do without %s: %s",
+                        "%s cannot be replanned without %s: %s",
                         deployment.key,
                         removal.device,
                         error,
@@ -320,8 +320,8 @@ class RayExecutor:
         for name, device in devices.items():
             if not deployment.is_loaded_on(device):
                 raise DeviceLostError(
-                    f"device {name} is being started again and does not have its stages yet; it "
-                    "is tried again soon.",
+                    f"device {name} is restarting and has not loaded its stages yet; this is "
+                    "retried soon.",
                     device=name,
                     node=device.descriptor.node,
                     attempt=0,
@@ -379,7 +379,7 @@ class RayExecutor:
     def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
         self._home.require(f"device {device.descriptor.name}")
         if self._closed:  # otherwise Ray would start another cluster
-            raise ClusterError("the executor is closed, and its devices with it; make a new one.")
+            raise ClusterError("the executor and its devices are closed; create a new one.")
         ref = getattr(device.actor, method).remote(*arguments)
         return self._devices.fetch(device, ref)
 

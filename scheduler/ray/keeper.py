@@ -77,7 +77,7 @@ class DeviceKeeper:
         self._keeps_pool = of_pool and keeps
         #: Number of changes of the set of running devices; the removed devices of a pool.
         self.num_changes = 0
-        self._gone: set[str] = set()
+        self._removed_names: set[str] = set()
         self._channel: DirectChannel  # set by `serve`
         #: Current actors of the devices in use, by address.
         self._actors: dict[str, ActorDevice] = {}
@@ -89,7 +89,7 @@ class DeviceKeeper:
         #: Held during the search for removed devices that are available again.
         self._is_looking = threading.Lock()
         #: Nodes of silent devices, each polled by a thread.
-        self._asked: set[str] = set()
+        self._polled_nodes: set[str] = set()
         #: Address -> number of client leases that the device had ended at the last check.
         self._leases_ended: dict[str, float] = {}
         self._closed = False
@@ -114,7 +114,7 @@ class DeviceKeeper:
                 return
             self._actors[device.address] = device
             self.num_changes += 1
-        self._gone.discard(device.descriptor.name)
+        self._removed_names.discard(device.descriptor.name)
         name, node = device.descriptor.name, device.descriptor.node
         self._note(self._liveness.started, name, node, device.address)
         self._channel.watch(device.address)
@@ -135,8 +135,8 @@ class DeviceKeeper:
         """Handle a peer that became silent."""
         self._note(self._liveness.suspected, address, silent_s)
         device = self._actors.get(address)
-        if device is not None and device.node_id not in self._asked:
-            self._asked.add(device.node_id)
+        if device is not None and device.node_id not in self._polled_nodes:
+            self._polled_nodes.add(device.node_id)
             self._spawn(partial(self._reach, device), f"{device.descriptor.node}-reach")
 
     def channel_ended(self, address: str) -> None:
@@ -176,7 +176,7 @@ class DeviceKeeper:
             except ClusterError as error:
                 self._cluster_gone(error)
             except Exception:  # a failure for one device must not end the supervision of the others
-                _log.exception("devices go on being kept")
+                _log.exception("the supervisor failed to handle an event")
 
     def _note(
         self,
@@ -194,15 +194,15 @@ class DeviceKeeper:
             if self._closed or self._session.is_left:
                 return  # leaving Ray ends its actors
             if isinstance(order, see.Restart):
-                by = "here" if self._keeps else "by its pool's keeper"
-                _log.warning("device=%s is started again %s: %s", order.device, by, order.cause)
+                by = "here" if self._keeps else "by the pool supervisor"
+                _log.warning("device=%s is restarted %s: %s", order.device, by, order.cause)
                 self._restart_soon(order)
                 continue
             if isinstance(order, see.Exclude):
                 self._plan_around(order)
                 continue
             if isinstance(order, DeviceRemoved):
-                self._gone.add(order.device)
+                self._removed_names.add(order.device)
                 self.num_changes += 1
             self._deployments.tell(order)
             for deployment in self._deployments:
@@ -241,9 +241,9 @@ class DeviceKeeper:
                     return
                 time.sleep(_LOOK_S)
         except (HeteroError, exceptions.RayError) as error:
-            _log.info("node=%s cannot be looked for: %s", suspect.descriptor.node, error)
+            _log.info("node=%s cannot be checked: %s", suspect.descriptor.node, error)
         finally:
-            self._asked.discard(node_id)
+            self._polled_nodes.discard(node_id)
 
     def _welcome(
         self, deployment: RayDeployment, device: ActorDevice, order: DeviceReturned
@@ -304,7 +304,7 @@ class DeviceKeeper:
             name for deployment in self._deployments for name in deployment.removed_devices
         }
         if self._keeps_pool:
-            removed_names |= self._gone
+            removed_names |= self._removed_names
         if (removed_names or self._is_news) and not self._is_looking.locked():
             self._spawn(partial(self._find, removed_names), "keeper-look")
         for address, device in list(self._actors.items()):
@@ -333,9 +333,9 @@ class DeviceKeeper:
         table = self._devices.ask_keeper("table", False)
         self._channel.watch(table.address)
         for device in self.live:
-            now = table.started.get(device.descriptor.name)
+            now = table.running_devices.get(device.descriptor.name)
             if now is not None and now.actor_id != device.actor_id:
-                cause = "its pool's keeper has started it anew"
+                cause = "the pool supervisor has restarted it"
                 self._orders.put(partial(self._end, device, cause))
 
     def _check_stages(self, device: ActorDevice) -> None:
@@ -382,7 +382,7 @@ class DeviceKeeper:
         except UnknownDeviceError as error:
             self._note(self._liveness.removed, name, error.message)
         except Exception as error:  # any failure is retried
-            _log.info("device=%s is not back: %s", name, error)
+            _log.info("device=%s could not be restarted: %s", name, error)
             self._note(self._liveness.start_failed, name)
         else:
             self.watch(device)
@@ -405,7 +405,7 @@ class DeviceKeeper:
         while not (self._closed or self._session.is_left) and time.monotonic() < until_s:
             table = self._devices.pool_table
             assert table is not None
-            now = table.started.get(name)
+            now = table.running_devices.get(name)
             if name not in table.rows or (now is not None and now.actor_id != device.actor_id):
                 return
             time.sleep(_AGAIN_S)

@@ -81,7 +81,7 @@ class DeviceNumbers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, list[_Place]] = {}
+        self._tables: dict[str, list[_Place]] = {}
 
     def take(self, kind: str, node: ClusterNode, count: int, alive: Collection[str]) -> list[int]:
         """Return the numbers of a node's devices of a kind; assign the next ones to new devices.
@@ -92,10 +92,10 @@ class DeviceNumbers:
             that request the same device counts.
         """
         places = [(place, node.id, node.host) for place in range(count)]
-        table = self._known.get(kind, [])
+        table = self._tables.get(kind, [])
         while missing := [place for place in places if place not in table]:
             version, table = _read_table(kind)
-            self._known[kind] = table
+            self._tables[kind] = table
             changed = list(table)
             for place in missing:
                 _enter(changed, place, alive)

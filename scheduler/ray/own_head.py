@@ -61,7 +61,7 @@ def start_head() -> str:
         token.write_text(secrets.token_hex(32))
     except OSError as error:
         raise ClusterError(
-            f"no folder for a Ray of one's own: {error}.", cause=str(error)
+            f"no folder for a local Ray cluster: {error}.", cause=str(error)
         ) from error
     _let_in()
     command = [
@@ -144,7 +144,7 @@ def _let_in() -> None:
 
 def _check_private(place: Path) -> None:
     if not is_private(place):
-        raise ClusterError(f"{place} is not a folder of yours alone (chmod 700); remove it.")
+        raise ClusterError(f"{place} is not private to you (chmod 700); remove it.")
 
 
 def _processes(place: Path) -> Iterator[int]:

@@ -84,8 +84,8 @@ def find_pool() -> Pool | None:
     version, devices, plugins = decode(encoded)
     if version != _VERSION:
         raise ClusterError(
-            f"the cluster's pool is of version {version}; this program knows {_VERSION}. Take it "
-            "down with the version that made it: hetero pool down."
+            f"the cluster's pool is of version {version}; this program supports {_VERSION}. Take "
+            "it down with the version that made it: hetero pool down."
         )
     return Pool(devices, tuple(plugins))
 
@@ -99,7 +99,7 @@ def pool_keeper() -> Any:
         return ray.get_actor(KEEPER, namespace=KEEPERS)
     except ValueError as error:
         raise ClusterError(
-            "the cluster's pool has no keeper, or not yet. Bring the pool up: hetero pool up.",
+            "the supervisor of the cluster's pool does not run. Bring the pool up: hetero pool up.",
             cause=str(error),
         ) from error
 

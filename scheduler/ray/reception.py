@@ -95,4 +95,4 @@ class Reception:
         try:
             self._channel.pump(_LOOK_S)
         except Exception:  # an error of one request must not stop the others
-            _log.exception("a message could not be taken in")
+            _log.exception("a message could not be handled")

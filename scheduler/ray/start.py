@@ -77,14 +77,14 @@ _JOINED: Final = {
 class RaySession:
     """Connection of this process to Ray.
 
-    `started`: whether hetero started or joined Ray, and therefore has to leave it.
+    `is_owner`: whether hetero started or joined Ray, and therefore has to leave it.
     `folder`: the temporary folder of a Ray that hetero started.
     """
 
-    def __init__(self, started: bool, folder: Path | None = None) -> None:
+    def __init__(self, is_owner: bool, folder: Path | None = None) -> None:
         #: Number of users that got the session from `connect` and have not closed it.
         self.users = 1
-        self._started = started
+        self._is_owner = is_owner
         self._is_ended = False
         self.folder = folder
         #: The previous environment variables, restored at the end.
@@ -97,7 +97,7 @@ class RaySession:
 
     def watch(self) -> RaySession:
         """Start watching the cluster after Ray has connected to it."""
-        if self._started:
+        if self._is_owner:
             silence_error_messages()
         self._connection = current_connection()
         self._watch = ClusterWatch(ray.get_runtime_context().gcs_address, self._lose)
@@ -121,8 +121,8 @@ class RaySession:
     def check(self) -> None:
         """Raise ClusterError after the cluster was lost or left; Ray would start another one."""
         assert self._watch is not None
-        if self._watch.gone is not None:
-            raise self._watch.gone
+        if self._watch.loss_error is not None:
+            raise self._watch.loss_error
         if not self.is_ours:
             raise ClusterError(
                 "this process has left the Ray cluster (ray.shutdown); make a new Core.",
@@ -150,7 +150,7 @@ class RaySession:
 
     def wait_until_left(self) -> None:
         """If the cluster is gone, wait until this process has left it."""
-        if self._watch is not None and self._watch.gone is not None:
+        if self._watch is not None and self._watch.loss_error is not None:
             self._watch.join()
 
     def close(self, *, parts: bool = False) -> None:
@@ -170,8 +170,8 @@ class RaySession:
         self._is_ended = True
         if self._watch is not None:
             self._watch.close()
-        if self._started:
-            self._started = False
+        if self._is_owner:
+            self._is_owner = False
             if process_end.exits_soon() and not (parts or self.is_local):
                 # The cluster notices the end of this process; disconnecting takes Ray 0.25 s.
                 atexit.unregister(ray.shutdown)
@@ -222,7 +222,7 @@ def connect(
             _current = None
         if ray.is_initialized():
             if _current is None:
-                return RaySession(started=False).watch()
+                return RaySession(is_owner=False).watch()
             _current.users += 1
             return _current
         before = {n: os.environ.get(n) for n in {*_CREDENTIALS, *_LEAN, *_JOINED}}

@@ -42,9 +42,9 @@ class ClusterWatch:
     def __init__(self, address: str, tell: Callable[[ClusterError], None]) -> None:
         self.address = address
         #: The error to raise after the cluster was lost.
-        self.gone: ClusterError | None = None
+        self.loss_error: ClusterError | None = None
         self._tell = tell
-        self._ended = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = start_thread(self._watch, "cluster-watch")
 
     def look(self) -> None:
@@ -59,7 +59,7 @@ class ClusterWatch:
 
     def close(self) -> None:
         """Stop checking."""
-        self._ended.set()
+        self._stop_event.set()
 
     def join(self) -> None:
         """Wait until the callback for a loss has returned."""
@@ -68,7 +68,7 @@ class ClusterWatch:
 
     def _watch(self) -> None:
         silent_since_s: float | None = None
-        while not self._ended.wait(_LOOK_S if silent_since_s is None else _AGAIN_S):
+        while not self._stop_event.wait(_LOOK_S if silent_since_s is None else _AGAIN_S):
             begun_s = time.monotonic()
             try:
                 reach(self.address, _ANSWER_S, _HOST_S)
@@ -82,9 +82,9 @@ class ClusterWatch:
                 if isinstance(error, ConnectionRefusedError):
                     patience_s = _REFUSED_S
                 if time.monotonic() - silent_since_s >= patience_s:
-                    self.gone = _gone(self.address, error)
+                    self.loss_error = _gone(self.address, error)
                     _log.error("cluster=%s is gone: %s", self.address, error)
-                    self._tell(self.gone)
+                    self._tell(self.loss_error)
                     return
 
 

@@ -106,4 +106,4 @@ def test_a_client_that_can_open_no_more_files_does_not_take_the_cluster_for_gone
             found.look()
         found.close()
         found.join()
-    assert found.gone is None
+    assert found.loss_error is None

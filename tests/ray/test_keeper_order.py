@@ -93,7 +93,7 @@ def _keeper(**options: Any) -> DeviceKeeper:
     devices: Any = SimpleNamespace(
         forget=lambda actor_id: None,
         survey=SimpleNamespace(answers=lambda node_id: True),
-        pool_table=SimpleNamespace(rows={}, started={}) if options else None,
+        pool_table=SimpleNamespace(rows={}, running_devices={}) if options else None,
     )
     deployments: Any = _Deployments([_Deployment(False, threading.Event())])
     return DeviceKeeper(

@@ -84,7 +84,7 @@ def test_a_client_that_hears_nothing_ends_no_device_of_a_pool() -> None:
             cwd=Path(__file__).parents[2],
             check=False,
         )
-    assert "is started again" not in done.stderr
+    assert "is restarted" not in done.stderr
     assert done.stdout.splitlines()[-1] == "[-1.0, -1.0, -1.0, -1.0] True", done.stderr[-2000:]
 
 
