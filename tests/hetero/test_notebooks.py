@@ -28,7 +28,7 @@ def test_everything_is_one_short_line(core: hetero.Core) -> None:
     assert repr(results) == f"<Results: {port.name!r} float32[2, 4]>"
     assert repr(support) == f"<Support of {len(support)} nodes: {len(support)} on ORT>"
     assert repr(support) in repr(survey)
-    assert "between answers" in repr(report)
+    assert "between results" in repr(report)
     for table in (compiled, results, report, survey, support):
         assert "<table>" in table._repr_html_()
     assert "begins with" in results._repr_html_()

@@ -54,7 +54,7 @@ def test_one_plugin_under_several_names(core):
     [
         ("no.such.module:Plugin", "MISSING", "No module named"),
         ("hetero.examples.third_party_plugin", "MISSING", "module:attr"),
-        (DENSE, "WITH.DOT", "must not contain dot"),
+        (DENSE, "WITH.DOT", "must not contain a dot"),
     ],
 )
 def test_what_cannot_be_loaded_is_a_row_and_says_so_at_its_first_use(core, plugin, name, error):

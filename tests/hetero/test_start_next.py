@@ -158,7 +158,7 @@ def test_it_is_not_used_where_the_run_before_failed(
 
 def test_where_it_cannot_be_started(core: hetero.Core, request_: InferRequest) -> None:
     assert not request_.start_next({"gain": GAIN})  # none is in flight
-    with pytest.raises(TensorTypeError, match="both have to be of one type"):
+    with pytest.raises(TensorTypeError, match="expected an input and an output of one type"):
         request_.feedback = {"x": "size"}
     assert request_.feedback == {"x": "y"}
     with core.compile_model("light:squeezenet", "CPU") as stateless:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hetero.devices.faults.fault import Proof
 from hetero.devices.model.reader import read_model
-from hetero.devices.model.worker_process import Ended
+from hetero.devices.model.worker_process import WorkerFailure
 from hetero.devices.plugin.node_queries import QueryProcess
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import RunContext
@@ -49,7 +49,7 @@ _WORKER = QueryProcess("the runtime", outputs)
 def is_wrong(plugin_spec: str, table: str, index: int, expected: list[np.ndarray]) -> bool:
     """Return whether a runtime crashes, raises or differs from `expected` on a proof."""
     result: Any = _WORKER.ask(outputs, plugin_spec, table, index, count=100)
-    if result is None or isinstance(result, Ended):
+    if result is None or isinstance(result, WorkerFailure):
         return True
     arrays = [np.frombuffer(data, dtype).reshape(shape) for dtype, shape, data in result]
     return not all(

@@ -111,7 +111,9 @@ def test_inspect_shows_it_and_finds_damage(
     assert damaged.code == 1
     assert "damaged: the checksum does not match" in damaged.err
     (tmp_path / "empty.blob").touch()
-    assert "is empty: not an ONNX model" in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
+    assert (
+        "is empty; expected an ONNX model" in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
+    )
 
 
 @pytest.mark.parametrize(
