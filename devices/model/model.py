@@ -290,6 +290,8 @@ class Model(OpenVinoModelMethods):
                 dependent.update(node.writes)
         return frozenset(dependent)
 
+    moving = deprecated_alias("moving", "request_dependent")
+
     @cached_property
     def opset_imports(self) -> Mapping[str, int]:
         """Domain -> opset version; the standard domain is the empty string."""

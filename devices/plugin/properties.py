@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final
 
+from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import PropertyError, UnknownPropertyError
 
 Config = Mapping[str, Any]
@@ -207,6 +208,8 @@ class PropertyTable(Mapping[str, Property]):
     def caching_properties(self) -> tuple[str, ...]:
         """Names of the properties that change the compiled model."""
         return tuple(p.name for p in self._properties.values() if p.shapes_result)
+
+    shaping = deprecated_alias("shaping", "caching_properties")
 
     def key(self, config: Config) -> dict[str, Any]:
         """Return the entries of a configuration that change the compiled model."""

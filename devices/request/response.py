@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hetero.devices.deprecation import deprecated_alias
+from hetero.devices.deprecation import deprecated_alias, warn_renamed
 from hetero.devices.plugin.program import Value
 
 #: Element type and shape of resident outputs, and their positions among the outputs of a stage.
@@ -51,6 +51,12 @@ class StageTiming(NamedTuple):
     node_times_s: Mapping[str, float] = {}
     output_nbytes: int = 0
     resident: tuple[ResidentOutputs, ...] = ()
+
+    @property
+    def kept(self) -> tuple[ResidentOutputs, ...]:
+        """Deprecated alias of `resident`."""
+        warn_renamed("kept", "resident", stacklevel=2)
+        return self.resident
 
     @property
     def run_s(self) -> float:

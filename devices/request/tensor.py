@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import ArgumentTypeError, TensorShapeError, TensorTypeError
 from hetero.devices.model.element_type import Type, element_type_name
 from hetero.devices.model.partial_shape import Shape
@@ -262,6 +263,8 @@ class Tensor:
     def content(self) -> Value:
         """Return the contents on the host or on a device."""
         return self._data
+
+    held = deprecated_alias("held", "content")
 
     def _array(self) -> np.ndarray:
         content = self.data

@@ -24,9 +24,19 @@ def test_renamed_class_warns(old, new):
         assert getattr(devices, old) is getattr(devices, new)
 
 
-def test_renamed_attribute_warns():
-    with pytest.warns(DeprecationWarning, match="use 'resident_outputs'"):
-        assert devices.RunContext().left == frozenset()
+@pytest.mark.parametrize(
+    ("value", "old", "new"),
+    [
+        (devices.RunContext(), "left", "resident_outputs"),
+        (devices.Response({}, ()), "stage_runs", "stage_timings"),
+        (devices.StageTiming(0, "CPU"), "kept", "resident"),
+        (devices.COMMON_PROPERTIES, "shaping", "caching_properties"),
+        (devices.Tensor([1]), "held", "content"),
+    ],
+)
+def test_renamed_attribute_warns(value, old, new):
+    with pytest.warns(DeprecationWarning, match=f"use '{new}'"):
+        assert getattr(value, old) == getattr(value, new)
 
 
 def test_importing_devices_loads_no_vendor_runtime():

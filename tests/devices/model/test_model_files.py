@@ -203,7 +203,7 @@ def test_inference_of_long_vector_stays_within_memory_limit() -> None:
 @pytest.mark.parametrize(
     ("graph", "name"), [("main_graph", "encoder"), ("", "encoder"), ("g", "g")]
 )
-def test_graph_with_default_name_is_named_after_its_file(
+def test_default_graph_name_becomes_file_name(
     core: hetero.Core, tmp_path: Path, graph: str, name: str
 ) -> None:
     proto = parse("g (float[N] x) => (float[N] y) {y = Relu(x)}")

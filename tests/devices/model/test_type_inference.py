@@ -80,7 +80,7 @@ os.kill(os.getpid(), END)
 
 
 @pytest.mark.parametrize("end", [0, 9], ids=["exit", "kill"])
-def test_each_process_has_its_own_worker_which_ends_with_it(end):
+def test_worker_is_per_process_and_ends_with_it(end):
     script = SCRIPT.replace("END", str(end))
     parent = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],

@@ -79,7 +79,7 @@ def test_builtin_plugins_are_first_in_order():
         ("os:getcwd", "expected a subclass of devices.Plugin"),
     ],
 )
-def test_spec_that_fails_to_load_becomes_an_error_entry(spec, message):
+def test_unloadable_spec_gives_error_entry(spec, message):
     entries = load_plugins([spec, EXAMPLE], entry_points=False)
     assert entries["DENSE"].plugin is not None
     (broken,) = (e for e in entries.values() if e.plugin is None)
@@ -98,7 +98,7 @@ def raise_other_error(self):
     ("init", "message"),
     [(raise_load_error, "pip install 'it'"), (raise_other_error, "ZeroDivisionError")],
 )
-def test_constructor_that_raises_becomes_an_error_entry(init, message):
+def test_raising_constructor_gives_error_entry(init, message):
     entries = load_plugins([make_plugin("BROKEN", __init__=init), EXAMPLE], entry_points=False)
     assert message in entries["BROKEN"].error
     assert entries["DENSE"].plugin is not None
@@ -107,13 +107,13 @@ def test_constructor_that_raises_becomes_an_error_entry(init, message):
 
 
 @pytest.mark.parametrize("name", ["A.B", "A:B", "A B", "", "HETERO", "AUTO", "MULTI", None])
-def test_invalid_plugin_name_becomes_an_error_entry(name):
+def test_invalid_plugin_name_gives_error_entry(name):
     (entry,) = load_plugins([make_plugin(name)], entry_points=False).values()
     assert entry.plugin is None
     assert "name" in entry.error
 
 
-def test_two_plugins_of_one_name_become_an_error_entry():
+def test_duplicate_plugin_name_gives_error_entry():
     entries = load_plugins([EXAMPLE, make_plugin("DENSE")], entry_points=False)
     assert entries["DENSE"].plugin is None
     assert EXAMPLE in entries["DENSE"].error
@@ -125,7 +125,7 @@ def test_same_plugin_twice_loads_once():
     assert entries["DENSE"].plugin is not None
 
 
-def test_entry_points_of_one_name_in_two_distributions_become_an_error_entry(monkeypatch):
+def test_duplicate_entry_point_gives_error_entry(monkeypatch):
     class Distribution:
         def __init__(self, name):
             self.name = name

@@ -51,7 +51,7 @@ def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
 
 
 @pytest.mark.parametrize(("opset", "is_inlined"), [(17, True), (16, False)])
-def test_function_is_inlined_if_its_opset_is_the_models(opset: int, is_inlined: bool) -> None:
+def test_function_of_model_opset_is_inlined(opset: int, is_inlined: bool) -> None:
     x = floats(1, 4, 6, 6) - 1
     nodes = [
         helper.make_node("ScaledTanh", ["x"], ["h"], name="one", domain="own", factor=3.0),

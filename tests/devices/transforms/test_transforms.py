@@ -279,7 +279,7 @@ def test_executed_nodes_cover_all_nodes_of_bert() -> None:
         for name in light_model_names()
     ],
 )
-def test_executed_nodes_of_light_model_cover_all_except_folded_nodes(name: str) -> None:
+def test_light_model_executed_nodes_cover_original_nodes(name: str) -> None:
     model = read_model(f"light:{name}")
     check_covers(model)
     names = {name for n in transform(model).nodes for name in n.covers}
