@@ -48,7 +48,7 @@ _WORKER = QueryProcess("the runtime", outputs)
 
 def is_wrong(plugin_spec: str, table: str, index: int, expected: list[np.ndarray]) -> bool:
     """Return whether a runtime crashes, raises or differs from `expected` on a proof."""
-    result: Any = _WORKER.ask(outputs, plugin_spec, table, index, count=100)
+    result: Any = _WORKER.call(outputs, plugin_spec, table, index, count=100)
     if result is None or isinstance(result, WorkerFailure):
         return True
     arrays = [np.frombuffer(data, dtype).reshape(shape) for dtype, shape, data in result]
