@@ -12,7 +12,7 @@ from hetero.affinity.affinity import Affinity, assign
 from hetero.affinity.pins import AffinitySource, collect_pins
 from hetero.cache.blob import ModelBlob, open_blob
 from hetero.cache.folder import cache_of
-from hetero.cache.importing import (
+from hetero.cache.import_model import (
     absent_devices,
     import_options,
     import_sources,

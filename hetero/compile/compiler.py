@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from hetero.batching.open_axis import with_open_batch
-from hetero.batching.rows import require_joinable
+from hetero.batching.batch_axis import with_open_batch
+from hetero.batching.batchability import require_joinable
+from hetero.cache.entry import KeptModel
 from hetero.cache.folder import Cache
-from hetero.cache.kept_model import KeptModel
 from hetero.compile.compiled_model import CompiledModel, optimal_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.compile.stage_replicas import moved, stand_ins, ways, without_stand_ins

@@ -7,8 +7,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from hetero.batching.open_axis import with_open_batch
-from hetero.batching.rows import why_not_joined
+from hetero.batching.batch_axis import with_open_batch
+from hetero.batching.batchability import why_not_joined
 from hetero.devices.model.light_models import light_model_path
 from hetero.devices.model.reader import read_model
 

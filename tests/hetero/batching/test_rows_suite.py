@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from hetero.batching.rows import why_not_joined
+from hetero.batching.batchability import why_not_joined
 from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from hetero.devices.model.reader import read_model
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.cache.kept_model import KeptModel
+from hetero.cache.entry import KeptModel
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload, Program, RunContext, Value

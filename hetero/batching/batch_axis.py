@@ -12,7 +12,7 @@ from hetero.devices.model.model import Constant, Model, Node
 def with_open_batch(model: Model) -> Model:
     """Return the model for any number of rows, where it is made for one.
 
-    Whether its nodes keep them apart is for `hetero.batching.rows` to say.
+    Whether its nodes keep them apart is for `hetero.batching.batchability` to say.
     """
     if not all(port.is_tensor and port.shape and port.shape[0] == 1 for port in model.inputs):
         return model
