@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from hetero.cache.description import describe
+from hetero.cache.blob import describe
 from hetero.cache.folder import Cache, Entry
 from hetero.cli.option_types import FiniteFloat, combine_options, json_option
 from hetero.cli.terminal import print_result

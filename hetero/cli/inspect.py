@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from hetero.cache.description import describe
+from hetero.cache.blob import describe
 from hetero.cli.model_command import is_blob
 from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, show, wants_json

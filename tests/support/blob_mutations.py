@@ -23,8 +23,7 @@ import onnx
 import xxhash
 
 import hetero
-from hetero.cache.blob import ModelBlob
-from hetero.cache.description import describe
+from hetero.cache.blob import ModelBlob, describe
 from hetero.devices.errors import BlobError
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.stored_payload import read_payload

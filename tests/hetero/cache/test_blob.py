@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from onnx.parser import parse_model
 
 import hetero
-from hetero.cache.description import describe
+from hetero.cache.blob import describe
 from hetero.cli import cli
 from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.cache.description import describe
+from hetero.cache.blob import describe
 from hetero.compile import compiler
 from hetero.devices.errors import BlobError, PropertyError
 from hetero.devices.model.model import Model
