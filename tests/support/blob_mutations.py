@@ -23,7 +23,7 @@ import onnx
 import xxhash
 
 import hetero
-from hetero.cache.blob import ModelBlob, describe
+from hetero.cache.blob import ModelBlob, describe_blob
 from hetero.devices.errors import BlobError
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.stored_payload import read_payload
@@ -176,11 +176,11 @@ MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 def read_whole(blob: bytes) -> None:
     """Read everything that importing a blob reads."""
     file = BlobFile(blob)
-    describe(file)
+    describe_blob(file)
     file.verify()
     read = ModelBlob(file)
     source = read.source()
-    made = read.cuts(source)
+    made = read.placements(source)
     for cut_ in made:
         read.stage_models(cut_)
     for stage in range(sum(len(plan.stages) for plan in read.plans)):

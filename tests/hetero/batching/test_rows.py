@@ -7,8 +7,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from hetero.batching.batch_axis import with_open_batch
-from hetero.batching.batchability import why_not_joined
+from hetero.batching.batch_axis import with_open_batch_axis
+from hetero.batching.batchability import why_not_batchable
 from hetero.devices.model.light_models import light_model_path
 from hetero.devices.model.reader import read_model
 
@@ -172,7 +172,7 @@ def answers(session: onnxruntime.InferenceSession, x: np.ndarray) -> list[np.nda
 @pytest.mark.parametrize("name", APART)
 def test_rows_of_a_joined_run_are_those_of_single_runs(name: str) -> None:
     model = proto(APART[name])
-    assert why_not_joined(read_model(model)) is None
+    assert why_not_batchable(read_model(model)) is None
     session = onnxruntime.InferenceSession(model.SerializeToString())
     parts = [RNG.standard_normal((rows, 4, 6)).astype(np.float32) for rows in (1, 3, 2)]
     joined = answers(session, np.concatenate(parts))
@@ -183,7 +183,7 @@ def test_rows_of_a_joined_run_are_those_of_single_runs(name: str) -> None:
 @pytest.mark.parametrize("name", MIXED)
 def test_what_mixes_or_loses_rows_is_named(name: str) -> None:
     body, blamed = MIXED[name]
-    assert blamed in str(why_not_joined(read_model(proto(body))))
+    assert blamed in str(why_not_batchable(read_model(proto(body))))
 
 
 @pytest.mark.parametrize("kind", ["float[3, 2]", "float", "seq(float[N])"])
@@ -191,17 +191,17 @@ def test_an_input_without_a_batch_of_any_size_is_named(kind: str) -> None:
     text = (
         f'<ir_version: 8, opset_import: ["": 17]> g ({kind} x) => ({kind} y) {{ y = Identity(x) }}'
     )
-    reason = why_not_joined(read_model(onnx.parser.parse_model(text)))
+    reason = why_not_batchable(read_model(onnx.parser.parse_model(text)))
     assert str(reason).startswith("input 'x' ")
     assert "no batch of any size" in str(reason)
 
 
 @pytest.mark.parametrize("name", ["densenet121", "resnet50", "shufflenet"])
 def test_a_network_for_one_image_takes_more(name: str) -> None:
-    model = with_open_batch(read_model(light_model_path(name)))
+    model = with_open_batch_axis(read_model(light_model_path(name)))
     assert model.inputs[0].shape == ("batch", 3, 224, 224)
     assert model.outputs[0].shape == ("batch", 1000, *(model.outputs[0].shape or ())[2:])
-    assert why_not_joined(model) is None
+    assert why_not_batchable(model) is None
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_a_network_for_one_image_takes_more(name: str) -> None:
 def test_a_reshape_to_one_row_takes_more(shape: str) -> None:
     model = proto(f"{shape} y = Reshape(x, c)")
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    opened = with_open_batch(read_model(model))
+    opened = with_open_batch_axis(read_model(model))
     assert opened.node_names == read_model(model).node_names  # pins hold
-    assert why_not_joined(opened) is None
+    assert why_not_batchable(opened) is None
     session = onnxruntime.InferenceSession(opened.to_proto().SerializeToString())
     x = RNG.standard_normal((3, 4, 6)).astype(np.float32)
     np.testing.assert_array_equal(answers(session, x)[0], x.reshape(3, 24))
@@ -224,11 +224,11 @@ def test_only_a_batch_of_one_is_opened(sizes: str) -> None:
     kind = f"float[{sizes}]" if sizes else "float"
     text = f'<ir_version: 8, opset_import: ["": 17]> g ({kind} x) => ({kind} y) {{ y = Neg(x) }}'
     model = read_model(onnx.parser.parse_model(text))
-    assert with_open_batch(model) is model
+    assert with_open_batch_axis(model) is model
 
 
 def test_a_batch_of_one_that_nodes_rely_on_stays() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[2, 3] y)
         <float[2, 1] c = {1, 2}> { z = Concat <axis = 0> (x, x) y = Mul(z, c) }"""
-    model = with_open_batch(read_model(onnx.parser.parse_model(text)))
-    assert "'z'" in str(why_not_joined(model)) or "Concat" in str(why_not_joined(model))
+    model = with_open_batch_axis(read_model(onnx.parser.parse_model(text)))
+    assert "'z'" in str(why_not_batchable(model)) or "Concat" in str(why_not_batchable(model))

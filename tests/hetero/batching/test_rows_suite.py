@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from hetero.batching.batchability import why_not_joined
+from hetero.batching.batchability import why_not_batchable
 from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from hetero.devices.model.reader import read_model
 
@@ -98,7 +98,7 @@ def test_what_is_joined_is_what_each_has_alone() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for model, requests in choices(case):
-                if why_not_joined(read_model(model)) is None:
+                if why_not_batchable(read_model(model)) is None:
                     found[case.name, *requests[0]] = difference(model, requests)
     onnxruntime.set_default_logger_severity(2)
     assert {case: told for case, told in found.items() if told} == {}

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from onnx.parser import parse_model
 
 import hetero
-from hetero.cache.blob import describe
+from hetero.cache.blob import describe_blob
 from hetero.cli import cli
 from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
@@ -271,7 +271,7 @@ def test_weights_are_views_of_the_file(core: hetero.Core, blob: bytes, tmp_path:
 def test_the_description_reads_the_header_only(blob: bytes, tmp_path: Path) -> None:
     damaged = bytearray(blob)
     damaged[BlobFile(blob).segments[0].offset] ^= 1
-    document = describe(BlobFile(bytes(damaged)))
+    document = describe_blob(BlobFile(bytes(damaged)))
     assert (document["kind"], document["name"]) == ("model", "branches")
     assert set(document["devices"]) == {"ORT", "CPU"}
     assert [row["device"] for row in document["stages"]] == ["ORT", "CPU", "ORT"]
@@ -282,7 +282,7 @@ def test_the_description_reads_the_header_only(blob: bytes, tmp_path: Path) -> N
 def test_the_golden_blob_of_version_1_is_read(core: hetero.Core) -> None:
     blob = BlobFile(GOLDEN / "blob_v1.hetero")
     expected = json.loads((GOLDEN / "blob_v1.json").read_text())
-    document = json.loads(json.dumps(describe(blob)))
+    document = json.loads(json.dumps(describe_blob(blob)))
     assert {key: document[key] for key in expected} == expected
     with core.import_model(GOLDEN / "blob_v1.hetero") as compiled:
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)

@@ -98,7 +98,7 @@ def test_a_blobs_options_name_no_files(of_device, tmp_path, monkeypatch):
     places = {"CACHE_DIR": str(tmp_path / "made")}
     if not of_device:
         places |= {"COST_FILE": str(tmp_path / "pipe"), "MODEL_DISTRIBUTION_POLICY": "AUTO"}
-    plain = blob._plain
+    plain = blob._exported_options
     monkeypatch.setattr(
         blob,
         "_plain",
@@ -150,7 +150,7 @@ def test_an_extension_that_the_header_leaves_out_is_not_run(monkeypatch):
         f'''<ir_version: 8, opset_import: ["": 17, "{domain}": 1]>
         g (float[4] x) => (float[4] y) {{ y = {domain}.{op_type}(x) }}'''
     )
-    plain = blob._plain
+    plain = blob._exported_options
     monkeypatch.setattr(
         blob, "_plain", lambda o: {k: v for k, v in plain(o).items() if k != "EXTENSIONS"}
     )

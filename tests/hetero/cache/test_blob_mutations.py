@@ -33,7 +33,7 @@ def test_damaged_blobs_are_refused_at_once_by_a_typed_error(blob: bytes, count: 
 
 def test_damaged_blobs_of_several_plans_are_refused_by_a_typed_error(blob: bytes) -> None:
     with hetero.Core(executor="inprocess") as core, core.import_model(blob) as compiled:
-        (cut,) = compiled.cuts
+        (cut,) = compiled.placements
         payloads = export_payloads(compiled.deployment.routes, compiled.deployment.export)
         file = io.BytesIO()
         halves = [replace(cut, share=0.5)] * 2

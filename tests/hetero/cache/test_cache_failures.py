@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.cache.entry import KeptModel
+from hetero.cache.entry import CacheEntry
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload, Program, RunContext, Value
@@ -113,7 +113,7 @@ def test_what_ends_keeping_gives_the_devices_back(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(core.executor, "deploy", watched)
-    monkeypatch.setattr(KeptModel, "keep", interrupted)
+    monkeypatch.setattr(CacheEntry, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         core.compile_model(branches(), "CPU", {"CACHE_DIR": str(tmp_path)})
     assert len(closed) == 1

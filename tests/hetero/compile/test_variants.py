@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.cache.blob import describe
+from hetero.cache.blob import describe_blob
 from hetero.compile import compiler
 from hetero.devices.errors import BlobError, PropertyError
 from hetero.devices.model.model import Model
@@ -40,10 +40,10 @@ def test_several_plans_come_back_from_a_blob(core: hetero.Core, tmp_path: Path) 
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "m.hetero"
     with core.compile_model(branches(), DEVICES, config) as compiled:
-        assert len(compiled.cuts) == 2
+        assert len(compiled.placements) == 2
         compiled.export_model(path)
         blob = compiled.export_model()
-    document = describe(BlobFile(path))
+    document = describe_blob(BlobFile(path))
     assert document["shares"] == pytest.approx([2 / 3, 1 / 3])
     assert [(s["index"], s["device"]) for s in document["stages"]] == [(0, "CPU"), (1, "ORT")]
     for source in (path, blob):
@@ -55,7 +55,7 @@ def test_several_plans_come_back_from_a_blob(core: hetero.Core, tmp_path: Path) 
     with core.import_model(blob, remap={"ORT": "CPU"}) as moved:
         assert {s.device for s in moved.subgraphs} == {"CPU"}
     with core.import_model(blob, "CPU") as alone:
-        assert len(alone.cuts) == 1
+        assert len(alone.placements) == 1
         np.testing.assert_allclose(alone({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
@@ -74,7 +74,7 @@ def test_a_later_layout_is_refused_by_name(
 def test_one_best_plan_is_a_plain_model_that_exports(core: hetero.Core, tmp_path: Path) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e3})
     with core.compile_model(branches(), DEVICES, config) as compiled:
-        assert len(compiled.cuts) == 1
+        assert len(compiled.placements) == 1
         blob = compiled.export_model()
     with core.import_model(blob) as again:
         np.testing.assert_allclose(again({"x": X})[0], branches_output(X), rtol=1e-6)
@@ -95,7 +95,7 @@ def test_several_plans_are_kept_and_the_cache_comes_first(
     monkeypatch.setattr(CostPlanner, "plan", never)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert compiled.get_property("LOADED_FROM_CACHE")
-        assert len(compiled.cuts) == 2
+        assert len(compiled.placements) == 2
         check(compiled)
 
 
@@ -130,10 +130,10 @@ def test_replicas_share_requests_each_on_devices_of_its_own(
 ) -> None:
     config = {"NUM_REPLICAS": 2, "CACHE_DIR": str(tmp_path / "cache")}
     with core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config) as compiled:
-        first, second = compiled.cuts
+        first, second = compiled.placements
         assert (set(first.affinity.values()), set(second.affinity.values())) == ({"CPU"}, {"ORT"})
         assert compiled.shares == (0.5, 0.5)
-        levels = [max(cut.plan.levels) + 1 for cut in compiled.cuts]
+        levels = [max(cut.plan.levels) + 1 for cut in compiled.placements]
         assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == sum(levels) + 2
     for hit in (False, True):
         with core.compile_model(branches(), DEVICES, config) as compiled:
@@ -311,8 +311,8 @@ def test_each_replica_keeps_the_pins_on_a_device_of_its_own(core: hetero.Core) -
         hetero.Core(executor="inprocess", devices={"ORT": 2, "CPU": 2}) as twins,
         twins.compile_model(branches(), devices, config, affinity={"tanh": "CPU.0"}) as compiled,
     ):
-        assert [cut.affinity["tanh"] for cut in compiled.cuts] == ["CPU.0", "CPU.1"]
-        assert {d for cut in compiled.cuts for d in cut.affinity.values()} == {
+        assert [cut.affinity["tanh"] for cut in compiled.placements] == ["CPU.0", "CPU.1"]
+        assert {d for cut in compiled.placements for d in cut.affinity.values()} == {
             "ORT.0",
             "ORT.1",
             "CPU.0",

@@ -9,7 +9,7 @@ import pytest
 
 import hetero
 from hetero.compile.compiler import without_devices
-from hetero.compile.stage_replicas import moved
+from hetero.compile.stage_replicas import move_from_lost_devices
 from hetero.devices.errors import DeviceError
 from hetero.devices.model.reader import read_model
 from hetero.properties.compile_request import CompileRequest
@@ -53,11 +53,11 @@ def test_a_cut_goes_to_devices_alike_with_the_least_to_do_and_the_memory(
     cut = core._compiler.place(read_model(branches()), source, {})[0]
     assert [s.device for s in cut.plan.stages].count("ORT") == 1
     rows = source.descriptors
-    found = moved(cut, ["CPU.1"], [row for row in rows if row.name != "CPU.1"])
+    found = move_from_lost_devices(cut, ["CPU.1"], [row for row in rows if row.name != "CPU.1"])
     assert found is not None
     assert [s.device for s in found.plan.stages] == [
         {"CPU.1": "CPU.0"}.get(s.device, s.device) for s in cut.plan.stages
     ]
-    assert moved(cut, ["ORT"], [row for row in rows if row.name != "ORT"]) is None
+    assert move_from_lost_devices(cut, ["ORT"], [row for row in rows if row.name != "ORT"]) is None
     small = [replace(row, memory_nbytes=0) for row in rows if row.name != "CPU.1"]
-    assert moved(cut, ["CPU.1"], small) is None
+    assert move_from_lost_devices(cut, ["CPU.1"], small) is None
