@@ -1,8 +1,8 @@
 """Whether what the scheduler does costs more with 10, 100 and 1,000 devices.
 
 Processor time: of the real client and devices in a world without processes, ten requests in flight
-for each device; of beats, beside a process that has all the devices' channels. `--ray`: real actors
-instead, by the clock.
+for each device; of heartbeats, beside a process that has all the devices' channels. `--ray`: real
+actors instead, by the clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hetero.scheduler.vocabulary.plan import Plan, Stage
 
 X: Final = np.ones(1, np.float32)
 _STATUS: Final = {"tasks": 1.0, "running": 1.0, "streams": 1.0, "kept_nbytes": 0.0}
-_BEATS_S: Final = 3.0
+_HEARTBEATS_S: Final = 3.0
 #: One process hardly has more: each has threads and sockets of its own.
 _MOST_CHANNELS: Final = 300
 Row = tuple[str, float, str]
@@ -107,12 +107,12 @@ def kept(count: int) -> Iterator[Row]:
     liveness, names = Liveness(), [f"D{i}" for i in range(count)]
     for name in names:
         liveness.started(0.0, name, "n", name)
-    yield "keeper, a look", took(lambda: liveness.passed(1.0)), "us"
+    yield "keeper, a look", took(lambda: liveness.tick(1.0)), "us"
 
     def fall_silent() -> None:
         for name in names:
-            liveness.silent(2.0, name, 2.0)
-            liveness.passed(2.0)
+            liveness.suspected(2.0, name, 2.0)
+            liveness.tick(2.0)
 
     yield "keeper, all fall silent at once", took(fall_silent) / count, "us a device"
 
@@ -131,16 +131,16 @@ def surveyed(count: int) -> Iterator[Row]:
 
 
 def heard(count: int) -> Iterator[Row]:
-    """Measure a client's side of beats."""
+    """Measure a client's side of heartbeats."""
     if count > _MOST_CHANNELS:
         return
     with Child("-m", __spec__.name, "--channels", str(count)) as devices:
         channel = DirectChannel(lambda message: None)
         for _ in range(count):
             channel.watch(devices.read())
-        time.sleep(_BEATS_S)  # they have met
-        beats = took(lambda: time.sleep(_BEATS_S)) / _BEATS_S
-        yield "beats, the client's side", beats / count, "us a device and second"
+        time.sleep(_HEARTBEATS_S)  # they have met
+        heartbeats = took(lambda: time.sleep(_HEARTBEATS_S)) / _HEARTBEATS_S
+        yield "heartbeats, the client's side", heartbeats / count, "us a device and second"
         channel.close()
 
 

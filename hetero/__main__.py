@@ -22,10 +22,10 @@ def program() -> NoReturn:
     # A signal during the imports, which take half a second, must not print a traceback.
     from hetero.cli import main
     from hetero.cli.signals import handle_signals
-    from hetero.scheduler.processes.process_end import end_with
+    from hetero.scheduler.processes.process_end import run_and_exit
 
     handle_signals()
-    end_with(main)
+    run_and_exit(main)
 
 
 if __name__ == "__main__":

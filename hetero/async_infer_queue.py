@@ -16,7 +16,7 @@ from hetero.compile.deployed_model import DeployedModel
 from hetero.devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
 from hetero.devices.request.infer_request import InferRequest, check_callback
 from hetero.devices.request.results import Results
-from hetero.devices.request.run import LONGEST_S
+from hetero.devices.request.run import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:  # imported on use, because it slows every start and few programs need it
     import asyncio
@@ -52,13 +52,13 @@ class _Job(InferRequest):
     def __init__(self, target: DeployedModel, state: _QueueState, index: int) -> None:
         super().__init__(target)
         state.ended_jobs[index] = None
-        self._machine.when_ended = partial(state.job_ended, index)
+        self._machine.on_end = partial(state.job_ended, index)
         self.set_callback(partial(_on_completion, weakref.ref(self), state, index))
 
     def is_idle(self) -> bool:
         """Return whether the job can be started: no run and no callback is in progress."""
         run = self._machine.run
-        return run is None or run.ended.is_set() or self.is_calling_back()
+        return run is None or run.end.is_set() or self.is_calling_back()
 
     def is_calling_back(self) -> bool:
         """Return whether the current thread runs the job's callback."""
@@ -125,7 +125,7 @@ class AsyncInferQueue:
             )
         num_jobs = jobs or model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         self._state = _QueueState()
-        self._timeout_s = min(model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)
+        self._timeout_s = min(model.get_property("REQUEST_TIMEOUT_S"), MAX_TIMEOUT_S)
         self._jobs = [_Job(model.target, self._state, i) for i in range(num_jobs)]
 
     def __len__(self) -> int:

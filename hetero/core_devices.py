@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from hetero.devices.errors import ClusterError, HeteroError, UnsupportedOperationError
 from hetero.devices.model.model import Model
-from hetero.devices.plugin.registry import renamed
+from hetero.devices.plugin.registry import with_name
 from hetero.devices.plugin.support import Support
 from hetero.properties.device_selection import check_counts, select_devices
 from hetero.scheduler import create_executor
@@ -104,7 +104,7 @@ class Devices:
     def register_plugin(self, plugin: PluginSpec, name: str | None) -> None:
         """Register a plugin that is not installed; see `Core.register_plugin`."""
         if name is not None:
-            plugin = f"{name}={plugin}" if isinstance(plugin, str) else renamed(plugin, name)
+            plugin = f"{name}={plugin}" if isinstance(plugin, str) else with_name(plugin, name)
         with self._lock:
             executor = self.get_executor() if self.kind == "inprocess" else self.running_executor
             if isinstance(executor, InProcessExecutor):

@@ -18,7 +18,6 @@ from hetero.devices.model.extension import (
     Operator,
     find_extension,
     library_origin,
-    named_extensions,
     with_extensions,
 )
 from hetero.devices.model.model import Model
@@ -106,7 +105,7 @@ class Extensions:
         tables: Mapping[str, PropertyTable],
     ) -> dict[str, dict[str, Any]]:
         """Return the devices' options with the extensions that they may import for a model."""
-        origins = set(named_extensions(model).values()) & self._origins()
+        origins = set(extension_origins(model).values()) & self._origins()
         if self._libraries and _uses_library_operators(model):
             origins |= self._libraries
         extension_options = {OPTION: tuple(sorted(origins))} if origins else {}
@@ -169,7 +168,7 @@ def _operators(model: Model) -> set[Operator]:
 
 def _uses_library_operators(model: Model) -> bool:
     """Return whether a model has operators that only a library may define."""
-    known_operators = {(f.domain, f.name) for f in model.header.functions} | named_extensions(
+    known_operators = {(f.domain, f.name) for f in model.header.functions} | extension_origins(
         model
     ).keys()
     return any(

@@ -32,7 +32,7 @@ from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.device.probe import PluginSpec, named, probe_node, usable
 from hetero.scheduler.device.workers import Workers
 from hetero.scheduler.executor import Remake
-from hetero.scheduler.formats.stage_source import StageSource, check_sources, import_failed
+from hetero.scheduler.formats.stage_source import StageSource, check_sources, warn_of_failed_import
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
@@ -130,12 +130,12 @@ class InProcessDeployment(Deployment):
         is_plain = not (
             request.timeout_s is not None
             or request.profile
-            or request.keep
-            or request.keep_copies
+            or request.resident_outputs
+            or request.resident_copies
             or request.restore_s
             or self._deployments.observers
         )
-        return is_plain and self._runner.home.is_here
+        return is_plain and self._runner.home.is_current
 
     def _resume(self, resumption: Resumption) -> None:
         """Send what a request's stages take that have not run yet."""
@@ -166,7 +166,7 @@ class InProcessDeployment(Deployment):
                 self.imported.add(stage)
                 return num_streams
             except HeteroError as error:
-                import_failed(self.placement, stage, error)
+                warn_of_failed_import(self.placement, stage, error)
         return load(source=replace(source, payload=None))
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:

@@ -14,7 +14,7 @@ from hetero.devices.cpu.threads import blas_name, use_threads
 from hetero.devices.interpreter.backend import NUMPY, ArrayBackend
 from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from hetero.devices.interpreter.program import InterpretedProgram
-from hetero.devices.model.extension import allowed_extensions
+from hetero.devices.model.extension import with_allowed_extensions
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import (
@@ -77,7 +77,7 @@ class CPUPlugin(InterpreterPlugin):
 
     def transform_model(self, model: Model, config: Config) -> Model:
         """Fold constants, fuse patterns and remove dead nodes."""
-        model = allowed_extensions(model, config["EXTENSIONS"])
+        model = with_allowed_extensions(model, config["EXTENSIONS"])
         if config["DISABLE_TRANSFORMATIONS"]:
             return model
         accurate = config["EXECUTION_MODE_HINT"] == "ACCURACY"

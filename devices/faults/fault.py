@@ -64,12 +64,12 @@ class Proof:
     opset: int = 17
 
     def model(self) -> onnx.ModelProto:
-        """Parse the graph."""
+        """Return the model of the graph."""
         imports = f'"": {self.opset}, "ai.onnx.ml": 3'
         return parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> proof {self.graph}")
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return the inputs by name; random numbers follow a fixed seed."""
+        """Return the model's inputs by name; random numbers have a fixed seed."""
         rng = np.random.default_rng(0)
         inputs = {}
         for port in self.model().graph.input:

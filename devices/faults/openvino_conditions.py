@@ -227,7 +227,7 @@ def is_quantised_to_uint8(view: NodeView) -> bool:
 
 
 def last_window_may_start_in_padding(view: NodeView) -> bool:
-    """Return whether a pooling with ceil_mode may have a window that starts in the end padding."""
+    """Return whether ceil_mode may add a pooling window that starts in the end padding."""
     if not view.attribute("ceil_mode"):
         return False
     kernel = view.attribute("kernel_shape", ())

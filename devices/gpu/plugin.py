@@ -15,7 +15,7 @@ from hetero.devices.gpu.program import GPUContext, GPUProgram
 from hetero.devices.interpreter.implementations import Scope, find_implementation
 from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from hetero.devices.kernels import ALL, Kernel
-from hetero.devices.model.extension import allowed_extensions
+from hetero.devices.model.extension import with_allowed_extensions
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import (
@@ -95,7 +95,7 @@ class GPUPlugin(InterpreterPlugin):
 
     def transform_model(self, model: Model, config: Config) -> Model:
         """Fold constants, fuse patterns and remove dead nodes."""
-        model = allowed_extensions(model, config["EXTENSIONS"])
+        model = with_allowed_extensions(model, config["EXTENSIONS"])
         return model if config["DISABLE_TRANSFORMATIONS"] else transform(model)
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:

@@ -93,7 +93,7 @@ class GPUProgram(InterpretedProgram):
             start_s = perf_counter()
             results = [
                 GPUTensor(self._memory, value)
-                if position in context.left and backend.is_on_device(value)
+                if position in context.resident_outputs and backend.is_on_device(value)
                 else backend.download(value)
                 for position, value in enumerate(outputs)
             ]

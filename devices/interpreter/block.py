@@ -77,8 +77,8 @@ class Block:
     ) -> list[Value]:
         """Compute the outputs from the graph's inputs and, after them, its captures.
 
-        Between nodes the context is asked whether to stop; `profile` records each node's time in
-        it.
+        Between nodes the run checks the context for cancellation. `profile` records each node's
+        time in the context.
         """
         values = self.template.copy()
         for slot, value in zip(self.input_slots, inputs, strict=True):
@@ -331,10 +331,8 @@ def _function_step(function: onnx.FunctionProto, node: Node, slots: Slots, scope
     return step
 
 
-def _single(result: Any) -> Value:
-    """Return a one-output kernel's result as a value: scalars become arrays of rank 0."""
-    if isinstance(result, tuple):
-        (result, *_) = result
+def _as_value(result: Any) -> Value:
+    """Return one result of a kernel as a value; scalars become arrays of rank 0."""
     if isinstance(result, np.generic):
         return np.asarray(result)
     return np.asarray(result, object) if isinstance(result, str | bytes) else result
@@ -347,7 +345,7 @@ def _store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> 
         raise ValueError(f"the node names {len(writes)} outputs; the kernel returns {len(results)}")
     for slot, value in zip(writes, results, strict=False):
         if slot is not None:
-            values[slot] = _single(value)
+            values[slot] = _as_value(value)
 
 
 def _kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:

@@ -15,7 +15,7 @@ from hetero.devices.interpreter.backend import NUMPY, ArrayBackend
 from hetero.devices.interpreter.delegate import is_delegated
 from hetero.devices.kernels import ALL, KERNELS, Kernel
 from hetero.devices.model.attributes import attribute_value, bodies
-from hetero.devices.model.extension import Operator, load_extension, named_extensions
+from hetero.devices.model.extension import Operator, extension_origins, load_extension
 from hetero.devices.model.functions import (
     FunctionKey,
     function_key,
@@ -66,7 +66,7 @@ class Scope:
         scopes = _scopes.setdefault(model, {})
         if backend not in scopes:
             functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
-            origins = named_extensions(model).items()
+            origins = extension_origins(model).items()
             extensions = {operator: _extension_kernel(origin) for operator, origin in origins}
             scopes[backend] = cls(model.opset_imports, functions, extensions, backend=backend)
         return scopes[backend]

@@ -13,7 +13,7 @@ from hetero.devices.errors import BlobError
 from hetero.devices.interpreter.backend import ArrayBackend
 from hetero.devices.interpreter.block import Block, build_block, read_only
 from hetero.devices.interpreter.implementations import Scope
-from hetero.devices.model.extension import allowed_extensions
+from hetero.devices.model.extension import with_allowed_extensions
 from hetero.devices.model.model import Model
 from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.stub_model import attach_weights
@@ -83,6 +83,6 @@ class InterpretedProgram(Program):
             check_self_contained(proto, payload.tensors, "the payload")
             arrays = {name: read_only(array) for name, array in payload.tensors.items()}
             model = attach_weights(proto, arrays, header["covers"])
-            return cls(allowed_extensions(model, extensions), **options)
+            return cls(with_allowed_extensions(model, extensions), **options)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise BlobError(f"damaged payload: {error}. Compile the model again.") from error

@@ -119,7 +119,7 @@ def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 @op("SwiGLU", since=28)
 @in_float32
 def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
-    """Return swish(a) * b; both inputs have the same shape."""
+    """Return swish(a) * b for inputs of one shape."""
     if a.shape != b.shape:
         raise ValueError(f"expected gate and value of one shape, got {a.shape} and {b.shape}")
     return swish(xp, a, alpha=alpha) * b

@@ -36,7 +36,7 @@ _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 _CLASSES = {"nodes_modes": (*_MODES, "LEAF"), "post_transform": POST_TRANSFORMS}
 _TARGETS = _CLASSES | {"aggregate_function": _AGGREGATES}
 
-#: Attributes that version 3 of the older operators also accepts as tensors, besides the weights.
+#: Attributes that version 3 of the older operators also accepts as tensors, as it does weights.
 _TENSORS = ("base_values_as_tensor", "nodes_hitrates_as_tensor", "nodes_values_as_tensor")
 
 #: The dict of a node, the same in every run; see `registry`.

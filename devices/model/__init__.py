@@ -1,1 +1,1 @@
-"""The model view: one frozen ONNX graph, how it is read, typed and checked."""
+"""Immutable ONNX models: reading, type inference, validation and extensions."""

@@ -1,4 +1,4 @@
-"""What ONNX's nodes hold: attributes as Python values, bodies, and what these read and draw."""
+"""Attributes and subgraphs of ONNX nodes: Python values, captured names, random operators."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from onnx import AttributeProto, TensorProto
 from hetero.devices.errors import ModelError
 from hetero.devices.model.tensor_proto import tensor_array
 
-#: Operators that draw random numbers.
-_DRAWING: Final = frozenset(
+_RANDOM_OPERATORS: Final = frozenset(
     [
         "Bernoulli",
         "Multinomial",
@@ -28,8 +27,8 @@ _DRAWING: Final = frozenset(
 def attribute_value(attribute: AttributeProto) -> Any:
     """Return an attribute as int, float, str, array, graph or TypeProto, or a tuple of those.
 
-    ModelError for a type that ONNX does not define, a damaged tensor, or a reference to a
-    function's attribute, which is the caller's to resolve.
+    Raises ModelError for a type that ONNX does not define and for a damaged tensor, and for an
+    unresolved reference to an attribute of a function.
     """
     try:
         value = onnx.helper.get_attribute_value(attribute)
@@ -37,8 +36,8 @@ def attribute_value(attribute: AttributeProto) -> Any:
         value = None
     if value is None:
         raise ModelError(
-            f"attribute {attribute.name!r} of type {attribute.type} has no value that ONNX "
-            "defines. Export the model again."
+            f"attribute {attribute.name!r} of type {attribute.type} has no valid value. Export the "
+            "model again."
         )
     return tuple(map(_plain, value)) if isinstance(value, list) else _plain(value)
 
@@ -53,21 +52,21 @@ def _plain(value: Any) -> Any:
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """Yield the graphs of a control flow node, each with its attribute's name."""
+    """Yield the subgraphs of a control flow node, each with its attribute's name."""
     for attribute in node.attribute:
         for graph in graphs_of(attribute):
             yield attribute.name, graph
 
 
 def graphs_of(attribute: AttributeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs that an attribute holds."""
+    """Yield the graphs in an attribute."""
     if attribute.HasField("g"):
         yield attribute.g
     yield from attribute.graphs
 
 
 def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """Yield a node and all nodes of its bodies."""
+    """Yield a node and all nodes of its subgraphs."""
     yield node
     for _, graph in bodies(node):
         for inner in graph.node:
@@ -75,7 +74,7 @@ def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def body_values(node: onnx.NodeProto) -> set[str]:
-    """Return the names of all values that a node's bodies define."""
+    """Return the names of all values that a node's subgraphs define."""
     names: set[str] = set()
     for _, graph in bodies(node):
         names.update(port.name for port in (*graph.input, *graph.initializer))
@@ -85,17 +84,17 @@ def body_values(node: onnx.NodeProto) -> set[str]:
     return names
 
 
-def draws(node: onnx.NodeProto) -> bool:
-    """Whether a node draws random numbers, itself or in a body."""
+def is_random(node: onnx.NodeProto) -> bool:
+    """Return whether a node or one of its subgraphs draws random numbers."""
     return any(
-        inner.op_type in _DRAWING or (inner.op_type == "Dropout" and any(inner.input[2:]))
+        inner.op_type in _RANDOM_OPERATORS or (inner.op_type == "Dropout" and any(inner.input[2:]))
         for inner in with_bodies(node)
         if not inner.domain
     )
 
 
 def captured_names(proto: onnx.NodeProto) -> tuple[str, ...]:
-    """Return the outer values that a node's bodies read, each once, in order of first use."""
+    """Return the outer values that a node's subgraphs read, in order of first use."""
     return tuple(dict.fromkeys(n for _, graph in bodies(proto) for n in _free_names(graph)))
 
 

@@ -1,4 +1,4 @@
-"""Literals: `Constant` nodes as constants, so that a device need not run them."""
+"""Conversion of ONNX `Constant` nodes into constants of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetero.devices.model.attributes import attribute_value
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_proto import dense_array
 
-#: Attribute of `Constant` -> element type of the array that it stands for.
+#: Attribute of `Constant` -> element type of its value.
 _TYPES = {
     "value_float": np.float32,
     "value_floats": np.float32,
@@ -22,22 +22,25 @@ _TYPES = {
 
 
 def lift_constant_nodes(model: Model) -> Model:
-    """Return the model with its `Constant` nodes as constants."""
-    lifted = {
+    """Return the model with its `Constant` nodes converted into constants."""
+    arrays = {
         n.outputs[0]: constant_node_value(n) for n in model.nodes if n.is_constant and n.writes
     }
-    if not lifted:
+    if not arrays:
         return model
-    found = {name: Constant(name, array) for name, array in lifted.items()}
+    lifted = {name: Constant(name, array) for name, array in arrays.items()}
     return model.replace(
         nodes=[n for n in model.nodes if not n.is_constant],
-        constants=dict(model.constants) | found,
-        specs=dict(model.specs) | {name: c.spec for name, c in found.items()},
+        constants=dict(model.constants) | lifted,
+        specs=dict(model.specs) | {name: c.spec for name, c in lifted.items()},
     )
 
 
 def constant_node_value(node: Node) -> np.ndarray:
-    """Return the value of a `Constant`, read-only; ModelError if it is damaged or not just one."""
+    """Return the value of a `Constant` node as a read-only array.
+
+    Raises ModelError if the value is damaged, or if the node does not have exactly one.
+    """
     attribute, where = constant_node_attribute(node.proto), f"node {node.name!r} (Constant)"
     if attribute.name == "sparse_value":
         return dense_array(attribute.sparse_tensor, where)
@@ -52,12 +55,12 @@ def constant_node_value(node: Node) -> np.ndarray:
 
 
 def constant_node_attribute(node: onnx.NodeProto) -> onnx.AttributeProto:
-    """Return the one attribute of a `Constant`, its value; ModelError for any other number."""
+    """Return the attribute that holds the value of a `Constant`; ModelError unless it has one."""
     names = [attribute.name for attribute in node.attribute]
     if len(names) != 1 or names[0] not in (*_TYPES, "value", "sparse_value"):
         raise ModelError(
-            f"node {node.name or ', '.join(node.output)!r} (Constant) has the attributes {names}; "
-            "exactly one value is wanted. Export the model again."
+            f"node {node.name or ', '.join(node.output)!r} (Constant): expected exactly one value "
+            f"attribute, got {names}. Export the model again."
         )
     attribute: onnx.AttributeProto = node.attribute[0]
     return attribute

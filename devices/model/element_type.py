@@ -1,4 +1,4 @@
-"""Element types: ONNX's words for them, numpy's dtypes, and `Type` with OpenVINO's names."""
+"""Element types of tensors: ONNX's names, numpy's dtypes, and `Type` with OpenVINO's names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPE_NAMES: Final[dict[int, str]] = {
 TYPE_NUMBERS: Final = {name: number for number, name in TYPE_NAMES.items()}
 #: Names of the element types that a tensor may have.
 ELEMENT_TYPES: Final = frozenset(TYPE_NUMBERS) - {"undefined"}
-#: numpy dtypes that numpy itself cannot compute on; kernels widen these.
+#: Dtypes of the ml_dtypes package, which numpy cannot compute with; kernels widen them.
 EXTENDED_DTYPES: Final = frozenset(
     np.dtype(getattr(ml_dtypes, name))
     for name in dir(ml_dtypes)
@@ -45,10 +45,11 @@ NARROW_BITS: Final = {
 
 
 class Type(StrEnum):
-    """Element types under OpenVINO's names; each equals ONNX's own word for it.
+    """Element types under OpenVINO's names; each equals its ONNX name.
 
-    ``hetero.Type.f32 == "float"``, which is what `TensorSpec.element_type` says. Made of anything
-    that names one: ``Type("f32")``, ``Type("float32")``, ``Type(np.float32)``, ``Type(str)``.
+    For example ``hetero.Type.f32 == "float"``, the value of `TensorSpec.element_type`. The
+    constructor accepts any name of an element type: ``Type("f32")``, ``Type("float32")``,
+    ``Type(np.float32)``, ``Type(str)``.
     """
 
     boolean = "bool"
@@ -77,7 +78,7 @@ class Type(StrEnum):
     complex64 = "complex64"
     complex128 = "complex128"
     string = "string"
-    #: Not known: what is open, or no tensor.
+    #: Unknown element type, or a value that is not a tensor.
     dynamic = "dynamic"
 
     @classmethod
@@ -85,42 +86,42 @@ class Type(StrEnum):
         if isinstance(value, str) and value in cls.__members__:
             return cls.__members__[value]
         try:
-            # numpy takes None for double.
+            # numpy reads None as float64.
             return cls(element_type_name(np.dtype("none" if value is None else value)))  # type: ignore[call-overload]  # any object: numpy refuses the others
         except (TypeError, ValueError) as error:
             names = ", ".join(name for name in cls.__members__ if name != "dynamic")
             raise ArgumentError(
-                f"element type {value!r} is none; valid ones are {names}, ONNX's names and "
-                "numpy's dtypes."
+                f"unknown element type {value!r}; expected one of {names}, an ONNX name or a numpy "
+                "dtype."
             ) from error
 
     def to_dtype(self) -> np.dtype:
-        """Return the numpy dtype of such elements; of strings that of arrays of objects.
+        """Return the numpy dtype: object for strings.
 
         Raises
         ------
         ArgumentError
-            The type is not known.
+            The type is dynamic.
         """
         if self is Type.dynamic:
-            raise ArgumentError("element type 'dynamic' has no numpy dtype; it is not known yet.")
+            raise ArgumentError("element type 'dynamic' is unknown and has no numpy dtype.")
         return DTYPES[TYPE_NUMBERS[self.value]]
 
     @property
     def bitwidth(self) -> int:
-        """Bits of an element; 0 where they vary."""
+        """Bits of an element; 0 if elements vary in size."""
         if self in (Type.dynamic, Type.string):
             return 0
         return NARROW_BITS.get(self.value, self.to_dtype().itemsize * 8)
 
     @property
     def size(self) -> int:
-        """Bytes of an element, at least 1; 0 where they vary."""
+        """Bytes of an element, at least 1; 0 if elements vary in size."""
         return (self.bitwidth + 7) // 8
 
     @property
     def type_name(self) -> str:
-        """OpenVINO's name: ``f32``."""
+        """OpenVINO's name, such as ``f32``."""
         return self.name
 
     @property
@@ -130,22 +131,22 @@ class Type(StrEnum):
 
     @property
     def integral(self) -> bool:
-        """Whether elements are none: whole numbers, truth values, or strings, as OpenVINO says."""
+        """Whether elements are not floating-point numbers; strings count, as in OpenVINO."""
         return not self.real
 
     @property
     def signed(self) -> bool:
-        """Whether elements may be negative; OpenVINO counts truth values as such."""
+        """Whether elements may be negative; as in OpenVINO, this includes booleans."""
         return self.real or self.name.startswith("i") or self is Type.boolean
 
     @property
     def quantized(self) -> bool:
-        """Whether quantised models compute in it."""
+        """Whether quantised models use the type."""
         return self in _QUANTIZED
 
     @property
     def integral_number(self) -> bool:
-        """Whether elements are whole numbers."""
+        """Whether elements are integers."""
         return self.name[0] in "iu" and self.name[1:].isdigit()
 
     def is_static(self) -> bool:
@@ -153,7 +154,7 @@ class Type(StrEnum):
         return self is not Type.dynamic
 
     def is_dynamic(self) -> bool:
-        """Return whether the type is not known."""
+        """Return whether the type is unknown."""
         return self is Type.dynamic
 
     is_real = getter(real)
@@ -167,11 +168,11 @@ class Type(StrEnum):
     get_bitwidth = getter(bitwidth)
 
     def compatible(self, other: Type) -> bool:
-        """Return whether a value may be of both types."""
+        """Return whether the types are equal, or one of them is dynamic."""
         return self.merge(other) is not None
 
     def merge(self, other: Type) -> Type | None:
-        """Return the type that says as much as both; None if they contradict each other."""
+        """Return the more specific of two compatible types; None if the types contradict."""
         if other is Type.dynamic or self is other:
             return self
         return other if self is Type.dynamic else None
@@ -183,9 +184,9 @@ _QUANTIZED: Final = frozenset(
 
 
 def element_type_name(dtype: np.dtype | type) -> str:
-    """Return the ONNX name of a numpy dtype: ``float`` for float32; strings are ``string``.
+    """Return the ONNX name of a numpy dtype, such as ``float`` for float32.
 
-    TypeError if ONNX has no such element type.
+    Raises TypeError if ONNX has no such element type.
     """
     dtype = np.dtype(dtype)
     if dtype.kind in "OUST":

@@ -1,8 +1,8 @@
-"""Extensions: operators that a user defines by a function of arrays.
+"""Extensions: custom operators that are Python functions of arrays.
 
-A model names the extensions of its operators in its metadata, by module and attribute, so that its
-subgraphs, blobs and cache keys have them wherever they go. What a model names is imported only
-where the configuration allows it: a file from elsewhere runs no code.
+A model's metadata records the origin of its extensions (module and attribute), so that subgraphs,
+blobs and cache keys include them. An extension is imported only if the configuration allows it:
+reading a model file never runs code.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from hetero.devices.errors import ArgumentError, ModelError
 from hetero.devices.model.model import Model, Node, header_with
 from hetero.devices.model.tensor_spec import TensorSpec
 
-#: Before an operator's name, the key of the model's metadata that names its extension.
+#: Prefix of the metadata keys that record extensions; the operator's name follows.
 _KEY: Final = "hetero.extension:"
-#: Suffixes of libraries of operators.
+#: File name suffixes of operator libraries.
 LIBRARIES: Final = (".so", ".dll", ".dylib")
-#: Domain and operator.
+#: Domain and operator name.
 Operator = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Extension:
-    """A custom operator that Python computes.
+    """A custom operator as a Python function.
 
     Attributes
     ----------
     domain, op_type : str
         The operator.
     function : callable
-        Computes the outputs, one array or a tuple, from the input arrays; absent inputs are None,
-        attributes are keyword-only. It never writes into an input.
+        Computes the outputs (one array or a tuple) from the input arrays. Absent inputs are None;
+        attributes are keyword-only arguments. The function must not modify its inputs.
     infer : callable
-        The type-and-shape rule: the outputs' `TensorSpec`, one or a tuple, from the inputs' and the
-        same attributes; their names do not matter.
+        The type-and-shape rule: returns the `TensorSpec` of each output (one or a tuple) from those
+        of the inputs and the same attributes. Names in the specs are ignored.
     since : int
-        The version of the domain from which on the operator means this.
+        The first version of the domain with this definition of the operator.
     """
 
     domain: str
@@ -55,59 +55,61 @@ class Extension:
     since: int = 1
 
     def __call__(self, *inputs: Any, **attributes: Any) -> Any:
-        """Compute the outputs: what `function` does."""
+        """Call `function`."""
         return self.function(*inputs, **attributes)
 
     @property
     def name(self) -> str:
-        """The operator with its domain."""
+        """The operator's name with its domain."""
         return f"{self.domain}::{self.op_type}"
 
     @cached_property
     def origin(self) -> str:
-        """Where it is imported from, and what its module contains: ``module:attr#digest``.
+        """The import location and a digest of the module's source: ``module:attr#digest``.
 
-        ArgumentError if it is not to be imported.
+        Raises ArgumentError if the extension cannot be imported from there.
         """
         module, attribute = self.function.__module__, self.function.__qualname__
-        if _imported(module, attribute) is not self:
+        if _import_attribute(module, attribute) is not self:
             raise ArgumentError(
-                f"extension {self.name}: {module}:{attribute} is something else, so devices' "
-                "processes cannot import it. Put the decorated function at the top of a module."
+                f"extension {self.name}: devices' processes cannot import it, because "
+                f"{module}:{attribute} is another object. Define the decorated function at the top "
+                "level of a module."
             )
         return f"{module}:{attribute}#{_digest(module)}"
 
     def outputs(self, inputs: Sequence[TensorSpec | None], node: Node) -> tuple[TensorSpec, ...]:
-        """Return the outputs' types by the rule, under the node's names.
+        """Return the types of a node's outputs, with the node's value names.
 
-        ModelError if the rule fails, or returns something other than tensor types.
+        Raises ModelError if the rule fails or does not return tensor types.
         """
         try:
-            found = self.infer(*inputs, **node.attributes)
-            specs = found if isinstance(found, tuple) else (found,)
-            named = zip(specs, node.outputs, strict=False)
-            return tuple(replace(spec, name=name, layout="") for spec, name in named if name)
+            result = self.infer(*inputs, **node.attributes)
+            specs = result if isinstance(result, tuple) else (result,)
+            pairs = zip(specs, node.outputs, strict=False)
+            return tuple(replace(spec, name=name, layout="") for spec, name in pairs if name)
         except Exception as error:
             raise ModelError(
                 f"node {node.name!r}: the type-and-shape rule of extension {self.name} fails: "
-                f"{type(error).__name__}: {error}. It returns a TensorSpec for each output, or one."
+                f"{type(error).__name__}: {error}. The rule must return one TensorSpec, or a tuple "
+                "with one for each output."
             ) from error
 
     def checked(self, inputs: Sequence[Any], outputs: Any, attributes: Mapping[str, Any]) -> Any:
-        """Return what the function gave, as its rule says of these inputs.
+        """Return the outputs of the function after checking them against the type-and-shape rule.
 
-        ValueError if it is of another type or shape than the rule says.
+        Raises ValueError if the type or shape of an output differs from the rule.
         """
-        given = [None if x is None else TensorSpec.from_array("", np.asarray(x)) for x in inputs]
-        promised = self.infer(*given, **attributes)
-        promised = promised if isinstance(promised, tuple) else (promised,)
-        made = outputs if isinstance(outputs, tuple) else (outputs,)
-        for i, (value, wanted) in enumerate(zip(made, promised, strict=False)):
+        specs = [None if x is None else TensorSpec.from_array("", np.asarray(x)) for x in inputs]
+        rule_result = self.infer(*specs, **attributes)
+        expected = rule_result if isinstance(rule_result, tuple) else (rule_result,)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        for i, (value, port) in enumerate(zip(values, expected, strict=False)):
             spec = TensorSpec.from_array("", np.asarray(value))
-            if spec.type != wanted.type or not wanted.accepts(np.shape(value)):
+            if spec.type != port.type or not port.accepts(np.shape(value)):
                 raise ValueError(
-                    f"output {i} of extension {self.name} is {spec}; its type-and-shape rule says "
-                    f"{wanted}. Mend the one that is wrong"
+                    f"output {i} of extension {self.name}: expected {port} by its type-and-shape "
+                    f"rule, got {spec}. Correct the function or the rule"
                 )
         return outputs
 
@@ -115,14 +117,14 @@ class Extension:
 def custom_operator(
     name: str, *, infer: Callable[..., Any], since: int = 1
 ) -> Callable[[Callable[..., Any]], Extension]:
-    """Make an `Extension` of the decorated function.
+    """Decorate a function to make an `Extension` of it.
 
     Parameters
     ----------
     name : str
-        Domain and operator, as ``org.example::Gelu``.
+        Domain and operator, such as ``org.example::Gelu``.
     infer, since
-        As in `Extension`.
+        See `Extension`.
 
     Raises
     ------
@@ -132,45 +134,42 @@ def custom_operator(
     domain, separator, op_type = name.partition("::")
     if not (separator and domain and op_type) or domain == "ai.onnx":
         raise ArgumentError(
-            f"custom operator {name!r}: wanted a domain of your own and a name, as "
-            "'org.example::Gelu'."
+            f"custom operator: expected a custom domain and a name such as 'org.example::Gelu', "
+            f"got {name!r}."
         )
     return lambda function: Extension(domain, op_type, function, infer, since)
 
 
 def find_extension(text: str) -> Extension:
-    """Return the extension that ``module:attr`` names.
-
-    ArgumentError if there is none.
-    """
+    """Import the extension at ``module:attr``; ArgumentError if there is none."""
     module, _, attribute = text.partition("#")[0].partition(":")
     try:
-        found = _imported(module, attribute)
+        extension = _import_attribute(module, attribute)
     except (ImportError, ValueError) as error:
         raise ArgumentError(
             f"extension {text!r}: its module cannot be imported: {error}"
         ) from error
-    if not isinstance(found, Extension):
+    if not isinstance(extension, Extension):
         raise ArgumentError(
-            f"extension {text!r} is {found!r}; wanted module:attr of a function that is decorated "
-            "with hetero.custom_operator."
+            f"extension {text!r}: expected the module:attr of a function with the decorator "
+            f"hetero.custom_operator, got {extension!r}."
         )
-    return found
+    return extension
 
 
-def named_extensions(model: Model) -> dict[Operator, str]:
-    """Return the origin of each extension that a model names."""
-    found = {}
+def extension_origins(model: Model) -> dict[Operator, str]:
+    """Return the origin of each extension in a model's metadata."""
+    origins = {}
     for key, origin in model.metadata.items():
         if key.startswith(_KEY):
             domain, _, op_type = key.removeprefix(_KEY).partition("::")
-            found[domain, op_type] = origin
-    return found
+            origins[domain, op_type] = origin
+    return origins
 
 
 def with_extensions(model: Model, origins: Mapping[Operator, str]) -> Model:
-    """Return the model with these extensions, and no others, named."""
-    if named_extensions(model) == dict(origins):
+    """Return the model with exactly these extensions in its metadata."""
+    if extension_origins(model) == dict(origins):
         return model
     entries: dict[str, str | None] = {k: None for k in model.metadata if k.startswith(_KEY)}
     for (domain, op_type), origin in sorted(origins.items()):
@@ -178,65 +177,66 @@ def with_extensions(model: Model, origins: Mapping[Operator, str]) -> Model:
     return model.replace(header=header_with(model, entries), specs=model.specs)
 
 
-def allowed_extensions(model: Model, allowed: Collection[str]) -> Model:
-    """Return the model with those of its extensions named that may be imported here."""
-    named = named_extensions(model)
-    return with_extensions(model, {k: origin for k, origin in named.items() if origin in allowed})
+def with_allowed_extensions(model: Model, allowed: Collection[str]) -> Model:
+    """Return the model without the extensions whose import is not allowed."""
+    origins = extension_origins(model)
+    return with_extensions(model, {k: origin for k, origin in origins.items() if origin in allowed})
 
 
 def load_extension(origin: str) -> Extension:
-    """Import an extension that a model names.
+    """Import an extension from a model's metadata.
 
-    ArgumentError if it is not there, or its module is another than where the model comes from.
+    Raises ArgumentError if it does not exist, or if its module has another digest than the model
+    records.
     """
-    found = find_extension(origin)
-    if found.origin != origin:
+    extension = find_extension(origin)
+    if extension.origin != origin:
         raise ArgumentError(
-            f"extension {found.name}: the model was made with {origin}, here is {found.origin}: "
-            "the module's contents differ. Install the same on every node, and compile again."
+            f"extension {extension.name}: expected {origin}, as in the compiled model; got "
+            f"{extension.origin}. Install the same module on every node, and compile again."
         )
-    return found
+    return extension
 
 
-def _imported(module: str, attribute: str) -> object:
-    found: object = importlib.import_module(module)
+def _import_attribute(module: str, attribute: str) -> object:
+    value: object = importlib.import_module(module)
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _digest(module: str) -> str:
-    """Return a hash of a module's source: another text may compute something else."""
+    """Return a hash of a module's source code."""
     file = getattr(sys.modules[module], "__file__", None)
     return xxhash.xxh3_64_hexdigest(Path(file).read_bytes()) if file else "interactive"
 
 
 def library_origin(path: str | Path) -> str:
-    """Return where a library of operators is, and what it contains: ``path#digest``.
+    """Return the path of an operator library and a digest of its contents: ``path#digest``.
 
-    ArgumentError if it cannot be read.
+    Raises ArgumentError if the file cannot be read.
     """
     path = Path(path).resolve()
     try:
         return f"{path}#{xxhash.xxh3_64_hexdigest(path.read_bytes())}"
     except OSError as error:
         raise ArgumentError(
-            f"extension {str(path)!r} cannot be read: {error.strerror}. Give the path of a library "
-            "that is there on every node."
+            f"extension {str(path)!r} cannot be read: {error.strerror}. Pass the path of a library "
+            "that exists on every node."
         ) from error
 
 
 def library_path(origin: str) -> str | None:
-    """Return the library that an extension's origin names, if it names one.
+    """Return the path of the operator library at an extension's origin; None for a module.
 
-    ArgumentError if it is not the same here.
+    Raises ArgumentError if the library has another digest.
     """
     path, _, digest = origin.rpartition("#")
     if Path(path).suffix not in LIBRARIES:
         return None
     if library_origin(path) != origin:
         raise ArgumentError(
-            f"extension {path!r} is another library here: its contents have no digest {digest}. "
-            "Install the same on every node, and compile again."
+            f"extension {path!r}: expected a library with digest {digest}, got other contents. "
+            "Install the same library on every node, and compile again."
         )
     return path

@@ -1,4 +1,4 @@
-"""Functions: operators defined by a graph, in the model itself or in the specification."""
+"""ONNX functions: operators whose body is a graph, defined by the model or by ONNX itself."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FunctionKey = tuple[str, str, str]
 
 
 def function_key(node: Node) -> FunctionKey:
-    """Return the key of the model's own function that the node would call."""
+    """Return the key under which a model would define the operator of a node as a function."""
     return node.proto.domain, node.op_type, node.proto.overload
 
 
 def function_opsets(function: onnx.FunctionProto) -> dict[str, int]:
-    """Return domain -> version of what a function imports."""
+    """Return the operator sets that a function imports: domain -> version."""
     return {
         "" if entry.domain == "ai.onnx" else entry.domain: entry.version
         for entry in function.opset_import
@@ -30,15 +30,15 @@ def function_opsets(function: onnx.FunctionProto) -> dict[str, int]:
 
 
 def standard_function(node: Node, opset: int) -> onnx.FunctionProto | None:
-    """Return the body that the specification gives an operator, where it gives one.
+    """Return the function body of an operator in ONNX's specification, or None.
 
-    Bodies that depend on the input types are not among them.
+    Bodies that depend on the input types are not supported.
     """
     if not onnx.defs.has(node.op_type, opset, node.domain):
         return None
     # Its type stub lacks the functions.
     schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
-    # A body is written for one opset or several; the newest not above the model's is meant.
+    # A schema has a body for each of several opsets; use the newest that the model may call.
     versions = [v for v in schema.function_opset_versions if v <= opset]
     if not schema.has_function or not versions:
         return None
@@ -54,24 +54,24 @@ def standard_function(node: Node, opset: int) -> onnx.FunctionProto | None:
 
 
 def instantiate(function: onnx.FunctionProto, call: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return a function's nodes with the call's attributes put where the body refers to them."""
-    given: dict[str, AttributeProto] = {a.name: a for a in function.attribute_proto}
-    given |= {a.name: a for a in call.attribute}
-    return [_resolve(node, given) for node in function.node]
+    """Return a function's nodes with the attribute values of a call substituted."""
+    arguments: dict[str, AttributeProto] = {a.name: a for a in function.attribute_proto}
+    arguments |= {a.name: a for a in call.attribute}
+    return [_resolve(node, arguments) for node in function.node]
 
 
-def _resolve(node: onnx.NodeProto, given: Mapping[str, AttributeProto]) -> onnx.NodeProto:
+def _resolve(node: onnx.NodeProto, arguments: Mapping[str, AttributeProto]) -> onnx.NodeProto:
     resolved = deepcopy(node)
     del resolved.attribute[:]
     for attribute in node.attribute:
-        found = given.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
-        if found is None:
+        argument = arguments.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        if argument is None:
             continue
         copy = resolved.attribute.add()
-        copy.CopyFrom(found)
+        copy.CopyFrom(argument)
         copy.name = attribute.name
-        for graph in graphs_of(copy) if found is attribute else ():
-            nodes = [_resolve(inner, given) for inner in graph.node]
+        for graph in graphs_of(copy) if argument is attribute else ():
+            nodes = [_resolve(inner, arguments) for inner in graph.node]
             del graph.node[:]
             graph.node.extend(nodes)
     return resolved

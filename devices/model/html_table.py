@@ -1,4 +1,4 @@
-"""How objects show themselves in a notebook: a caption and a table."""
+"""HTML tables for the display of objects in notebooks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, Final
 
-#: Rows of a table before the rest is counted.
-_SHOWN: Final = 50
+#: Maximum rows of a table; the rest is summarized as a count.
+_MAX_ROWS: Final = 50
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as HTML; what is in it is escaped."""
-    listed = list(rows)
-    body = "".join(_row("td", row) for row in listed[:_SHOWN])
-    more = f"<p>… and {len(listed) - _SHOWN} more</p>" if len(listed) > _SHOWN else ""
+    """Return a table with a caption as HTML; all texts are escaped."""
+    rows = list(rows)
+    body = "".join(_row("td", row) for row in rows[:_MAX_ROWS])
+    rest = f"<p>… and {len(rows) - _MAX_ROWS} more</p>" if len(rows) > _MAX_ROWS else ""
     head = _row("th", heads)
     return (
-        f"<p>{escape(caption)}</p><table><thead>{head}</thead><tbody>{body}</tbody></table>{more}"
+        f"<p>{escape(caption)}</p><table><thead>{head}</thead><tbody>{body}</tbody></table>{rest}"
     )
 
 

@@ -1,10 +1,10 @@
-"""Between which limits the integers of a model lie, proven from its graph.
+"""Range analysis: proves the minimum and maximum of a model's integer values from its graph.
 
-A runtime that computes 64-bit integers in 32 bits is right where their values fit. Two proofs are
-made, both by walking the graph once. *Forward*: from constants, lengths of axes, element types and
-positions that operators return, by interval arithmetic. *Backward*: a value that is only used as
-an index, a shape or a repeat count, or only moved or shifted on the way there, lies within the
-longest axis in every run that does not fail.
+A runtime that computes 64-bit integers in 32 bits is correct if the values fit into 32 bits. Two
+passes over the graph bound the values. The *forward* pass uses interval arithmetic; it starts from
+constants, axis lengths, element types, and the positions that some operators return. The *backward*
+pass uses the readers of a value: an index, shape or repeat count is bounded by the longest axis, or
+else the run fails. The bound also holds for values that are only moved or shifted before such use.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ import numpy as np
 
 from hetero.devices.model.tensor_spec import TensorSpec
 
-#: A `hetero.devices.model.model.Model`, and one of its nodes: that file imports this one.
+#: `Model` and `Node` of `hetero.devices.model.model`, which imports this module.
 Model = Any
 Node = Any
-#: Least and greatest value, both included.
+#: Minimum and maximum, both inclusive.
 Range = tuple[int, int]
-#: A step, and what is known of each of its inputs -> the range of its first output.
+#: Computes the range of an operator's first output from the operator and the ranges of its inputs.
 Rule = Callable[..., Range]
 
-#: An axis whose length the model leaves open is taken to be no longer than this.
-LONGEST_OPEN_AXIS: Final = 2**22
-#: Under this key a part of a model keeps what was proven of its inputs and outputs in the whole.
+#: Assumed maximum length of a dynamic axis.
+LONGEST_DYNAMIC_AXIS: Final = 2**22
+#: Metadata key under which a submodel stores ranges of its inputs and outputs, proven for the
+#: complete model.
 RANGES: Final = "hetero.integer_ranges"
 
 #: The range of each integer type; bool counts as 0 and 1.
@@ -41,58 +42,57 @@ _TYPES: Final[Mapping[str, Range]] = {
 }
 #: Types whose ranges decide whether a device computes exactly: those of 32 and 64 bits.
 _WIDE_TYPES: Final = frozenset({"int32", "int64", "uint32", "uint64"})
-#: The largest index into an axis, and the largest length: what a tensor in memory can have.
+#: The largest index and the largest axis length of a tensor that fits into memory.
 _LARGEST_INDEX: Final = 2**30
 T = TypeVar("T")
 
 
 def by_operator(rows: Mapping[str, T]) -> Mapping[str, T]:
-    """Return a table by operator, of which a row names several."""
+    """Expand a table whose keys each list several operators, separated by blanks."""
     return {name: value for names, value in rows.items() for name in names.split()}
 
 
-#: Operators that move elements -> the inputs whose elements they move.
-_MOVED: Final = by_operator(
+#: Operators that move elements -> the positions of the inputs whose elements they move.
+_MOVED_INPUTS: Final = by_operator(
     {
         "Cast Compress DepthToSpace Expand Flatten Gather GatherElements GatherND Identity "
-        "ReduceMax "
-        "ReduceMin Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose "
-        "Unsqueeze": (0,),
+        "ReduceMax ReduceMin Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile "
+        "Transpose Unsqueeze": (0,),
         "OneHot": (2,),
         "Scatter ScatterElements ScatterND": (0, 2),
         "Where": (1, 2),
     }
 )
-#: Inputs that are indices, lengths or counts, out of which a run fails.
-_INDICES: Final = by_operator(
+#: Operators -> the positions of inputs that are indices, lengths or counts. Values out of bounds
+#: make the run fail.
+_INDEX_INPUTS: Final = by_operator(
     {
         "ConstantOfShape": (0,),
         "Expand Gather GatherElements GatherND Reshape Scatter ScatterElements ScatterND "
-        "Split Squeeze "
-        "Tile Unsqueeze": (1,),
+        "Split Squeeze Tile Unsqueeze": (1,),
         "Resize": (3,),
     }
 )
-#: Outputs that are positions or lengths.
-_POSITIONS: Final = by_operator({"ArgMax ArgMin NonZero Shape Size": 0, "MaxPool TopK": 1})
+#: Operators -> the index of the output that contains positions or lengths.
+_POSITION_OUTPUTS: Final = by_operator({"ArgMax ArgMin NonZero Shape Size": 0, "MaxPool TopK": 1})
 
 
 def value_ranges(
-    model: Model, longest: int = LONGEST_OPEN_AXIS, given: Mapping[str, Range] | None = None
+    model: Model, longest: int = LONGEST_DYNAMIC_AXIS, hints: Mapping[str, Range] | None = None
 ) -> Mapping[str, Range]:
     """Return the range of each value of an integer type.
 
-    `longest`: the length that an open axis has at most; `given`: what is known of inputs besides.
+    `longest` is the maximum length of a dynamic axis; `hints` are additional ranges of inputs.
     """
-    of_whole = json.loads(model.metadata.get(RANGES, "{}"))
-    known = {n: (int(a), int(b)) for n, (a, b) in of_whole.items()} | dict(given or {})
-    forward = _forward(model, known, longest)
-    known = _backward(model, forward, known)
-    return _forward(model, known, longest)
+    stored = json.loads(model.metadata.get(RANGES, "{}"))
+    bounds = {n: (int(a), int(b)) for n, (a, b) in stored.items()} | dict(hints or {})
+    forward = _forward(model, bounds, longest)
+    bounds = _backward(model, forward, bounds)
+    return _forward(model, bounds, longest)
 
 
 def boundary_ranges(model: Model, values: Mapping[str, TensorSpec]) -> str | None:
-    """Return as text what is proven of values between parts of a model; None for nothing."""
+    """Return the proven ranges of a submodel's inputs and outputs as JSON, or None."""
     names = [name for name, spec in values.items() if spec.element_type in _WIDE_TYPES]
     if not names:
         return None
@@ -105,18 +105,19 @@ def _type_range(model: Model, value: str) -> Range | None:
     return _TYPES.get(model.spec(value).element_type)
 
 
-def _forward(model: Model, known: Mapping[str, Range], longest: int) -> dict[str, Range]:
-    found: dict[str, Range] = {}
+def _forward(model: Model, bounds: Mapping[str, Range], longest: int) -> dict[str, Range]:
+    """Return the ranges that follow from the inputs; `bounds` are ranges that hold anyway."""
+    ranges: dict[str, Range] = {}
 
     def put(value: str, proven: Range | None) -> None:
         whole = _type_range(model, value)
         if whole is None:
             return
         low, high = proven or whole
-        if low < whole[0] or high > whole[1]:  # it may wrap round
+        if low < whole[0] or high > whole[1]:  # the computation may overflow
             low, high = whole
-        hint = known.get(value, whole)
-        found[value] = max(low, hint[0]), min(high, hint[1])
+        bound = bounds.get(value, whole)
+        ranges[value] = max(low, bound[0]), min(high, bound[1])
 
     for name, constant in model.constants.items():
         put(name, _of_array(constant.array))
@@ -124,16 +125,16 @@ def _forward(model: Model, known: Mapping[str, Range], longest: int) -> dict[str
         put(port.name, None)
     for node in model.nodes:
         shapes = [model.spec(v).shape if v else None for v in node.inputs]
-        step = _Step(node, [found.get(value) for value in node.inputs], shapes, longest)
+        step = _Step(node, [ranges.get(value) for value in node.inputs], shapes, longest)
         for i, value in enumerate(node.outputs):
             if value:
                 put(value, step.output(i))
-    return found
+    return ranges
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One operator in interval arithmetic: ranges of its inputs -> a range of each output."""
+    """One operator in interval arithmetic: computes the ranges of its outputs from the inputs."""
 
     node: Node
     inputs: Sequence[Range | None]
@@ -141,7 +142,7 @@ class _Step:
     longest: int
 
     def output(self, index: int) -> Range | None:
-        """Return the range of output `index`, or None where nothing is proven."""
+        """Return the range of output `index`, or None if it is unknown."""
         node = self.node
         if node.domain:
             return None
@@ -149,20 +150,20 @@ class _Step:
             return _of_array(np.asarray(next(iter(node.attributes.values()))))
         if node.op_type == "ConstantOfShape":
             return _of_array(np.asarray(node.attributes.get("value", 0)))
-        if node.op_type in _POSITIONS:
+        if node.op_type in _POSITION_OUTPUTS:
             return self._position(index)
-        every = tuple(range(len(node.inputs))) if node.op_type == "Concat" else None
-        moved = _MOVED.get(node.op_type, every)
-        if moved is not None:
-            # A damaged model's node may have fewer than its operator takes.
-            inputs = [self.inputs[i] if i < len(self.inputs) else None for i in moved]
+        all_positions = tuple(range(len(node.inputs))) if node.op_type == "Concat" else None
+        positions = _MOVED_INPUTS.get(node.op_type, all_positions)
+        if positions is not None:
+            # A node of a damaged model may have too few inputs.
+            inputs = [self.inputs[i] if i < len(self.inputs) else None for i in positions]
             return None if None in inputs else _hull(*inputs)
         rule = _RULES.get(node.op_type)
-        given = (found for value, found in zip(node.inputs, self.inputs, strict=True) if value)
-        return None if rule is None or index or None in given else rule(self, *self.inputs)
+        present = (bounds for value, bounds in zip(node.inputs, self.inputs, strict=True) if value)
+        return None if rule is None or index or None in present else rule(self, *self.inputs)
 
     def _position(self, index: int) -> Range | None:
-        if index != _POSITIONS[self.node.op_type] or not self.shapes:
+        if index != _POSITION_OUTPUTS[self.node.op_type] or not self.shapes:
             return None
         lengths = [self.longest] if self.shapes[0] is None else self._lengths(self.shapes[0])
         if self.node.op_type in ("Size", "MaxPool"):
@@ -172,8 +173,8 @@ class _Step:
     def _lengths(self, shape: tuple[Any, ...]) -> list[int]:
         return [axis if isinstance(axis, int) else self.longest for axis in shape]
 
-    def number_summed(self) -> int:
-        """Return how many elements of the first input are summed at most."""
+    def max_summands(self) -> int:
+        """Return the maximum number of elements of the first input in one sum."""
         shape = self.shapes[0]
         if shape is None:
             return _LARGEST_INDEX
@@ -183,7 +184,7 @@ class _Step:
         return math.prod(lengths)
 
     def _axes(self) -> Sequence[int] | None:
-        """Return the axes that are summed over, where they are known."""
+        """Return the axes of the sum, or None if they are unknown."""
         if "axes" in self.node.attributes:
             return list(self.node.attributes["axes"])
         if len(self.inputs) < 2 or self.inputs[1] is None or self.shapes[1] not in ((), (1,)):
@@ -202,58 +203,58 @@ def _hull(*ranges: Any) -> Range:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _corners(of: Callable[[int, int], int]) -> Rule:
-    """Return the rule of an operator whose extremes are at the ends of its inputs' ranges."""
+def _corners(function: Callable[[int, int], int]) -> Rule:
+    """Return the rule of a function with its extremes at the ends of the input ranges."""
 
     def rule(step: _Step, a: Range, b: Range) -> Range:
-        ends = [of(x, y) for x in a for y in b]
+        ends = [function(x, y) for x in a for y in b]
         return min(ends), max(ends)
 
     return rule
 
 
-def _within(which: int) -> Rule:
-    """Return the rule of a result of no greater magnitude than one of two inputs, and its sign."""
+def _within(position: int) -> Rule:
+    """Return the rule of a result that is not larger in magnitude than one of the two inputs."""
 
     def rule(step: _Step, *inputs: Range) -> Range:
-        bound = max(map(abs, inputs[which]))
+        bound = max(map(abs, inputs[position]))
         return (0 if min(*inputs[0], *inputs[1]) >= 0 else -bound), bound
 
     return rule
 
 
-def _summed(step: _Step, x: Range, axes: Range | None = None) -> Range:
-    times = step.number_summed()
+def _sum(step: _Step, x: Range, axes: Range | None = None) -> Range:
+    count = step.max_summands()
     low, high = x
-    return min(low * times, low, 0), max(high * times, high, 0)
+    return min(low * count, low, 0), max(high * count, high, 0)
 
 
-def _clipped(
-    step: _Step, x: Range, least: Range | None = None, greatest: Range | None = None
+def _clip(
+    step: _Step, x: Range, minimum: Range | None = None, maximum: Range | None = None
 ) -> Range:
     low, high = x
-    if least:
-        low, high = max(low, least[0]), max(high, least[1])
-    if greatest:
-        low, high = min(low, greatest[0]), min(high, greatest[1])
+    if minimum:
+        low, high = max(low, minimum[0]), max(high, minimum[1])
+    if maximum:
+        low, high = min(low, maximum[0]), min(high, maximum[1])
     return low, high
 
 
-#: Operators -> the range of their first output, from those of all inputs; absent ones are None.
+#: Operator -> rule for the range of its first output; absent inputs are None.
 _RULES: Final[Mapping[str, Rule]] = {
     "Abs": lambda step, x: (0, max(map(abs, x))),
     "Add": _corners(operator.add),
-    "Clip": _clipped,
-    "CumSum": _summed,
+    "Clip": _clip,
+    "CumSum": _sum,
     "Div": _within(0),
-    "Max": lambda step, *of: (max(low for low, _ in of), max(high for _, high in of)),
-    "Min": lambda step, *of: (min(low for low, _ in of), min(high for _, high in of)),
+    "Max": lambda step, *xs: (max(low for low, _ in xs), max(high for _, high in xs)),
+    "Min": lambda step, *xs: (min(low for low, _ in xs), min(high for _, high in xs)),
     "Mod": _within(1),
     "Mul": _corners(operator.mul),
     "Neg": lambda step, x: (-x[1], -x[0]),
     "Pad": lambda step, x, pads=None, value=None, axes=None: _hull(x, value or (0, 0)),
     "Range": lambda step, start, limit, delta: _hull(start, limit),
-    "ReduceSum": _summed,
+    "ReduceSum": _sum,
     "Sign": lambda step, x: (-1, 1),
     "Sub": _corners(operator.sub),
     "Trilu": lambda step, x, k=None: _hull(x, (0, 0)),
@@ -261,43 +262,45 @@ _RULES: Final[Mapping[str, Rule]] = {
 
 
 def _backward(
-    model: Model, forward: Mapping[str, Range], known: Mapping[str, Range]
+    model: Model, forward: Mapping[str, Range], bounds: Mapping[str, Range]
 ) -> dict[str, Range]:
-    """Return what uses prove: value -> range, with what is `known`."""
-    found = dict(known)
-    given_out = {port.name for port in model.outputs} - known.keys()
+    """Return `bounds` and the ranges that follow from the readers of values."""
+    ranges = dict(bounds)
+    unbounded_outputs = {port.name for port in model.outputs} - bounds.keys()
 
-    def uses(node: Node, value: str) -> list[int | None]:
-        """Return the largest magnitude that each use by a node allows, or None for any."""
+    def node_limits(node: Node, value: str) -> list[int | None]:
+        """Return the magnitude limit that each use of a value by a node proves, or None."""
         if node.domain or value in node.captures:
             return [None]
-        return [use(node, p) for p, read in enumerate(node.inputs) if read == value]
+        return [use_limit(node, p) for p, name in enumerate(node.inputs) if name == value]
 
-    def use(node: Node, position: int) -> int | None:
-        if position in _INDICES.get(node.op_type, ()):
+    def use_limit(node: Node, position: int) -> int | None:
+        if position in _INDEX_INPUTS.get(node.op_type, ()):
             return _LARGEST_INDEX
-        result = found.get(node.outputs[0]) if node.outputs else None
+        result = ranges.get(node.outputs[0]) if node.outputs else None
         if result is None:
             return None
-        bound = max(abs(end) for end in result)
-        if position in _MOVED.get(node.op_type, ()) or node.op_type == "Concat":
-            return bound if node.op_type in _KEEPING else None
+        limit = max(abs(end) for end in result)
+        if position in _MOVED_INPUTS.get(node.op_type, ()) or node.op_type == "Concat":
+            return limit if node.op_type in _ELEMENT_PRESERVING else None
         if node.op_type in ("Add", "Sub") and len(node.inputs) == 2:
             other = forward.get(node.inputs[1 - position])
-            return None if other is None else bound + max(abs(end) for end in other)
+            return None if other is None else limit + max(abs(end) for end in other)
         return None
 
     values = [value for node in reversed(model.nodes) for value in node.outputs if value]
     for value in (*values, *(port.name for port in model.inputs)):
         whole, readers = _type_range(model, value), model.consumers.get(value, ())
-        if whole is None or not readers or value in given_out or value in found:
+        if whole is None or not readers or value in unbounded_outputs or value in ranges:
             continue
-        bounds = [bound for i in readers for bound in uses(model.nodes[i], value)]
-        proven = [bound for bound in bounds if bound is not None]
-        if len(proven) == len(bounds):
-            found[value] = max(whole[0], -max(proven)), min(whole[1], max(proven))
-    return found
+        limits = [limit for i in readers for limit in node_limits(model.nodes[i], value)]
+        proven = [limit for limit in limits if limit is not None]
+        if len(proven) == len(limits):
+            ranges[value] = max(whole[0], -max(proven)), min(whole[1], max(proven))
+    return ranges
 
 
-#: Moves that pass on the elements that they take: a bound on the result bounds those.
-_KEEPING: Final = frozenset(_MOVED) - {"OneHot", "ReduceMax", "ReduceMin"} | {"Concat"}
+#: Operators that return elements unchanged: a bound of the output is a bound of those elements.
+_ELEMENT_PRESERVING: Final = frozenset(_MOVED_INPUTS) - {"OneHot", "ReduceMax", "ReduceMin"} | {
+    "Concat"
+}

@@ -1,4 +1,4 @@
-"""A model that is read when more than its outside is asked for."""
+"""A model that loads its graph on first use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hetero.devices.model.tensor_spec import TensorSpec
 
 
 class LazyModel(Model):
-    """A model whose ports are known, and whose rest is read when it is first asked for.
+    """A model with its ports in memory; `load` reads the complete model on first use.
 
-    `load` returns the whole model; it is called once at most. Its metadata is part of the rest
-    where it is None.
+    `load` is called at most once. If `metadata` is None, reading the metadata also loads the model.
     """
 
     def __init__(
@@ -26,7 +25,7 @@ class LazyModel(Model):
         optional_inputs: Sequence[TensorSpec] = (),
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        # The rest of what `Model` sets is set by `load`.
+        # `load` sets the other attributes of `Model`.
         self.__dict__.update(
             name=name,
             inputs=tuple(inputs),

@@ -1,7 +1,8 @@
-"""The nine models that the onnx package ships: ``light:resnet50`` and its like.
+"""The light models that the onnx package contains, such as ``light:resnet50``.
 
-They are real networks with generated weights (`onnx/backend/test/data/light`); beside each lies the
-output for the input ``arange(n) / n`` reshaped, so that a run can be checked without a download.
+They are nine real networks with generated weights (`onnx/backend/test/data/light`). The package
+also contains their outputs for the input ``arange(n) / n``, reshaped, so that a run can be checked
+without a download.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ if TYPE_CHECKING:
     from hetero.devices.model.model import Model
 
 PREFIX: Final = "light:"
-#: Models whose generated weights leave all classes tied: which one wins is a matter of rounding.
-TIED: Final = frozenset({"light:squeezenet"})
+#: Models whose generated weights give all classes the same score, so that rounding decides.
+EQUAL_SCORES: Final = frozenset({"light:squeezenet"})
 _FOLDER: Final = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
 def light_model_names() -> tuple[str, ...]:
-    """Return the names that may follow ``light:``."""
+    """Return the valid names after ``light:``."""
     return tuple(sorted(p.stem.removeprefix("light_") for p in _FOLDER.glob("light_*.onnx")))
 
 
 def light_model_path(name: str) -> Path:
-    """Return the file of ``light:NAME``; ModelNotFoundError if onnx ships no such model."""
+    """Return the path of ``light:NAME``; ModelNotFoundError if onnx has no such model."""
     path = _FOLDER / f"light_{name.removeprefix(PREFIX)}.onnx"
     if not path.is_file():
         raise ModelNotFoundError(
-            f"{name}: onnx ships no such model; it has {', '.join(light_model_names())}."
+            f"{name}: expected one of onnx's light models, {', '.join(light_model_names())}."
         )
     return path
 
 
 def light_model_inputs(model: Model) -> dict[str, np.ndarray]:
-    """Return the inputs that the shipped outputs belong to: ``arange(n) / n``, reshaped."""
+    """Return the inputs of the reference outputs: ``arange(n) / n``, reshaped."""
     inputs = {}
     for port in model.inputs:
         shape = tuple(d if isinstance(d, int) else 1 for d in port.shape or ())
@@ -50,7 +51,7 @@ def light_model_inputs(model: Model) -> dict[str, np.ndarray]:
 
 
 def light_model_outputs(name: str) -> list[np.ndarray]:
-    """Return the outputs that onnx ships beside ``light:NAME``."""
+    """Return onnx's reference outputs of ``light:NAME``."""
     path = light_model_path(name)
     tensors = sorted(path.parent.glob(f"{path.stem}_output_*.pb"))
     return [numpy_helper.to_array(onnx.load_tensor(str(file))) for file in tensors]

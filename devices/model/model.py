@@ -1,8 +1,8 @@
-"""The model view: one frozen ONNX graph with stable node names, weights kept beside it as arrays.
+"""An immutable ONNX model: `Model`, `Node` and `Constant`.
 
-A `Model` never changes. Its nodes are in topological order, each with a unique name; its weights
-are read-only arrays (memory-mapped where they were in a file), shared by every model cut from it,
-and go through protobuf only where ONNX bytes are asked for.
+Nodes are in topological order and have unique names. Weights are read-only arrays, memory-mapped
+if the model's file stores them outside. Submodels share the arrays of the model that they were
+extracted from. Weights are converted to protobuf only when a caller requests ONNX bytes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ from onnx import numpy_helper
 
 from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import ModelError
-from hetero.devices.model.attributes import attribute_value, captured_names, draws
+from hetero.devices.model.attributes import attribute_value, captured_names, is_random
 from hetero.devices.model.element_type import EXTENDED_DTYPES
 from hetero.devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
-from hetero.devices.model.ports import HasPorts
+from hetero.devices.model.ports import OpenVinoModelMethods
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.devices.model.type_inference import forget_hints, infer_types, make_inferable
+from hetero.devices.model.type_inference import (
+    clear_declared_shapes,
+    infer_types,
+    substitute_uninferable_nodes,
+)
 
-#: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.
+#: Shape inference receives the contents of weights up to this many bytes: enough for shapes, axes
+#: and sizes.
 INFERENCE_NBYTES: Final = 4096
-#: Where a weight may begin in a file beside a model, in bytes: no runtime wants more.
+#: Alignment of weights in an external data file, in bytes: no runtime requires more.
 _ALIGNMENT: Final = 64
-#: What a model is made of; types follow.
+#: Constructor arguments of `Model`, except the inferred types.
 _ARGUMENTS: Final = (
     "header",
     "name",
@@ -56,18 +61,19 @@ class Node:
     Attributes
     ----------
     name : str
-        Unique in the model and stable: the ONNX name, or the first output's where that is
-        missing or not unique.
+        Unique, stable name: the ONNX name, or the name of the first output if the ONNX name is
+        missing or ambiguous.
     op_type, domain : str
         The operator; the standard domain is the empty string.
     inputs, outputs : tuple of str
-        Value names; an absent optional one is the empty string.
+        Value names; an absent optional value is the empty string.
     proto : onnx.NodeProto
-        The node as ONNX has it, `name` already the stable one. Not to be written to.
+        The ONNX node, with the stable name. Treat it as read-only.
     captures : tuple of str
-        Values of the main graph that the node's bodies (`If`, `Loop`, `Scan`) read.
+        Values of the main graph that the node's subgraphs (of `If`, `Loop`, `Scan`) read.
     covers : tuple of str
-        Names of the nodes that this one stands for after a transformation; itself by default.
+        Names of the original nodes that this node replaces after a transformation; by default its
+        own name.
     """
 
     name: str
@@ -81,27 +87,27 @@ class Node:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every value that the node needs, each once, captures included."""
+        """Names of all input and captured values, without duplicates."""
         return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captures) if name))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Every value that the node makes."""
+        """Names of all present outputs."""
         return tuple(name for name in self.outputs if name)
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attributes as Python values; bodies as onnx.GraphProto."""
+        """Attributes as Python values; subgraphs as onnx.GraphProto."""
         return {a.name: attribute_value(a) for a in self.proto.attribute}
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The node's own `metadata_props`."""
+        """The node's `metadata_props`."""
         return {entry.key: entry.value for entry in self.proto.metadata_props}
 
     @property
     def friendly_name(self) -> str:
-        """The name, as OpenVINO's nodes have it."""
+        """The node's name, under OpenVINO's name for it."""
         return self.name
 
     get_friendly_name = getter(friendly_name)
@@ -112,14 +118,14 @@ class Node:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the node is a literal: ONNX's `Constant`."""
+        """Whether the node is ONNX's `Constant` operator."""
         return self.op_type == "Constant" and not self.domain
 
     @classmethod
     def from_proto(
         cls, proto: onnx.NodeProto, *, name: str | None = None, covers: tuple[str, ...] = ()
     ) -> Node:
-        """Wrap a NodeProto; `name` replaces the proto's own in place."""
+        """Wrap a NodeProto; `name` replaces the name of the proto in place."""
         if name is not None and proto.name != name:
             proto.name = name
         return cls(
@@ -136,14 +142,14 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A weight: a name and a read-only array.
+    """A weight or other constant: a name and a read-only array.
 
     Attributes
     ----------
     name : str
         The value's name.
     array : numpy.ndarray
-        Read-only; memory-mapped where the weight lies in a file. Strings are object arrays.
+        Read-only array; memory-mapped if a file stores the weight. Strings are object arrays.
     """
 
     name: str
@@ -167,11 +173,11 @@ class Constant:
         return state.digest()
 
     def to_proto(self) -> onnx.TensorProto:
-        """Return the weight as ONNX's tensor, contents included."""
+        """Return the constant as a TensorProto with its contents."""
         return numpy_helper.from_array(np.asarray(self.array), self.name)
 
     def to_stub(self) -> onnx.TensorProto:
-        """Return an ONNX tensor with type and shape whose contents are declared to be elsewhere."""
+        """Return a TensorProto with type and shape only; its contents are marked as external."""
         stub = onnx.TensorProto(name=self.name, dims=self.array.shape)
         stub.data_type = onnx.helper.np_dtype_to_tensor_dtype(self.array.dtype)
         stub.data_location = onnx.TensorProto.EXTERNAL
@@ -179,28 +185,28 @@ class Constant:
         return stub
 
 
-class Model(HasPorts):
-    """A frozen ONNX model.
+class Model(OpenVinoModelMethods):
+    """An immutable ONNX model.
 
     Parameters
     ----------
     header : onnx.ModelProto
-        Everything but the main graph: opset imports, functions, metadata, IR version.
+        The model without its main graph: opset imports, functions, metadata, IR version.
     name : str
-        The main graph's name, or the file's where exporters name all graphs alike.
+        The main graph's name, or the file name if the graph has an exporter's default name.
     nodes : sequence of Node
-        In topological order, names unique.
+        Nodes in topological order, with unique names.
     inputs, outputs : sequence of TensorSpec
-        The ports; initializers that ONNX also lists as inputs are constants. Shapes of outputs are
-        hints.
+        The ports. Initializers that ONNX also lists as inputs are constants instead. Shapes of
+        outputs are hints.
     constants : mapping of str to Constant
         The initializers.
     value_info : sequence of onnx.ValueInfoProto
-        Types of inner values and outputs that are known besides, with shapes that hold.
+        Reliable types and shapes of inner values and outputs, in addition to the ports.
     optional_inputs : sequence of TensorSpec
-        Inputs that need not be given: the constants of their names are the defaults.
+        Inputs with a default, which is the constant of the same name.
     specs : mapping of str to TensorSpec, optional
-        Types known already; inferred on first use otherwise.
+        Types of all values; by default ONNX infers them on first use.
     """
 
     def __init__(
@@ -224,22 +230,22 @@ class Model(HasPorts):
         self.constants: Final[Mapping[str, Constant]] = MappingProxyType(dict(constants))
         self.value_info: Final = tuple(value_info)
         self.optional_inputs: Final = tuple(optional_inputs)
-        self._given_specs = specs
+        self._initial_specs = specs
 
     def __repr__(self) -> str:
         return f"<Model {self.name!r}: {len(self.nodes)} nodes, {len(self.constants)} constants>"
 
     def __deepcopy__(self, memo: object) -> Model:
-        return self  # it never changes
+        return self  # a model is immutable
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = {name: np.asarray(c.array) for name, c in self.constants.items()}
-        specs = None if self._given_specs is None else dict(self._given_specs)
-        return _restored, ({**self._arguments(), "constants": arrays, "specs": specs},)
+        specs = None if self._initial_specs is None else dict(self._initial_specs)
+        return _unpickle, ({**self._arguments(), "constants": arrays, "specs": specs},)
 
     @cached_property
     def node_names(self) -> tuple[str, ...]:
-        """Every node of the main graph, in topological order."""
+        """Names of all nodes, in topological order."""
         return tuple(node.name for node in self.nodes)
 
     @cached_property
@@ -249,37 +255,40 @@ class Model(HasPorts):
 
     @cached_property
     def producers(self) -> Mapping[str, int]:
-        """Value name -> position of the node that makes it."""
+        """Value name -> position of the node that computes it."""
         return {value: i for i, node in enumerate(self.nodes) for value in node.writes}
 
     def producer(self, value: str) -> Node | None:
-        """Return the node that makes a value; None for an input or a constant."""
+        """Return the node that computes a value; None for an input or a constant."""
         position = self.producers.get(value)
         return None if position is None else self.nodes[position]
 
     maker = deprecated_alias("maker", "producer")
 
     def readers(self, node: Node) -> list[Node]:
-        """Return the nodes that read what a node makes, once for each value."""
+        """Return the nodes that read the outputs of a node, once for each output that they read."""
         return [self.nodes[i] for value in node.writes for i in self.consumers.get(value, ())]
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[int, ...]]:
-        """Value name -> positions of the nodes that read it, captures included."""
-        found: dict[str, list[int]] = {}
+        """Value name -> positions of the nodes that read or capture it."""
+        positions: dict[str, list[int]] = {}
         for i, node in enumerate(self.nodes):
             for value in node.reads:
-                found.setdefault(value, []).append(i)
-        return {value: tuple(readers) for value, readers in found.items()}
+                positions.setdefault(value, []).append(i)
+        return {value: tuple(readers) for value, readers in positions.items()}
 
     @cached_property
     def request_dependent(self) -> frozenset[str]:
-        """Values that differ between requests: those that depend on an input, or are drawn."""
-        found = {port.name for port in self.inputs}
+        """Names of values that may differ between requests.
+
+        They depend on an input of the model, or on a random number.
+        """
+        dependent = {port.name for port in self.inputs}
         for node in self.nodes:
-            if not found.isdisjoint(node.reads) or draws(node.proto):
-                found.update(node.writes)
-        return frozenset(found)
+            if not dependent.isdisjoint(node.reads) or is_random(node.proto):
+                dependent.update(node.writes)
+        return frozenset(dependent)
 
     @cached_property
     def opset_imports(self) -> Mapping[str, int]:
@@ -301,33 +310,34 @@ class Model(HasPorts):
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """Value name -> type and shape, by ONNX's shape inference; values left open are absent.
+        """Value name -> type and shape, from ONNX's shape inference.
 
-        Shapes follow from those of the inputs: what outputs declare is a hint, and may differ.
+        Values of unknown type are absent. Inference starts from the inputs and ignores the declared
+        shapes of outputs, which are hints.
         """
-        if self._given_specs is not None:
-            return self._given_specs
+        if self._initial_specs is not None:
+            return self._initial_specs
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
-        forget_hints(proto.graph, self.producers, self.value_info)
-        make_inferable(proto)
+        clear_declared_shapes(proto.graph, self.producers, self.value_info)
+        substitute_uninferable_nodes(proto)
         graph = infer_types(proto)
         infos = (*graph.input, *graph.value_info, *graph.output)
-        found = {spec.name: spec for spec in map(TensorSpec.from_proto, infos) if spec.type}
-        # What a file says of a weight beside it is a hint.
-        return found | {c.name: c.spec for c in self.constants.values()}
+        specs = {spec.name: spec for spec in map(TensorSpec.from_proto, infos) if spec.type}
+        # A file's declaration of an external weight is a hint; the array is authoritative.
+        return specs | {c.name: c.spec for c in self.constants.values()}
 
     @cached_property
     def integer_ranges(self) -> Mapping[str, Range]:
-        """Value name -> least and greatest value, for values of integer types."""
+        """Value name -> minimum and maximum, for values of integer types."""
         return value_ranges(self)
 
     def spec(self, value: str) -> TensorSpec:
-        """Return a value's type, with an empty type where it is not known."""
+        """Return the type of a value; the type is empty if it is unknown."""
         return self.specs.get(value) or TensorSpec(value, "")
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 over structure, metadata and weights; not over name, paths or descriptions."""
+        """SHA-256 of structure, metadata and weights, without the name, paths and descriptions."""
         state = hashlib.sha256()
         header = deepcopy(self.header)
         for field in ("doc_string", "producer_name", "producer_version"):
@@ -341,43 +351,43 @@ class Model(HasPorts):
         return state.hexdigest()
 
     def extract(self, positions: Iterable[int], outputs: Sequence[str]) -> Model:
-        """Return the nodes at `positions` as a model of their own.
+        """Return the nodes at `positions` as a separate model.
 
-        Its inputs are what they read and neither make nor find among the constants, in order of
-        first use; constants are shared, not copied.
+        Values that these nodes read and do not compute become its inputs, in order of first use.
+        Both models share the constants.
 
         Parameters
         ----------
         positions : iterable of int
             Positions in `nodes`.
         outputs : sequence of str
-            Values that the new model gives out: made by its nodes, or constants or inputs of
-            this model that pass through.
+            Outputs of the new model: values that its nodes compute, or constants or inputs of this
+            model that pass through.
         """
         nodes = [self.nodes[i] for i in sorted(set(positions))]
-        made = {value for node in nodes for value in node.writes}
-        wanted = dict.fromkeys(value for node in nodes for value in node.reads)
-        wanted |= dict.fromkeys(outputs)
+        computes = {value for node in nodes for value in node.writes}
+        needs = dict.fromkeys(value for node in nodes for value in node.reads)
+        needs |= dict.fromkeys(outputs)
         specs = self.specs
         ports = {port.name: port for port in (*self.inputs, *self.outputs)}
 
         def port(value: str) -> TensorSpec:
             return specs.get(value) or ports.get(value) or TensorSpec(value, "")
 
-        inputs = [port(v) for v in wanted if v not in made and v not in self.constants]
-        between = {spec.name: spec for spec in (*inputs, *(port(v) for v in outputs))}
+        inputs = [port(v) for v in needs if v not in computes and v not in self.constants]
+        boundary = {spec.name: spec for spec in (*inputs, *(port(v) for v in outputs))}
         return Model(
-            header_with(self, {RANGES: boundary_ranges(self, between)}),
+            header_with(self, {RANGES: boundary_ranges(self, boundary)}),
             name=self.name,
             nodes=nodes,
             inputs=inputs,
             outputs=[port(v) for v in outputs],
-            constants={v: self.constants[v] for v in wanted if v in self.constants},
+            constants={v: self.constants[v] for v in needs if v in self.constants},
             specs=specs,
         )
 
     def with_inputs(self, names: Collection[str]) -> Model:
-        """Return the model with some of its optional inputs as inputs that have no default."""
+        """Return the model with the named optional inputs as required inputs."""
         return self.replace(
             inputs=[*self.inputs, *(s for s in self.optional_inputs if s.name in names)],
             constants={n: c for n, c in self.constants.items() if n not in names},
@@ -385,31 +395,33 @@ class Model(HasPorts):
         )
 
     def replace(self, **changes: Any) -> Model:
-        """Return a model with some constructor arguments replaced; types are inferred again."""
+        """Return a copy with some constructor arguments replaced; its types are inferred again."""
         return Model(**(self._arguments() | changes))
 
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _ARGUMENTS}
 
     def to_proto(self, *, weights: str = "inline", keep_nbytes: int = 0) -> onnx.ModelProto:
-        """Return the model as ONNX.
+        """Return the model as an onnx.ModelProto.
 
         Parameters
         ----------
         weights : {"inline", "stub"}
-            Contents inside, or declared to be elsewhere (for runtimes that take arrays).
+            Whether tensors contain the weights, or only mark them as external (for runtimes that
+            accept arrays).
         keep_nbytes : int
-            With stubs: weights up to this size stay inside.
+            With stubs: the largest weight that is still stored inline.
 
         Raises
         ------
         ModelError
-            If inline weights exceed what protobuf can hold.
+            The inline weights exceed the size limit of protobuf.
         """
         if weights == "inline" and self.weight_nbytes > PROTOBUF_NBYTES:
             raise ModelError(
-                f"model {self.name!r} has {self.weight_nbytes} bytes of weights; protobuf holds "
-                f"{PROTOBUF_NBYTES}. Write it with `save`, which keeps weights beside the model."
+                f"model {self.name!r}: expected at most {PROTOBUF_NBYTES} bytes of weights, the "
+                f"limit of protobuf; got {self.weight_nbytes}. Write the model with `save`, which "
+                "stores the weights in an external file."
             )
         proto = deepcopy(self.header)
         graph = proto.graph
@@ -417,8 +429,8 @@ class Model(HasPorts):
         graph.node.extend(node.proto for node in self.nodes)
         graph.input.extend(spec.to_proto() for spec in self.inputs)
         graph.output.extend(spec.to_proto() for spec in self.outputs)
-        named = {spec.name for spec in self.outputs}
-        graph.value_info.extend(info for info in self.value_info if info.name not in named)
+        names = {spec.name for spec in self.outputs}
+        graph.value_info.extend(info for info in self.value_info if info.name not in names)
         for constant in self.constants.values():
             small = constant.array.nbytes <= keep_nbytes or constant.array.dtype == object
             inline = weights == "inline" or small
@@ -426,38 +438,40 @@ class Model(HasPorts):
         return proto
 
     def to_bytes(self) -> bytes:
-        """Return the model as ONNX bytes, weights inside."""
-        data: bytes = self._file(self.to_proto()).SerializeToString()
+        """Return the model as ONNX bytes with inline weights."""
+        data: bytes = self._with_optional_inputs(self.to_proto()).SerializeToString()
         return data
 
-    def _file(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        """Return the model with its optional inputs listed, which only slow runtimes down."""
+    def _with_optional_inputs(self, proto: onnx.ModelProto) -> onnx.ModelProto:
+        """List the optional inputs, for files only: runtimes are slower with them."""
         optional = (spec for spec in self.optional_inputs if spec.name in self.constants)
         proto.graph.input.extend(spec.to_proto() for spec in optional)
         return proto
 
     def save(self, path: str | Path) -> None:
-        """Write an ONNX file; weights over protobuf's limit go to ``<name>.data`` beside it."""
+        """Write an ONNX file; large weights go to ``<name>.data`` in the same folder."""
         path = Path(path)
         if self.weight_nbytes <= PROTOBUF_NBYTES // 2:
             path.write_bytes(self.to_bytes())
             return
-        proto = self._file(self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES))
-        beside = path.with_name(path.name + ".data")
-        with beside.open("wb") as file:
+        proto = self._with_optional_inputs(
+            self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
+        )
+        data_path = path.with_name(path.name + ".data")
+        with data_path.open("wb") as file:
             for tensor in proto.graph.initializer:
                 if tensor.data_location == onnx.TensorProto.EXTERNAL:
                     file.write(bytes(-file.tell() % _ALIGNMENT))
-                    place = {"location": beside.name, "offset": file.tell()}
+                    location = {"location": data_path.name, "offset": file.tell()}
                     nbytes = file.write(_file_bytes(self.constants[tensor.name].array))
                     tensor.ClearField("external_data")
-                    for key, value in {**place, "length": nbytes}.items():
+                    for key, value in {**location, "length": nbytes}.items():
                         tensor.external_data.add(key=key, value=str(value))
         path.write_bytes(proto.SerializeToString())
 
 
 def header_with(model: Model, entries: Mapping[str, str | None]) -> onnx.ModelProto:
-    """Return a model's header with entries of its metadata replaced; those of None are left out."""
+    """Return a model's header with metadata entries replaced; a value of None removes the entry."""
     if all(model.metadata.get(key) == text for key, text in entries.items()):
         return model.header
     header = deepcopy(model.header)
@@ -468,23 +482,22 @@ def header_with(model: Model, entries: Mapping[str, str | None]) -> onnx.ModelPr
 def set_metadata(
     proto: onnx.NodeProto | onnx.ModelProto, entries: Mapping[str, str | None]
 ) -> None:
-    """Write entries into a node's or model's metadata, over those of the same keys."""
-    kept = [(e.key, e.value) for e in proto.metadata_props if e.key not in entries]
+    """Set metadata entries of a node or model, in place; a value of None removes the entry."""
+    other = [(e.key, e.value) for e in proto.metadata_props if e.key not in entries]
     del proto.metadata_props[:]
-    for key, value in (*kept, *entries.items()):
+    for key, value in (*other, *entries.items()):
         if value is not None:
             proto.metadata_props.add(key=key, value=value)
 
 
 def _file_bytes(array: np.ndarray) -> bytes | memoryview:
-    """Return an array's contents as files hold them: narrow elements packed."""
+    """Return an array's contents in ONNX's raw format, which packs elements below a byte."""
     if array.dtype in EXTENDED_DTYPES:
         return numpy_helper.from_array(array).raw_data
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _restored(arguments: dict[str, Any]) -> Model:
-    """Return the model that was pickled."""
+def _unpickle(arguments: dict[str, Any]) -> Model:
     for array in arguments["constants"].values():
         array.setflags(write=False)
     constants = {name: Constant(name, array) for name, array in arguments["constants"].items()}

@@ -1,4 +1,4 @@
-"""What nodes and their bodies hold: names that are text, tensors with their contents inside."""
+"""Validation of nodes and their subgraphs, and loading of their external tensors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hetero.devices.model.constant_nodes import constant_node_attribute
 from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES, check_tensor, tensor_array
 from hetero.devices.model.tensor_spec import TensorSpec, check_text
 
-#: Kinds of attributes that hold neither tensors nor graphs.
+#: Attribute types without tensors or graphs.
 _PLAIN: Final = frozenset(
     (AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS)
 ) | {AttributeProto.STRING, AttributeProto.STRINGS}
 
 
 def validate_nodes(nodes: Iterable[onnx.NodeProto], where: str, file: Path | None) -> None:
-    """Check the names and tensors of nodes, and put into the tensors what lies in files.
+    """Check the names and tensors of nodes; load external tensors into the nodes, in place.
 
-    The nodes are changed in place; `where`, `file` and errors are those of `tensor_array`. Names
-    that are not text are a ModelError too.
+    Parameters and errors are those of `tensor_array`. A name that is not valid text raises
+    ModelError.
     """
     for node in nodes:
         check_text((node.name, node.op_type, node.domain, node.overload), where)
@@ -39,10 +39,10 @@ def validate_nodes(nodes: Iterable[onnx.NodeProto], where: str, file: Path | Non
                 validate_attribute(attribute, f"{where}: node {node.name!r}", file)
 
 
-def check_self_contained(model: onnx.ModelProto, given: Collection[str], where: str) -> None:
-    """Check that a model that comes from a blob reads no file, or raise ModelError.
+def check_self_contained(model: onnx.ModelProto, stubs: Collection[str], where: str) -> None:
+    """Raise ModelError if a model from a blob refers to a file.
 
-    `given`: weights of the main graph that are declared to be outside, and are given beside it.
+    `stubs` are the weights of the main graph that the caller supplies as arrays.
     """
     graph = model.graph
     validate_nodes(graph.node, where, None)
@@ -51,13 +51,13 @@ def check_self_contained(model: onnx.ModelProto, given: Collection[str], where: 
         for attribute in function.attribute_proto:
             validate_attribute(attribute, where, None)
     sparse = [part for s in graph.sparse_initializer for part in (s.values, s.indices)]
-    for tensor in (*(t for t in graph.initializer if t.name not in given), *sparse):
+    for tensor in (*(t for t in graph.initializer if t.name not in stubs), *sparse):
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor_array(tensor, where)
 
 
 def validate_attribute(attribute: AttributeProto, where: str, file: Path | None) -> None:
-    """Do for an attribute what `validate_nodes` does for nodes."""
+    """Check the tensors and graphs of an attribute; see `validate_nodes`."""
     tensors, sparse = [*attribute.tensors], [*attribute.sparse_tensors]
     if attribute.HasField("t"):
         tensors.append(attribute.t)
@@ -75,7 +75,7 @@ def validate_attribute(attribute: AttributeProto, where: str, file: Path | None)
             array = tensor_array(tensor, where, file)
             if array.nbytes > PROTOBUF_NBYTES:
                 raise ModelError(
-                    f"{where}: tensor {tensor.name!r} has {array.nbytes} bytes; a node holds at "
-                    f"most {PROTOBUF_NBYTES}. Make it an initializer of the main graph."
+                    f"{where}: tensor {tensor.name!r}: expected at most {PROTOBUF_NBYTES} bytes in "
+                    f"a node, got {array.nbytes}. Make it an initializer of the main graph."
                 )
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

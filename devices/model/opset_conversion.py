@@ -1,4 +1,4 @@
-"""Raising the operator set of a model."""
+"""Conversion of a model to a newer operator set."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hetero.devices.model.reader import read_model
 
 
 def upgrade_opset(model: Model, version: int) -> Model:
-    """Return the model at a newer version of the standard operators, by onnx's converter.
+    """Return the model converted to a newer opset by onnx's version converter.
 
-    ModelError if it cannot convert the model.
+    Raises ModelError if the conversion fails.
     """
     from onnx import version_converter
 
@@ -21,9 +21,9 @@ def upgrade_opset(model: Model, version: int) -> Model:
         converted = read_model(version_converter.convert_version(proto, version))
     except (ModelError, RuntimeError, ValueError) as error:
         raise ModelError(
-            f"model {model.name!r} is of opset {model.opset_imports.get('', 0)}, this needs "
-            f"{version}, and onnx's converter fails: {error}. Export the model for opset {version} "
-            "or newer."
+            f"model {model.name!r}: expected opset {version} or newer, got "
+            f"{model.opset_imports.get('', 0)}, and onnx cannot convert it: {error}. Export the "
+            f"model for opset {version}."
         ) from error
     header = deepcopy(model.header)
     for entry in header.opset_import:

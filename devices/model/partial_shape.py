@@ -1,4 +1,4 @@
-"""Shapes as OpenVINO's scripts write and read them: `Shape`, `Dimension`, `PartialShape`."""
+"""Shapes with OpenVINO's API: `Shape`, `Dimension`, `PartialShape` and `Symbol`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import numpy as np
 from hetero.devices.errors import ArgumentError, ArgumentTypeError
 from hetero.devices.model.property_getter import getter
 
-#: What a dimension may be given as.
+#: Any value that `Dimension` accepts.
 DimensionLike = Any
 
-#: The largest length of an open dimension, as OpenVINO writes it; `inf` to count with.
-_OPEN: Final = -1
+#: OpenVINO's value for a dynamic dimension, and for an unlimited maximum.
+_DYNAMIC: Final = -1
 _NUMBERS: Final = itertools.count()
 #: ``1..10``, ``1..``, ``..10``.
 _INTERVAL: Final = re.compile(r"(\d*)\.\.(\d*)")
 
 
 class Shape(tuple[Any, ...]):
-    """Lengths of a tensor's axes: a tuple that also equals the list of the same lengths.
+    """Lengths of a tensor's axes: a tuple that also equals a list of the same lengths.
 
-    Of a port it may hold a symbol, or None for a length that is not known.
+    The shape of a port may contain symbols, and None for unknown lengths.
     """
 
     __slots__ = ()
 
     def __new__(cls, lengths: Iterable[Any] | str = ()) -> Shape:
-        """Read a shape, from text too: ``Shape("[1,3]")``."""
+        """Create a shape from lengths or from text such as ``[1,3]``."""
         if isinstance(lengths, str):
             lengths = PartialShape(lengths).to_shape()
         return super().__new__(cls, lengths)
@@ -56,24 +56,25 @@ class Shape(tuple[Any, ...]):
 
 
 class Symbol(str):
-    """A name for an open dimension that no other has: dimensions with it have one length."""
+    """A symbol for dynamic dimensions: all dimensions with the same symbol have equal lengths."""
 
     __slots__ = ()
 
     def __new__(cls, name: str | None = None) -> Symbol:
-        """Take a name, or make one."""
+        """Create a symbol; without a name, it gets a unique one."""
         return super().__new__(cls, name or f"symbol_{next(_NUMBERS)}")
 
 
 class Dimension:
-    """The length of an axis: a number, an interval, or a symbol; equal to what it is given as.
+    """The length of an axis: a number, an interval or a symbol; equals the value it is made from.
 
     Parameters
     ----------
     minimum : int, str or None, optional
-        The length; a symbol, or text such as ``"1..10"`` or ``"?"``. None or -1 leaves it open.
+        The length, a symbol, or text such as ``"1..10"`` or ``"?"``. None and -1 make the dimension
+        dynamic. With `maximum`, the minimum of an interval.
     maximum : int, optional
-        The greatest length; -1 for any.
+        The maximum length; -1 for no limit.
     """
 
     __slots__ = ("_high", "_low", "symbol")
@@ -88,18 +89,18 @@ class Dimension:
             self._read(minimum.strip())
         elif minimum is not None and not isinstance(minimum, int | np.integer):
             raise ArgumentTypeError(
-                f"dimension {minimum!r}: wanted a length, a symbol, an interval such as '1..10', "
-                "or -1 for any."
+                "expected a dimension: a length, a symbol, an interval such as '1..10', or -1 for "
+                f"any length; got {minimum!r}."
             )
         elif maximum is not None:
             self._low = max(int(minimum or 0), 0)
-            self._high = inf if maximum == _OPEN else int(maximum)
-        elif minimum is not None and minimum != _OPEN:
+            self._high = inf if maximum == _DYNAMIC else int(maximum)
+        elif minimum is not None and minimum != _DYNAMIC:
             self._low = self._high = int(minimum)
         if not 0 <= self._low <= self._high:
             raise ArgumentError(
-                f"dimension {minimum!r}{'' if maximum is None else f' to {maximum}'}: wanted 0 or "
-                "more, and a maximum that is not less than the minimum, or -1 for any."
+                "expected a dimension of 0 or more, with a maximum of at least the minimum, or -1 "
+                f"for any length; got {minimum!r}{'' if maximum is None else f' to {maximum}'}."
             )
 
     def _read(self, text: str) -> None:
@@ -110,7 +111,7 @@ class Dimension:
         elif text.isdigit():
             self._low = self._high = int(text)
         elif ".." in text:
-            raise ArgumentError(f"dimension {text!r}: wanted an interval such as '1..10' or '1..'.")
+            raise ArgumentError(f"expected an interval such as '1..10' or '1..', got {text!r}.")
         elif text not in ("?", "-1", ""):
             self.symbol = text
 
@@ -121,63 +122,63 @@ class Dimension:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the length is open."""
+        """Whether the length is unknown."""
         return not self.is_static
 
     @property
     def min_length(self) -> int:
-        """The least length."""
+        """The minimum length."""
         return self._low
 
     @property
     def max_length(self) -> int:
-        """The greatest length; -1 for any."""
-        return _OPEN if self._high == inf else int(self._high)
+        """The maximum length; -1 for no limit."""
+        return _DYNAMIC if self._high == inf else int(self._high)
 
     get_min_length = getter(min_length)
     get_max_length = getter(max_length)
 
     @property
     def value(self) -> int | str | None:
-        """The length as `TensorSpec.shape` has it: a number, a symbol, or None."""
+        """The entry of `TensorSpec.shape`: a length, a symbol, or None."""
         return self._low if self.is_static else self.symbol
 
     def get_length(self) -> int:
-        """Return the length; ArgumentError if it is open."""
+        """Return the length; ArgumentError if it is dynamic."""
         if self.is_dynamic:
-            raise ArgumentError(f"dimension {self} is open: it has no one length.")
+            raise ArgumentError(f"expected a static dimension, got {self}.")
         return self._low
 
     def get_symbol(self) -> str | None:
-        """Return the symbol, or None."""
+        """Return the dimension's symbol, or None."""
         return self.symbol
 
     def has_symbol(self) -> bool:
-        """Return whether there is a symbol."""
+        """Return whether the dimension has a symbol."""
         return self.symbol is not None
 
     def set_symbol(self, symbol: str) -> None:
-        """Name the dimension."""
+        """Set the dimension's symbol."""
         self.symbol = symbol
 
     def same_scheme(self, dim: DimensionLike) -> bool:
-        """Return whether both are the same number, or both are open."""
-        given = _dimension(dim)
-        same = self._low == given._low or self.is_dynamic
-        return self.is_static == given.is_static and same
+        """Return whether the lengths are equal, or both are dynamic."""
+        other_dimension = _dimension(dim)
+        same = self._low == other_dimension._low or self.is_dynamic
+        return self.is_static == other_dimension.is_static and same
 
     def compatible(self, dim: DimensionLike) -> bool:
-        """Return whether a length may be both."""
-        given = _dimension(dim)
-        return max(self._low, given._low) <= min(self._high, given._high)
+        """Return whether some length matches both dimensions."""
+        other_dimension = _dimension(dim)
+        return max(self._low, other_dimension._low) <= min(self._high, other_dimension._high)
 
     def relaxes(self, dim: DimensionLike) -> bool:
-        """Return whether every length of the other is one of this."""
-        given = _dimension(dim)
-        return self._low <= given._low and given._high <= self._high
+        """Return whether this dimension allows every length of the other."""
+        other_dimension = _dimension(dim)
+        return self._low <= other_dimension._low and other_dimension._high <= self._high
 
     def refines(self, dim: DimensionLike) -> bool:
-        """Return whether every length of this is one of the other."""
+        """Return whether the other dimension allows every length of this one."""
         return _dimension(dim).relaxes(self)
 
     def to_string(self) -> str:
@@ -186,29 +187,38 @@ class Dimension:
 
     @staticmethod
     def _between(low: float, high: float) -> Dimension:
-        return Dimension(int(low), _OPEN if high == inf else int(high))
+        return Dimension(int(low), _DYNAMIC if high == inf else int(high))
 
     def __add__(self, other: DimensionLike) -> Dimension:
-        given = _dimension(other)
-        return self._between(self._low + given._low, self._high + given._high)
+        other_dimension = _dimension(other)
+        return self._between(self._low + other_dimension._low, self._high + other_dimension._high)
 
     __radd__ = __add__
 
     def __sub__(self, other: DimensionLike) -> Dimension:
-        given = _dimension(other)
-        least, most = max(0, self._low - given._high), max(0, self._high - given._low)
-        return self._between(least, most)
+        other_dimension = _dimension(other)
+        low, high = (
+            max(0, self._low - other_dimension._high),
+            max(0, self._high - other_dimension._low),
+        )
+        return self._between(low, high)
 
     def __mul__(self, other: DimensionLike) -> Dimension:
-        given = _dimension(other)
-        most = inf if inf in (self._high, given._high) else self._high * given._high
-        return self._between(self._low * given._low, most)
+        other_dimension = _dimension(other)
+        high = (
+            inf
+            if inf in (self._high, other_dimension._high)
+            else self._high * other_dimension._high
+        )
+        return self._between(self._low * other_dimension._low, high)
 
     __rmul__ = __mul__
 
     def __and__(self, other: DimensionLike) -> Dimension:
-        given = _dimension(other)
-        return self._between(max(self._low, given._low), min(self._high, given._high))
+        other_dimension = _dimension(other)
+        return self._between(
+            max(self._low, other_dimension._low), min(self._high, other_dimension._high)
+        )
 
     def __len__(self) -> int:
         return self.get_length()
@@ -220,8 +230,12 @@ class Dimension:
 
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, int | np.integer | str):
-            given = Dimension(other)
-            return (self._low, self._high, self.symbol) == (given._low, given._high, given.symbol)
+            other_dimension = Dimension(other)
+            return (self._low, self._high, self.symbol) == (
+                other_dimension._low,
+                other_dimension._high,
+                other_dimension.symbol,
+            )
         if isinstance(other, Dimension):
             same = (self._low, self._high) == (other._low, other._high)
             return same and (None in (self.symbol, other.symbol) or self.symbol == other.symbol)
@@ -244,35 +258,39 @@ class Dimension:
 
     @staticmethod
     def dynamic() -> Dimension:
-        """Return an open dimension."""
+        """Return a dynamic dimension."""
         return Dimension()
 
 
-def _dimension(given: DimensionLike) -> Dimension:
-    if isinstance(given, Dimension):
-        return given
-    if isinstance(given, tuple | list):
-        if len(given) != 2 or not all(isinstance(end, int | np.integer) for end in given):
-            raise ArgumentTypeError(f"dimension {given!r}: a pair is of two lengths, as (1, 10).")
-        return Dimension(*given)
-    return Dimension(given)
+def _dimension(value: DimensionLike) -> Dimension:
+    if isinstance(value, Dimension):
+        return value
+    if isinstance(value, tuple | list):
+        if len(value) != 2 or not all(isinstance(end, int | np.integer) for end in value):
+            raise ArgumentTypeError(
+                f"expected a pair of two lengths such as (1, 10), got {value!r}."
+            )
+        return Dimension(*value)
+    return Dimension(value)
 
 
 class PartialShape:
-    """A shape whose dimensions, or whose rank, may be open; equal to the list or tuple of them.
+    """A shape with possibly dynamic dimensions or dynamic rank; equals a list of its dimensions.
 
-    Dimensions can be set, as ``shape[0] = -1``: a port's shape is given anew each time it is asked.
+    Dimensions are assignable: ``shape[0] = -1``. A port returns a new PartialShape on each access,
+    so an assignment does not change the port.
 
     Parameters
     ----------
     dimensions : sequence, text or None
-        A dimension each: a length, -1 or None for any, a pair of least and greatest, a symbol, a
-        `Dimension`; or text as ``"[?,3,1..10]"``, with ``"..."`` for an open rank, as None is.
+        One entry per dimension: a length, -1 or None for any length, a pair (minimum, maximum), a
+        symbol, or a `Dimension`. Text such as ``"[?,3,1..10]"`` is also valid. None and ``"..."``
+        make the rank dynamic.
 
     Raises
     ------
     ArgumentError
-        A dimension is none.
+        An entry is not a dimension.
     """
 
     __slots__ = ("_dimensions",)
@@ -284,7 +302,7 @@ class PartialShape:
             dimensions = dimensions._dimensions
         if dimensions is not None and not isinstance(dimensions, Iterable):
             raise ArgumentTypeError(
-                f"shape {dimensions!r}: wanted a list of dimensions, or text as '[?,3]'."
+                f"expected a list of dimensions or text such as '[?,3]', got {dimensions!r}."
             )
         self._dimensions: tuple[Dimension, ...] | None = (
             None if dimensions is None else tuple(_dimension(d) for d in dimensions)
@@ -292,13 +310,13 @@ class PartialShape:
 
     @staticmethod
     def dynamic(rank: DimensionLike = None) -> PartialShape:
-        """Return a shape of open dimensions; without a rank, that is open too."""
-        known = _dimension(rank)
-        return PartialShape([None] * known.get_length() if known.is_static else None)
+        """Return a shape of dynamic dimensions; without `rank`, the rank is dynamic too."""
+        length = _dimension(rank)
+        return PartialShape([None] * length.get_length() if length.is_static else None)
 
     @property
     def rank(self) -> Dimension:
-        """How many dimensions there are."""
+        """Number of dimensions."""
         return Dimension(None if self._dimensions is None else len(self._dimensions))
 
     @property
@@ -308,42 +326,42 @@ class PartialShape:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether anything is open."""
+        """Whether the rank or a dimension is dynamic."""
         return not self.is_static
 
     @property
     def all_non_negative(self) -> bool:
-        """Whether no length is negative, which none can be."""
+        """Whether no length is negative: always true."""
         return True
 
     @property
     def values(self) -> tuple[int | str | None, ...] | None:
-        """The shape as `TensorSpec.shape` has it."""
+        """The shape in the form of `TensorSpec.shape`."""
         return None if self._dimensions is None else tuple(d.value for d in self._dimensions)
 
-    def _known(self) -> tuple[Dimension, ...]:
+    def _require_rank(self) -> tuple[Dimension, ...]:
         if self._dimensions is None:
-            raise ArgumentError("a shape of open rank has no dimensions to count.")
+            raise ArgumentError("expected a shape of static rank; the rank of this one is dynamic.")
         return self._dimensions
 
     def get_dimension(self, index: int) -> Dimension:
         """Return one dimension."""
-        return self._known()[index]
+        return self._require_rank()[index]
 
     def get_max_shape(self) -> Shape:
-        """Return the greatest lengths, of 64 bits where any; none where the rank is open."""
-        most = np.iinfo(np.int64).max
-        return Shape(int(min(d._high, most)) for d in self._dimensions or ())
+        """Return the maximum lengths (2**63 - 1 if unlimited); empty if the rank is dynamic."""
+        limit = np.iinfo(np.int64).max
+        return Shape(int(min(d._high, limit)) for d in self._dimensions or ())
 
     def get_min_shape(self) -> Shape:
-        """Return the least lengths; none where the rank is open."""
+        """Return the minimum lengths; empty if the rank is dynamic."""
         return Shape(d.min_length for d in self._dimensions or ())
 
     def to_shape(self) -> Shape:
-        """Return the lengths; ArgumentError if any is open."""
+        """Return the lengths; ArgumentError if one is dynamic."""
         if self.is_dynamic:
-            raise ArgumentError(f"shape {self} is open: it has no one length for each dimension.")
-        return Shape(d.get_length() for d in self._known())
+            raise ArgumentError(f"expected a static shape, got {self}.")
+        return Shape(d.get_length() for d in self._require_rank())
 
     get_shape = to_shape
 
@@ -352,44 +370,45 @@ class PartialShape:
         return str(self)
 
     def same_scheme(self, shape: PartialShape) -> bool:
-        """Return whether ranks agree, and each dimension is the same number or open in both."""
-        return self._agrees(shape, Dimension.same_scheme, open_rank=self.rank == shape.rank)
+        """Return whether the ranks and static lengths are equal in both shapes."""
+        return self._all(shape, Dimension.same_scheme, dynamic_rank=self.rank == shape.rank)
 
     def compatible(self, shape: PartialShape) -> bool:
-        """Return whether a tensor may have both shapes."""
-        return self._agrees(shape, Dimension.compatible, open_rank=True)
+        """Return whether some tensor shape matches both shapes."""
+        return self._all(shape, Dimension.compatible, dynamic_rank=True)
 
     def relaxes(self, shape: PartialShape) -> bool:
-        """Return whether every tensor of the other shape has this one too."""
-        return self._agrees(shape, Dimension.relaxes, open_rank=self._dimensions is None)
+        """Return whether this shape allows every tensor shape that the other allows."""
+        return self._all(shape, Dimension.relaxes, dynamic_rank=self._dimensions is None)
 
     def refines(self, shape: PartialShape) -> bool:
-        """Return whether every tensor of this shape has the other one too."""
+        """Return whether the other shape allows every tensor shape that this one allows."""
         return shape.relaxes(self)
 
-    def _agrees(self, other: PartialShape, rule: Any, *, open_rank: bool) -> bool:
+    def _all(self, other: PartialShape, rule: Any, *, dynamic_rank: bool) -> bool:
+        """Return whether a rule holds for all dimensions; `dynamic_rank` if a rank is dynamic."""
         if self._dimensions is None or other._dimensions is None:
-            return open_rank
+            return dynamic_rank
         return len(self) == len(other) and all(map(rule, self._dimensions, other._dimensions))
 
     def __len__(self) -> int:
-        return len(self._known())
+        return len(self._require_rank())
 
     def __iter__(self) -> Iterator[Dimension]:
-        return iter(self._known())
+        return iter(self._require_rank())
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Dimension: ...
     @overload
     def __getitem__(self, index: slice) -> PartialShape: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Dimension | PartialShape:
-        found = self._known()[index]
-        return PartialShape(found) if isinstance(found, tuple) else found
+        selection = self._require_rank()[index]
+        return PartialShape(selection) if isinstance(selection, tuple) else selection
 
     def __setitem__(self, index: SupportsIndex, dimension: DimensionLike) -> None:
-        known = [*self._known()]
-        known[index] = _dimension(dimension)
-        self._dimensions = tuple(known)
+        dimensions = [*self._require_rank()]
+        dimensions[index] = _dimension(dimension)
+        self._dimensions = tuple(dimensions)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PartialShape):
@@ -398,7 +417,7 @@ class PartialShape:
             return self._dimensions is not None and [*self._dimensions] == [*other]
         return NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # as a list has none
+    __hash__ = None  # type: ignore[assignment]  # mutable, like a list
 
     def __str__(self) -> str:
         if self._dimensions is None:
@@ -413,7 +432,7 @@ class PartialShape:
 
 
 def _parts(text: str) -> Sequence[str] | None:
-    """Return the dimensions that a text lists, or None for an open rank."""
+    """Return the dimensions in a text, or None for a dynamic rank."""
     inner = text.strip()
     if inner.startswith("[") and inner.endswith("]"):
         inner = inner[1:-1].strip()
@@ -422,10 +441,11 @@ def _parts(text: str) -> Sequence[str] | None:
     if not inner:
         return []
     parts = [part.strip() for part in inner.split(",")]
-    wrong = [part for part in parts if not re.fullmatch(r"\?|-1|\d+|\d*\.\.\d*|[A-Za-z_]\w*", part)]
-    if wrong:
+    dimension = re.compile(r"\?|-1|\d+|\d*\.\.\d*|[A-Za-z_]\w*")
+    invalid = [part for part in parts if not dimension.fullmatch(part)]
+    if invalid:
         raise ArgumentError(
-            f"shape {text!r}: {wrong[0]!r} is no dimension; wanted lengths, '?', intervals as "
-            "'1..10' or symbols, as in '[?,3]'."
+            f"shape {text!r}: expected lengths, '?', intervals such as '1..10' or symbols, got "
+            f"{invalid[0]!r}."
         )
     return parts

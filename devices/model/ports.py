@@ -1,4 +1,4 @@
-"""Ports of a model: found by position, name or port, and given other shapes."""
+"""Ports of a model: lookup by position, name or port object, and OpenVINO's methods of models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from hetero.devices.model.unused_result import warn_if_unused
 
 
 def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
-    """Return the port that a position, name or port means, None the only one; TensorNameError."""
+    """Return a port by position, name or port object; None selects the only port.
+
+    Raises TensorNameError if no port matches, or if None is ambiguous.
+    """
     if key is None and len(ports) == 1:
         return ports[0]
     if isinstance(key, TensorSpec):
@@ -39,28 +42,32 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
     names = ", ".join(repr(port.name) for port in ports) or "none"
     if key is None:
         raise TensorNameError(
-            f"the model has {len(ports)} {role}s, not exactly one; say which: {names}.", name=None
+            f"expected the name or position of an {role}, because the model has {len(ports)}: "
+            f"{names}.",
+            name=None,
         )
     if isinstance(key, str):
         folded = {port.name.casefold(): port.name for port in ports}
-        near = difflib.get_close_matches(key.casefold(), folded, 1)
-        hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
-        raise TensorNameError(f"no {role} is named {key!r}; there are {names}.{hint}", name=key)
+        matches = difflib.get_close_matches(key.casefold(), folded, 1)
+        hint = f" Did you mean {folded[matches[0]]!r}?" if matches else ""
+        raise TensorNameError(
+            f"no {role} is named {key!r}; the {role}s are {names}.{hint}", name=key
+        )
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if -len(ports) <= key < len(ports):
             return ports[int(key)]
         raise TensorNameError(
-            f"{role} {key} is out of range: there are {len(ports)}: {names}.", name=key
+            f"{role} {key} is out of range; the model has {len(ports)} {role}s: {names}.", name=key
         )
     raise ArgumentTypeError(
-        f"a port is named by its name, position or port object; got {type(key).__name__}."
+        f"expected the name, position or port object of an {role}, got {type(key).__name__}."
     )
 
 
-class Ports:
-    """Inputs and outputs that are found by position, name or port."""
+class PortLookup:
+    """Base of classes with input and output ports: finds ports by position, name or port object."""
 
-    if TYPE_CHECKING:  # what has them
+    if TYPE_CHECKING:  # attributes of subclasses
 
         @property
         def inputs(self) -> Sequence[TensorSpec]: ...  # noqa: D102
@@ -74,14 +81,14 @@ class Ports:
         tensor_name: str | None = None,
         index: int | None = None,
     ) -> TensorSpec:
-        """Return an input by position or name; without either, the only one.
+        """Return an input by position or name; without arguments, the only input.
 
         Raises
         ------
         TensorNameError
-            There is no such input, or not exactly one.
+            No input matches, or the model has several inputs and no argument selects one.
         """
-        return find_port(self.inputs, _used(key, tensor_name, index), "input")
+        return find_port(self.inputs, _first_key(key, tensor_name, index), "input")
 
     def output(
         self,
@@ -90,12 +97,12 @@ class Ports:
         tensor_name: str | None = None,
         index: int | None = None,
     ) -> TensorSpec:
-        """Return an output by position or name; without either, the only one."""
-        return find_port(self.outputs, _used(key, tensor_name, index), "output")
+        """Return an output by position or name; without arguments, the only output."""
+        return find_port(self.outputs, _first_key(key, tensor_name, index), "output")
 
 
 class OVAny(str):
-    """A text that is also asked for its value, as OpenVINO's entries are."""
+    """A string with the methods of OpenVINO's ``OVAny``."""
 
     __slots__ = ()
 
@@ -109,10 +116,10 @@ class OVAny(str):
         return kind(str(self))
 
 
-class HasPorts(Ports):
-    """What a model has by its ports, under OpenVINO's names. Part of `Model`."""
+class OpenVinoModelMethods(PortLookup):
+    """Base of `Model` with the methods of OpenVINO's models."""
 
-    if TYPE_CHECKING:  # what `Model` has
+    if TYPE_CHECKING:  # attributes of `Model`
         name: str
 
         @property
@@ -131,35 +138,35 @@ class HasPorts(Ports):
 
     @property
     def friendly_name(self) -> str:
-        """The model's name, as OpenVINO's models have it."""
+        """The model's name, under OpenVINO's name for it."""
         return self.name
 
     get_name = get_friendly_name = getter(friendly_name)
 
     def set_friendly_name(self, name: str) -> NoReturn:
-        """Refused: a model never changes."""
+        """Raise UnsupportedOperationError: a model is immutable."""
         raise UnsupportedOperationError(
-            f"model {self.name!r} keeps its name; model.replace(name={name!r}) gives one of that "
-            "name."
+            f"model {self.name!r} is immutable; use model.replace(name={name!r}), which returns a "
+            "renamed copy."
         )
 
     @property
     def rt_info(self) -> dict[str, Any]:
-        """The model's metadata, where OpenVINO has that of ONNX models: under ``framework``."""
+        """The model's metadata under the key ``framework``, as in OpenVINO."""
         return {"framework": {name: OVAny(text) for name, text in self.metadata.items()}}
 
     def get_rt_info(self, path: str | Sequence[str] = ()) -> Any:
-        """Return `rt_info`, or an entry, as ``["framework", "author"]``; KeyError if none is so."""
+        """Return `rt_info` or the entry at a path such as ``["framework", "author"]``."""
         return reduce(getitem, [path] if isinstance(path, str) else path, self.rt_info)
 
     def has_rt_info(self, path: str | Sequence[str]) -> bool:
-        """Return whether `rt_info` has an entry."""
+        """Return whether `rt_info` has an entry at a path."""
         with suppress(KeyError, TypeError):
             return self.get_rt_info(path) is not None
         return False
 
     def get_ordered_ops(self) -> list[Any]:
-        """Return `nodes`, as OpenVINO's models do; ports are none of them."""
+        """Return the nodes, without ports."""
         return list(self.nodes)
 
     get_ops = get_ordered_ops
@@ -176,15 +183,15 @@ class HasPorts(Ports):
     results = property(get_results)
 
     def get_output_size(self) -> int:
-        """Return how many outputs there are."""
+        """Return the number of outputs."""
         return len(self.outputs)
 
     def get_output_shape(self, index: int) -> Shape:
-        """Return an output's lengths; ArgumentError if any is open."""
+        """Return an output's shape; ArgumentError if a dimension is dynamic."""
         return self.get_output_partial_shape(index).to_shape()
 
     def get_output_partial_shape(self, index: int) -> PartialShape:
-        """Return an output's shape."""
+        """Return an output's shape, which may be dynamic."""
         return self.output(index).partial_shape
 
     def get_output_element_type(self, index: int) -> Any:
@@ -202,106 +209,112 @@ class HasPorts(Ports):
     result = property(get_result)
 
     def get_parameter_index(self, parameter: TensorSpec) -> int:
-        """Return an input's position; -1 where it is none."""
+        """Return an input's position; -1 if the port is not an input."""
         return self.inputs.index(parameter) if parameter in self.inputs else -1
 
     def get_result_index(self, value: TensorSpec) -> int:
-        """Return an output's position; -1 where it is none."""
+        """Return an output's position; -1 if the port is not an output."""
         return self.outputs.index(value) if value in self.outputs else -1
 
     def add_outputs(self, outputs: str | Sequence[str]) -> Self:
-        """Return the model with inner values as outputs too: this one stays as it is.
+        """Return a copy of the model with inner values as additional outputs.
 
         Raises
         ------
         TensorNameError
-            No node makes such a value.
+            No node computes such a value.
         """
         names = [outputs] if isinstance(outputs, str) else [*outputs]
-        made = {name for node in self.nodes for name in node.outputs}
+        values = {name for node in self.nodes for name in node.outputs}
         for name in names:
-            if name not in made:
-                raise TensorNameError(f"no node of model {self.name!r} makes {name!r}.", name=name)
+            if name not in values:
+                raise TensorNameError(
+                    f"no node of model {self.name!r} has an output {name!r}.", name=name
+                )
         warn_if_unused("model = model.add_outputs(...)")
-        known = {port.name for port in self.outputs}
-        added = [self.spec(name) for name in dict.fromkeys(names) if name not in known]
-        larger: Self = self.replace(outputs=[*self.outputs, *added])
+        present = {port.name for port in self.outputs}
+        new = [self.spec(name) for name in dict.fromkeys(names) if name not in present]
+        larger: Self = self.replace(outputs=[*self.outputs, *new])
         return larger
 
     def clone(self) -> Self:
-        """Return the model, which never changes."""
+        """Return the model itself, which is immutable."""
         return self
 
     def is_dynamic(self) -> bool:
-        """Return whether a port has an open dimension."""
+        """Return whether a port has a dynamic dimension."""
         return not all(port.is_static for port in (*self.inputs, *self.outputs) if port.is_tensor)
 
     dynamic = property(is_dynamic)
 
     def reshape(self, shapes: Any) -> Self:
-        """Return the model with inputs of other shapes: this one stays as it is.
+        """Return a copy of the model with other input shapes.
 
         Parameters
         ----------
         shapes : shape, or mapping
-            The only input's shape, as `PartialShape` reads it; or shapes by name, position or
-            port. -1 and intervals leave a dimension open.
+            The shape of the only input, in a form that `PartialShape` accepts; or shapes by name,
+            position or port. -1 and intervals make a dimension dynamic.
 
         Raises
         ------
         TensorShapeError
-            A shape of another rank than the input.
+            A shape has another rank than its input.
         ModelError
-            Shapes that the model's nodes cannot work on.
+            The model's nodes cannot process these shapes.
         """
-        given = shapes if isinstance(shapes, Mapping) else {None: shapes}
+        mapping = shapes if isinstance(shapes, Mapping) else {None: shapes}
         inputs = {port.name: port for port in self.inputs}
-        for key, shape in given.items():
+        for key, value in mapping.items():
             port = find_port(self.inputs, key, "input")
-            wanted = PartialShape(shape)
-            if port.shape is not None and wanted.rank != len(port.shape):
+            shape = PartialShape(value)
+            if port.shape is not None and shape.rank != len(port.shape):
                 raise TensorShapeError(
-                    f"input {port.name!r} has {len(port.shape)} dimensions ({port}); got {wanted}.",
+                    f"input {port.name!r} ({port}): expected {len(port.shape)} dimensions, got "
+                    f"{shape}.",
                     port=port.name,
                 )
-            inputs[port.name] = replace(port, shape=wanted.values)
-        # Shapes that the author noted are those of the old inputs.
-        opened = [replace(port, shape=None) if port.is_tensor else port for port in self.outputs]
-        old = self.replace(outputs=opened, value_info=())
+            inputs[port.name] = replace(port, shape=shape.values)
+        # The declared shapes of values belong to the old input shapes.
+        outputs = [replace(port, shape=None) if port.is_tensor else port for port in self.outputs]
+        old = self.replace(outputs=outputs, value_info=())
         new = old.replace(inputs=list(inputs.values()))
         for port in self.outputs:
             if new.spec(port.name).shape is None is not old.spec(port.name).shape:
-                shown = ", ".join(f"{name!r} {port.partial_shape}" for name, port in inputs.items())
+                listing = ", ".join(f"{n!r} {port.partial_shape}" for n, port in inputs.items())
                 raise ModelError(
-                    f"model {self.name!r}: with inputs {shown} its nodes cannot make output "
-                    f"{port.name!r}; it was made for {', '.join(map(str, self.inputs))}."
+                    f"model {self.name!r}: its nodes cannot compute output {port.name!r} from "
+                    f"inputs {listing}; the model was exported for inputs "
+                    f"{', '.join(map(str, self.inputs))}."
                 )
         for node in new.nodes:
-            if (said := _channels_differ(node, new)) is not None:
-                raise ModelError(f"model {self.name!r}: node {node.name!r} {said}.")
-        made: Self = new.replace(
+            if (problem := _channel_mismatch(node, new)) is not None:
+                raise ModelError(f"model {self.name!r}: node {node.name!r} {problem}.")
+        reshaped: Self = new.replace(
             outputs=[replace(port, shape=new.spec(port.name).shape) for port in self.outputs]
         )
         warn_if_unused("model = model.reshape(...)")
-        return made
+        return reshaped
 
 
-def _used(*keys: Any) -> Any:
-    """Return the one of several ways to name a port that was used."""
+def _first_key(*keys: Any) -> Any:
+    """Return the first key that is not None, or None."""
     return next((key for key in keys if key is not None), None)
 
 
-def _channels_differ(node: Any, model: Any) -> str | None:
-    """Return how a convolution's input does not fit its weights, which ONNX does not infer."""
+def _channel_mismatch(node: Any, model: Any) -> str | None:
+    """Describe a mismatch of a convolution's input and weights, which ONNX does not check."""
     if node.domain or node.op_type not in ("Conv", "ConvInteger", "ConvTranspose"):
         return None
     x, w = (model.spec(value).shape for value in node.inputs[:2])
     if not x or not w or len(x) < 2 or len(w) < 2:
         return None
     group = node.attributes.get("group", 1)
-    wanted = w[0] if node.op_type == "ConvTranspose" else w[1]
-    if not isinstance(x[1], int) or not isinstance(wanted, int):
+    channels = w[0] if node.op_type == "ConvTranspose" else w[1]
+    if not isinstance(x[1], int) or not isinstance(channels, int):
         return None
     if node.op_type != "ConvTranspose":
-        wanted *= group
-    return None if x[1] == wanted else f"would get {x[1]} channels; its weights are for {wanted}"
+        channels *= group
+    if x[1] == channels:
+        return None
+    return f"expects an input of {channels} channels because of its weights, got {x[1]}"

@@ -1,4 +1,4 @@
-"""OpenVINO's other form of a property: a method that returns it."""
+"""Getter methods for properties: OpenVINO's API has both forms."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def getter(of: Callable[[S], T]) -> Callable[[S], T]:
-    """Return the method that returns a property: ``get_size = getter(size)``."""
-    name: str = cast(Any, of).fget.__name__  # a type checker takes the property for its function
+def getter(prop: Callable[[S], T]) -> Callable[[S], T]:
+    """Return a getter method for a property: ``get_size = getter(size)``."""
+    name: str = cast(Any, prop).fget.__name__  # type checkers see the property's function
 
     def get(self: S) -> T:
         value: T = getattr(self, name)

@@ -1,4 +1,4 @@
-"""A model whose weights lie beside its ONNX form, as arrays: what devices export, read again."""
+"""Models as weight stubs and arrays: the format in which devices export and import models."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from hetero.devices.model.tensor_spec import TensorSpec
 
 
 def attach_weights(
-    skeleton: onnx.ModelProto,
+    proto: onnx.ModelProto,
     arrays: Mapping[str, np.ndarray],
     covers: Mapping[str, Sequence[str]] | None = None,
 ) -> Model:
-    """Return the model of which `Model.to_proto` wrote the skeleton, with stubs for `arrays`.
+    """Return the model from a proto with weight stubs and the weights as arrays.
 
-    `covers`: the names that its nodes stand for, of those that stand for others.
+    The proto comes from ``Model.to_proto(weights="stub")``. `covers` maps the names of nodes to the
+    original nodes that they replace; nodes without an entry cover themselves.
     """
-    graph, names = skeleton.graph, covers or {}
-    inside = [t for t in graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
-    constants = {**arrays, **{tensor.name: tensor_array(tensor) for tensor in inside}}
-    header = deepcopy(skeleton)
+    graph, names = proto.graph, covers or {}
+    inline = [t for t in graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
+    constants = {**arrays, **{tensor.name: tensor_array(tensor) for tensor in inline}}
+    header = deepcopy(proto)
     header.ClearField("graph")
     return Model(
         header,

@@ -1,4 +1,4 @@
-"""ONNX's tensors as arrays: contents inside, or in a file beside the model."""
+"""Conversion of TensorProtos into arrays, with inline or external contents."""
 
 from __future__ import annotations
 
@@ -15,62 +15,76 @@ from hetero.devices.errors import ExternalDataError, ModelError
 from hetero.devices.model.element_type import DTYPES, NARROW_BITS, TYPE_NUMBERS
 from hetero.devices.model.tensor_spec import check_text
 
-#: Element types that files hold packed, with their widths in bits.
+#: Element types that files store packed -> width in bits.
 _PACKED: Final = {TYPE_NUMBERS[name]: bits for name, bits in NARROW_BITS.items()}
-#: protobuf refuses messages of 2 GiB and more.
+#: Maximum size of a protobuf message.
 PROTOBUF_NBYTES: Final = 2**31 - 1
 
 
 def tensor_array(
     tensor: onnx.TensorProto, where: str = "the model", file: Path | None = None
 ) -> np.ndarray:
-    """Return a tensor's contents, read-only; those in a file are memory-mapped.
+    """Return the contents of a tensor as a read-only array; external contents are memory-mapped.
 
-    `where` says in errors what it is part of; beside the model's `file` are those with contents,
-    which must be inside the tensor without it. ModelError for an element type that ONNX does not
-    define, or contents that do not fit; ExternalDataError for a file that is missing, short,
-    outside the model's folder, or cannot hold such elements.
+    Parameters
+    ----------
+    tensor : onnx.TensorProto
+        The tensor.
+    where : str
+        The model or node that contains the tensor, for error messages.
+    file : Path, optional
+        The model's file: external data is in the same folder. Without it, the tensor's contents
+        must be inline.
+
+    Raises
+    ------
+    ModelError
+        ONNX does not define the element type, or the contents do not match type and shape.
+    ExternalDataError
+        The external data file is missing, too short or outside the model's folder, or the element
+        type cannot be external.
     """
-    what = f"{where}: tensor {tensor.name!r}"
+    label = f"{where}: tensor {tensor.name!r}"
     shape = tuple(tensor.dims)
     check_tensor(tensor, where)
     try:
         if tensor.data_location == TensorProto.EXTERNAL:
-            array = _external(tensor, what, file)
+            array = _external_array(tensor, label, file)
         else:
             array = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(
-            f"{what}, shape {shape} of {DTYPES[tensor.data_type]}, is damaged: {error}. Export "
-            "the model again."
+            f"{label}: the contents do not match shape {shape} of {DTYPES[tensor.data_type]}: "
+            f"{error}. Export the model again."
         ) from error
     array.setflags(write=False)
     return array
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
-    """Check a tensor's name, element type and shape, not its contents, or raise ModelError."""
+    """Raise ModelError if the name, element type or shape of a tensor is invalid."""
     check_text((tensor.name,), where)
     if tensor.data_type not in DTYPES:
         raise ModelError(
-            f"{where}: tensor {tensor.name!r} has element type {tensor.data_type}, which ONNX does "
-            "not define. Export the model again."
+            f"{where}: tensor {tensor.name!r}: ONNX does not define element type "
+            f"{tensor.data_type}. Export the model again."
         )
     if min(tensor.dims, default=0) < 0:
         raise ModelError(
-            f"{where}: tensor {tensor.name!r} has shape {tuple(tensor.dims)}; sizes are not "
-            "negative."
+            f"{where}: tensor {tensor.name!r}: expected sizes of 0 or more, got "
+            f"{tuple(tensor.dims)}."
         )
 
 
 def dense_array(
     sparse: onnx.SparseTensorProto, where: str = "the model", file: Path | None = None
 ) -> np.ndarray:
-    """Return a sparse tensor as a dense array; its indices are flat, or one row for each value.
+    """Return a sparse tensor as a dense array.
 
-    Arguments and errors are those of `tensor_array`; indices outside the shape are a ModelError.
+    The indices are either flat or one row of coordinates per value. Parameters and errors are those
+    of `tensor_array`; an index outside the shape raises ModelError.
     """
     values = tensor_array(sparse.values, where, file)
     indices = tensor_array(sparse.indices, where, file)
@@ -78,82 +92,83 @@ def dense_array(
     nbytes = math.prod(shape) * values.dtype.itemsize
     if nbytes > PROTOBUF_NBYTES:
         raise ModelError(
-            f"{where}: sparse tensor {sparse.values.name!r} of shape {shape} has {nbytes} bytes "
-            f"when it is dense, {PROTOBUF_NBYTES} at most are taken. Make it a dense tensor."
+            f"{where}: sparse tensor {sparse.values.name!r} of shape {shape}: expected at most "
+            f"{PROTOBUF_NBYTES} bytes as a dense tensor, got {nbytes}. Make it a dense tensor with "
+            "external data."
         )
     try:
         dense = np.zeros(shape, values.dtype)
-        places = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)
-        dense.reshape(-1)[places] = values
+        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)
+        dense.reshape(-1)[flat] = values
     except (ValueError, TypeError, IndexError, MemoryError) as error:
         raise ModelError(
-            f"{where}: sparse tensor {sparse.values.name!r} of shape {shape} is damaged: {error}. "
-            "Export the model again."
+            f"{where}: sparse tensor {sparse.values.name!r}: the contents do not match shape "
+            f"{shape}: {error}. Export the model again."
         ) from error
     dense.setflags(write=False)
     return dense
 
 
-def _external(tensor: onnx.TensorProto, what: str, file: Path | None) -> np.ndarray:
+def _external_array(tensor: onnx.TensorProto, label: str, file: Path | None) -> np.ndarray:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    what = f"{what} lies in external file {location!r}"
+    label = f"{label} is in external file {location!r}"
     if tensor.data_type == TensorProto.STRING:
-        raise ExternalDataError(f"{what}, but strings are never outside. Export the model again.")
-    path = _file(location, what, file)
+        raise ExternalDataError(f"{label}, but strings must be inline. Export the model again.")
+    path = _external_path(location, label, file)
     dtype, shape = DTYPES[tensor.data_type], tuple(tensor.dims)
     count = math.prod(shape)
-    wanted = (count * _PACKED.get(tensor.data_type, dtype.itemsize * 8) + 7) // 8
+    expected = (count * _PACKED.get(tensor.data_type, dtype.itemsize * 8) + 7) // 8
     available = path.stat().st_size
     try:
         offset = int(entries.get("offset") or 0)
-        nbytes = int(entries.get("length") or wanted)
+        nbytes = int(entries.get("length") or expected)
     except ValueError as error:
-        raise ExternalDataError(f"{what}; its offset or length is not a number.") from error
-    if nbytes != wanted:
+        raise ExternalDataError(f"{label}; its offset or length is not a number.") from error
+    if nbytes != expected:
         raise ExternalDataError(
-            f"{what}: {nbytes} bytes there, {wanted} wanted for shape {shape} of {dtype}."
+            f"{label}: expected {expected} bytes for shape {shape} of {dtype}, got {nbytes}."
         )
     if offset < 0 or offset + nbytes > available:
         raise ExternalDataError(
-            f"{what}: bytes {offset} to {offset + nbytes} are wanted, the file has {available}."
+            f"{label}: expected bytes {offset} to {offset + nbytes}, the file has {available}."
         )
     if not count:
         return np.zeros(shape, dtype)
     if tensor.data_type in _PACKED:
         packed = np.memmap(path, np.uint8, "r", offset, (nbytes,))
-        inside = TensorProto(data_type=tensor.data_type, dims=shape, raw_data=packed.tobytes())
-        return numpy_helper.to_array(inside)
+        inline = TensorProto(data_type=tensor.data_type, dims=shape, raw_data=packed.tobytes())
+        return numpy_helper.to_array(inline)
     array = np.memmap(path, dtype, "r", offset, shape or (1,)).reshape(shape)
-    # Runtimes take an array's address as it is, and their vector instructions want it aligned.
+    # Runtimes use the array's memory directly, and their vector instructions require alignment.
     return array if array.flags.aligned else array.copy()
 
 
-def _file(location: str, what: str, file: Path | None) -> Path:
-    """Return what is at `location` in the folder of the model's file; refuse any other."""
+def _external_path(location: str, label: str, file: Path | None) -> Path:
+    """Return the path of an external data file in the folder of the model's file."""
     if file is None:
         raise ExternalDataError(
-            f"{what}, but there is no folder to look in. Read the model by its path, or load its "
-            "external data first (onnx.load_external_data_for_model)."
+            f"{label}, but the model was not read from a file. Read the model by its path, or load "
+            "its external data first (onnx.load_external_data_for_model)."
         )
     if "\0" in location:
-        raise ExternalDataError(f"{what}, which does not name a file.")
+        raise ExternalDataError(f"{label}, which is not a file name.")
     try:
         root, home = file.parent.resolve(), file.resolve().parent
         path = (root / location).resolve()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
-        raise ExternalDataError(f"{what}, which cannot be opened: {error}.") from error
+        raise ExternalDataError(f"{label}, which cannot be opened: {error}.") from error
     if path == root:
-        raise ExternalDataError(f"{what}, which does not name a file in {root}.")
-    # A download cache has links in that folder, to where the model's own file really is.
-    named = Path(os.path.normpath(root / location))
+        raise ExternalDataError(f"{label}, which is not a file name in {root}.")
+    # In a download cache, the model's folder contains links to files in another folder.
+    normalized = Path(os.path.normpath(root / location))
     is_inside = path.is_relative_to(root) or path.parent == home
-    if not (is_inside and named.is_relative_to(root)) or Path(location).is_absolute():
+    if not (is_inside and normalized.is_relative_to(root)) or Path(location).is_absolute():
         raise ExternalDataError(
-            f"{what}, outside the model's folder {root}; refused. Keep a model's files together."
+            f"{label}; expected a file inside the model's folder {root}. Move the file there."
         )
     if not is_file:
-        fault = "is a folder" if is_folder else "does not exist"
-        raise ExternalDataError(f"{what}, which {fault} in {root}.")
+        problem = "is a folder" if is_folder else "does not exist"
+        raise ExternalDataError(f"{label}, which {problem} in {root}.")
     return path

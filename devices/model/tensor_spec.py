@@ -1,4 +1,4 @@
-"""The type of a value in a model: element type, shape, and whether it is a tensor at all."""
+"""Types of values in a model: `TensorSpec`, with ONNX type string, shape and layout."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from hetero.devices.model.partial_shape import PartialShape, Shape
 from hetero.devices.model.property_getter import getter
 
 _ELEMENT_TYPES: Final = {f"tensor({t.value})": t for t in Type if t is not Type.dynamic}
-#: Letter of a layout -> ONNX's own word for such a dimension; others are written as they are.
+#: Letter of a layout -> ONNX's denotation of such a dimension; other letters are denotations as is.
 _DENOTATIONS: Final = {"N": "DATA_BATCH", "C": "DATA_CHANNEL", "?": ""}
-_LETTERS: Final = {word: letter for letter, word in _DENOTATIONS.items()}
+_LETTERS: Final = {denotation: letter for letter, denotation in _DENOTATIONS.items()}
 #: Type string of a dense tensor -> its elements' numpy dtype.
 _TENSOR_DTYPES: Final = {
     f"tensor({name})": DTYPES[number] for name, number in TYPE_NUMBERS.items() if number in DTYPES
 }
-#: Symbols that say nothing, and so are never the same as another.
-_UNKNOWN: Final = ("", "?")
+#: Names of dimensions that do not identify a symbol.
+_ANONYMOUS: Final = ("", "?")
 
 Dimension = int | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A value's name, ONNX type string and shape.
+    """Name, ONNX type string and shape of a value.
 
     Attributes
     ----------
     name : str
         The value's name in its graph.
     type : str
-        As ONNX writes it: ``tensor(float)``, ``seq(tensor(int64))``, ``optional(...)``;
-        empty where unknown.
+        ONNX type string: ``tensor(float)``, ``seq(tensor(int64))``, ``optional(...)``; empty if
+        unknown.
     shape : Shape of (int, str or None), or None
-        A tuple that also equals a list, of one entry per dimension: a size, a symbol, or None
-        where unknown; None where the rank is unknown or the value is not a tensor.
+        One entry per dimension: a size, a symbol, or None if unknown. None if the rank is unknown
+        or the value is not a tensor. The tuple also equals a list of the same entries.
     layout : str
-        What each dimension means, one letter each, as ``NHWC``; ``?`` where one means nothing, and
-        empty where nothing is known. In ONNX these are the dimensions' denotations.
+        One letter per dimension, such as ``NHWC``; ``?`` for a dimension without a meaning; empty
+        if unknown. In ONNX files these are the denotations of dimensions.
     """
 
     name: str
@@ -71,12 +71,12 @@ class TensorSpec:
 
     @property
     def element_type(self) -> Type | Literal[""]:
-        """The element type of a dense tensor, which equals ONNX's word; else the empty string."""
+        """The element type of a dense tensor; otherwise the empty string."""
         return _ELEMENT_TYPES.get(self.type, "")
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The numpy dtype of a dense tensor's elements, else None."""
+        """The numpy dtype of a dense tensor; otherwise None."""
         return _TENSOR_DTYPES.get(self.type)
 
     @property
@@ -86,7 +86,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of the tensor's elements, or None where type or shape leaves it open."""
+        """Bytes of the tensor's elements, or None if the type or a dimension is unknown."""
         if self.shape is None or self.dtype is None:
             return None
         sizes = [d for d in self.shape if isinstance(d, int)]
@@ -97,41 +97,41 @@ class TensorSpec:
             bits = self.element_type.bitwidth or bits
         return (math.prod(sizes) * bits + 7) // 8
 
-    # OpenVINO's names. A port is the only output of its node and has the only name of its value:
-    # `get_node`, `get_tensor` are views that are the port itself.
+    # OpenVINO's names. In ONNX a port is the only output of its node and has one name, so
+    # `get_node` and `get_tensor` return the port itself.
 
     @property
     def any_name(self) -> str:
-        """The name, as OpenVINO's ports and nodes have it."""
+        """The port's name, under OpenVINO's name for it."""
         return self.name
 
     friendly_name = any_name
 
     @property
     def names(self) -> set[str]:
-        """The only name: an ONNX value has one."""
+        """The set of the port's only name."""
         return {self.name}
 
     @property
     def node(self) -> TensorSpec:
-        """What makes the value, and its description, as OpenVINO's scripts ask: the port."""
+        """The port itself, in place of OpenVINO's node and tensor descriptor."""
         return self
 
     tensor = node
 
     @property
     def index(self) -> int:
-        """Which output of its node the port is: the only one."""
+        """The port's index among the outputs of its node: always 0."""
         return 0
 
     @property
     def partial_shape(self) -> PartialShape:
-        """The shape, with an open rank where that is not known."""
+        """The shape as a PartialShape, of dynamic rank if the rank is unknown."""
         return PartialShape(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements there are; ArgumentError if that is open."""
+        """Number of elements; ArgumentError if a dimension is dynamic."""
         return math.prod(self.partial_shape.to_shape())
 
     get_name = get_any_name = get_friendly_name = getter(any_name)
@@ -147,14 +147,14 @@ class TensorSpec:
         return None if self.shape is None else Shape(self.shape)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of `shape` fits this spec."""
-        wanted = self.shape
-        if wanted is None or tuple.__eq__(wanted, shape):
+        """Return whether an array of `shape` fits this spec."""
+        own = self.shape
+        if own is None or tuple.__eq__(own, shape):
             return True
-        for want, got in zip(wanted, shape, strict=False):  # quicker than `all`
-            if want != got and isinstance(want, int):
+        for dimension, size in zip(own, shape, strict=False):  # faster than `all`
+            if dimension != size and isinstance(dimension, int):
                 return False
-        return len(wanted) == len(shape)
+        return len(own) == len(shape)
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -164,17 +164,17 @@ class TensorSpec:
 
     @classmethod
     def from_proto(cls, info: onnx.ValueInfoProto) -> TensorSpec:
-        """Read a spec from ONNX's value info."""
+        """Return the spec of a ValueInfoProto."""
         check_text((info.name,), "a value")
         return cls(info.name, type_string(info.type), _shape(info.type), _layout(info.type))
 
     @classmethod
     def from_array(cls, name: str, array: np.ndarray) -> TensorSpec:
-        """Return the spec that exactly describes `array`."""
+        """Return the exact spec of an array."""
         return cls(name, f"tensor({element_type_name(array.dtype)})", tuple(array.shape))
 
     def to_proto(self) -> onnx.ValueInfoProto:
-        """Write the spec as ONNX's value info."""
+        """Return the spec as a ValueInfoProto."""
         info = onnx.ValueInfoProto(name=self.name)
         _parse_type(self.type, info.type)
         if self.is_tensor and self.shape is not None:
@@ -192,9 +192,9 @@ class TensorSpec:
 
 
 def type_string(proto: onnx.TypeProto) -> str:
-    """Return a TypeProto as ONNX writes it in schemas: ``seq(tensor(float))``.
+    """Return the type string of a TypeProto, such as ``seq(tensor(float))``.
 
-    ModelError if ONNX has no such element type.
+    Raises ModelError if ONNX does not define the element type.
     """
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
@@ -212,7 +212,7 @@ def type_string(proto: onnx.TypeProto) -> str:
 
 
 def check_text(texts: Iterable[str], where: str) -> None:
-    """Raise ModelError if a name is not text: protobuf returns bytes if it is not UTF-8."""
+    """Raise ModelError if a name is not UTF-8: protobuf then returns bytes instead of str."""
     texts = tuple(texts)
     try:
         "".join(texts)
@@ -225,7 +225,7 @@ def check_text(texts: Iterable[str], where: str) -> None:
 
 def _type_name(number: int) -> str:
     if number not in TYPE_NAMES:
-        raise ModelError(f"a value has element type {number}, which ONNX does not define.")
+        raise ModelError(f"ONNX does not define element type {number} of a value.")
     return TYPE_NAMES[number]
 
 
@@ -256,19 +256,19 @@ def _shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:
     if not tensor.HasField("shape"):
         return None
     check_text((d.dim_param for d in tensor.shape.dim), "a shape")
-    # Exporters write -1 for a size that is open.
+    # Exporters write -1 for an unknown size.
     return tuple(
         (d.dim_value if d.dim_value >= 0 else None)
         if d.HasField("dim_value")
-        else (None if d.dim_param in _UNKNOWN else d.dim_param)
+        else (None if d.dim_param in _ANONYMOUS else d.dim_param)
         for d in tensor.shape.dim
     )
 
 
 def _layout(proto: onnx.TypeProto) -> str:
-    """Return the layout that the dimensions' denotations make, empty where they have none."""
-    words = [dimension.denotation for dimension in proto.tensor_type.shape.dim]
-    if not any(words):
+    """Return the layout from the denotations of a type's dimensions; empty without denotations."""
+    denotations = [dimension.denotation for dimension in proto.tensor_type.shape.dim]
+    if not any(denotations):
         return ""
-    letters = [_LETTERS.get(word, word) for word in words]
+    letters = [_LETTERS.get(denotation, denotation) for denotation in denotations]
     return "".join(letter if len(letter) == 1 else "?" for letter in letters)

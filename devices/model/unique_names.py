@@ -1,4 +1,4 @@
-"""Names that nothing has, for the values and nodes that a rewriting adds."""
+"""Unique names for the values and nodes that a transformation adds to a model."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from hetero.devices.model.model import Model
 
 
 class UniqueNames:
-    """Makes names that are not among those taken; each is taken from then on."""
+    """Generator of names that are not yet in use."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = set(taken)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
 
     @classmethod
     def of_values(cls, model: Model) -> UniqueNames:
-        """Return the maker of names for new values of a model."""
+        """Return a generator of names for new values of a model."""
         ports = (port.name for port in (*model.inputs, *model.optional_inputs))
         return cls([*ports, *model.constants, *model.producers])
 
     def make(self, name: str) -> str:
-        """Return `name`, or the first of ``name_1``, ``name_2``, ... that is free."""
+        """Return `name`, or the first of ``name_1``, ``name_2``, ... that is unused."""
         unique, i = name, 0
-        while unique in self._taken:
+        while unique in self._names:
             i += 1
             unique = f"{name}_{i}"
-        self._taken.add(unique)
+        self._names.add(unique)
         return unique

@@ -1,4 +1,4 @@
-"""Say so where a caller drops a result that is the only effect of a call."""
+"""Warning about calls that have no effect because the caller ignores their result."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import warnings
 
 
 def warn_if_unused(call: str) -> None:
-    """Warn if whoever called the calling function drops what it returns.
+    """Warn if the user's code ignores the result of the function that called this one.
 
-    The bytecode tells: the value is popped next. Models never change in place, where OpenVINO's do.
-    `call`: as the user is to write it, ``model = model.reshape(...)``.
+    OpenVINO changes models in place; here models are immutable, so an ignored result is a mistake.
+    The next bytecode instruction of the user's code reveals it: POP_TOP discards the value. `call`
+    is the correct form of the call, such as ``model = model.reshape(...)``.
     """
     frame = sys._getframe(2)
-    following = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti)
-    instruction = next(following, None)
+    instructions = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti)
+    instruction = next(instructions, None)
     if instruction is not None and instruction.opname == "POP_TOP":
         warnings.warn(
-            f"the result is dropped, and the model stays as it was: write {call}.", stacklevel=3
+            f"the result of this call is ignored, and the model does not change; write {call}.",
+            stacklevel=3,
         )

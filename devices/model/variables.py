@@ -1,4 +1,4 @@
-"""Variables: inputs of a model that take, from one run to the next, what an output gave."""
+"""State variables of a model: pairs of an input and the output with its next value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATES: Final = "hetero.states"
 
 
 class Variable(NamedTuple):
-    """A variable: the input that reads it, and the output that is its next value."""
+    """A state variable: the input that reads its value, and the output with its next value."""
 
     input: TensorSpec
     output: TensorSpec
@@ -34,14 +34,15 @@ class Variable(NamedTuple):
 
 
 def with_states(model: Model, states: Mapping[str, str]) -> Model:
-    """Return the model with pairs of its inputs and outputs declared as variables, and no others.
+    """Return the model with these state variables declared instead of any others.
 
-    `states`: input -> output; ``*`` in an input stands for any text, in its output for the same.
-    Raises as `variables_of` does.
+    `states` maps input names to output names. ``*`` in an input name matches any text; ``*`` in the
+    output name stands for the same text. Raises the errors of `variables_of`.
     """
     if not isinstance(states, Mapping):
         raise ArgumentError(
-            f'states={states!r}: wanted a dict of input and output names, as {{"past": "present"}}.'
+            "states: expected a dict of input and output names such as "
+            f'{{"past": "present"}}, got {states!r}.'
         )
     declared = model.replace(header=header_with(model, {STATES: json.dumps(dict(states))}))
     variables_of(declared)
@@ -49,86 +50,94 @@ def with_states(model: Model, states: Mapping[str, str]) -> Model:
 
 
 def variables_of(model: Model) -> tuple[Variable, ...]:
-    """Return the variables that a model declares in its metadata, in the order of its inputs.
+    """Return the state variables that a model's metadata declares, in the order of its inputs.
 
-    ModelError: the metadata is no JSON of names. ArgumentError: a pattern has more ``*`` in its
-    output than in its input. TensorNameError: there is no such input or output. TensorTypeError,
-    TensorShapeError: the two of a pair are not alike; open dimensions may differ.
+    Raises
+    ------
+    ModelError
+        The metadata is not a JSON object of names.
+    ArgumentError
+        A pattern has more ``*`` in its output than in its input.
+    TensorNameError
+        An input or output does not exist.
+    TensorTypeError, TensorShapeError
+        Input and output have different types or incompatible shapes.
     """
     if STATES not in model.metadata:
         return ()
     pairs: dict[str, str] = {}
-    for pattern, target in _declared(model).items():
-        pairs |= _matched(model, pattern, target)
+    for pattern, target in _declared_states(model).items():
+        pairs |= _match_inputs(model, pattern, target)
     return tuple(_variable(model, p, pairs[p.name]) for p in model.inputs if p.name in pairs)
 
 
 def visible_ports(
     inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], variables: Sequence[Variable]
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Return inputs and outputs without those of variables."""
-    read = {variable.input.name for variable in variables}
-    made = {variable.output.name for variable in variables}
+    """Return the inputs and outputs that do not belong to state variables."""
+    state_inputs = {variable.input.name for variable in variables}
+    state_outputs = {variable.output.name for variable in variables}
     return (
-        tuple(port for port in inputs if port.name not in read),
-        tuple(port for port in outputs if port.name not in made),
+        tuple(port for port in inputs if port.name not in state_inputs),
+        tuple(port for port in outputs if port.name not in state_outputs),
     )
 
 
-def _declared(model: Model) -> dict[str, str]:
+def _declared_states(model: Model) -> dict[str, str]:
+    """Return the mapping in the model's metadata: input pattern -> output pattern."""
     text = model.metadata[STATES]
     try:
-        found: Any = json.loads(text)
+        states: Any = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        states = None
+    if not isinstance(states, dict) or not all(isinstance(v, str) for v in states.values()):
         raise ModelError(
-            f"model {model.name!r}: metadata {STATES} is {text[:80]!r}; wanted JSON of input and "
-            'output names, as {"past.*": "present.*"}.'
+            f"model {model.name!r}: metadata {STATES}: expected a JSON object of input and output "
+            f'names such as {{"past.*": "present.*"}}, got {text[:80]!r}.'
         )
-    return found
+    return states
 
 
-def _matched(model: Model, pattern: str, target: str) -> dict[str, str]:
+def _match_inputs(model: Model, pattern: str, target: str) -> dict[str, str]:
+    """Return input name -> output name for the inputs that match a pattern."""
     if target.count("*") > pattern.count("*"):
         raise ArgumentError(
-            f"states {pattern!r}: {target!r}: each * of the output takes its text from one of the "
-            "input."
+            f"states {pattern!r}: {target!r}: expected at most as many * in the output as in the "
+            "input, because each * of the output repeats the text of one in the input."
         )
     expression = re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
     first, *rest = target.split("*")
-    found = {}
+    pairs = {}
     for port in model.inputs:
         if match := expression.fullmatch(port.name):
             texts = zip(match.groups(), rest, strict=False)
-            found[port.name] = first + "".join(text + part for text, part in texts)
-    if not found:
+            pairs[port.name] = first + "".join(text + part for text, part in texts)
+    if not pairs:
         raise TensorNameError(
-            f"model {model.name!r}: no input for state {pattern!r}; it has "
+            f"model {model.name!r}: no input matches state {pattern!r}; the inputs are "
             f"{', '.join(repr(port.name) for port in model.inputs)}.",
             name=pattern,
         )
-    return found
+    return pairs
 
 
 def _variable(model: Model, port: TensorSpec, name: str) -> Variable:
     output = next((other for other in model.outputs if other.name == name), None)
     if output is None:
         raise TensorNameError(
-            f"model {model.name!r}: state {port.name!r} has no output {name!r}; it has "
-            f"{', '.join(repr(other.name) for other in model.outputs)}.",
+            f"model {model.name!r}: state {port.name!r}: no output is named {name!r}; the outputs "
+            f"are {', '.join(repr(other.name) for other in model.outputs)}.",
             name=name,
         )
     where = f"model {model.name!r}: state {port.name!r} is {port}, its output {name!r} {output}"
     if port.dtype is None or port.type != output.type:
         raise TensorTypeError(
-            f"{where}; wanted tensors of one type. Cast the output, or leave the pair out.",
+            f"{where}; expected tensors of the same type. Cast the output, or omit the pair.",
             port=port.name,
         )
     if not port.partial_shape.compatible(output.partial_shape):
         raise TensorShapeError(
-            f"{where}; wanted shapes that may be the same. Reshape the output, or leave the pair "
-            "out.",
+            f"{where}; expected compatible shapes. Reshape the output, or omit the pair.",
             port=port.name,
         )
     return Variable(port, output)

@@ -1,8 +1,8 @@
-"""A program that answers in a process of its own: where it crashes or hangs, that is all that ends.
+"""Runs a function in a worker process, so that its crash or hang does not affect the caller.
 
-Native code trusts what it is given: a model's file must not end or stall the user's process, nor an
-actor. Each process has its own; it is kept warm, ends with whoever started it, and is started again
-after a crash.
+Native code may crash on a malformed model file, and the crash must not end the user's process or an
+actor. The worker process stays alive between calls, restarts after a crash, and ends with the
+process that started it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Final
 
 from hetero.devices.model import worker_program
 
-#: Real time that a request may take for each second of processor time, and beyond that: the machine
-#: may be busy.
-_WAIT: Final = 4
+#: Limit of real time: seconds for each second of allowed processor time, and a constant, because
+#: the machine may be busy.
+_WAIT_PER_S: Final = 4
 _WAIT_S: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """No answer: how the process ended, for people."""
+class WorkerFailure:
+    """A call without a response; `reason` describes the end of the process."""
 
-    how: str
+    reason: str
 
 
 class WorkerProcess:
-    """The other process.
+    """A worker process that calls one function.
 
-    `function`: ``module:name`` of one that takes a request and returns its answer, both bytes.
-    `paths`: where the process looks for modules after Python's own; `isolated`: it has the standard
-    library and these alone, which starts it sooner.
+    `function` is the ``module:name`` of a function from bytes to bytes. `paths` are added to the
+    module search path of the worker. With `isolated`, the worker sees only these paths and the
+    standard library, and therefore starts faster.
     """
 
     def __init__(self, function: str, paths: Sequence[str], *, isolated: bool = False) -> None:
@@ -50,51 +50,52 @@ class WorkerProcess:
         self._arguments = [function, *paths]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._life = -1
-        os.register_at_fork(after_in_child=self._forget)
+        self._lifeline = -1
+        os.register_at_fork(after_in_child=self._leave_to_parent)
         atexit.register(self._end)
 
-    def ask(self, request: bytes, *, memory_nbytes: int, time_s: float) -> bytes | Ended:
-        """Return the answer, or how the process ended.
+    def call(self, request: bytes, *, memory_nbytes: int, time_s: float) -> bytes | WorkerFailure:
+        """Call the function with a request and return its response, or the failure.
 
-        It may take `memory_nbytes` beyond what it has, and so much processor time.
+        The call may allocate `memory_nbytes` of additional memory and use `time_s` of processor
+        time.
         """
         with self._lock:
-            process = self._process = self._process or self._started()
+            process = self._process = self._process or self._start()
             head = struct.pack("<QQd", len(request), memory_nbytes, time_s)
-            until_s = time.monotonic() + _WAIT_S + _WAIT * time_s
+            until_s = time.monotonic() + _WAIT_S + _WAIT_PER_S * time_s
             try:
-                answer = _exchange(process, head + request, until_s)
+                response = _exchange(process, head + request, until_s)
             except TimeoutError:
                 self._end()
-                return Ended("it took too long")
-            except BaseException:  # an answer that comes later is not the next request's
+                return WorkerFailure("it took too long")
+            except BaseException:  # a late response must not reach the next call
                 self._end()
                 raise
-            return Ended(self._end(_WAIT_S)) if answer is None else answer
+            return WorkerFailure(self._end(_WAIT_S)) if response is None else response
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        watched, self._life = os.pipe()
+    def _start(self) -> subprocess.Popen[bytes]:
+        lifeline, self._lifeline = os.pipe()
         try:
             return subprocess.Popen(
-                [*self._command, str(watched), *self._arguments],
+                [*self._command, str(lifeline), *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # where native code says why it ends
-                pass_fds=[watched],
-                start_new_session=True,  # Ctrl-C is for the user's process alone
+                stderr=subprocess.DEVNULL,  # native code prints its crash messages there
+                pass_fds=[lifeline],
+                start_new_session=True,  # Ctrl-C reaches only the user's process
             )
         except BaseException:
-            os.close(self._life)
+            os.close(self._lifeline)
             raise
         finally:
-            os.close(watched)
+            os.close(lifeline)
 
     def _end(self, wait_s: float = 0) -> str:
-        """End the process, unless it ends by itself so soon, and return how it ended."""
+        """Wait for the process to end, kill it after `wait_s`, and return the reason of its end."""
         process, self._process = self._process, None
         if process is None:
-            return "it had ended"
+            return "it has already ended"
         with process:
             try:
                 status = process.wait(wait_s)
@@ -102,22 +103,26 @@ class WorkerProcess:
                 process.kill()
                 return "it took too long"
             finally:
-                os.close(self._life)
-        by_time = status == -signal.SIGXCPU
-        named = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return "it took too long" if by_time else f"its process ended with {named}"
+                os.close(self._lifeline)
+        if status == -signal.SIGXCPU:
+            return "it took too long"
+        cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        return f"its process ended with {cause}"
 
-    def _forget(self) -> None:
-        """Leave the process to the parent, after a fork."""
+    def _leave_to_parent(self) -> None:
+        """Release the worker in a forked child: it belongs to the parent."""
         self._lock = threading.Lock()
         if self._process is not None:
-            self._process.returncode = 0  # as far as this process is concerned
+            self._process.returncode = 0  # so that Popen does not wait for it
             self._process = None
-            os.close(self._life)
+            os.close(self._lifeline)
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes, until_s: float) -> bytes | None:
-    """Send a request and return the answer; None where the process ends before, or TimeoutError."""
+    """Send a request and return the response, or None if the process ends.
+
+    Raises TimeoutError if the process hangs.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -130,15 +135,15 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes, until_s: float) 
 
 
 def _read(file: int, nbytes: int, until_s: float) -> bytes | None:
-    """Read so many bytes from a pipe; None where it ends before."""
+    """Read `nbytes` from a pipe; return None if the pipe closes first."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
-    found = bytearray()
-    while len(found) < nbytes:
+    data = bytearray()
+    while len(data) < nbytes:
         if not poll.poll(max(0, until_s - time.monotonic()) * 1000):
             raise TimeoutError
-        part = os.read(file, nbytes - len(found))
+        part = os.read(file, nbytes - len(data))
         if not part:
             return None
-        found += part
-    return bytes(found)
+        data += part
+    return bytes(data)

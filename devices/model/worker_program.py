@@ -1,7 +1,8 @@
-"""The program of a `WorkerProcess`: it calls a function with each request, within limits.
+"""Main program of a `WorkerProcess`: calls a function with each request, under resource limits.
 
-It is run by its path, and imports the function's module alone. A request is its length, the memory
-and the processor time that it may take, and bytes; an answer a length and bytes.
+Python runs this file by its path, so it imports only the module of the function. A request consists
+of its length, its limits of memory and processor time, and its bytes. A response consists of its
+length and its bytes.
 """
 
 from __future__ import annotations
@@ -14,48 +15,49 @@ import struct
 import sys
 from typing import Final
 
-#: Bytes of a page, and where the size of a process's data is among its figures.
+#: Bytes of a memory page, and the field of /proc/self/statm with the size of a process's data.
 _PAGE_NBYTES: Final = resource.getpagesize()
 _DATA_FIELD: Final = 5
 
 
 def _limit(memory_nbytes: int, time_s: float) -> None:
-    """Have the kernel end this process where a request asks for more than any real one."""
+    """Set kernel limits that end this process if a request exceeds them."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = used.ru_utime + used.ru_stime + time_s
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - sooner than pathlib
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - faster than pathlib
         data = int(file.read().split()[_DATA_FIELD])
     memory = data * _PAGE_NBYTES + memory_nbytes
-    for what, most in ((resource.RLIMIT_CPU, int(seconds) + 1), (resource.RLIMIT_DATA, memory)):
-        _, hard = resource.getrlimit(what)
-        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (allowed, hard))
+    for kind, limit in ((resource.RLIMIT_CPU, int(seconds) + 1), (resource.RLIMIT_DATA, memory)):
+        _, hard = resource.getrlimit(kind)
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
-    watched, function, *paths = sys.argv[1:]
-    # The end of whoever asks, who never writes to this pipe, is a signal that ends this process.
-    fcntl.fcntl(int(watched), fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(int(watched), fcntl.F_SETFL, os.O_ASYNC)
+    """Process requests until the input ends."""
+    lifeline, function, *paths = sys.argv[1:]
+    # The parent never writes to this pipe. When the parent ends, the kernel closes the pipe and
+    # sends SIGIO, which ends this process.
+    fcntl.fcntl(int(lifeline), fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(int(lifeline), fcntl.F_SETFL, os.O_ASYNC)
     sys.path += [path for path in paths if path not in sys.path]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests = sys.stdin.buffer
-    # What native code prints is no answer.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # Native code may print to stdout: send that to stderr.
+    responses = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     module, _, name = function.partition(":")
-    answer_to = getattr(importlib.import_module(module), name)
+    call = getattr(importlib.import_module(module), name)
     while head := requests.read(24):
         nbytes, memory_nbytes, time_s = struct.unpack("<QQd", head)
         request = requests.read(nbytes)
         _limit(memory_nbytes, time_s)
         try:
-            answer = answer_to(request)
+            response = call(request)
         except MemoryError:
             return
-        answers.write(struct.pack("<Q", len(answer)) + answer)
-        answers.flush()
+        responses.write(struct.pack("<Q", len(response)) + response)
+        responses.flush()
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ class NullPlugin(Plugin):
         return NullContext(f"{self.name}.{self.effective_config(config)['DEVICE_ID']}")
 
     def version(self) -> str:
-        """Return the version of its payloads."""
+        """Return the version of the payload format."""
         return "1"
 
     def full_name(self, device_id: str) -> str:

@@ -22,7 +22,7 @@ except ImportError as error:
 
 from hetero.devices.openvino.conversion import convert
 from hetero.devices.openvino.executed_nodes import executed_nodes, operator_owners
-from hetero.devices.openvino.input_limits import Limits, find_limits, without_needless_length
+from hetero.devices.openvino.input_limits import InputLimits, find_limits, without_needless_length
 from hetero.devices.openvino.program import (
     PAYLOAD_FORMAT,
     Interface,
@@ -140,7 +140,7 @@ class OpenVinoPlugin(Plugin):
             return core().compile_model(source, *self._target(config, profile))
 
         narrow = config["OV_NARROW_INTEGERS"]
-        limits = find_limits(part) if narrow == "CHECKED" else Limits()
+        limits = find_limits(part) if narrow == "CHECKED" else InputLimits()
         interface = Interface(
             [port.name for port in model.inputs],
             names,
@@ -148,7 +148,7 @@ class OpenVinoPlugin(Plugin):
             [name for name in computed_outputs if name not in aliases],
             aliases,
             {n: model.constants[n].array for n in names if n in model.constants},
-            Limits(None) if narrow == "YES" else without_needless_length(part, limits),
+            InputLimits(None) if narrow == "YES" else without_needless_length(part, limits),
         )
         return OpenVinoProgram(
             interface,

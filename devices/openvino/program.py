@@ -12,12 +12,12 @@ import openvino
 
 from hetero.devices.errors import InferenceError
 from hetero.devices.openvino.errors import ERRORS
-from hetero.devices.openvino.input_limits import Limits
+from hetero.devices.openvino.input_limits import InputLimits
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: The format of exported payloads.
-PAYLOAD_FORMAT: Final = "openvino-blob-3"
+PAYLOAD_FORMAT: Final = "openvino-blob-4"
 #: The name of OpenVINO's blob among a payload's tensors; no value of a model has this name.
 _BLOB: Final = "#blob"
 
@@ -37,7 +37,7 @@ class Interface:
     #: Outputs that are constants.
     constants: Mapping[str, np.ndarray]
     #: Limits on inputs under which the model's integers fit 32 bits.
-    limits: Limits
+    limits: InputLimits
 
 
 class OpenVinoProgram(Program):
@@ -91,9 +91,9 @@ class OpenVinoProgram(Program):
             tensors[_BLOB] = np.frombuffer(blob.getbuffer(), np.uint8)
         header = {
             "format": PAYLOAD_FORMAT,
-            "fed": list(self._interface.compiled_inputs),
-            "made": list(self._interface.compiled_outputs),
-            "same": dict(self._interface.aliases),
+            "inputs": list(self._interface.compiled_inputs),
+            "outputs": list(self._interface.compiled_outputs),
+            "aliases": dict(self._interface.aliases),
             "limits": asdict(self._interface.limits),
             "executed": [astuple(node) for node in self.executed_nodes()],
         }
@@ -105,14 +105,14 @@ class OpenVinoProgram(Program):
         self._idle = {False: [], True: []}
 
     def _check_lengths(self, feeds: Mapping[str, Value]) -> None:
-        longest = self._interface.limits.longest
-        if longest is None:
+        longest_axis = self._interface.limits.longest_axis
+        if longest_axis is None:
             return
         for name in self._interface.compiled_inputs:
             shape = np.shape(feeds[name])
-            if max(shape, default=0) > longest:
+            if max(shape, default=0) > longest_axis:
                 raise InferenceError(
-                    f"input {name!r}: expected axes of up to {longest}, got {list(shape)}; "
+                    f"input {name!r}: expected axes of up to {longest_axis}, got {list(shape)}; "
                     "OpenVINO computes 64-bit integers of this model in 32 bits, which may "
                     "overflow for longer axes. Reshape the model to the actual lengths, or allow "
                     "overflow with OV_NARROW_INTEGERS=YES."
@@ -180,11 +180,11 @@ def imported_interface(
     interface = Interface(
         inputs,
         outputs,
-        header["fed"],
-        header["made"],
-        header["same"],
+        header["inputs"],
+        header["outputs"],
+        header["aliases"],
         constants,
-        Limits(**header["limits"]),
+        InputLimits(**header["limits"]),
     )
     nodes = tuple(
         ExecutedNode(name, kind, order, implementation, tuple(covers))
@@ -200,7 +200,7 @@ def shared_tensor(array: np.ndarray) -> openvino.Tensor:
 
 
 class _Writable:
-    """An array declared as writable: OpenVINO requires that of inputs, but does not write."""
+    """An array declared as writable: OpenVINO requires writable inputs, but never writes them."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = np.require(array, None, ["C", "A"])

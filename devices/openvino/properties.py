@@ -23,6 +23,6 @@ OWN_PROPERTIES: Final[PropertyTable] = COMMON_PROPERTIES.extended(
         "CHECKED: also where they fit if the model's inputs are small; each request is checked. "
         "YES: everywhere, without a check.",
         choices=("NO", "CHECKED", "YES"),
-        alone="CHECKED",
+        sole_device_default="CHECKED",
     ),
 )

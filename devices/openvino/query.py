@@ -14,14 +14,14 @@ from hetero.devices.faults.openvino import NOTES, newer_feature, refusal
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.openvino.errors import ERRORS
-from hetero.devices.openvino.input_limits import Limits, find_limits
+from hetero.devices.openvino.input_limits import InputLimits, find_limits
 from hetero.devices.openvino.runtime import core
 from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
+    CachedQuery,
     NodeQuery,
     QueryProcess,
     Verdict,
-    VerdictCache,
     single_node_model,
 )
 from hetero.devices.plugin.support import Refusal
@@ -166,7 +166,7 @@ def _contradiction(port: openvino.Output, spec: TensorSpec) -> str | None:
 WORKER: Final = QueryProcess("OpenVINO", query_nodes)
 
 
-class OpenVinoQuery(VerdictCache[str]):
+class OpenVinoQuery(CachedQuery[str]):
     """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:
@@ -177,14 +177,14 @@ class OpenVinoQuery(VerdictCache[str]):
 
         `device`: OpenVINO's device; `narrow`: the value of OV_NARROW_INTEGERS.
         """
-        limits = find_limits(model) if narrow == "CHECKED" else Limits()
+        limits = find_limits(model) if narrow == "CHECKED" else InputLimits()
         ranges = limits.ranges(model)
         refusals = {}
         for node in model.nodes:
             reason = _static_refusal(node, model) or refusal(node, model, narrow == "YES", ranges)
             if reason:
                 refusals[node.name] = reason
-        verdicts = self.of((n for n in model.nodes if n.name not in refusals), model, device)
+        verdicts = self.verdicts((n for n in model.nodes if n.name not in refusals), model, device)
         return {**(_with_remedies(refusals, model) if narrow == "NO" else refusals), **verdicts}
 
 

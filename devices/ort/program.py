@@ -32,7 +32,7 @@ from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunCon
 from hetero.devices.plugin.properties import Config
 
 #: The format of exported payloads.
-PAYLOAD_FORMAT: Final = "onnxruntime-optimized-3"
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-4"
 #: Profiling stops after this many measured runs, or after this time if two runs are done.
 _PROFILED_RUNS: Final = 5
 _PROFILE_TIME_S: Final = 0.5
@@ -69,7 +69,7 @@ class OrtProgram(Program):
         self._session_outputs = (
             [o for o in dict.fromkeys(p.name for p in model.outputs) if o in model.producers]
             if payload is None
-            else list(payload.header["wanted"])
+            else list(payload.header["outputs"])
         )
         self._input_names = [port.name for port in model.inputs]
         self._lock = threading.Lock()
@@ -107,7 +107,11 @@ class OrtProgram(Program):
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancellation terminates it between nodes."""
         values = dict(zip(self._input_names, inputs, strict=True))
-        caches = self._caches if self._caches and context.left >= self._cache_outputs else None
+        caches = (
+            self._caches
+            if self._caches and context.resident_outputs >= self._cache_outputs
+            else None
+        )
         if caches is None and any(type(value) is CacheTensor for value in inputs):
             values = {n: v.to_host() if type(v) is CacheTensor else v for n, v in values.items()}
         if context.profile and self._session and caches is None:
@@ -159,7 +163,7 @@ class OrtProgram(Program):
             "version": str(onnxruntime.__version__),
             "model": data,
             "stubs": stubs,
-            "wanted": self._session_outputs,
+            "outputs": self._session_outputs,
         }
         if self._caches:
             header["caches"] = [self._caches.pairs, list(self._caches.length_source)]

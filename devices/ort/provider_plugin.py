@@ -16,7 +16,7 @@ from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.plugin import ORTPlugin
 from hetero.devices.ort.program import OrtProgram
 from hetero.devices.ort.provider import Provider, custom_operator_libraries
-from hetero.devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_with_binding
+from hetero.devices.ort.remote_memory import MEMORIES, OrtContext, OrtRemoteTensor, run_with_binding
 from hetero.devices.plugin.program import ExecutedNode, RunContext, Value
 from hetero.devices.plugin.properties import Config, Property, PropertyTable
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor

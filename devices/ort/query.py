@@ -20,10 +20,10 @@ from hetero.devices.ort.provider import Provider, provider_names
 from hetero.devices.ort.versions import lower_versions, newer_operator
 from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
+    CachedQuery,
     NodeQuery,
     QueryProcess,
     Verdict,
-    VerdictCache,
     single_node_model,
 )
 from hetero.devices.plugin.support import Refusal, RefusalCode
@@ -54,7 +54,7 @@ class OrtNodeQuery(NodeQuery):
     output_types: list[str]
 
 
-class OrtQuery(VerdictCache[Provider]):
+class OrtQuery(CachedQuery[Provider]):
     """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class OrtQuery(VerdictCache[Provider]):
         """Return refusals, and notes on nodes that are decomposed or converted, by node name."""
         refusals = {n.name: refusal for n in model.nodes if (refusal := _refusal(n, model))}
         others = (node for node in model.nodes if node.name not in refusals)
-        return {**refusals, **self.of(others, model, provider)}
+        return {**refusals, **self.verdicts(others, model, provider)}
 
 
 def _refusal(node: Node, model: Model) -> Refusal | None:

@@ -11,7 +11,7 @@ import onnxruntime
 
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.devices.model.worker_process import Ended
+from hetero.devices.model.worker_process import WorkerFailure
 from hetero.devices.ort.provider import Provider, custom_operator_libraries, quiet_options
 from hetero.devices.ort.query import FEEDABLE, WORKER
 from hetero.devices.ort.versions import lower_versions
@@ -79,8 +79,8 @@ def infer_missing_types(model: Model, extensions: Sequence[str] = ()) -> Model:
     weights = [(n, a.dtype.name, a.shape) for n in stubs for a in [model.constants[n].array]]
     nbytes = sum(model.constants[name].array.nbytes for name in stubs)
     libraries = custom_operator_libraries(extensions)
-    types = WORKER.ask(_output_types, data, weights, libraries, nbytes=nbytes)
-    if isinstance(types, Ended):
+    types = WORKER.call(_output_types, data, weights, libraries, nbytes=nbytes)
+    if isinstance(types, WorkerFailure):
         return model
     specs = {n: TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in types}
     return model.replace(specs=dict(model.specs) | specs)

@@ -11,7 +11,7 @@ from functools import cache
 import onnx
 
 from hetero.devices.model.attributes import with_bodies
-from hetero.devices.model.reader import KNOWN_OPSETS
+from hetero.devices.model.reader import SUPPORTED_OPSETS
 from hetero.devices.ort.provider import Provider, quiet_options
 
 
@@ -24,7 +24,7 @@ def newest_ir_version() -> int:
 @cache
 def newest_opset(domain: str) -> int | None:
     """Return the newest operator set of a domain that ONNX Runtime loads; None if it loads any."""
-    candidates = range(KNOWN_OPSETS.get(domain, 0), 0, -1)
+    candidates = range(SUPPORTED_OPSETS.get(domain, 0), 0, -1)
     return next((v for v in candidates if _loads(7, {"": 7, domain: v})), None)
 
 

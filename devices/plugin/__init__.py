@@ -1,1 +1,1 @@
-"""The plugin contract: what an author writes, its properties, and what a device says of nodes."""
+"""The plugin contract: base classes of plugins, properties, discovery and queries."""

@@ -1,7 +1,7 @@
-"""Configuration, the guide's word: a table of properties, and the values that were set.
+"""Configuration of a plugin, a Core or a compiled model: a property table and the set values.
 
-Plugins, the scopes of Core and compiled models each hold one. It refuses what is unknown,
-read-only or ill-typed, and lists the valid ones.
+A configuration rejects unknown and read-only properties and invalid values; its errors list the
+valid ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from hetero.devices.errors import ArgumentTypeError, PropertyError, ReadOnlyPropertyError
 from hetero.devices.plugin.properties import Config, PropertyTable, unknown_property
 
-#: Gives the value of a property that was not set, from its name and a device's id.
+#: Returns the value of an unset property, from its name and the device id.
 Read = Callable[[str, str], Any]
 
 
@@ -24,15 +24,15 @@ class Configuration:
     Parameters
     ----------
     table : PropertyTable
-        The known properties.
+        The valid properties.
     owner : str
-        Whose they are, for messages.
+        Name of the plugin or model, for error messages.
     values : mapping, optional
-        What is set already, typed.
+        Initial typed values.
     read : callable, optional
-        Gives what is not set; by default the table's default.
+        Returns the value of an unset property; by default the default in the table.
     check : callable, optional
-        Raises for typed values that the table alone cannot judge.
+        Raises for typed values that are invalid for reasons outside the table.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Configuration:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What was set, typed."""
+        """The set values, typed."""
         return dict(self._values)
 
     def parse(self, config: Config) -> dict[str, Any]:
-        """Check a whole configuration and return it with typed values; nothing is set.
+        """Check a configuration and return it with typed values, without setting them.
 
         Raises
         ------
         UnknownPropertyError, ReadOnlyPropertyError, PropertyError
-            Naming the first invalid entry and the valid ones.
+            An entry is invalid; the message lists the valid ones.
         """
         check_mapping(config, self.owner)
         parsed = {}
@@ -72,7 +72,7 @@ class Configuration:
                 raise unknown_property(name, self.owner, self.table.mutable)
             if not row.mutable:
                 raise ReadOnlyPropertyError(
-                    f"{self.owner}: {name} can be read, not set.", property=name
+                    f"{self.owner}: property {name} is read-only.", property=name
                 )
             try:
                 parsed[name] = row.parse(value)
@@ -83,42 +83,42 @@ class Configuration:
         return parsed
 
     def set(self, config: Config) -> None:
-        """Set values: all of them, or none where one cannot be."""
+        """Set all values, or none of them if one is invalid."""
         parsed = self.parse(config)
-        with self._lock:  # those who read have the values of before, or these
+        with self._lock:  # readers see the old mapping or the new one
             self._values = self._values | parsed
 
     def get(self, name: str, device_id: str = "") -> Any:
-        """Return a property's value: what was set, else what holds for the device.
+        """Return a property's value: the set value, otherwise the device's value.
 
         Raises
         ------
         UnknownPropertyError
-            There is no such property.
+            The property does not exist.
         """
         if name not in self.table:
             raise unknown_property(name, self.owner, self.table)
         values = self._values
-        value = values[name] if name in values else self._unset(name, device_id)
+        value = values[name] if name in values else self._unset_value(name, device_id)
         return deepcopy(value) if isinstance(value, dict) else value
 
     def effective(self, config: Config | None = None) -> dict[str, Any]:
-        """Return every property that can be set: its default, what was set, then `config`'s."""
+        """Return all mutable properties; `config` overrides set values, which override defaults."""
         parsed = self.parse({} if config is None else config)
-        chosen = self.values | parsed
+        values = self.values | parsed
         return {
-            name: chosen[name] if name in chosen else self._unset(name)
+            name: values[name] if name in values else self._unset_value(name)
             for name in self.table.mutable
         }
 
-    def _unset(self, name: str, device_id: str = "") -> Any:
+    def _unset_value(self, name: str, device_id: str = "") -> Any:
         return self.table[name].default if self._read is None else self._read(name, device_id)
 
 
 def check_mapping(config: Any, owner: str) -> None:
-    """Raise ArgumentTypeError for options that are not a mapping, saying what was given."""
+    """Raise ArgumentTypeError if options are not a mapping."""
     if not isinstance(config, Mapping):
         raise ArgumentTypeError(
-            f"{owner}: options {config!r}: wanted a mapping of names to values, as "
-            f"{{'PERF_COUNT': True}}, got {type(config).__name__}."
+            f"{owner}: expected options as a mapping of names to values, such as "
+            f"{{'PERF_COUNT': True}}, got {config!r} ({type(config).__name__})."
         )

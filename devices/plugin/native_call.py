@@ -1,9 +1,10 @@
-"""Calls of native runtimes, which have to end before Python does.
+"""Calls of native runtimes, which must return before the interpreter shuts down.
 
-Python ends its daemon threads where they next ask for its lock. In a C++ runtime that waits for it
-as it returns, that is the end of the whole process: "terminate called", SIGABRT.
+At shutdown, Python ends a daemon thread when the thread next requests the GIL. If that happens
+inside a C++ runtime, C++ aborts the whole process ("terminate called", SIGABRT).
 
-A fork has none of the runtime's threads, for which what C++ destroys last would wait.
+A forked child has no threads of the runtime, and the runtime's destructors would wait for them
+forever. Therefore a child exits without running destructors.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from threading import Event
 from typing import Final
 
 from hetero.devices.errors import RequestCancelledError
 
-#: How long the program's end waits for calls that were asked to stop.
+#: Seconds that the interpreter's shutdown waits for running calls, and the interval of its polls.
 _WAIT_S: Final = 20.0
-_LOOK_S: Final = 0.001
+_POLL_S: Final = 0.001
 
 
 class NativeCall:
-    """The block in which a runtime is called; `stop` asks it to return soon.
+    """Context manager for a call of a native runtime; `stop` makes the call return early.
 
-    RequestCancelledError on entry, where the program ends.
+    Entering it raises RequestCancelledError while the interpreter shuts down.
     """
 
     __slots__ = ("_stop",)
@@ -35,46 +37,47 @@ class NativeCall:
 
     def __enter__(self) -> None:
         _CALLS.add(self)
-        if _ENDED:
+        if _SHUTDOWN.is_set():
             self.__exit__()
-            raise RequestCancelledError("the program ends: nothing more is run")
+            raise RequestCancelledError("the program is shutting down, so the request did not run")
 
     def __exit__(self, *exception: object) -> None:
-        if _ENDED:  # what the method belongs to waits for Python's lock too, as it is destroyed
-            _KEPT.append(self._stop)
+        if _SHUTDOWN.is_set():  # the runtime's destructor would request the GIL too
+            _UNDESTROYED.append(self._stop)
         _CALLS.discard(self)
 
     def stop(self) -> None:
-        """Ask the runtime to return soon."""
+        """Make the runtime return early."""
         if self._stop is not None:
             self._stop()
 
 
+#: Calls that are running.
 _CALLS: Final[set[NativeCall]] = set()
-#: Holds something once the program ends.
-_ENDED: Final[list[bool]] = []
-#: Methods of what is not destroyed then.
-_KEPT: Final[list[Callable[[], object] | None]] = []
+#: Set when the interpreter shuts down.
+_SHUTDOWN: Final = Event()
+#: References that keep runtime objects from being destroyed during shutdown.
+_UNDESTROYED: Final[list[Callable[[], object] | None]] = []
 
 
-def _end() -> None:
-    """Let no more calls begin, and wait for those that did."""
-    _ENDED.append(True)
+def _shut_down() -> None:
+    """Reject new calls, stop the running ones and wait for their end."""
+    _SHUTDOWN.set()
     for call in list(_CALLS):
         call.stop()
     until_s = time.monotonic() + _WAIT_S
     while _CALLS and time.monotonic() < until_s:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
-atexit.register(_end)
+atexit.register(_shut_down)
 
 
-def _begin_fork() -> None:
-    """Leave the threads, and what waits for them, to the parent: end as Python has ended."""
+def _prepare_child() -> None:
+    """Forget the parent's calls in a forked child, and exit it without running destructors."""
     _CALLS.clear()
     _LIBC.on_exit(_LIBC._exit, None)
 
 
 _LIBC: Final = ctypes.CDLL(None)
-os.register_at_fork(after_in_child=_begin_fork)
+os.register_at_fork(after_in_child=_prepare_child)

@@ -1,4 +1,4 @@
-"""Asking a vendor's runtime about nodes where its crash is an answer: in a process of its own."""
+"""Queries of vendor runtimes about single nodes, in a worker process that may crash."""
 
 from __future__ import annotations
 
@@ -17,149 +17,156 @@ from hetero.devices.model.attributes import body_values, with_bodies
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.unique_names import UniqueNames
-from hetero.devices.model.worker_process import Ended, WorkerProcess
+from hetero.devices.model.worker_process import WorkerFailure, WorkerProcess
 from hetero.devices.plugin.support import Refusal
 
-#: Memory for a request besides what it speaks of, in bytes.
+#: Memory limit of a call, in addition to the constants of its nodes.
 _MEMORY_NBYTES: Final = 2**32
-#: Processor time for a request, in seconds, and more for each of its questions.
+#: Limit of processor time: a constant, and seconds for each node.
 _TIME_S: Final = 20
-_TIME_S_PER_QUESTION: Final = 0.5
-#: Crashes after which the rest of a model's nodes is refused unasked: each costs a start.
-_CRASHES: Final = 8
+_TIME_S_PER_NODE: Final = 0.5
+#: After this many crashes the other nodes of a model are refused without a query, because each
+#: crash costs a start of the process.
+_MAX_CRASHES: Final = 8
 
-#: Answers kept.
-_KEPT: Final = 20_000
-#: Element types that numpy has, whose arrays vendors' runtimes take.
+#: Maximum number of cached verdicts.
+_MAX_VERDICTS: Final = 20_000
+#: Element types of numpy, whose arrays vendor runtimes accept.
 NUMPY_TYPES: Final = frozenset(
     {"float", "float16", "double", "bool"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
 
-#: A refusal, a note on a node that is taken, or None.
+#: A refusal, a note on a supported node, or None for a supported node.
 Verdict = Refusal | str | None
-#: The device or provider that is asked.
+#: The device or provider of a query.
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeQuery:
-    """A node to ask about; a runtime's own adds fields that msgpack knows."""
+    """A query about one node; subclasses add fields that msgpack can pack."""
 
-    #: Its operator.
+    #: The node's operator.
     op_type: str
-    #: A model of it alone; equal nodes have equal ones.
+    #: A model with only this node; equal nodes have equal models.
     data: bytes
-    #: The size of constants that it speaks of and does not hold.
+    #: Bytes of the node's constants that `data` does not contain.
     nbytes: int
 
 
 class QueryProcess:
-    """A runtime that is asked in a process of its own; `vendor` is its name, for people.
+    """A worker process that queries one vendor's runtime; `vendor` is its name in messages.
 
-    `verdicts` is called there about nodes: it takes the fields of questions and a target, and
-    returns a verdict on each. Like every function that is called there it is a module's, and takes
-    values that msgpack knows, dataclasses as lists of their fields.
+    The worker calls `verdicts` with the fields of several queries and a target; it returns a
+    verdict on each node. Functions that run in the worker are module-level functions. Their
+    arguments are values that msgpack can pack; a dataclass arrives as a list of its fields.
     """
 
     def __init__(self, vendor: str, verdicts: Callable[..., list[Verdict]]) -> None:
         self._vendor = vendor
         self._verdicts = verdicts
-        self._worker = WorkerProcess(f"{__name__}:_answer", sys.path)
+        self._worker = WorkerProcess(f"{__name__}:_respond", sys.path)
 
-    def ask(
+    def call(
         self, function: Callable[..., Any], *arguments: Any, count: int = 1, nbytes: int = 0
     ) -> Any:
-        """Return what a function returns there, or how the process ended.
+        """Call a function in the worker; return its result, or a WorkerFailure.
 
-        `count`: how many questions there are; `nbytes`: the memory that they speak of.
+        `count` is the number of nodes in the arguments, and `nbytes` the size of their constants.
         """
-        answer = self._worker.ask(
+        response = self._worker.call(
             msgpack.packb([function.__module__, function.__name__, arguments], default=astuple),
             memory_nbytes=_MEMORY_NBYTES + 2 * nbytes,
-            time_s=_TIME_S + count * _TIME_S_PER_QUESTION,
+            time_s=_TIME_S + count * _TIME_S_PER_NODE,
         )
-        return answer if isinstance(answer, Ended) else msgpack.unpackb(answer)
+        return response if isinstance(response, WorkerFailure) else msgpack.unpackb(response)
 
-    def verdicts(self, questions: Sequence[NodeQuery], target: Any) -> list[Verdict]:
-        """Return what the runtime says of each node; one that ends its process is refused."""
-        if not questions:
+    def verdicts(self, queries: Sequence[NodeQuery], target: Any) -> list[Verdict]:
+        """Return the runtime's verdict on each node; a node that crashes it is refused."""
+        if not queries:
             return []
-        answer = self._of(questions, target)
-        if not isinstance(answer, Ended):
-            return answer
-        found: list[Verdict] = []
+        result = self._run(queries, target)
+        if not isinstance(result, WorkerFailure):
+            return result
+        verdicts: list[Verdict] = []
         crashes = 0
-        for question in questions:
-            if crashes < _CRASHES and len(questions) > 1:
-                answer = self._of([question], target)
-            if isinstance(answer, Ended):
+        for query in queries:
+            if crashes < _MAX_CRASHES and len(queries) > 1:
+                result = self._run([query], target)
+            if isinstance(result, WorkerFailure):
                 crashes += 1
-                asked = f"{self._vendor} crashed when it was asked about {question.op_type}"
-                found.append(Refusal("no_kernel", f"{asked}: {answer.how}"))
+                message = f"{self._vendor} crashed in a query of {query.op_type}: {result.reason}"
+                verdicts.append(Refusal("no_kernel", message))
             else:
-                found += answer
-        return found
+                verdicts += result
+        return verdicts
 
-    def _of(self, questions: Sequence[NodeQuery], target: Any) -> list[Verdict] | Ended:
-        nbytes = sum(question.nbytes for question in questions)
-        answer = self.ask(self._verdicts, questions, target, count=len(questions), nbytes=nbytes)
-        if isinstance(answer, Ended):
-            return answer
-        return [Refusal(*verdict) if isinstance(verdict, list) else verdict for verdict in answer]
+    def _run(self, queries: Sequence[NodeQuery], target: Any) -> list[Verdict] | WorkerFailure:
+        nbytes = sum(query.nbytes for query in queries)
+        result = self.call(self._verdicts, queries, target, count=len(queries), nbytes=nbytes)
+        if isinstance(result, WorkerFailure):
+            return result
+        return [Refusal(*verdict) if isinstance(verdict, list) else verdict for verdict in result]
 
 
-class VerdictCache(Generic[T]):
-    """What a runtime said of nodes, each distinct kind of node asked about once.
+class CachedQuery(Generic[T]):
+    """Query of a model's nodes with a cache, so that equal nodes are queried once.
 
-    `is_shown`: whether a constant's contents matter to the answer for a node that reads it.
-    `question`, `answers`: make the question about a node, and return what is said of several.
+    Parameters
+    ----------
+    is_visible : callable
+        Returns whether the verdict on a node may depend on the contents of a constant.
+    make_query : callable
+        Returns the query about a node.
+    run_queries : callable
+        Returns the verdicts on several queries.
     """
 
     def __init__(
         self,
-        is_shown: Callable[[Constant, Node], bool],
-        question: Callable[[Node, Model, T], NodeQuery],
-        answers: Callable[[Sequence[Any], T], list[Verdict]],
+        is_visible: Callable[[Constant, Node], bool],
+        make_query: Callable[[Node, Model, T], NodeQuery],
+        run_queries: Callable[[Sequence[Any], T], list[Verdict]],
     ) -> None:
-        self._is_shown = is_shown
-        self._question = question
-        self._answers = answers
-        self._known: dict[tuple[bytes, T], Verdict] = {}
+        self._is_visible = is_visible
+        self._make_query = make_query
+        self._run_queries = run_queries
+        self._verdicts: dict[tuple[bytes, T], Verdict] = {}
         self._lock = threading.Lock()
 
-    def of(self, nodes: Iterable[Node], model: Model, target: T) -> dict[str, Refusal | str]:
-        """Return refusals, and notes on nodes that are not run as they stand, by node name."""
-        places: dict[str, tuple[bytes, T]] = {}
-        same: dict[tuple[bytes, T], tuple[bytes, T]] = {}
+    def verdicts(self, nodes: Iterable[Node], model: Model, target: T) -> dict[str, Refusal | str]:
+        """Return the refusals of nodes, and the notes on supported nodes, by node name."""
+        node_keys: dict[str, tuple[bytes, T]] = {}
+        query_keys: dict[tuple[bytes, T], tuple[bytes, T]] = {}
         new: dict[tuple[bytes, T], NodeQuery] = {}
         header = model.header.SerializeToString(deterministic=True)
         with self._lock:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
+            if len(self._verdicts) >= _MAX_VERDICTS:
+                self._verdicts.clear()
             for node in nodes:
-                # A node comes again with the part of the model that it is put in.
-                digest = self._digest_in_place(node, model, header)
-                place = places[node.name] = (digest, target)
-                if place not in self._known and place not in same:
-                    question = self._question(node, model, target)
-                    key = same[place] = (xxhash.xxh3_128_digest(question.data), target)
-                    if key not in self._known:
-                        new[key] = question
-            answers = self._answers(list(new.values()), target)
-            self._known |= dict(zip(new, answers, strict=True))
-            self._known |= {place: self._known[key] for place, key in same.items()}
-            heard = {name: self._known[place] for name, place in places.items()}
-        return {name: verdict for name, verdict in heard.items() if verdict is not None}
+                # The same node is queried again as part of a submodel. The hash of its context is
+                # faster to compute than its query.
+                node_key = node_keys[node.name] = (self._digest(node, model, header), target)
+                if node_key not in self._verdicts and node_key not in query_keys:
+                    query = self._make_query(node, model, target)
+                    key = query_keys[node_key] = (xxhash.xxh3_128_digest(query.data), target)
+                    if key not in self._verdicts:
+                        new[key] = query
+            results = self._run_queries(list(new.values()), target)
+            self._verdicts |= dict(zip(new, results, strict=True))
+            self._verdicts |= {n: self._verdicts[key] for n, key in query_keys.items()}
+            verdicts = {name: self._verdicts[key] for name, key in node_keys.items()}
+        return {name: verdict for name, verdict in verdicts.items() if verdict is not None}
 
-    def _digest_in_place(self, node: Node, model: Model, header: bytes) -> bytes:
-        """Return a hash of all that a verdict follows from, names included: quicker than to ask."""
+    def _digest(self, node: Node, model: Model, header: bytes) -> bytes:
+        """Return a hash of the node, its value types and the contents of its visible constants."""
         state = xxhash.xxh3_128(header)
         state.update(node.proto.SerializeToString(deterministic=True))
         for value in (*node.reads, *node.writes):
             spec, constant = model.spec(value), model.constants.get(value)
             state.update(f"{spec.type}{spec.shape}{constant is None}".encode())
-            if constant is not None and self._is_shown(constant, node):
+            if constant is not None and self._is_visible(constant, node):
                 state.update(constant.digest)
         return state.digest()
 
@@ -167,13 +174,13 @@ class VerdictCache(Generic[T]):
 def single_node_model(
     node: Node,
     model: Model,
-    is_shown: Callable[[Constant], bool],
+    is_visible: Callable[[Constant], bool],
     port: Callable[[TensorSpec], TensorSpec],
 ) -> onnx.ModelProto:
-    """Return a model of one node, its values renamed so that equal nodes give equal bytes.
+    """Return a model of one node, with canonical value names so that equal nodes give equal bytes.
 
-    `is_shown`: whether a constant that the node reads is in the new model; the others are inputs of
-    it. `port`: what is shown of an input's type and shape.
+    Visible constants become initializers of the new model, the others inputs. `port` returns the
+    type and shape to declare for an input.
     """
     proto = onnx.ModelProto(ir_version=model.header.ir_version)
     proto.opset_import.extend(model.header.opset_import)
@@ -182,28 +189,28 @@ def single_node_model(
         proto.functions.extend(model.header.functions)
     graph = proto.graph
     graph.name = "node"
-    only = graph.node.add()
-    only.CopyFrom(node.proto)
-    only.name = "node"
-    only.doc_string = ""
-    del only.metadata_props[:]
-    # Bodies read captured values by name, so a node with captures keeps its names.
+    copy = graph.node.add()
+    copy.CopyFrom(node.proto)
+    copy.name = "node"
+    copy.doc_string = ""
+    del copy.metadata_props[:]
+    # Subgraphs refer to captured values by name, so a node with captures keeps its value names.
     names = {value: value for value in (*node.reads, *node.writes)}
     if not node.captures:
         unique_names = UniqueNames(body_values(node.proto))
         names = {value: unique_names.make(f"v{i}") for i, value in enumerate(names)}
-        del only.input[:], only.output[:]
-        only.input.extend(names.get(value, "") for value in node.inputs)
-        only.output.extend(names.get(value, "") for value in node.outputs)
+        del copy.input[:], copy.output[:]
+        copy.input.extend(names.get(value, "") for value in node.inputs)
+        copy.output.extend(names.get(value, "") for value in node.outputs)
     for value in node.reads:
         constant = model.constants.get(value)
-        if constant is not None and is_shown(constant):
+        if constant is not None and is_visible(constant):
             tensor = constant.to_proto()
             tensor.name = names[value]
             graph.initializer.append(tensor)
         else:
-            shown = port(model.spec(value))
-            graph.input.append(TensorSpec(names[value], shown.type, shown.shape).to_proto())
+            spec = port(model.spec(value))
+            graph.input.append(TensorSpec(names[value], spec.type, spec.shape).to_proto())
     graph.output.extend(
         TensorSpec(names[value], model.spec(value).type).to_proto()
         for value in node.writes
@@ -212,9 +219,9 @@ def single_node_model(
     return proto
 
 
-def _answer(request: bytes) -> bytes:
-    """Answer a request in the other process."""
+def _respond(request: bytes) -> bytes:
+    """Call the function of a request; runs in the worker process."""
     module, function, arguments = msgpack.unpackb(request)
-    answer = getattr(importlib.import_module(module), function)(*arguments)
-    packed: bytes = msgpack.packb(answer, default=astuple)
-    return packed
+    result = getattr(importlib.import_module(module), function)(*arguments)
+    response: bytes = msgpack.packb(result, default=astuple)
+    return response

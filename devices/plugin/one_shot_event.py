@@ -1,19 +1,19 @@
-"""A signal that is given once, for those who wait: an event at a tenth of its cost."""
+"""An event that is set once: ten times faster than `threading.Event`."""
 
 from __future__ import annotations
 
 from threading import Lock
 from typing import Any, Final
 
-#: Seconds after which a wait without end is begun again: Python does not notice a Ctrl-C that comes
-#: in the moment between its last look and the wait.
+#: Waits without a timeout are split into waits of this many seconds. Otherwise Python would not
+#: handle a Ctrl-C that arrives just before the wait begins.
 WAIT_SLICE_S: Final = 0.5
 #: Held while a gate is made: there is one for all who wait.
 _MAKING: Final = Lock()
 
 
 class OneShotEvent:
-    """Not set until `set` is called; again changes nothing."""
+    """An event without `clear`; setting it again has no effect."""
 
     __slots__ = ("_gate", "_is_set")
 
@@ -23,18 +23,18 @@ class OneShotEvent:
         self._gate: Any = None
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Return whether the event is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Let all go on that wait for it."""
+        """Set the event and wake all waiting threads."""
         if not self._is_set:
             self._is_set = True
             if self._gate is not None:
                 self._gate.release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait at most so long, None: as long as it takes; return whether it is set."""
+        """Wait for the event, without limit by default; return whether it is set."""
         if timeout_s is None:
             while not self._is_set:
                 self.wait(WAIT_SLICE_S)

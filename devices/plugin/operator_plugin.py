@@ -1,4 +1,4 @@
-"""A plugin that is a table: what computes each operator, and which element types."""
+"""Base class of plugins that are a table of operators and Python functions."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ from hetero.devices.plugin.program import ExecutedNode, Program, RunContext, Val
 from hetero.devices.plugin.properties import Config
 from hetero.devices.plugin.support import Refusal
 
-#: Computes a node's output (a tuple, where it has several) from its inputs, absent ones None;
-#: attributes are its keyword-only parameters, under their ONNX names with their ONNX defaults.
+#: Computes a node's output (or a tuple of outputs) from its inputs; absent inputs are None.
+#: Attributes are keyword-only parameters, with their ONNX names and defaults.
 Operator = Callable[..., Any]
 
 
 class OperatorPlugin(Plugin):
-    """Base of plugins that run a model node by node, each with a function of its arrays."""
+    """Base class of plugins that run a model node by node, with a Python function per operator."""
 
-    #: Operator -> what computes it.
+    #: Operator -> its function.
     operators: ClassVar[Mapping[str, Operator]]
-    #: The operators' domain; the standard one is the empty string.
+    #: The operators' domain; the standard domain is the empty string.
     domain: ClassVar[str] = ""
-    #: The operator set from which on the operators mean what the functions compute.
+    #: The first opset that defines the operators as the functions compute them.
     since: ClassVar[int]
-    #: What they compute in: names as in ``tensor(float)``, of every input and output.
+    #: Supported element types of all inputs and outputs, by name, such as ``float``.
     element_types: ClassVar[Collection[str]]
 
     def __init__(self) -> None:
         super().__init__()
-        known = {s.name for s in onnx.defs.get_all_schemas() if s.domain == self.domain}
-        for name in sorted(self.operators.keys() - known) if known else ():
-            near = difflib.get_close_matches(name, sorted(known), 3, 0.5)
+        schemas = {s.name for s in onnx.defs.get_all_schemas() if s.domain == self.domain}
+        for name in sorted(self.operators.keys() - schemas) if schemas else ():
+            matches = difflib.get_close_matches(name, sorted(schemas), 3, 0.5)
             raise PluginLoadError(
-                f"plugin {self.name}: its table has {name!r}, which is not an operator of "
-                f"{self.domain or 'ai.onnx'}; did you mean {' or '.join(near) or 'another domain'}?"
+                f"plugin {self.name}: expected operators of {self.domain or 'ai.onnx'} in its "
+                f"table, got {name!r}; did you mean {' or '.join(matches) or 'another domain'}?"
             )
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Refuse other operators, older operator sets, other attributes and element types."""
+        """Refuse nodes with an operator, opset, attribute or element type outside the table."""
         operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         if node.domain != self.domain or node.op_type not in self.operators:
-            there = ", ".join(sorted(self.operators))
-            return Refusal("no_kernel", f"{self.name} has no {operator}; it has {there}")
+            return Refusal(
+                "no_kernel",
+                f"{self.name} does not support {operator}; its operators are "
+                f"{', '.join(sorted(self.operators))}",
+            )
         opset = model.opset_imports.get(node.domain, 0)
         if opset < self.since:
             return Refusal(
-                "opset", f"{self.name} runs operator sets from {self.since} on; this is {opset}"
+                "opset", f"{self.name} supports opset {self.since} and newer, not opset {opset}"
             )
-        known = _attributes(self.operators[node.op_type])
+        parameters = _attributes(self.operators[node.op_type])
         for attribute in node.proto.attribute:
-            if attribute.name not in known:
+            if attribute.name not in parameters:
                 return Refusal(
-                    "attribute", f"{self.name} runs {operator} without {attribute.name!r}"
+                    "attribute",
+                    f"{self.name} does not support attribute {attribute.name!r} of {operator}",
                 )
         for value in (*node.reads, *node.writes):
             spec = model.spec(value)
@@ -68,7 +72,7 @@ class OperatorPlugin(Plugin):
                 continue  # ONNX infers no types for operators that it does not define
             if spec.element_type not in self.element_types:
                 types = ", ".join(sorted(self.element_types))
-                return Refusal("dtype", f"{self.name} computes in {types}; {value!r} is {spec}")
+                return Refusal("dtype", f"{self.name} supports {types}; {value!r} is {spec}")
         return None
 
     def compile(self, model: Model, config: Config) -> Program:
@@ -77,10 +81,10 @@ class OperatorPlugin(Plugin):
 
 
 class OperatorProgram(Program):
-    """A model run node by node.
+    """Program that calls a Python function for each node.
 
-    `operators` has a function for each operator of it; `device` names what runs it in messages and
-    in the runtime model.
+    `operators` has a function for each operator of the model; `device` is the device's name in
+    messages and in the runtime model.
     """
 
     def __init__(self, model: Model, operators: Mapping[str, Operator], device: str) -> None:
@@ -90,9 +94,9 @@ class OperatorProgram(Program):
         self._constants = {name: weight.array for name, weight in model.constants.items()}
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Compute the outputs, one node after the other; KernelError if a function raises."""
-        given = {port.name: value for port, value in zip(self._model.inputs, inputs, strict=True)}
-        values = {**self._constants, **given, "": None}
+        """Compute the outputs node by node; KernelError if a function raises."""
+        feeds = {port.name: value for port, value in zip(self._model.inputs, inputs, strict=True)}
+        values = {**self._constants, **feeds, "": None}
         for node, operator, attributes in self._calls:
             context.check_cancelled()
             start = time.perf_counter()
@@ -101,7 +105,7 @@ class OperatorProgram(Program):
             except Exception as error:
                 raise KernelError(
                     f"node {node.name!r} ({node.op_type}) on {self._device}: "
-                    f"{type(error).__name__}: {error}. Check what feeds the node.",
+                    f"{type(error).__name__}: {error}. Check the node's inputs.",
                     node=node.name,
                     op_type=node.op_type,
                 ) from error
@@ -112,7 +116,7 @@ class OperatorProgram(Program):
         return [values[port.name] for port in self._model.outputs]
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return every node, in order."""
+        """Return all nodes, in execution order."""
         return tuple(
             ExecutedNode(node.name, node.op_type, i, self._device, node.covers)
             for i, node in enumerate(self._model.nodes)
@@ -121,7 +125,7 @@ class OperatorProgram(Program):
 
 @cache
 def _attributes(operator: Operator) -> frozenset[str]:
-    """Return the attributes that a function takes; builtins and numpy's own take none."""
+    """Return the names of a function's keyword-only parameters; none for builtins and ufuncs."""
     try:
         parameters = inspect.signature(operator).parameters.values()
     except ValueError:

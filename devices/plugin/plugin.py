@@ -1,8 +1,8 @@
-"""The plugin contract: what an author writes for a new device, and all that comes with it.
+"""The plugin contract: base class of all plugins.
 
-An author says what the device supports (`refuse`), how it compiles (`compile`) and how it runs
-(`Program.run`); queries, properties, ports, requests, states, checks, profiling and export are
-done here and in `compiled_model`. See the plugin developer guide's Plugin page.
+A plugin author implements `refuse` (support of a node), `compile` and `Program.run`. This class and
+`CompiledModel` implement queries, properties, ports, checks, profiling and export. The structure
+follows the Plugin page of OpenVINO's plugin developer guide.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from hetero.devices.request.compiled_model import CompiledModel
 
 
 class Plugin(ABC):
-    """Base of all plugins.
+    """Base class of all plugins.
 
-    A subclass's constructor initialises the backend, or raises PluginLoadError naming what is
-    missing and how to install it.
+    The constructor of a subclass initializes the backend, or raises PluginLoadError with the
+    missing dependency and the command that installs it.
     """
 
-    #: The device name's first part: ``CPU`` in ``CPU.0``. No dots, no colons.
+    #: First part of the device names: ``CPU`` in ``CPU.0``. No dots, no colons.
     name: ClassVar[str]
-    #: Its properties: `COMMON_PROPERTIES`, those of `OPTIONAL_PROPERTIES` that it obeys, its own.
+    #: `COMMON_PROPERTIES`, the supported `OPTIONAL_PROPERTIES`, and the plugin's own properties.
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES
-    #: Whether bare ``HETERO`` uses it; devices that only measure or simulate are asked for by name.
+    #: Whether bare ``HETERO`` includes the device; False for devices that only measure or simulate.
     automatic: ClassVar[bool] = True
-    #: Whether outputs are what the model says; a device that simulates gives others.
+    #: Whether the device computes the model's outputs; False for devices that only simulate.
     computes: ClassVar[bool] = True
-    #: Whether its programs leave outputs in the device's memory where `RunContext.left` says so.
+    #: Whether programs can leave `RunContext.resident_outputs` in the device's memory.
     leaves_outputs: ClassVar[bool] = False
-    #: Place in a bare ``HETERO``, lower first: accelerators 10, fast runtimes 40, fallbacks 90.
+    #: Position in bare ``HETERO``, lower first: accelerators 10, fast runtimes 40, fallbacks 90.
     rank: ClassVar[int] = 50
 
     def __init__(self) -> None:
@@ -57,58 +57,59 @@ class Plugin(ABC):
             self.properties, self.name, read=self._read, check=self._check_device_id
         )
         self._lock = threading.Lock()
-        #: What runs with EXCLUSIVE_ASYNC_REQUESTS hold, by device id.
-        self._turns: dict[str, threading.Lock] = {}
+        #: Locks of EXCLUSIVE_ASYNC_REQUESTS, by device id.
+        self._run_locks: dict[str, threading.Lock] = {}
 
-    # What an author writes.
+    # Methods that a plugin implements or overrides.
 
     @abstractmethod
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Return why the device does not run `node`, or None if it does.
+        """Return the reason why the device does not support `node`, or None if it does.
 
         Parameters
         ----------
         node : Node
-            A node of `model`, which is what `transform_model` returned.
+            A node of `model`.
         model : Model
-            For types (`model.spec(value)`), opsets and constants.
+            The result of `transform_model`, for types (`model.spec(value)`), opsets and constants.
         config : mapping
             The effective configuration.
         """
 
     @abstractmethod
     def compile(self, model: Model, config: Config) -> Program:
-        """Compile what `transform_model` returned; every node of it was accepted."""
+        """Compile the result of `transform_model`; the device supports all of its nodes."""
 
     def transform_model(self, model: Model, config: Config) -> Model:
-        """Return the model that the device really runs; nodes say what they stand for in `covers`.
+        """Return the model that the device executes.
 
-        `query_model` and `compile_model` both call it, so that they cannot disagree. Unless a
-        plugin does otherwise, literals become constants and all else stays.
+        `Node.covers` of its nodes lists the original nodes that they replace. `query_model` and
+        `compile_model` both call this method, so that their results agree. By default, `Constant`
+        nodes become constants of the model.
         """
         return lift_constant_nodes(model)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make a program from what `Program.export` gave; `model` has ports and no weights."""
+        """Return a program from the result of `Program.export`; `model` has no weights."""
         raise UnsupportedOperationError(f"{self.name} does not import compiled models")
 
     def note(self, node: Node, model: Model, config: Config) -> str | None:
-        """Return how a supported node is run, where a reader of the query should know."""
+        """Return a remark on the execution of a supported node for the query's result, or None."""
         return None
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
-        """Return what needs the whole model at once, such as a dry run of the backend.
+        """Return results of a query that needs the whole model, such as a dry run of the backend.
 
         Returns
         -------
         mapping of str to (Refusal or str)
-            By node of the transformed `model`: why it is refused, or a note on one that is taken;
-            `refuse` is still asked about nodes that are not refused here.
+            Node of the transformed `model` -> its refusal, or a note on a supported node. `refuse`
+            is still called for nodes that are not refused here.
         """
         return {}
 
     def device_ids(self) -> tuple[str, ...]:
-        """Return the ids of the devices here; ``CPU.0`` has id ``0``."""
+        """Return the ids of the available devices; ``CPU.0`` has id ``0``."""
         return ("0",)
 
     def version(self) -> str:
@@ -120,42 +121,48 @@ class Plugin(ABC):
         return {}
 
     def full_name(self, device_id: str) -> str:
-        """Return a device's name for people."""
+        """Return a device's descriptive name."""
         return self.name
 
     def fingerprint(self, device_id: str) -> str:
-        """Return what a compiled model depends on: architecture, driver, instruction set."""
+        """Return a text that identifies the hardware and software that compiled models depend on.
+
+        Examples are the architecture, the driver and the instruction set.
+        """
         return self.name
 
     def close(self) -> None:  # noqa: B027 - most plugins hold nothing beyond their memory
-        """Give back what the backend holds; whoever loaded the plugin calls it at its end, once.
+        """Release the backend's resources.
 
-        Its compiled models are closed before. A Ray actor's process ends with its plugin.
+        The owner of the plugin calls this once, after closing all compiled models. In a Ray actor,
+        the process ends afterwards.
         """
 
-    # What every plugin has.
+    # Methods that all plugins share.
 
     def query_model(self, model: Model, config: Config | None = None) -> Support:
-        """Return which nodes of `model` the device runs, and why not the others.
+        """Return the nodes of `model` that the device supports, and the refusals of the others.
 
-        Nodes that break ONNX's definitions of their operators are refused first. The rest is
-        transformed exactly as for compilation, and what is found is mapped back to the original
-        names: a node merged into a supported and an unsupported one is unsupported, one that the
-        transformation removed is supported, literals follow their consumers.
+        Nodes that violate ONNX's schema of their operator are refused first. The other nodes are
+        transformed as for compilation, and the results are mapped back to the original nodes:
+
+        - A node that is merged into both supported and unsupported nodes is unsupported.
+        - A node that the transformation removes is supported.
+        - A `Constant` node follows the nodes that read it.
         """
-        support, _ = self._judge(read_model(model), self.effective_config(config))
+        support, _ = self._query_all(read_model(model), self.effective_config(config))
         return support
 
     def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
-        """Compile a model that the device supports whole.
+        """Compile a model whose nodes the device all supports.
 
         Raises
         ------
         UnsupportedNodesError
-            Naming every node that it does not support, each with its reason.
+            The device does not support some nodes; the error lists them with the reasons.
         """
         model, effective = read_model(model), self.effective_config(config)
-        support, transformed = self._judge(model, effective)
+        support, transformed = self._query_all(model, effective)
         if support.unsupported:
             lines = [
                 f"  {name} ({model.nodes[model.index_of[name]].op_type}): {reason}"
@@ -163,33 +170,34 @@ class Plugin(ABC):
                 for reason in reasons.values()
             ]
             more = [f"  and {len(lines) - 20} more"] if len(lines) > 20 else []
-            shown = "\n".join([*lines[:20], *more])
+            listing = "\n".join([*lines[:20], *more])
             raise UnsupportedNodesError(
                 f"{self.name} does not support {len(lines)} of {len(model.nodes)} nodes of model "
-                f"{model.name!r}:\n{shown}\nAdd a device that does, as in HETERO:{self.name},CPU.",
+                f"{model.name!r}:\n{listing}\nAdd a device that supports them, as in "
+                f"HETERO:{self.name},CPU.",
                 unsupported=support.unsupported,
             )
         program = self.compile(transformed, effective)
         if not isinstance(program, Program):
             raise InferenceError(
-                f"plugin {self.name}: compile returned {type(program).__name__}; it must return a "
-                "devices.Program. That is a fault of the plugin.",
+                f"plugin {self.name}: expected a devices.Program from compile, got "
+                f"{type(program).__name__}. Report this to the plugin's author.",
                 device=self.name,
             )
-        made = [model.specs.get(port.name, port) for port in model.outputs]
-        return self._compiled(model, made, program, effective)
+        output_specs = [model.specs.get(port.name, port) for port in model.outputs]
+        return self._compiled_model(model, output_specs, program, effective)
 
     def import_model(
         self, payload: Payload, model: Model, config: Config | None = None
     ) -> CompiledModel:
-        """Make a compiled model from a payload; `model` gives its ports, whose shapes hold.
+        """Return a compiled model from a payload; `model` has its ports, with reliable shapes.
 
         Raises
         ------
         UnsupportedOperationError
-            The plugin imports nothing.
+            The plugin does not support import.
         BlobError
-            The payload is not one of this plugin's, or is damaged.
+            The payload is damaged or of another plugin.
         """
         effective = self.effective_config(config)
         if not effective["ENABLE_MMAP"]:
@@ -201,20 +209,23 @@ class Plugin(ABC):
         except Exception as error:
             raise BlobError(
                 f"{self.name} cannot import model {model.name!r}: {type(error).__name__}: {error}. "
-                "It is damaged, or of another version; compile the model again."
+                "The blob is damaged or of another version; compile the model again."
             ) from error
-        return self._compiled(model, model.outputs, program, effective)
+        return self._compiled_model(model, model.outputs, program, effective)
 
     def effective_config(self, config: Config | None = None) -> dict[str, Any]:
-        """Return defaults, then what `set_property` set, then `config`, checked and typed."""
+        """Return all mutable properties, checked and typed.
+
+        `config` overrides the values of `set_property`, which override the defaults.
+        """
         return self.configuration.effective(config)
 
     def set_property(self, config: Config) -> None:
-        """Set defaults for models compiled later."""
+        """Set default values for models that are compiled later."""
         self.configuration.set(config)
 
     def get_property(self, name: str, device_id: str | None = None) -> Any:
-        """Return a property's value, of the device that DEVICE_ID says where no other is named."""
+        """Return a property's value for a device, by default the device DEVICE_ID."""
         if device_id is None:
             device_id = str(self.configuration.get("DEVICE_ID"))
         else:
@@ -222,24 +233,24 @@ class Plugin(ABC):
         return device_id if name == "DEVICE_ID" else self.configuration.get(name, device_id)
 
     def create_context(self, config: Config | None = None) -> RemoteContext:
-        """Return a RemoteContext, for devices with memory of their own.
+        """Return a RemoteContext for the device's own memory.
 
         Raises
         ------
         UnsupportedOperationError
-            The device has none.
+            The device has no memory of its own.
         """
-        raise UnsupportedOperationError(f"{self.name} has no device memory to share")
+        raise UnsupportedOperationError(f"{self.name} does not support remote tensors")
 
-    def _compiled(
-        self, model: Model, made: Sequence[TensorSpec], program: Program, config: Config
+    def _compiled_model(
+        self, model: Model, output_specs: Sequence[TensorSpec], program: Program, config: Config
     ) -> CompiledModel:
         device_id = config["DEVICE_ID"]
         device = f"{self.name}.{device_id}"
-        turn = None
+        run_lock = None
         if config["EXCLUSIVE_ASYNC_REQUESTS"]:
             with self._lock:
-                turn = self._turns.setdefault(device_id, threading.Lock())
+                run_lock = self._run_locks.setdefault(device_id, threading.Lock())
 
         def read(name: str, _: str) -> Any:
             return self.get_property(name, device_id)
@@ -248,23 +259,28 @@ class Plugin(ABC):
             self.properties, f"model {model.name!r} on {device}", config, read=read
         )
         return CompiledModel(
-            model, program, made=made, device=device, configuration=configuration, turn=turn
+            model,
+            program,
+            output_specs=output_specs,
+            device=device,
+            configuration=configuration,
+            run_lock=run_lock,
         )
 
     def _read(self, name: str, device_id: str) -> Any:
-        """Return the value on a device of a property that was not set."""
+        """Return a device's value of an unset property."""
         row = self.properties[name]
         if not row.mutable:
-            of_device = self.device_properties(device_id)
-            if name in of_device:
-                return of_device[name]
+            values = self.device_properties(device_id)
+            if name in values:
+                return values[name]
         match name:
             case "DEVICE_ID":
                 return next(iter(self.device_ids()), row.default)
             case "SUPPORTED_PROPERTIES":
                 return tuple(self.properties)
             case "CACHING_PROPERTIES":
-                return self.properties.shaping
+                return self.properties.caching_properties
             case "AVAILABLE_DEVICES":
                 return self.device_ids()
             case "FULL_DEVICE_NAME":
@@ -279,30 +295,31 @@ class Plugin(ABC):
         return row.default
 
     def _check_device_id(self, config: Config) -> None:
-        """Refuse an id that is not one of the plugin's."""
-        asked, ids = config.get("DEVICE_ID"), self.device_ids()
-        if asked is not None and asked not in ids:
+        """Raise UnknownDeviceError if DEVICE_ID is not the id of a device."""
+        device_id, ids = config.get("DEVICE_ID"), self.device_ids()
+        if device_id is not None and device_id not in ids:
             raise UnknownDeviceError(
-                f"{self.name} has no device {asked!r}; it has {', '.join(ids) or 'none'}.",
-                device=f"{self.name}.{asked}",
+                f"{self.name} has no device {device_id!r}; its devices are "
+                f"{', '.join(ids) or 'none'}.",
+                device=f"{self.name}.{device_id}",
             )
 
-    def _judge(self, model: Model, config: Config) -> tuple[Support, Model]:
-        """Ask about each transformed node; return the answers by original names, and the model."""
+    def _query_all(self, model: Model, config: Config) -> tuple[Support, Model]:
+        """Query all nodes; return the support of the original nodes, and the transformed model."""
         device = f"{self.name}.{config['DEVICE_ID']}"
         refusals = schema_violations(model)
         transformed = self.transform_model(_without(model, refusals), config)
-        prepared = self.prepare_query(transformed, config)
+        verdicts = self.prepare_query(transformed, config)
         notes: dict[str, str] = {}
         for node in transformed.nodes:
-            known = prepared.get(node.name)
+            verdict = verdicts.get(node.name)
             refusal = (
-                known if isinstance(known, Refusal) else self.refuse(node, transformed, config)
+                verdict if isinstance(verdict, Refusal) else self.refuse(node, transformed, config)
             )
             if refusal:
                 refusals |= dict.fromkeys(node.covers, refusal)
                 continue
-            note = known if isinstance(known, str) else self.note(node, transformed, config)
+            note = verdict if isinstance(verdict, str) else self.note(node, transformed, config)
             if note:
                 notes |= dict.fromkeys(node.covers, note)
         for node in reversed(model.nodes):
@@ -312,22 +329,23 @@ class Plugin(ABC):
                     refusals[node.name] = refusals[readers[0]]
                 elif readers:
                     refusals.pop(node.name, None)
-        refused = {n: {device: refusals[n]} for n in model.node_names if n in refusals}
+        unsupported = {n: {device: refusals[n]} for n in model.node_names if n in refusals}
         support = Support(
             {n: device for n in model.node_names if n not in refusals},
-            refused,
-            refused,
+            unsupported,
+            unsupported,
             {n: notes[n] for n in model.node_names if n in notes and n not in refusals},
         )
         return support, transformed
 
 
 def _without(model: Model, names: Collection[str]) -> Model:
-    """Return the model without some nodes, giving out what those and its outputs take of it."""
+    """Return the model without the named nodes; its outputs include the values that they read."""
     if not names:
         return model
-    kept = [i for i, node in enumerate(model.nodes) if node.name not in names]
-    made = {value for i in kept for value in model.nodes[i].writes}
-    taken = [value for name in names for value in model.nodes[model.index_of[name]].reads]
-    taken += [port.name for port in model.outputs]
-    return model.extract(kept, [value for value in dict.fromkeys(taken) if value in made])
+    positions = [i for i, node in enumerate(model.nodes) if node.name not in names]
+    computed = {value for i in positions for value in model.nodes[i].writes}
+    values = [value for name in names for value in model.nodes[model.index_of[name]].reads]
+    values += [port.name for port in model.outputs]
+    outputs = [value for value in dict.fromkeys(values) if value in computed]
+    return model.extract(positions, outputs)

@@ -1,4 +1,4 @@
-"""What names a plugin in text: ``[NAME=]PLUGIN[@PYTHON]``."""
+"""Plugin sources in text form: ``[NAME=]PLUGIN[@PYTHON]``."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import NamedTuple
 
 
 class PluginSource(NamedTuple):
-    """Where a plugin is found."""
+    """The location of a plugin, and the name for its devices."""
 
-    #: What its devices are called; empty for its own name.
+    #: Name for the plugin's devices; empty for the plugin's own name.
     name: str
     #: ``module:attr``, or the name of an installed plugin.
     target: str
-    #: The interpreter that has it, of an environment of its own; empty for this one.
+    #: Python interpreter of another environment with the plugin; empty for this interpreter.
     python: str
 
     @classmethod
-    def read(cls, text: str) -> PluginSource:
-        """Read ``module:attr``, ``NAME=module:attr``, ``ORT_OPENVINO@/opt/ov/bin/python``."""
-        here, _, python = text.partition("@")
-        name, _, target = here.rpartition("=")
+    def parse(cls, text: str) -> PluginSource:
+        """Parse ``module:attr``, ``NAME=module:attr`` or ``ORT_OPENVINO@/opt/ov/bin/python``."""
+        location, _, python = text.partition("@")
+        name, _, target = location.rpartition("=")
         return cls(name, target, python)
 
     @property
-    def here(self) -> PluginSource:
-        """The same for the interpreter that has it."""
+    def without_interpreter(self) -> PluginSource:
+        """The source as seen by the interpreter that has the plugin."""
         return self._replace(python="")
 
     @property
-    def shown(self) -> str:
-        """What it is called before it is loaded."""
+    def label(self) -> str:
+        """The name for messages before the plugin is loaded."""
         return self.name or (str(self) if ":" in self.target else self.target)
 
     def __str__(self) -> str:

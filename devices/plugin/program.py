@@ -1,4 +1,4 @@
-"""What a plugin compiles a model to: a program that turns input values into output values."""
+"""Interfaces of compiled programs: `Program`, `RunContext`, `Payload` and `ExecutedNode`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import (
     BlobError,
     DeadlineError,
@@ -19,17 +20,17 @@ from hetero.devices.errors import (
 from hetero.devices.plugin.one_shot_event import OneShotEvent
 from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor
 
-#: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
+#: A tensor (numpy array), sequence (list of values), optional (value or None) or map (dict).
 Value = Any
 
 
 def nbytes_of(value: Any) -> int:
-    """Return about how many bytes a value's contents take; strings count their characters."""
+    """Return the approximate size of a value in bytes; strings count their characters."""
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
-    if type(value) is ResidentTensor:  # its bundle counts it
+    if type(value) is ResidentTensor:  # its bundle is counted instead
         return 0
-    nbytes: int | None = getattr(value, "nbytes", None)  # of arrays and remote tensors
+    nbytes: int | None = getattr(value, "nbytes", None)  # arrays and remote tensors
     if nbytes is not None:
         return nbytes
     if isinstance(value, Mapping):
@@ -40,7 +41,7 @@ def nbytes_of(value: Any) -> int:
 
 
 class CancelHook:
-    """The block of a run in which its backend is asked to stop once the run is cancelled."""
+    """Context manager of a run: within the block, cancelling the run also calls `stop`."""
 
     __slots__ = ("_context", "_stop")
 
@@ -49,32 +50,32 @@ class CancelHook:
         self._stop = stop
 
     def __enter__(self) -> None:
-        self._context._hook = self._stop
+        self._context._stop = self._stop
         if self._context._is_cancelled:
             self._stop()
 
     def __exit__(self, *exception: object) -> None:
-        self._context._hook = None
+        self._context._stop = None
 
 
 @dataclass(slots=True)
 class RunContext:
-    """What one run of a program may ask and tell.
+    """State of one run of a program: cancellation, deadline, timings and placement of outputs.
 
     Attributes
     ----------
     profile : bool
         Whether to time executed nodes with `record`.
     node_times_s : dict of str to float
-        Seconds by executed node, as recorded.
+        Executed node -> recorded seconds.
     upload_s, download_s : float
-        Seconds spent bringing inputs to the device and outputs back: the program adds what it can
-        tell from the run itself.
+        Seconds of transfers of inputs to the device and of outputs to the host, if the program
+        measures them separately.
     infer_s : float
-        Seconds of the run itself, once it has ended.
-    left : frozenset of int
-        Positions of outputs that nobody wants on the host: a program of a plugin that
-        `leaves_outputs` may return each as a RemoteTensor.
+        Seconds of the run without transfers, set after the run.
+    resident_outputs : frozenset of int
+        Positions of outputs that are not needed on the host. If the plugin `leaves_outputs`, its
+        program may return these outputs as RemoteTensors.
     """
 
     profile: bool = False
@@ -82,51 +83,58 @@ class RunContext:
     upload_s: float = 0.0
     infer_s: float = 0.0
     download_s: float = 0.0
-    left: frozenset[int] = frozenset()
+    resident_outputs: frozenset[int] = frozenset()
     _is_cancelled: bool = False
-    #: What `sleep` waits on; made by the first, as most runs never sleep.
-    _woken: OneShotEvent | None = None
+    #: Wakes `sleep`; created on the first call, because most runs never sleep.
+    _wakeup: OneShotEvent | None = None
     _deadline: float | None = None
-    _hook: Callable[[], object] | None = None
+    _stop: Callable[[], object] | None = None
+
+    left = deprecated_alias("left", "resident_outputs")
 
     def cancel(self) -> None:
-        """Ask the run to stop at the next node."""
+        """Stop the run at the next node."""
         self._is_cancelled = True
-        if self._woken is not None:
-            self._woken.set()
-        hook = self._hook
-        if hook is not None:
-            hook()
+        if self._wakeup is not None:
+            self._wakeup.set()
+        stop = self._stop
+        if stop is not None:
+            stop()
 
     def on_cancel(self, stop: Callable[[], object]) -> CancelHook:
-        """Return a block in which `cancel` calls `stop`: for backends that stop themselves."""
+        """Return a context manager within which `cancel` also calls `stop`.
+
+        It is for backends that can stop a run between two calls of `check_cancelled`.
+        """
         return CancelHook(self, stop)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Let the run take `timeout_s` seconds from now, waiting in queues included."""
+        """Set the deadline of the run to `timeout_s` seconds from now."""
         self._deadline = time.monotonic() + timeout_s
 
     def check_cancelled(self) -> None:
-        """Raise if the run was asked to stop, or its time is up; programs call it between nodes.
+        """Raise if the run is cancelled or past its deadline; programs call this between nodes.
 
         Raises
         ------
-        RequestCancelledError, DeadlineError
-            What stopped it.
+        RequestCancelledError
+            The run is cancelled.
+        DeadlineError
+            The deadline has passed.
         """
         if self._is_cancelled:
             raise RequestCancelledError("the request was cancelled while it ran")
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise DeadlineError("the request's time was up before it had run to its end")
+            raise DeadlineError("the request exceeded its deadline while it ran")
 
     def sleep(self, seconds: float) -> None:
-        """Wait `seconds`, or until the run is asked to stop or its time is up; then check."""
-        left = seconds
+        """Sleep until the time, the deadline or a cancellation; then call `check_cancelled`."""
+        wait_s = seconds
         if self._deadline is not None:
-            left = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
-        self._woken = self._woken or OneShotEvent()
+            wait_s = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
+        self._wakeup = self._wakeup or OneShotEvent()
         if not self._is_cancelled:
-            self._woken.wait(left)
+            self._wakeup.wait(wait_s)
         self.check_cancelled()
 
     def record(self, node: str, seconds: float) -> None:
@@ -136,20 +144,20 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class ExecutedNode:
-    """A row of the runtime model: one node as the device really runs it.
+    """A node of the runtime model: an operator that the device executes.
 
     Attributes
     ----------
     name : str
-        Unique in the program.
+        Unique name in the program.
     layer_type : str
-        The operator that is run, fused ones included.
+        The operator, which may be a fused one.
     execution_order : int
         Position in the run.
     implementation : str
-        What runs it: a kernel's name, a backend's provider.
+        The implementation, such as a kernel or an execution provider.
     original_names : tuple of str
-        The model's nodes that it covers.
+        The model's nodes that it executes.
     """
 
     name: str
@@ -161,36 +169,37 @@ class ExecutedNode:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A device's own form of a compiled model, for blobs.
+    """A compiled model in the device's own format, for blobs.
 
     Attributes
     ----------
     header : mapping
-        msgpack-able values: what the plugin's `load` needs besides tensors.
+        Values for the plugin's `load` that msgpack can pack.
     tensors : mapping of str to numpy.ndarray
-        Weights, stored raw and aligned, memory-mapped on load.
+        Weights. A blob stores them uncompressed and aligned, and memory-maps them on import.
     """
 
     header: Mapping[str, Any]
     tensors: Mapping[str, np.ndarray]
 
     def in_memory(self) -> Payload:
-        """Return it with tensors of its own, that depend on no file."""
+        """Return a payload with copies of the tensors, which do not depend on a file."""
         return Payload(self.header, {name: array.copy() for name, array in self.tensors.items()})
 
-    def check_format(self, wanted: str, model: str) -> None:
-        """Raise BlobError unless the header says that this is the payload of such a program."""
-        if (found := self.header.get("format")) != wanted:
+    def check_format(self, expected: str, model: str) -> None:
+        """Raise BlobError if the header has another format name."""
+        if (actual := self.header.get("format")) != expected:
             raise BlobError(
-                f"model {model!r}: a payload of format {found!r}, wanted {wanted!r}; it is another "
-                "device's. Compile the model again."
+                f"model {model!r}: expected a payload of format {expected!r}, got {actual!r} of "
+                "another device. Compile the model again."
             )
 
 
 class Program(ABC):
-    """A compiled model on one device, without names, states or checks: those are the base's.
+    """A compiled model on one device; computes outputs from checked inputs.
 
-    With NUM_STREAMS over 1, `run` is called from that many threads at once.
+    `CompiledModel` adds port names, checks and profiling. If NUM_STREAMS exceeds 1, as many threads
+    call `run` at once.
     """
 
     @abstractmethod
@@ -200,36 +209,37 @@ class Program(ABC):
         Parameters
         ----------
         inputs : sequence of values
-            One for each port in order, already checked and converted; arrays may be read-only
-            and must not be written to.
+            One checked and converted value per input port. `run` must not modify the arrays, which
+            may be read-only.
         context : RunContext
             Cancellation and timing.
 
         Returns
         -------
         sequence of values
-            One for each output port; host arrays that the program will not touch again, but for
-            what `context` says may be left. Those that share memory with an input, a constant or
-            one another are copied by the caller.
+            One value per output port. They are host arrays that the program does not use any more,
+            except those in `context.resident_outputs`. The caller copies arrays that share memory
+            with an input, a constant or each other.
         """
 
     def takes_remote(self, tensor: RemoteTensor) -> bool:
-        """Whether `run` takes `tensor` where it is; else it gets a copy on the host."""
+        """Return whether `run` accepts `tensor` without a copy to the host."""
         return False
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return the runtime model, in execution order; empty where the backend does not tell."""
+        """Return the runtime model, in execution order; empty if the backend does not report it."""
         return ()
 
     def export(self) -> Payload:
-        """Return the device's own form of the program.
+        """Return the program in the device's own format.
 
         Raises
         ------
         UnsupportedOperationError
-            If it has none; the subgraph's ONNX is kept instead and compiled again on import.
+            The device has no such format. A blob then contains the ONNX subgraph, which is compiled
+            again on import.
         """
-        raise UnsupportedOperationError(f"{type(self).__name__} cannot be exported")
+        raise UnsupportedOperationError(f"{type(self).__name__} does not support export")
 
     def close(self) -> None:  # noqa: B027 - most programs hold nothing beyond their memory
-        """Give back what the program holds on the device."""
+        """Release the program's resources on the device."""

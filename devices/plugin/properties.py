@@ -1,7 +1,7 @@
-"""Properties: the guide's names, each with a type, a mutability and a check.
+"""Properties: names, types, mutability and checks, with OpenVINO's property names.
 
-A plugin declares a table of those that it obeys; `hetero.devices.plugin.configuration` holds their
-values.
+A plugin declares a `PropertyTable` of the properties that it supports.
+`hetero.devices.plugin.configuration` stores their values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Config = Mapping[str, Any]
 
 _TYPE_NAMES: Final = {
     bool: "YES or NO (bool)",
-    int: "a whole number (int)",
+    int: "an integer (int)",
     float: "a finite number (float)",
     str: "text (str)",
     tuple: "a list",
-    dict: "a mapping, or one in JSON",
+    dict: "a mapping, or a JSON object",
 }
 
 
@@ -38,33 +38,33 @@ class Property:
     Attributes
     ----------
     name : str
-        The guide's name.
+        The property's name.
     type : type
-        ``str``, ``int``, ``float``, ``bool``, ``tuple`` or ``dict``; strings are converted, a dict
-        from JSON.
+        ``str``, ``int``, ``float``, ``bool``, ``tuple`` or ``dict``. Strings are converted; a dict
+        is read from JSON.
     default : object
-        Its value until it is set.
+        The value of an unset property.
     mutable : bool
-        Whether `set_property` and `compile_model` take it.
+        Whether `set_property` and `compile_model` accept the property.
     doc : str
-        One sentence: meaning and unit.
+        One sentence with the meaning and the unit.
     choices : tuple
-        The only values allowed, where there are only some; of a tuple, its elements. Strings are
-        taken in any case.
+        Allowed values, or allowed elements of a tuple; empty allows every value. The case of
+        strings is ignored.
     minimum, maximum : float or None
-        The least and the greatest number allowed; of a dict, for each value.
+        Range of a number, or of each value of a dict.
     pattern : str
-        A regular expression that a string fully matches.
+        Regular expression that a string must match completely.
     shapes_result : bool
-        Whether it changes what compilation makes, and so belongs in a cache key.
+        Whether the property changes the compiled model, and therefore belongs in cache keys.
     check : callable, optional
-        Returns a sentence that says what is wrong with a value, or None. It is called where the
-        device is; prefer the fields above, which are known to every process.
-    alone : object
-        Its default where a model is for one device: no other could take what that refuses. None:
-        `default`.
-    automatic : tuple
-        Values that leave it to the device: they are `default`.
+        Returns a sentence about the problem of a value, or None. Only the device's own process
+        calls it; prefer the fields above, which every process applies.
+    sole_device_default : object
+        Default if the model is compiled for this device only, so that no other device can run the
+        nodes that it refuses. None means `default`.
+    auto_values : tuple
+        Values that select `default`.
     """
 
     name: str
@@ -78,8 +78,8 @@ class Property:
     pattern: str = ""
     check: Callable[[Any], str | None] | None = None
     maximum: float = math.inf
-    alone: Any = None
-    automatic: tuple[int | str, ...] = ()
+    sole_device_default: Any = None
+    auto_values: tuple[int | str, ...] = ()
 
     def parse(self, value: Any) -> Any:
         """Return `value` as the property's type.
@@ -87,38 +87,38 @@ class Property:
         Raises
         ------
         PropertyError
-            If the property does not take this value.
+            The value is invalid.
         """
-        if isinstance(value, int | str) and value in self.automatic:
+        if isinstance(value, int | str) and value in self.auto_values:
             return self.default
         parsed = self._convert(value)
-        if wrong := self._wrong(parsed):
-            raise PropertyError(f"{self.name}={value!r}: {wrong}. {self.doc}", property=self.name)
+        if problem := self._problem(parsed):
+            raise PropertyError(f"{self.name}={value!r}: {problem}. {self.doc}", property=self.name)
         return parsed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel without `check`, which is code: the device's own process applies it."""
+        """Pickle without `check`, which is code that only the device's process can call."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return Property, tuple((values | {"check": None}).values())
 
-    def _wrong(self, parsed: Any) -> str | None:
-        """Return what is wrong with a value of the right type, or None."""
+    def _problem(self, parsed: Any) -> str | None:
+        """Describe the problem of a value of the right type, or return None."""
         parts: Iterable[Any] = [parsed]
         if self.type in (tuple, dict):
             parts = parsed.values() if self.type is dict else parsed
         if self.choices and any(part not in self.choices for part in parts):
-            return f"valid values are {', '.join(map(repr, self.choices))}"
+            return f"expected one of {', '.join(map(repr, self.choices))}"
         if self.pattern and not re.fullmatch(self.pattern, parsed):
-            return f"it does not match {self.pattern}"
+            return f"expected text that matches {self.pattern}"
         if self.minimum is not None and not all(
             isinstance(part, int | float)
             and self.minimum <= part <= self.maximum
             and part < math.inf
             for part in parts
         ):
-            most = "" if self.maximum == math.inf else f" and <= {self.maximum}"
-            what = "numbers" if self.type is dict else "a number"
-            return f"wanted {what} >= {self.minimum}{most}"
+            limit = "" if self.maximum == math.inf else f" and <= {self.maximum}"
+            noun = "numbers" if self.type is dict else "a number"
+            return f"expected {noun} >= {self.minimum}{limit}"
         return self.check(parsed) if self.check else None
 
     def _convert(self, value: Any) -> Any:
@@ -131,11 +131,11 @@ class Property:
         elif self.type in (int, float) and not isinstance(value, bool):
             try:
                 converted = self.type(value)
-                given = self.type is float or isinstance(value, str)
-                exact = math.isfinite(converted) and (given or converted == value)
+                is_exact = self.type is float or isinstance(value, str) or converted == value
+                is_valid = math.isfinite(converted) and is_exact
             except (TypeError, ValueError, OverflowError):
-                exact = False
-            if exact:
+                is_valid = False
+            if is_valid:
                 return converted
         elif self.type is tuple:
             if isinstance(value, str):
@@ -155,27 +155,27 @@ class Property:
             return "YES" if value else "NO"
         elif isinstance(value, str | os.PathLike):
             value = os.fspath(value)
-            same = (c for c in self.choices if c.casefold() == value.casefold())
-            return next(same, value)
+            matches = (c for c in self.choices if c.casefold() == value.casefold())
+            return next(matches, value)
         raise PropertyError(
-            f"{self.name}={value!r}: wanted {_TYPE_NAMES[self.type]}, got {type(value).__name__}. "
-            f"{self.doc}",
+            f"{self.name}={value!r}: expected {_TYPE_NAMES[self.type]}, got "
+            f"{type(value).__name__}. {self.doc}",
             property=self.name,
         )
 
 
 class PropertyTable(Mapping[str, Property]):
-    """Properties by name.
+    """Mapping of names to properties.
 
     Parameters
     ----------
     *properties : Property
-        Later ones replace earlier ones of the same name, so that a plugin can narrow a default.
+        A later property replaces an earlier one of the same name, for example with another default.
     """
 
     def __init__(self, *properties: Property) -> None:
         self._properties: Final = MappingProxyType({p.name: p for p in properties})
-        #: Names of the properties that can be set.
+        #: Names of the mutable properties.
         self.mutable: Final = tuple(p.name for p in self._properties.values() if p.mutable)
 
     def __getitem__(self, name: str) -> Property:
@@ -195,47 +195,47 @@ class PropertyTable(Mapping[str, Property]):
         return PropertyTable(*self._properties.values(), *properties)
 
     def without(self, *names: str) -> PropertyTable:
-        """Return a table that lacks some properties."""
+        """Return a table without the named properties."""
         return PropertyTable(*(p for p in self._properties.values() if p.name not in names))
 
     @property
     def mutability(self) -> dict[str, str]:
-        """Each property's name -> RW, or RO where it can be read only."""
+        """Property name -> ``RW``, or ``RO`` for a read-only property."""
         return {p.name: "RW" if p.mutable else "RO" for p in self._properties.values()}
 
     @property
-    def shaping(self) -> tuple[str, ...]:
-        """Names of the properties that change what compilation makes."""
+    def caching_properties(self) -> tuple[str, ...]:
+        """Names of the properties that change the compiled model."""
         return tuple(p.name for p in self._properties.values() if p.shapes_result)
 
     def key(self, config: Config) -> dict[str, Any]:
-        """Return the part of a configuration that changes what compilation makes."""
+        """Return the entries of a configuration that change the compiled model."""
         return {n: config[n] for n in sorted(config) if n in self and self[n].shapes_result}
 
 
 def unknown_property(name: object, owner: str, names: Iterable[str]) -> UnknownPropertyError:
-    """Return an error that suggests which of `names` was meant, or lists them."""
-    near = difflib.get_close_matches(str(name).upper(), names := sorted(names), 3, 0.6)
-    if str(name).upper() in near:
-        near = [str(name).upper()]
-    hint = f"; did you mean {' or '.join(near)}?" if near else f". There are {', '.join(names)}."
-    return UnknownPropertyError(f"no property {name!r} on {owner}{hint}", property=name)
+    """Return an error that suggests similar valid names, or lists all of them."""
+    matches = difflib.get_close_matches(str(name).upper(), names := sorted(names), 3, 0.6)
+    if str(name).upper() in matches:
+        matches = [str(name).upper()]
+    hint = f"Did you mean {' or '.join(matches)}?" if matches else f"Expected {', '.join(names)}."
+    return UnknownPropertyError(f"no property {name!r} on {owner}. {hint}", property=name)
 
 
-#: What every plugin has: the base classes and Core obey these.
+#: Properties of every plugin, which the base classes and Core implement.
 COMMON_PROPERTIES: Final = PropertyTable(
-    Property("DEVICE_ID", str, "0", True, "Which of the plugin's devices."),
+    Property("DEVICE_ID", str, "0", True, "Id of one of the plugin's devices."),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
-    # Each is a thread; no machine has needed more.
+    # Each stream is a thread; 1024 is far above the number of cores of any machine.
     Property(
         "NUM_STREAMS",
         int,
         1,
         True,
-        "How many requests a device runs at once.",
+        "Number of requests that a device runs at once.",
         minimum=1,
         maximum=1024,
-        automatic=(-1, -2, "AUTO", "NUMA"),
+        auto_values=(-1, -2, "AUTO", "NUMA"),
     ),
     Property(
         "EXCLUSIVE_ASYNC_REQUESTS",
@@ -244,39 +244,49 @@ COMMON_PROPERTIES: Final = PropertyTable(
         True,
         "Whether requests of all models with this option run one after another on a device.",
     ),
-    Property("CACHE_DIR", str, "", True, "Where Core keeps compiled models; empty: nowhere."),
+    Property("CACHE_DIR", str, "", True, "Folder of the model cache; empty: no cache."),
     Property(
         "ENABLE_MMAP",
         bool,
         True,
         True,
-        "Whether weights of imported and cached models are mapped rather than read.",
+        "Whether weights of imported and cached models are memory-mapped.",
     ),
-    Property("SUPPORTED_PROPERTIES", tuple, (), False, "Every property's name."),
-    Property(
-        "CACHING_PROPERTIES", tuple, (), False, "Properties that change what compilation makes."
-    ),
+    Property("SUPPORTED_PROPERTIES", tuple, (), False, "Names of all properties."),
+    Property("CACHING_PROPERTIES", tuple, (), False, "Properties that change the compiled model."),
     Property("AVAILABLE_DEVICES", tuple, ("0",), False, "The plugin's device ids."),
-    Property("FULL_DEVICE_NAME", str, "", False, "The device's name for people."),
-    Property("DEVICE_ARCHITECTURE", str, "", False, "What compiled code depends on."),
+    Property("FULL_DEVICE_NAME", str, "", False, "The device's descriptive name."),
+    Property("DEVICE_ARCHITECTURE", str, "", False, "The device's fingerprint in cache keys."),
     Property("DEVICE_TYPE", str, "INTEGRATED", False, "INTEGRATED or DISCRETE."),
     Property("OPTIMIZATION_CAPABILITIES", tuple, ("FP32",), False, "Element types and abilities."),
-    Property("RANGE_FOR_STREAMS", tuple, (1, 1024), False, "Fewest and most."),
-    Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 1, 1), False, "Fewest, most, step."),
+    Property("RANGE_FOR_STREAMS", tuple, (1, 1024), False, "Minimum and maximum of NUM_STREAMS."),
+    Property(
+        "RANGE_FOR_ASYNC_INFER_REQUESTS",
+        tuple,
+        (1, 1, 1),
+        False,
+        "Minimum, maximum and step of the number of requests.",
+    ),
     Property("EXECUTION_DEVICES", tuple, (), False, "Devices that the compiled model runs on."),
     Property("NETWORK_NAME", str, "", False, "The compiled model's name."),
     Property("LOADED_FROM_CACHE", bool, False, False, "Whether compilation was a cache hit."),
-    Property("OPTIMAL_NUMBER_OF_INFER_REQUESTS", int, 1, False, "Requests that keep it busy."),
+    Property(
+        "OPTIMAL_NUMBER_OF_INFER_REQUESTS",
+        int,
+        1,
+        False,
+        "Number of requests that keeps the device busy.",
+    ),
 )
 
-#: The guide's names that a plugin adds to its table where it obeys them.
+#: Standard properties that not every plugin supports.
 OPTIONAL_PROPERTIES: Final = PropertyTable(
     Property(
         "INFERENCE_NUM_THREADS",
         int,
         0,
         True,
-        "Threads that one inference may use; 0: the device's share of the node's cores.",
+        "Number of threads of one inference; 0: the device's share of the node's cores.",
         minimum=0,
     ),
     Property(
@@ -284,7 +294,7 @@ OPTIONAL_PROPERTIES: Final = PropertyTable(
         bool,
         False,
         True,
-        "Whether to run the model node by node as it was written.",
+        "Whether to run the original nodes without graph transformations.",
         shapes_result=True,
     ),
 )

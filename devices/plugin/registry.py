@@ -1,8 +1,8 @@
-"""Finding plugins: by entry point group ``hetero.plugins``, ``module:attr``, name or class.
+"""Plugin discovery: by entry point (group ``hetero.plugins``), ``module:attr``, name or class.
 
-A plugin that cannot be had is an entry with its error, never an exception: one broken backend
-must not take the others away. An entry point may also be a function that returns the plugin
-classes that it finds.
+A plugin that fails to load becomes an entry with its error and never raises, so that one broken
+backend does not affect the other plugins. An entry point may also be a function that returns plugin
+classes.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from hetero.devices.plugin.plugin_source import PluginSource
 
 _log = logging.getLogger(__name__)
 
-#: The entry point group of plugins.
+#: Entry point group of plugins.
 GROUP: Final = "hetero.plugins"
-#: Device names that mean a way of choosing devices, not a device.
+#: Device names that select several devices, so that a plugin cannot have them.
 RESERVED_NAMES: Final = frozenset({"HETERO", "AUTO", "MULTI"})
 
 
 @dataclass(frozen=True, slots=True)
 class PluginEntry:
-    """A plugin that was found.
+    """A discovered plugin, or the error of loading it.
 
     Attributes
     ----------
     name : str
-        The device name's first part.
+        First part of the device names.
     origin : str
-        Where it came from: a distribution and its object reference, or what the caller gave.
+        A distribution and its object reference, or the text or class that the caller passed.
     plugin : Plugin or None
-        None where it could not be had.
+        The plugin; None if it failed to load.
     error : str or None
-        Why not, for people; None where `plugin` is there.
+        The reason of the failure; None if the plugin is loaded.
     """
 
     name: str
@@ -55,44 +55,44 @@ class PluginEntry:
 def load_plugins(
     specs: Sequence[str | type[Plugin]] = (), entry_points: bool = True
 ) -> dict[str, PluginEntry]:
-    """Return every plugin that can be found, by name, in a stable order.
+    """Load plugins and return them by name, in a stable order.
 
     Parameters
     ----------
     specs : sequence of str or type
-        More plugins than the installed ones: ``module:attr``, ``NAME=module:attr`` for one under
-        another name, the name of an installed one in place of ``module:attr``, or Plugin
-        subclasses. They come after the installed ones. ``PLUGIN@PYTHON``, of another interpreter,
-        is an entry with its error, in place of one of that name: only Ray's workers run on it.
+        Additional plugins: a ``module:attr`` or the name of an installed plugin, with the optional
+        prefix ``NAME=`` for other device names; or a Plugin subclass. ``PLUGIN@PYTHON`` names a
+        plugin of another interpreter. It becomes an entry with an error, because only Ray workers
+        can run another interpreter.
     entry_points : bool
-        Whether installed plugins are wanted.
+        Whether to load installed plugins.
 
     Returns
     -------
     dict of str to PluginEntry
-        Installed plugins in order of distribution (this project first) and name, then `specs`. A
-        name that two different objects claim is one entry whose error names both.
+        Installed plugins ordered by distribution (this project first) and name, then `specs`. If
+        two plugins share a name, its entry has an error that names both.
     """
     entries: dict[str, PluginEntry] = {}
-    for point in _installed() if entry_points else ():
+    for point in _entry_points() if entry_points else ():
         origin = f"{point.dist.name if point.dist else 'unknown distribution'} ({point.value})"
-        for entry in _entries(point.name, origin, point.load):
+        for entry in _load_entries(point.name, origin, point.load):
             _add(entries, entry)
     for spec in specs:
         if isinstance(spec, str):
-            source = PluginSource.read(spec)
+            source = PluginSource.parse(spec)
             if source.python:
-                where = (
-                    f"it is of the interpreter {source.python}, which only Ray starts devices on: "
-                    "Core(executor='ray'), --executor ray."
+                error = (
+                    f"only Ray can run the interpreter {source.python}; use Core(executor='ray') "
+                    "or --executor ray."
                 )
-                entries[source.shown] = PluginEntry(source.shown, spec, None, where)
+                entries[source.label] = PluginEntry(source.label, spec, None, error)
                 continue
-            found = _entries(source.name or None, spec, partial(_resolve, source))
+            new = _load_entries(source.name or None, spec, partial(_resolve, source))
         else:
             origin = f"{spec.__module__}:{spec.__qualname__}"
-            found = _entries(None, origin, partial(_itself, spec))
-        for entry in found:
+            new = _load_entries(None, origin, partial(_identity, spec))
+        for entry in new:
             _add(entries, entry)
     return entries
 
@@ -105,27 +105,28 @@ def find_plugin(entries: Mapping[str, PluginEntry], device: str) -> Plugin:
     UnknownDeviceError
         No plugin has that name.
     PluginLoadError
-        One has, but could not be loaded.
+        The plugin failed to load.
     """
     name = device.partition(".")[0]
     entry = entries.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name.upper(), entries, 1, 0.7)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        matches = difflib.get_close_matches(name.upper(), entries, 1, 0.7)
+        hint = f" Did you mean {matches[0]}?" if matches else ""
         raise UnknownDeviceError(
-            f"no device {device!r}; there are {', '.join(entries) or 'none'}.{hint} Other "
-            "plugins are given as module:attr.",
+            f"no plugin for device {device!r}; the plugins are {', '.join(entries) or 'none'}."
+            f"{hint} Pass other plugins as module:attr.",
             device=device,
         )
     if entry.plugin is None:
         raise PluginLoadError(
-            f"device {device!r} (from {entry.origin}) is not usable: {entry.error}", device=device
+            f"device {device!r} (from {entry.origin}) is not available: {entry.error}",
+            device=device,
         )
     return entry.plugin
 
 
 def close_plugins(entries: Iterable[PluginEntry]) -> None:
-    """Close every plugin that was loaded; what one raises is logged, and the others still end."""
+    """Close every loaded plugin; log the error of a plugin that fails to close."""
     for entry in entries:
         if entry.plugin is not None:
             try:
@@ -133,18 +134,18 @@ def close_plugins(entries: Iterable[PluginEntry]) -> None:
             except BaseException as error:
                 if is_interrupt(error):
                     raise
-                _log.exception("plugin=%s could not be closed", entry.name)
+                _log.exception("plugin=%s failed to close", entry.name)
 
 
-def _installed() -> list[metadata.EntryPoint]:
+def _entry_points() -> list[metadata.EntryPoint]:
     try:
-        found = metadata.entry_points(group=GROUP)
+        group = metadata.entry_points(group=GROUP)
     except OSError as error:
         raise PluginLoadError(
-            f"the installed plugins cannot be listed: {error}. Close what this process has open, "
-            "or raise its limit (`ulimit -n`)."
+            f"the installed plugins cannot be listed: {error}. Close files of this process, or "
+            "raise its limit of open files (`ulimit -n`)."
         ) from error
-    points = {(p.name, p.value, p.dist.name if p.dist else ""): p for p in found}
+    points = {(p.name, p.value, p.dist.name if p.dist else ""): p for p in group}
     order = {name: i for i, name in enumerate(("CPU", "ORT", "OV", "GPU", "NULL"))}
     return [
         points[key]
@@ -152,49 +153,49 @@ def _installed() -> list[metadata.EntryPoint]:
     ]
 
 
-def renamed(plugin: type[Plugin], name: str) -> type[Plugin]:
-    """Return a plugin under another name."""
+def with_name(plugin: type[Plugin], name: str) -> type[Plugin]:
+    """Return a subclass of a plugin with another name."""
     return type(plugin.__name__, (plugin,), {"name": name, "__doc__": plugin.__doc__})
 
 
 def _resolve(source: PluginSource) -> object:
     module, separator, attribute = source.target.partition(":")
     if not separator:
-        found = _installed_class(source.target)
+        target = _installed_class(source.target)
     elif module and attribute:
-        found = pkgutil.resolve_name(source.target)
+        target = pkgutil.resolve_name(source.target)
     else:
-        raise _no_plugin(source.target)
-    return renamed(found, source.name) if source.name and isinstance(found, type) else found
+        raise _not_installed(source.target)
+    return with_name(target, source.name) if source.name and isinstance(target, type) else target
 
 
 def _installed_class(name: str) -> object:
-    points = _installed()
+    points = _entry_points()
     for point in points:
         if point.name == name:
             return point.load()
     for point in points:
-        with contextlib.suppress(Exception):  # another's fault, which is in another's row
-            found = point.load()
-            for cls in found() if inspect.isfunction(found) else ():
+        with contextlib.suppress(Exception):  # the entry of that plugin reports its error
+            target = point.load()
+            for cls in target() if inspect.isfunction(target) else ():
                 if cls.name == name:
                     return cls
-    raise _no_plugin(name)
+    raise _not_installed(name)
 
 
-def _no_plugin(text: str) -> PluginLoadError:
+def _not_installed(text: str) -> PluginLoadError:
     return PluginLoadError(
-        f"no plugin {text!r} is installed; one that is not is given as module:attr, as in "
-        "my_package.my_device:MyPlugin.",
+        f"expected the name of an installed plugin, or module:attr such as "
+        f"my_package.my_device:MyPlugin; got {text!r}.",
         device=text,
     )
 
 
-def _itself(given: object) -> object:
-    return given
+def _identity(value: object) -> object:
+    return value
 
 
-def _wants_arguments(function: Callable[..., object]) -> bool:
+def _requires_arguments(function: Callable[..., object]) -> bool:
     try:
         inspect.signature(function).bind()
     except TypeError:
@@ -202,30 +203,33 @@ def _wants_arguments(function: Callable[..., object]) -> bool:
     return False
 
 
-def _entries(name: str | None, origin: str, load: Callable[[], object]) -> Iterator[PluginEntry]:
-    """Yield what an object gives: a plugin class is one, a function returns those it finds."""
+def _load_entries(
+    name: str | None, origin: str, load: Callable[[], object]
+) -> Iterator[PluginEntry]:
+    """Yield the entries of a loaded object: a plugin class, or a function that returns several."""
     try:
-        found = load()
-        if inspect.isfunction(found) and not _wants_arguments(found):
-            for cls in found():
+        target = load()
+        if inspect.isfunction(target) and not _requires_arguments(target):
+            for cls in target():
                 yield _entry(None, origin, cls)
         else:
-            yield _entry(name, origin, found)
-    except Exception as error:  # whatever a plugin's import raises belongs to its row
+            yield _entry(name, origin, target)
+    except Exception as error:  # the plugin's import may raise anything
         yield PluginEntry(name or origin, origin, None, _sentence(error))
 
 
-def _entry(name: str | None, origin: str, found: object) -> PluginEntry:
-    if not (isinstance(found, type) and issubclass(found, Plugin)):
-        wrong: str | None = f"{found!r} is not a subclass of devices.Plugin; make it one."
-        return PluginEntry(name or origin, origin, None, wrong)
-    shown = name or getattr(found, "name", "") or origin
-    if wrong := _name_error(found, name):
-        return PluginEntry(shown, origin, None, wrong)
+def _entry(name: str | None, origin: str, target: object) -> PluginEntry:
+    """Return the entry of a plugin class, or its error; `name` is the expected name."""
+    if not (isinstance(target, type) and issubclass(target, Plugin)):
+        problem: str | None = f"expected a subclass of devices.Plugin, got {target!r}."
+        return PluginEntry(name or origin, origin, None, problem)
+    label = name or getattr(target, "name", "") or origin
+    if problem := _name_error(target, name):
+        return PluginEntry(label, origin, None, problem)
     try:
-        return PluginEntry(found.name, origin, found())
-    except Exception as error:  # so does what its start raises
-        return PluginEntry(shown, origin, None, _sentence(error))
+        return PluginEntry(target.name, origin, target())
+    except Exception as error:  # the plugin's constructor may raise anything
+        return PluginEntry(label, origin, None, _sentence(error))
 
 
 def _name_error(cls: type[Plugin], entry_name: str | None) -> str | None:
@@ -234,12 +238,13 @@ def _name_error(cls: type[Plugin], entry_name: str | None) -> str | None:
         return f"{cls.__qualname__} has no name; set the class attribute `name`."
     if any(c in name for c in ".:,") or any(c.isspace() for c in name):
         return (
-            f"plugin name {name!r} must not contain dot, colon, comma or space: those part names."
+            f"plugin name {name!r} must not contain a dot, colon, comma or space, which separate "
+            "the parts of device strings."
         )
     if name in RESERVED_NAMES:
-        return f"plugin name {name!r} is taken by a way of choosing devices; use another."
+        return f"plugin name {name!r} is reserved for lists of devices; use another."
     if entry_name is not None and entry_name != name:
-        return f"entry point {entry_name!r} gives a plugin called {name!r}; make the names equal."
+        return f"expected a plugin named {entry_name!r}, like its entry point; got {name!r}."
     return None
 
 
@@ -252,7 +257,7 @@ def _add(entries: dict[str, PluginEntry], entry: PluginEntry) -> None:
             entry.name,
             f"{other.origin} and {entry.origin}",
             None,
-            f"two plugins are called {entry.name!r}: one from {other.origin}, one from "
+            f"two plugins have the name {entry.name!r}: one from {other.origin}, one from "
             f"{entry.origin}. Uninstall or rename one.",
         )
 

@@ -1,4 +1,4 @@
-"""Remote memory: tensors that stay on a device, and the context that makes them."""
+"""Remote memory: tensors in the memory of a device, and the context that allocates them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hetero.devices.model.partial_shape import Shape
 from hetero.devices.model.property_getter import getter
 
 
-class _OnDevice(ABC):
-    """What both have: a device's name, and nothing that an application could point at."""
+class _DeviceObject(ABC):
+    """Base of objects in the memory of a device."""
 
     device: str
 
@@ -24,24 +24,25 @@ class _OnDevice(ABC):
         return self.device
 
     def get_params(self) -> dict[str, Any]:
-        """Return no handles: a device's memory has no address in this process."""
+        """Return an empty dict: device memory has no handles in this process."""
         return {}
 
 
-class RemoteTensor(_OnDevice):
+class RemoteTensor(_DeviceObject):
     """A tensor in a device's memory.
 
     Attributes
     ----------
     device : str
-        Whose memory it is in.
+        The device's name.
     shape : tuple of int
-        Its shape.
+        The shape.
     dtype : numpy.dtype
-        Its element type.
+        The element type.
     """
 
-    #: Whether a request whose output it is leaves that where it is made, and has this mean it.
+    #: As an output tensor of a request: whether the tensor then refers to the device's output, as
+    #: opposed to receiving a copy.
     by_reference: ClassVar[bool] = False
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -51,12 +52,12 @@ class RemoteTensor(_OnDevice):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it takes."""
+        """Size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @property
     def data(self) -> NoReturn:
-        """Refused: the host cannot see a device's memory."""
+        """Raise UnsupportedOperationError: the host cannot read device memory directly."""
         raise self._unreadable()
 
     str_data = bytes_data = data
@@ -72,54 +73,54 @@ class RemoteTensor(_OnDevice):
         target_tensor.copy_from(self.to_host())
 
     def check_shape(self, array: np.ndarray | RemoteTensor) -> None:
-        """Raise TensorShapeError if an array to be copied from has another shape."""
+        """Raise TensorShapeError if the source of a copy has another shape."""
         if array.shape != self.shape:
             raise TensorShapeError(
-                f"a tensor of {self.device} has shape {list(self.shape)}, got {list(array.shape)}; "
-                "create one that fits."
+                f"copy to a tensor of {self.device}: expected shape {list(self.shape)}, got "
+                f"{list(array.shape)}. Create a tensor of that shape."
             )
 
     def _unreadable(self) -> UnsupportedOperationError:
         return UnsupportedOperationError(
-            f"a tensor of {self.device} has no host data; copy it with to_host()."
+            f"the host cannot read a tensor of {self.device} directly; copy it with to_host()."
         )
 
     @abstractmethod
     def to_host(self) -> np.ndarray:
-        """Return a copy on the host."""
+        """Return a copy of the elements in host memory."""
 
     @abstractmethod
     def copy_from(self, array: np.ndarray) -> None:
-        """Take over the contents of an array of the same shape and type."""
+        """Copy the elements of an array of the same shape and type into the tensor."""
 
 
-#: Whether values of a class are remote tensors; to ask an abstract class each time takes longer.
+#: Returns whether a class is a remote tensor; cached, because checks of abstract classes are slow.
 is_remote: Final[Callable[[Any], bool]] = cache(lambda kind: issubclass(kind, RemoteTensor))
 
 
 class TensorBundle(ABC):
-    """Tensors that one run left together in a device's memory, until nobody holds the bundle.
+    """Resident outputs of one run; the device frees them together, when the bundle is released.
 
     Attributes
     ----------
     specs : mapping of str to (str, tuple of int)
-        The element type and shape of each, by the output's name.
+        Output name -> element type and shape.
     """
 
     specs: Mapping[str, tuple[str, tuple[int, ...]]]
 
     @abstractmethod
     def tensor(self, name: str) -> RemoteTensor:
-        """Return one of them as its user sees it."""
+        """Return a tensor of the bundle as a RemoteTensor."""
 
 
 B = TypeVar("B", bound=TensorBundle)
 
 
 class ResidentTensor(NamedTuple, Generic[B]):
-    """One tensor of a bundle: an output, or an input, that stays where it is.
+    """Reference to one tensor of a bundle.
 
-    There is one for each state and run, so it is no more than two references.
+    Every run creates one for each state, so it only consists of two references.
     """
 
     bundle: B
@@ -127,12 +128,12 @@ class ResidentTensor(NamedTuple, Generic[B]):
 
     @property
     def tensor(self) -> RemoteTensor:
-        """It, as its user sees it."""
+        """The tensor as a RemoteTensor."""
         return self.bundle.tensor(self.name)
 
 
-class RemoteContext(_OnDevice):
-    """A device's memory, as an application sees it.
+class RemoteContext(_DeviceObject):
+    """An application's access to the memory of a device.
 
     Attributes
     ----------
@@ -141,7 +142,7 @@ class RemoteContext(_OnDevice):
     """
 
     def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> RemoteTensor:
-        """Allocate a tensor on the device; contents are not defined."""
+        """Allocate an uninitialized tensor on the device."""
         return self.from_host(np.empty(shape, dtype))
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a device says of each node: that it takes it, or why not."""
+"""Results of queries: the device that supports each node, and refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ REFUSAL_CODES: Final = frozenset(get_args(RefusalCode))
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a device does not take a node.
+    """The reason why a device does not support a node.
 
     Attributes
     ----------
     code : str
-        What kind of reason it is, for programs.
+        Kind of reason, for programs.
     message : str
-        A sentence for people.
+        A sentence for users.
     remedy : str
-        The option with which the device takes it, ``NAME=VALUE``; empty where there is none.
+        An option that makes the device support the node, ``NAME=VALUE``; empty if there is none.
     """
 
     code: RefusalCode
@@ -35,27 +35,30 @@ class Refusal:
 
     def __post_init__(self) -> None:
         if self.code not in REFUSAL_CODES:
-            raise ValueError(f"refusal code {self.code!r} is not one of {sorted(REFUSAL_CODES)}")
+            raise ValueError(
+                f"expected a refusal code of {sorted(REFUSAL_CODES)}, got {self.code!r}"
+            )
 
     def __str__(self) -> str:
-        remedy = f"; {self.remedy} lets it" if self.remedy else ""
+        remedy = f"; set {self.remedy}" if self.remedy else ""
         return f"{self.message}{remedy} [{self.code}]"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Support(Mapping[str, str]):
-    """The answer of `query_model`: node name -> device name, unsupported nodes absent.
+    """Result of `query_model`: a mapping of supported nodes to device names.
 
     Attributes
     ----------
     devices : mapping of str to str
-        Each supported node's device, in the model's order.
+        Node name -> device, for supported nodes in the model's order.
     unsupported : mapping of str to mapping of str to Refusal
-        Each other node's refusals, one for every device that was asked.
+        Node name -> {device: refusal}, for nodes that no device supports.
     refusals : mapping of str to mapping of str to Refusal
-        All refusals heard, those of nodes that a later device took included.
+        Node name -> {device: refusal}, also for nodes that another device supports.
     notes : mapping of str to str
-        How a supported node is run where that is worth saying (delegated, decomposed).
+        Node name -> remark on the execution of a supported node, such as a delegation to another
+        runtime.
     """
 
     devices: Mapping[str, str]
@@ -77,14 +80,16 @@ class Support(Mapping[str, str]):
 
     def __repr__(self) -> str:
         counts = Counter(self.devices.values())
-        shown = [f"{count} on {device}" for device, count in counts.items()]
-        shown += [f"{len(self.unsupported)} unsupported"] if self.unsupported else []
-        return f"<Support of {len(self.devices) + len(self.unsupported)} nodes: {', '.join(shown)}>"
+        parts = [f"{count} on {device}" for device, count in counts.items()]
+        parts += [f"{len(self.unsupported)} unsupported"] if self.unsupported else []
+        return f"<Support of {len(self.devices) + len(self.unsupported)} nodes: {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        refused = (
+        unsupported = (
             (node, "none", "; ".join(f"{d}: {refusal}" for d, refusal in refusals.items()))
             for node, refusals in self.unsupported.items()
         )
-        taken = ((node, device, self.notes.get(node, "")) for node, device in self.devices.items())
-        return html_table(repr(self)[1:-1], ("node", "device", ""), [*refused, *taken])
+        supported = (
+            (node, device, self.notes.get(node, "")) for node, device in self.devices.items()
+        )
+        return html_table(repr(self)[1:-1], ("node", "device", ""), [*unsupported, *supported])

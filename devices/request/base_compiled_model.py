@@ -1,4 +1,4 @@
-"""What compiled models of one device and of many share: ports, requests and the runtime model."""
+"""Base class of compiled models on one device and on several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from hetero.devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
 from hetero.devices.model.model import Model
-from hetero.devices.model.ports import Ports
+from hetero.devices.model.ports import PortLookup
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable, visible_ports
 from hetero.devices.plugin.program import ExecutedNode
@@ -21,19 +21,19 @@ from hetero.devices.request.target import RequestTarget
 from hetero.devices.request.variable_states import VariableState
 
 
-class BaseCompiledModel(Ports, ABC):
-    """A compiled model's face: ports, requests, calls, and what is executed of `source`."""
+class BaseCompiledModel(PortLookup, ABC):
+    """Base class of compiled models: ports, requests, calls and the runtime model."""
 
     def __init__(self, source: Model, variables: Sequence[Variable] = ()) -> None:
         self.source: Final = source
         self._inputs, self._outputs = visible_ports(source.inputs, source.outputs, variables)
-        #: One request for each thread that calls the model, so that calls overlap.
+        #: One request per calling thread, so that calls of different threads overlap.
         self._requests = threading.local()
 
     @property
     @abstractmethod
     def target(self) -> RequestTarget:
-        """What its requests run on."""
+        """The target that runs the model's requests."""
 
     @abstractmethod
     def get_property(self, name: str) -> Any:
@@ -41,16 +41,16 @@ class BaseCompiledModel(Ports, ABC):
 
     @abstractmethod
     def export_model(self) -> Any:
-        """Return what an import makes the same model of."""
+        """Return the compiled model in the form that an import accepts."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the devices hold for the model."""
+        """Release the model's resources on its devices."""
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedOperationError(
-            f"compiled model {self.name!r} holds devices of this process and cannot be copied or "
-            "pickled; pass the model on and compile it there, or what export_model writes."
+            f"compiled model {self.name!r} uses devices of this process and cannot be copied or "
+            "pickled. Pass the source model or the result of export_model instead."
         )
 
     @property
@@ -76,78 +76,78 @@ class BaseCompiledModel(Ports, ABC):
         *,
         decode_strings: bool = True,
     ) -> Results:
-        """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be.
+        """Run once and return the outputs; see `InferRequest.infer` for the parameters.
 
-        Nothing is taken from an earlier call, which may have been another caller's.
+        Every call needs all inputs, because an earlier call may be from another caller.
         """
-        given = {} if inputs is None else inputs
+        feeds = {} if inputs is None else inputs
         return self._own_request().infer(
-            given, share_inputs, share_outputs, decode_strings=decode_strings
+            feeds, share_inputs, share_outputs, decode_strings=decode_strings
         )
 
     def query_state(self) -> tuple[VariableState, ...]:
-        """Return the variables of this thread's calls; see `InferRequest.query_state`."""
+        """Return the state variables of this thread's calls; see `InferRequest.query_state`."""
         return self._own_request().query_state()
 
     def reset_state(self) -> None:
-        """Have this thread's next call begin with every variable at its beginning."""
+        """Reset all state variables of this thread's calls to their initial state."""
         self._own_request().reset_state()
 
     def _own_request(self) -> InferRequest:
-        """Return the request behind this thread's calls."""
+        """Return the request for this thread's calls."""
         own: InferRequest | None = getattr(self._requests, "own", None)
-        if own is None or own.state is not State.IDLE:  # the last call was given up, by Ctrl-C say
+        if own is None or own.state is not State.IDLE:  # e.g. Ctrl-C interrupted the last call
             own = self._requests.own = InferRequest(self.target)
         return own
 
     def create_infer_request(self) -> InferRequest:
-        """Return a new request, idle."""
+        """Return a new idle request."""
         return InferRequest(self.target, self)
 
     def infer_new_request(self, inputs: Any = None) -> Results:
-        """Run once in a request of its own."""
+        """Run once in a new request."""
         return self.create_infer_request().infer(inputs)
 
     def release_memory(self) -> None:
-        """Drop the requests behind `compiled_model(...)` and the results they hold."""
+        """Release the requests of direct calls, with their results."""
         self._requests = threading.local()
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return the runtime model's rows, in execution order."""
+        """Return the nodes of the runtime model, in execution order."""
         return self.target.executed_nodes()
 
     def get_runtime_model(self) -> Model:
-        """Return a graph of what is executed.
+        """Return the runtime model: a graph of the executed nodes.
 
-        Each node's metadata has ``layerType``, ``execOrder``, ``implType``,
-        ``originalLayersNames`` (joined by commas) and ``execTimeMcs``: microseconds, the average
-        over profiled runs of its requests, or ``not_executed``.
+        The metadata of a node contains ``layerType``, ``execOrder``, ``implType``,
+        ``originalLayersNames`` (separated by commas) and ``execTimeMcs``: the average microseconds
+        of profiled runs, or ``not_executed``.
         """
         times_s = self.target.node_times.averages_s()
         return runtime_model(self.source, self._executed_plans(), times_s)
 
     def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:
-        """Return the rows of each plan that runs the whole model: one has all rows."""
+        """Return the executed nodes of each replica of the model; here there is one."""
         return (self.executed_nodes(),)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
-        """Refuse: a compiled model's properties are those it was compiled with.
+        """Raise an error: a compiled model's properties are fixed.
 
         Raises
         ------
         UnknownPropertyError
-            There is no such property.
+            The property does not exist.
         UnsupportedOperationError
-            There is.
+            The property exists, but cannot change.
         """
         for name in config:
             try:
                 self.get_property(name)
             except UnknownPropertyError:
                 raise
-            except PropertyError:  # its devices differ in it
+            except PropertyError:  # the property exists, with different values on its devices
                 pass
         raise UnsupportedOperationError(
-            f"a compiled model's properties are fixed; give {dict(config)} to compile_model and "
+            f"a compiled model's properties are fixed; pass {dict(config)} to compile_model, and "
             "compile again."
         )

@@ -1,4 +1,4 @@
-"""Rows of several tensors as one tensor: what requests that go on together make of their states."""
+"""Assembly of a batch from rows of several tensors, for states of requests that are batched."""
 
 from __future__ import annotations
 
@@ -9,42 +9,39 @@ import numpy as np
 
 
 class RowLayout(NamedTuple):
-    """How rows of tensors lie in one tensor."""
+    """Layout of rows in a batch tensor."""
 
-    #: Along which they lie.
+    #: The batch axis.
     axis: int
-    #: The axis of which tensors may have more or less; None where they are alike.
-    grows: int | None = None
-    #: How much of that axis there is then: zeros are added, or what is too much is left out.
+    #: The axis along which rows may have different lengths; None if all lengths are equal.
+    padded_axis: int | None = None
+    #: Length of the padded axis in the batch: rows are padded with zeros, or truncated.
     length: int = 0
-    #: Whether a tensor's own lie at that axis' end; else they begin it.
+    #: Whether rows are aligned to the end of the padded axis, as opposed to its beginning.
     at_end: bool = False
 
-    def shape(self, first: Sequence[int], num_rows: int) -> tuple[int, ...]:
-        """Return the shape of so many rows of tensors of which one has the shape `first`."""
-        shape = list(first)
+    def shape(self, tensor_shape: Sequence[int], num_rows: int) -> tuple[int, ...]:
+        """Return the shape of a batch of rows from tensors of `tensor_shape`."""
+        shape = list(tensor_shape)
         shape[self.axis] = num_rows
-        if self.grows is not None:
-            shape[self.grows] = self.length
+        if self.padded_axis is not None:
+            shape[self.padded_axis] = self.length
         return tuple(shape)
 
 
 def join_rows(parts: Iterable[tuple[np.ndarray, Sequence[int]]], layout: RowLayout) -> np.ndarray:
-    """Return some rows of arrays as one array, in order.
-
-    `parts`: arrays, and the positions of rows in each.
-    """
+    """Return a batch of rows; `parts` are arrays with the positions of rows in each."""
     parts = list(parts)
-    first = parts[0][0]
-    made = np.zeros(layout.shape(first.shape, sum(len(rows) for _, rows in parts)), first.dtype)
+    first, axis = parts[0][0], layout.padded_axis
+    batch = np.zeros(layout.shape(first.shape, sum(len(rows) for _, rows in parts)), first.dtype)
     begin = 0
     for array, rows in parts:
-        read, written = [slice(None)] * array.ndim, [slice(None)] * array.ndim
-        written[layout.axis] = slice(begin, begin + len(rows))
+        source, destination = [slice(None)] * array.ndim, [slice(None)] * array.ndim
+        destination[layout.axis] = slice(begin, begin + len(rows))
         begin += len(rows)
-        if layout.grows is not None:
-            size = min(array.shape[layout.grows], layout.length)
-            for where, length in ((read, array.shape[layout.grows]), (written, layout.length)):
-                where[layout.grows] = slice(length - size, None) if layout.at_end else slice(size)
-        made[tuple(written)] = array[tuple(read)].take(rows, layout.axis)
-    return made
+        if axis is not None:
+            size = min(array.shape[axis], layout.length)
+            for index, length in ((source, array.shape[axis]), (destination, layout.length)):
+                index[axis] = slice(length - size, None) if layout.at_end else slice(size)
+        batch[tuple(destination)] = array[tuple(source)].take(rows, layout.axis)
+    return batch

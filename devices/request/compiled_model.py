@@ -1,4 +1,4 @@
-"""A model compiled for one device: what it runs, its properties and export."""
+"""A model that is compiled for one device."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ from hetero.devices.request.output_validation import check_outputs
 from hetero.devices.request.request_tensors import RequestTensors
 from hetero.devices.request.results import Results
 
-#: Seconds between two looks at whether a run that waits for its turn was cancelled.
+#: Interval in seconds at which a run that waits for the device checks for its cancellation.
 _CHECK_S: Final = 0.05
 
 
 class CompiledModel:
-    """A program with names: made by `Plugin.compile_model` and `Plugin.import_model`.
+    """A program with ports, checks and properties.
+
+    `Plugin.compile_model` and `Plugin.import_model` return it.
 
     Parameters
     ----------
     model : Model
-        What was compiled: it gives the ports.
+        The source model, with the ports.
     program : Program
-        What runs.
-    made : sequence of TensorSpec
-        What is certain of each output; shapes of the model's own ports are hints.
+        The compiled program.
+    output_specs : sequence of TensorSpec
+        Reliable types of the outputs; shapes of the model's ports are hints.
     device : str
-        The device that runs it, id included.
+        The device, with its id.
     configuration : Configuration
-        What it was compiled with, and what its device says for the rest.
-    turn : Lock, optional
-        What each run holds, where only one at a time may run on the device.
+        Options of the compilation, and the device's other properties.
+    run_lock : Lock, optional
+        Lock that each run acquires, if the device must run one request at a time.
     """
 
     def __init__(
@@ -54,58 +56,59 @@ class CompiledModel:
         model: Model,
         program: Program,
         *,
-        made: Sequence[TensorSpec],
+        output_specs: Sequence[TensorSpec],
         device: str,
         configuration: Configuration,
-        turn: Lock | None = None,
+        run_lock: Lock | None = None,
     ) -> None:
         self.source: Final = model
         self.name: Final = model.name
-        #: The ports, states among them: to a device they are inputs and outputs like any other.
+        #: All ports: to a device, state variables are ordinary inputs and outputs.
         self.inputs: Final = model.inputs
         self.outputs: Final = model.outputs
         self._program = program
         self.device: Final = device
         self._configuration = configuration
-        self._turn = turn
+        self._run_lock = run_lock
         #: Whether requests time executed nodes.
         self.profiles: bool = configuration.get("PERF_COUNT")
-        #: The outputs' names, in order.
+        #: Names of the outputs.
         self.output_names: Final = tuple(port.name for port in model.outputs)
-        self._made = tuple(made)
-        self._closed = False
+        self._output_specs = tuple(output_specs)
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<CompiledModel {self.name!r} on {self.device}>"
 
     def run(self, inputs: Sequence[Value], context: RunContext | None = None) -> Sequence[Value]:
-        """Run once, unchecked, in the calling thread: what a stage of a plan does.
+        """Run once in the calling thread, without checks of the inputs.
 
         Parameters
         ----------
         inputs : sequence of values
-            One per port, of its type and shape.
+            One value per port, of the port's type and shape.
         context : RunContext, optional
-            For cancellation and timing.
+            Cancellation and timing.
 
         Raises
         ------
         HeteroError
-            The program's own, or InferenceError around whatever else it raised, and for outputs
-            that are not what the ports say.
+            An error of the program.
+        InferenceError
+            The program raised another exception, or returned invalid outputs.
         """
-        if self._closed:
+        if self._is_closed:
             self.check_open()
         context = context or RunContext(self.profiles)
         try:
-            if self._turn is None:
+            if self._run_lock is None:
                 start_s = time.perf_counter()
                 outputs = self._program.run(inputs, context)
             else:
-                with _held(self._turn, context):
+                with _locked(self._run_lock, context):
                     start_s = time.perf_counter()
                     outputs = self._program.run(inputs, context)
-        except BaseException as error:  # a plugin's sys.exit must not end the process
+        except BaseException as error:  # a sys.exit in a plugin must not end the process
             if isinstance(error, HeteroError) or is_interrupt(error):
                 raise
             shapes = ", ".join(
@@ -121,29 +124,29 @@ class CompiledModel:
             ) from error
         end_s = time.perf_counter()
         context.infer_s = end_s - start_s - context.upload_s - context.download_s
-        received = check_outputs(outputs, inputs, self._made, self.source, self.device)
+        results = check_outputs(outputs, inputs, self._output_specs, self.source, self.device)
         context.download_s += time.perf_counter() - end_s
         if context.profile and not context.node_times_s:
-            # A backend that does not tell: the model is one row.
+            # The backend does not time nodes, so the profile shows the model as one node.
             context.record(self.name, context.infer_s)
-        return received
+        return results
 
     def __call__(self, inputs: Any = None) -> Results:
-        """Run once in the calling thread; `inputs` are checked as `InferRequest.infer` does."""
+        """Run once in the calling thread; accepts the inputs of `InferRequest.infer`."""
         values = RequestTensors(self.inputs, self.outputs).collect(inputs, copy=False)
         outputs = self.run([self.readable(values[port.name]) for port in self.inputs])
         return Results(self.outputs, dict(zip(self.output_names, outputs, strict=True)))
 
     def check_open(self) -> None:
-        """Raise InferenceError once the model was closed."""
-        if self._closed:
+        """Raise InferenceError if the model is closed."""
+        if self._is_closed:
             raise InferenceError(
-                f"model {self.name!r} on {self.device} was closed; compile or import it again.",
+                f"model {self.name!r} on {self.device} is closed; compile or import it again.",
                 device=self.device,
             )
 
     def readable(self, value: Value) -> Value:
-        """Return a value on the host, unless it is in memory that the program reads."""
+        """Return a value that the program can read; copy it to the host if necessary."""
         if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):
             return value.to_host()
         return value
@@ -164,36 +167,36 @@ class CompiledModel:
         UnknownPropertyError
             The plugin has no such property.
         """
-        mine: dict[str, Any] = {
+        own: dict[str, Any] = {
             "NETWORK_NAME": self.name,
             "EXECUTION_DEVICES": (self.device,),
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._configuration.get("NUM_STREAMS"),
         }
-        return mine[name] if name in mine else self._configuration.get(name)
+        return own[name] if name in own else self._configuration.get(name)
 
     def export_model(self) -> Payload:
-        """Return the device's own form of the compiled model.
+        """Return the compiled model in the device's own format.
 
         Raises
         ------
         UnsupportedOperationError
-            If the device has none.
+            The device has no such format.
         """
         return self._program.export()
 
     def close(self) -> None:
-        """Give back what the device holds for this model; nothing of it may still run."""
-        if not self._closed:
-            self._closed = True
+        """Release the model's resources on the device; all its runs must have ended."""
+        if not self._is_closed:
+            self._is_closed = True
             self._program.close()
 
 
 @contextmanager
-def _held(turn: Lock, context: RunContext) -> Iterator[None]:
-    """Wait for the device's other runs, and keep them waiting."""
-    while not turn.acquire(timeout=_CHECK_S):
+def _locked(lock: Lock, context: RunContext) -> Iterator[None]:
+    """Hold a lock; while waiting for it, raise if the run is cancelled or past its deadline."""
+    while not lock.acquire(timeout=_CHECK_S):
         context.check_cancelled()
     try:
         yield
     finally:
-        turn.release()
+        lock.release()

@@ -1,4 +1,4 @@
-"""The infer request as its user sees it, under the names of OpenVINO's Python API."""
+"""`InferRequest`: the user's interface to a request, with the names of OpenVINO's Python API."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hetero.devices.request.variable_states import VariableState
 
 
 class InferRequest:
-    """Runs a model, once at a time, synchronously or not.
+    """Runs a model, synchronously or asynchronously, one run at a time.
 
     Parameters
     ----------
     target : RequestTarget
-        What runs it.
+        The target that runs the model.
     compiled_model : CompiledModel, optional
-        Whose request it is.
+        The compiled model that created the request.
     """
 
     def __init__(self, target: RequestTarget, compiled_model: Any = None) -> None:
@@ -43,7 +43,7 @@ class InferRequest:
         ports = ", ".join(f"{port.name!r} {port}" for port in self.model_inputs)
         return f"<InferRequest {self.state.name.lower()}: takes {ports or 'nothing'}>"
 
-    # Running.
+    # Runs.
 
     def infer(
         self,
@@ -54,28 +54,28 @@ class InferRequest:
         decode_strings: bool = True,
         timeout_s: float | None = None,
     ) -> Results:
-        """Run and return the outputs; the callback is not called.
+        """Run and return the outputs, without a call of the callback.
 
         Parameters
         ----------
         inputs : dict, sequence, array or None
-            By name, position or port; by position; the one input's; or the current tensors.
+            Inputs by name, position or port; a list of inputs; the only input; or None for the
+            current tensors.
         share_inputs : bool
-            Whether the request may keep the arrays themselves.
+            Whether the request may use the arrays without a copy.
         share_outputs : bool
-            Whether results may share memory with tensors of the request; else they are copies
-            wherever they would.
+            Whether results may share memory with the request's tensors; otherwise they are copies.
         decode_strings : bool
-            Whether text is answered as str; else as bytes in UTF-8.
+            Whether to return text as str; otherwise as UTF-8 bytes.
         timeout_s : float, optional
-            Seconds until the answer must be there; none are left at 0.
+            Seconds until the deadline.
 
         Raises
         ------
         TensorNameError, TensorTypeError, TensorShapeError
-            What was given does not fit the ports.
+            An input does not fit its port.
         RequestBusyError, RequestCancelledError, DeadlineError, InferenceError
-            The run was not started, or not finished.
+            The run could not start or did not succeed.
         """
         results = self._machine.infer(inputs, share_inputs, share_outputs, timeout_s)
         return results if decode_strings else results.with_bytes()
@@ -88,219 +88,226 @@ class InferRequest:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Start a run; `wait` for it, or be called back.
+        """Start a run; call `wait`, or set a callback, to get its results.
 
         Parameters
         ----------
         inputs : dict, sequence, array or None
-            As for `infer`; whatever does not fit raises here. Copied, unless `share_inputs`.
+            See `infer`. Invalid inputs raise here. The arrays are copied, unless `share_inputs`.
         userdata : object, optional
-            What the callback is given in this run.
+            Argument of the callback for this run.
         share_inputs : bool
-            Whether the run may read the arrays themselves: do not write to them until it ends.
+            Whether the run may use the arrays without a copy; do not modify them until it ends.
         timeout_s : float, optional
-            As for `infer`.
+            See `infer`.
         """
         self._machine.start(inputs, userdata, share_inputs, timeout_s, call_back=True)
 
     @property
     def feedback(self) -> Mapping[str, str]:
-        """Input -> output that it is of the run before, in runs that `start_next` starts."""
+        """Input name -> output of the previous run that it reads, in runs of `start_next`."""
         return self._machine.feedback
 
     @feedback.setter
     def feedback(self, value: Mapping[str, str]) -> None:
         tensors = self._tensors
         pairs = [(tensors.input_port(i), tensors.output_port(o)) for i, o in value.items()]
-        for taken, given in pairs:
-            if taken.type != given.type:
+        for port, output in pairs:
+            if port.type != output.type:
                 raise TensorTypeError(
-                    f"feedback: input {taken.name!r} is {taken}, output {given.name!r} {given}; "
-                    "both have to be of one type.",
-                    port=taken.name,
+                    f"feedback: expected an input and an output of one type, got input "
+                    f"{port.name!r} ({port}) and output {output.name!r} ({output}).",
+                    port=port.name,
                 )
         with self._machine.idle("feedback"):
-            self._machine.feedback = {taken.name: given.name for taken, given in pairs}
+            self._machine.feedback = {port.name: output.name for port, output in pairs}
 
     def start_next(self, inputs: Mapping[str, Any]) -> bool:
-        """Start the run that comes after the one in flight, on devices' word that it has ended.
+        """Submit the next run while the current run is in flight.
 
-        It reads the states that the run in flight makes, and its outputs by `feedback`, from device
-        to device, without waiting for this process. The next `infer` or `start_async` is that run,
-        whose own inputs then count for nothing; where it reads what did not come to be, as the run
-        before failed, was tried again, or states were set since, it is cancelled, and that call
-        starts its run itself.
+        Devices start the next run as soon as the current one has ended, without waiting for this
+        process. The next run reads the states of the current run, and its outputs according to
+        `feedback`, directly from the devices.
+
+        The next call of `infer` or `start_async` then returns this run, and ignores its own inputs.
+        If the current run fails or is retried, or if states are set in the meantime, the submitted
+        run is cancelled and that call starts its own run.
 
         Parameters
         ----------
         inputs : mapping of str to array
-            All others, by name; do not write to them before that run has ended.
+            All inputs without feedback, by name; do not modify the arrays until the run ends.
 
         Returns
         -------
         bool
-            Whether it was started: there has to be a run in flight, started with `start_async`, of
-            a model with states, and room for one more.
+            Whether the run was submitted. This requires a run in flight of `start_async`, a model
+            with states, and admission of one more run.
         """
         return self._machine.start_next(inputs)
 
     def wait(self) -> None:
-        """Wait until the run, its callback and what the callback started have ended.
+        """Wait until the run, its callback and all runs that the callback started have ended.
 
         Raises
         ------
         RequestCancelledError
             The run was cancelled.
         DeadlineError
-            There was no answer within the run's `timeout_s`.
-        HeteroError, or what the callback raised
-            The run, or its callback, failed.
+            The run exceeded its `timeout_s`.
+        HeteroError, or an exception of the callback
+            The run or its callback failed.
         """
         self._machine.wait()
 
     def wait_for(self, timeout: float) -> bool:
-        """Wait at most `timeout` milliseconds; return whether the request is not running.
+        """Wait up to `timeout` milliseconds; return whether the request is idle.
 
         Raises
         ------
         ArgumentError
-            If `timeout` is negative.
+            `timeout` is negative.
         """
         if timeout < 0:
-            raise ArgumentError(f"wait_for({timeout!r}): milliseconds to wait are 0 or more.")
+            raise ArgumentError(f"wait_for: expected 0 or more milliseconds, got {timeout!r}.")
         return self._machine.wait_for(timeout / 1000)
 
     def future(self) -> Future[Results]:
-        """Return what the last run answers, for those who wait for several things at once.
+        """Return a future of the last run's results.
 
-        It has an answer, or the run's error, once the run and its callback have ended. To cancel
-        it cancels the run. ``await request`` is the same for asyncio, and returns the results.
+        The future is done when the run and its callback have ended. Cancelling the future cancels
+        the run. With asyncio, use ``await request`` to get the results.
 
         Raises
         ------
         RequestNotStartedError
-            It never ran.
+            The request has never run.
         """
         return self._machine.future_of(self._machine.started_run("future"))
 
     def __await__(self) -> Generator[Any, None, Results]:
-        import asyncio  # here, as few have a loop: it is not needed at every start
+        import asyncio  # imported here, because most programs do not need it
 
         return asyncio.wrap_future(self.future()).__await__()
 
     def cancel(self) -> None:
-        """Ask a running request to stop; nothing happens where none runs."""
+        """Cancel the current run; no effect on an idle request."""
         self._machine.cancel()
 
     @property
     def state(self) -> State:
-        """Idle, busy, or cancelled but not stopped yet."""
+        """The state: idle, busy, or cancelled (stopping)."""
         return self._machine.state
 
     @property
     def priority(self) -> int:
-        """Which of a compiled model's requests that wait to be admitted go first: the greatest.
+        """Priority of runs: among requests that wait for admission, the greatest starts first.
 
-        0 until it is set; a run has the priority of its start. On a device it decides only between
-        those whose turn is the same: other clients of the device get theirs all the same.
+        The default is 0. A run has the priority at its start. Devices also respect priorities, but
+        only among requests of the same client, so that other clients get their share.
         """
         return self._machine.priority
 
     @priority.setter
     def priority(self, value: int) -> None:
         if not isinstance(value, int | np.integer):
-            raise ArgumentTypeError(f"priority={value!r}: wanted a whole number.")
+            raise ArgumentTypeError(f"priority: expected an integer, got {value!r}.")
         self._machine.priority = int(value)
 
     @property
     def restore_s(self) -> float:
-        """Seconds of stages' runs that a run may spend to have states back that are lost.
+        """Maximum seconds that a run may spend on the recomputation of lost states.
 
-        A device that is lost takes states with it. Its stages run again then, elsewhere, on what
-        they were given in each run since the beginning; where that takes longer, or is no longer
-        known, the run raises TensorLostError. Any time by default; at 0 nothing is kept for it.
+        A device that fails loses its states. Other devices then recompute them by replaying the
+        stages of all runs since the initial state. If the replay exceeds this limit, or its inputs
+        are no longer available, the run raises TensorLostError. By default there is no limit. At 0,
+        devices store nothing for a replay.
         """
         return self._machine.restore_s
 
     @restore_s.setter
     def restore_s(self, value: float) -> None:
         if not isinstance(value, int | float | np.number) or not value >= 0:
-            raise ArgumentTypeError(f"restore_s={value!r}: wanted a number of seconds, 0 or more.")
+            raise ArgumentTypeError(
+                f"restore_s: expected a number of seconds of at least 0, got {value!r}."
+            )
         self._machine.restore_s = float(value)
 
     def set_callback(self, callback: Callable[[Any], object] | None, userdata: Any = None) -> None:
-        """Set what is called with `userdata` after each `start_async`, in another thread.
+        """Set the callback of `start_async`, which is called with `userdata` in another thread.
 
-        It is called once per run, failed ones included (`results` then raises the failure), before
-        `wait` returns; it may start the request again. What it raises, ``SystemExit`` and
-        ``KeyboardInterrupt`` included, `wait` raises.
+        It is called once after each run, before `wait` returns, also if the run failed: `results`
+        then raises the error. The callback may start the request again. `wait` raises any exception
+        of the callback, including ``SystemExit`` and ``KeyboardInterrupt``.
         """
         check_callback(callback)
         self._machine.set_callback(callback, userdata)
 
     @property
     def userdata(self) -> Any:
-        """What the callback is given."""
+        """The argument of the callback."""
         run = self._machine.run
         return self._machine.userdata if run is None or run.userdata is None else run.userdata
 
-    # What came of it.
+    # Results.
 
     @property
     def results(self) -> Results:
-        """The last run's outputs; raises what the run raised.
+        """The last run's outputs; raises the run's error.
 
         Raises
         ------
         RequestBusyError
-            It still runs.
+            The request is running.
         RequestNotStartedError
-            It never ran.
+            The request has never run.
         """
         return self._machine.settle(self._machine.ended_run("results"), True)
 
     @property
     def latency(self) -> float:
-        """Milliseconds that the last finished run took; 0 before one did."""
+        """Milliseconds of the last finished run; 0 before the first."""
         return self._machine.latency_s * 1000
 
     @property
     def times(self) -> RequestTimes:
-        """Where the time of the last run went: admission, stages and the rest, in seconds.
+        """Breakdown of the last run's time into admission, stages and other parts, in seconds.
 
         Raises
         ------
         RequestBusyError, RequestNotStartedError
-            It still runs, or never ran.
+            The request is running, or has never run.
         """
         return self._machine.ended_run("times").times
 
     @property
     def profiling_info(self) -> list[ProfilingInfo]:
-        """The last run's stages and executed nodes; not run, and 0, without PERF_COUNT."""
+        """Profile of the last run by stage and executed node.
+
+        Without PERF_COUNT every status is NOT_RUN.
+        """
         with self._machine.idle("profiling_info"):
             run = self._machine.run
-        timed = self._target.profiles and run is not None and run.error is None
-        return profile_rows(run if timed else None, self._target)
+        has_profile = self._target.profiles and run is not None and run.error is None
+        return profile_rows(run if has_profile else None, self._target)
 
     get_profiling_info = getter(profiling_info)
 
     @property
     def request_id(self) -> int | None:
-        """The last run's number, which errors, traces and `CompiledModel.story` know it by."""
+        """The last run's number in errors, traces and `CompiledModel.story`."""
         return None if self._machine.run is None else self._machine.run.request_id
 
     def get_compiled_model(self) -> Any:
-        """Return the compiled model that made the request."""
+        """Return the compiled model that created the request."""
         return self._compiled_model
 
     def story(self) -> tuple[str, ...]:
-        """Return what happened to the last run so far, line by line.
+        """Return the history of the last run, one line per event.
 
-        Empty before the first run is admitted, and once many later requests have ended.
-
-        Each line says when, in milliseconds since the run was submitted, in which attempt, and
-        what: how it was admitted, started, replayed, answered or failed, and how each stage went.
+        A line has the milliseconds since submission, the attempt, and the event: admission, start,
+        replay, response, failure, or the execution of a stage. The history is empty before the
+        first run is admitted, and after many later requests have ended.
         """
         run = self._machine.run
         return () if run is None else format_story(run.story(), run.stage_timings)
@@ -308,10 +315,10 @@ class InferRequest:
     # States.
 
     def query_state(self) -> tuple[VariableState, ...]:
-        """Return the variables that outlive a run; none where the model declares none.
+        """Return the request's state variables; empty if the model declares none.
 
-        Each request has its own. They change when a run is answered; one that fails, or is
-        cancelled, leaves them as they were.
+        Each request has its own values. A successful run changes them; a run that fails or is
+        cancelled does not.
         """
         machine = self._machine
         with machine.idle("query_state"):
@@ -319,7 +326,7 @@ class InferRequest:
             return tuple(VariableState(v, states, machine.idle) for v in states.variables)
 
     def reset_state(self) -> None:
-        """Have the next run begin with every variable at its beginning."""
+        """Reset all state variables to their initial state."""
         with self._machine.idle("reset_state"):
             for variable in self._machine.states.variables:
                 self._machine.states.reset(variable)
@@ -327,23 +334,23 @@ class InferRequest:
     def join_states(
         self, parts: Sequence[tuple[InferRequest, Sequence[int]]], layouts: Mapping[str, RowLayout]
     ) -> None:
-        """Have the next run go on with rows of the states of other requests of the same model.
+        """Set the states to a batch of rows from the states of other requests of the same model.
 
-        They are put together on the devices that keep them.
+        The devices that store the states assemble the batch.
 
         Parameters
         ----------
         parts : sequence of (InferRequest, sequence of int)
-            Requests that have run, and which rows of each.
+            Requests that have run, and the rows to use of each.
         layouts : mapping of str to RowLayout
-            How rows lie in each variable, by its name.
+            Name of a variable -> layout of its rows.
 
         Raises
         ------
         TensorLostError, DeviceLostError
-            A device is gone, and states with it.
+            A device failed and lost its states.
         DeviceMemoryError
-            A device has no room.
+            A device has too little memory.
         """
         with self._machine.idle("join_states"):
             states = [(other._machine.states, rows) for other, rows in parts]
@@ -363,41 +370,41 @@ class InferRequest:
 
     @property
     def input_tensors(self) -> list[Tensor]:
-        """Each input's tensor."""
+        """Tensors of all inputs."""
         return [self.get_tensor(port) for port in self.model_inputs]
 
     @property
     def output_tensors(self) -> list[Tensor]:
-        """Each output's tensor."""
+        """Tensors of all outputs."""
         return [self.get_tensor(port) for port in self.model_outputs]
 
     def get_tensor(self, name: str | TensorSpec) -> Tensor:
-        """Return the tensor of an input or output; it stays the same object over runs."""
+        """Return the tensor of an input or output; runs do not replace the object."""
         with self._machine.idle("get_tensor"):
             return self._tensors.get(name)
 
     def set_tensor(self, name: str | TensorSpec, tensor: Any) -> None:
-        """Read an input from, or write an output to, the given memory from now on.
+        """Set the memory of an input or output for later runs.
 
-        An input is not copied: do not write to it while a run is in flight.
+        The tensor is not copied; do not modify an input during a run.
 
         Raises
         ------
         TensorNameError, TensorTypeError, TensorShapeError
-            It does not fit; shared memory is never converted.
+            The tensor does not fit; shared memory is never converted.
         """
         with self._machine.idle("set_tensor"):
             self._tensors.set(name, tensor)
 
     def set_tensors(self, name: Any, tensors: Sequence[Any] | None = None) -> None:
-        """Set several tensors, or one input's batch.
+        """Set several tensors, or one input as a batch of tensors.
 
         Parameters
         ----------
         name : mapping, or str or TensorSpec
-            Tensors by name, port or position; or the input that `tensors` are a batch of.
+            Tensors by name, port or position; or the input to set as a batch.
         tensors : sequence of tensors, optional
-            Of batch size 1 each, joined along the batch's axis at each run.
+            Items of the batch, of batch size 1 each. Runs concatenate them along the batch axis.
         """
         if tensors is None:
             for key, tensor in _pairs(name):
@@ -407,61 +414,62 @@ class InferRequest:
             self._tensors.set_batch(self._tensors.input_port(name), tensors)
 
     def get_input_tensor(self, index: int | None = None) -> Tensor:
-        """Return an input's tensor; without a position, the only input's."""
+        """Return an input's tensor; without an index, that of the only input."""
         with self._machine.idle("get_input_tensor"):
             return self._tensors.get_input(self._tensors.input_port(index))
 
     def get_output_tensor(self, index: int | None = None) -> Tensor:
-        """Return an output's tensor; without a position, the only output's."""
+        """Return an output's tensor; without an index, that of the only output."""
         with self._machine.idle("get_output_tensor"):
             return self._tensors.output(self._tensors.output_port(index))
 
     def set_input_tensor(self, *arguments: Any) -> None:
-        """Set an input's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
+        """Set an input's memory: ``(tensor)`` for the only input, or ``(index, tensor)``."""
         index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
         with self._machine.idle("set_input_tensor"):
             self._tensors.set_input(self._tensors.input_port(index), tensor)
 
     def set_output_tensor(self, *arguments: Any) -> None:
-        """Set an output's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
+        """Set an output's memory: ``(tensor)`` for the only output, or ``(index, tensor)``."""
         index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
         with self._machine.idle("set_output_tensor"):
             self._tensors.set_output(self._tensors.output_port(index), tensor)
 
     def set_input_tensors(self, *arguments: Any) -> None:
-        """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``, ``(tensors)``.
+        """Set inputs from a dict or list, or one input as a batch: ``(index, tensors)``.
 
-        A list of several tensors for a model of one input is its batch.
+        A list of tensors for a model with one input is a batch.
         """
-        only: Any = arguments[0]
-        alone = len(arguments) == len(self.model_inputs) == 1
-        if alone and isinstance(only, list | tuple):
-            arguments = (0, only)
+        first: Any = arguments[0]
+        is_single = len(arguments) == len(self.model_inputs) == 1
+        if is_single and isinstance(first, list | tuple):
+            arguments = (0, first)
         if len(arguments) == 2:
             self.set_tensors(*arguments)
         else:
-            for key, tensor in _pairs(only):
+            for key, tensor in _pairs(first):
                 self.set_input_tensor(key, tensor)
 
     def set_output_tensors(self, tensors: Mapping[Any, Any] | Sequence[Any]) -> None:
-        """Set outputs' memory by a dict or list."""
+        """Set the memory of outputs from a dict or list."""
         for key, tensor in _pairs(tensors):
             self.set_output_tensor(key, tensor)
 
     def keep_remote(self, name: int | str | TensorSpec | None = None, keep: bool = True) -> None:
-        """Have an output stay in the process of the device that makes it, from the next run on.
+        """Keep an output in the memory of its device, from the next run on.
 
-        It is then a `RemoteTensor`: an input for other requests of the same Core, to be read with
-        `to_host`. Each run makes a new one, which is freed once nobody holds it.
+        The output is then a `RemoteTensor`: other requests of the same Core accept it as an input,
+        and `to_host` copies it to the host. Each run creates a new tensor. The device frees it when
+        no reference remains.
         """
         with self._machine.idle("keep_remote"):
             self._tensors.keep_remote(self._tensors.output_port(name), keep)
 
 
 def check_callback(callback: object) -> None:
-    """Raise ArgumentTypeError if `callback` is neither None nor can be called."""
+    """Raise ArgumentTypeError if `callback` is neither None nor callable."""
     if callback is not None and not callable(callback):
-        raise ArgumentTypeError(f"a callback is a function, got {callback!r}.")
+        raise ArgumentTypeError(f"expected a function as callback, got {callback!r}.")
 
 
 def _pairs(tensors: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:

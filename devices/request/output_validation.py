@@ -1,4 +1,4 @@
-"""What a program gave out, checked against its inferred types and made its receiver's own."""
+"""Validation of a program's outputs, and copies of outputs that share memory."""
 
 from __future__ import annotations
 
@@ -17,60 +17,62 @@ from hetero.devices.plugin.remote_memory import is_remote
 def check_outputs(
     outputs: Sequence[Value],
     inputs: Sequence[Value],
-    made: Sequence[TensorSpec],
+    specs: Sequence[TensorSpec],
     model: Model,
     device: str,
 ) -> list[Value]:
-    """Return what `Program.run` gave, copied where it shares memory with what lives on.
+    """Return the outputs of `Program.run` after checking them against their types.
 
-    `made`: what is certain of each output; `model` and `device` are for messages. InferenceError:
-    there are more or fewer, or one is of another element type, rank or size.
+    An output that shares memory with an input, a constant or another output is copied. `specs` are
+    the reliable types of the outputs; `model` and `device` appear in messages. Raises
+    InferenceError if the number of outputs, or the element type, rank or size of an output is
+    wrong.
     """
-    if len(outputs) != len(made):
+    if len(outputs) != len(specs):
         raise InferenceError(
-            f"{device} gave {len(outputs)} outputs for model {model.name!r}, which has "
-            f"{len(made)}: the plugin's Program.run must return one per port.",
+            f"{device}: expected {len(specs)} outputs of model {model.name!r} from Program.run, "
+            f"got {len(outputs)}. Report this to the plugin's author.",
             device=device,
         )
-    #: Ids of the objects whose memory inputs, and outputs before, show.
-    taken: set[int] = set()
+    #: Ids of the objects that own the memory of inputs and earlier outputs.
+    owners: set[int] = set()
     for value in inputs:
         if type(value) is np.ndarray:
             owner = value
             while type(owner) is np.ndarray and owner.base is not None:
                 owner = owner.base
-            taken.add(id(owner))
+            owners.add(id(owner))
         else:
-            _take([value], taken)
-    received: list[Value] = []
-    for value, port in zip(outputs, made, strict=True):
+            _add_owners([value], owners)
+    results: list[Value] = []
+    for value, port in zip(outputs, specs, strict=True):
         dtype = port.dtype
-        if type(value) is np.ndarray and value.dtype == dtype:  # most by far
+        if type(value) is np.ndarray and value.dtype == dtype:  # fast path for most outputs
             if not port.accepts(value.shape):
-                raise _unexpected(value, port, model, device)
+                raise _mismatch(value, port, model, device)
             owner = value
             while type(owner) is np.ndarray and owner.base is not None:
                 owner = owner.base
-            if not value.flags.writeable or id(owner) in taken:
+            if not value.flags.writeable or id(owner) in owners:
                 value = value.copy()
             else:
-                taken.add(id(owner))
-            received.append(value)
+                owners.add(id(owner))
+            results.append(value)
             continue
         tensor = np.asarray(value) if isinstance(value, np.generic) else value
         if dtype is not None and not _fits(tensor, dtype, port):
-            raise _unexpected(tensor, port, model, device)
-        received.append(_own(tensor, taken))
-    return received
+            raise _mismatch(tensor, port, model, device)
+        results.append(_without_aliases(tensor, owners))
+    return results
 
 
-def _unexpected(value: Value, port: TensorSpec, model: Model, device: str) -> InferenceError:
+def _mismatch(value: Value, port: TensorSpec, model: Model, device: str) -> InferenceError:
     node = model.producer(port.name)
-    what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
-    by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
+    actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+    origin = f" (computed by node {node.name!r}, {node.op_type})" if node else ""
     return InferenceError(
-        f"{device} gave {what} as output {port.name!r}{by} of model {model.name!r}; by the types "
-        f"and shapes of its inputs it is {port}. Report the device's plugin.",
+        f"{device}, model {model.name!r}, output {port.name!r}{origin}: expected {port} by the "
+        f"types and shapes of its inputs, got {actual}. Report this to the plugin's author.",
         device=device,
         port=port.name,
         operator=node.name if node else "",
@@ -80,31 +82,33 @@ def _unexpected(value: Value, port: TensorSpec, model: Model, device: str) -> In
 def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
     if not (isinstance(value, np.ndarray) or is_remote(type(value))):
         return False
-    same = value.dtype == dtype or (dtype.kind == "O" and value.dtype.kind in "UST")
-    return same and port.accepts(value.shape)
+    has_dtype = value.dtype == dtype or (dtype.kind == "O" and value.dtype.kind in "UST")
+    return has_dtype and port.accepts(value.shape)
 
 
-def _own(value: Value, taken: set[int]) -> Value:
-    """Return a value that shares no memory with what is `taken`, and take its own."""
+def _without_aliases(value: Value, owners: set[int]) -> Value:
+    """Return a value that shares no memory with `owners`, and add the owner of its memory."""
     if not isinstance(value, np.ndarray):
-        return [_own(item, taken) for item in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [_without_aliases(item, owners) for item in value]
+        return value
     owner = id(_owner(value))
-    if not value.flags.writeable or owner in taken:
+    if not value.flags.writeable or owner in owners:
         return value.copy()
-    taken.add(owner)
+    owners.add(owner)
     return value
 
 
-def _take(values: Sequence[Value], taken: set[int]) -> None:
+def _add_owners(values: Sequence[Value], owners: set[int]) -> None:
     for value in values:
         if isinstance(value, np.ndarray):
-            taken.add(id(_owner(value)))
+            owners.add(id(_owner(value)))
         elif isinstance(value, list):
-            _take(value, taken)
+            _add_owners(value, owners)
 
 
 def _owner(array: np.ndarray) -> Any:
-    """Return the object whose memory an array shows."""
+    """Return the object that owns the memory of an array."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base

@@ -1,4 +1,4 @@
-"""A value that will be there: what those who run a request give, at a tenth of a future's cost."""
+"""A minimal future, ten times faster than `concurrent.futures.Future`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """A value, or an error, that one thread sets, once, and others wait for."""
+    """A future value or error: one thread sets it once, and others wait for it."""
 
     __slots__ = ("_callbacks", "_error", "_is_done", "_value")
 
@@ -26,52 +26,52 @@ class Promise(Generic[T]):
         self._callbacks: list[Callable[[Any], object]] = []
 
     def set_result(self, value: T) -> None:
-        """Give the value."""
+        """Set the value."""
         self._value = value
         self._is_done = True
         if self._callbacks:
             self._call_back()
 
     def set_exception(self, error: BaseException) -> None:
-        """Give an error in its place."""
+        """Set an error instead of a value."""
         self._error = error
         self._is_done = True
         if self._callbacks:
             self._call_back()
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the value or error is set."""
         return self._is_done
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the value and return it.
+        """Wait for the value and return it; raise the error if one is set.
 
-        Raises TimeoutError: it is not there in `timeout` seconds.
-        Raises BaseException: the error in its place.
+        Raises TimeoutError after `timeout` seconds.
         """
         if not self._is_done:
             self._wait(timeout)
         if self._error is not None:
             raise self._error
-        return self._value  # type: ignore[return-value]  # it is set, or there is an error
+        return self._value  # type: ignore[return-value]  # set, because there is no error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end; return the error, if it is one.
+        """Wait for the value or error; return the error, or None.
 
-        Raises TimeoutError: it has not ended in `timeout` seconds.
+        Raises TimeoutError after `timeout` seconds.
         """
         if not self._is_done:
             self._wait(timeout)
         return self._error
 
     def add_done_callback(self, fn: Callable[[Any], object], /) -> None:
-        """Call `fn` with this object once it has ended, in the thread that ends it, or at once."""
+        """Call `fn` with this object when the promise is set, or immediately if it already is."""
         self._callbacks.append(fn)
         if self._is_done:
             self._call_back()
 
     def _call_back(self) -> None:
-        # Who adds and who ends may both be here: each callback is popped by one of them.
+        # The thread that adds a callback and the one that sets the value may both get here; each
+        # callback is popped by one of them.
         while self._callbacks:
             try:
                 fn = self._callbacks.pop(0)
@@ -79,15 +79,15 @@ class Promise(Generic[T]):
                 return
             try:
                 fn(self)
-            except Exception:  # the thread that ends a promise has others to end
+            except Exception:  # the thread must also set other promises
                 _log.exception("a callback of a promise failed")
 
     def _wait(self, timeout: float | None) -> None:
-        ended = OneShotEvent()
-        self.add_done_callback(lambda _: ended.set())
-        if not ended.wait(timeout):
-            raise TimeoutError(f"there is no answer after {timeout} s")
+        done = OneShotEvent()
+        self.add_done_callback(lambda _: done.set())
+        if not done.wait(timeout):
+            raise TimeoutError(f"no response after {timeout} s")
 
 
-#: What is waited for.
+#: A `Promise` or a standard future.
 FutureLike = Promise[T] | Future[T]

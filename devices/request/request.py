@@ -1,4 +1,4 @@
-"""The request record: what travels with a request from its caller to each device."""
+"""The request record, which accompanies a request from its caller to each device."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from typing import NamedTuple
 
 
 class Request(NamedTuple):
-    """A request on its way.
+    """Options and identity of a request.
 
     Attributes
     ----------
     timeout_s : float or None
-        Seconds until the answer must be there, waiting for admission included; None leaves it to
-        the deployment's ``REQUEST_TIMEOUT_S``.
+        Seconds until the deadline, including the wait for admission. None selects the deployment's
+        ``REQUEST_TIMEOUT_S``.
     profile : bool
-        Whether stages time their nodes, also on devices without ``PERF_COUNT``.
+        Whether stages time their nodes, even without ``PERF_COUNT``.
     waits : bool or None
-        Whether its caller waits for room, and for devices that are away; else the request is
-        refused where there is none. None: the request waits for room while its caller goes on, and
-        who makes room starts it.
+        Whether the caller's thread waits for admission and for unavailable devices. If False, the
+        request is rejected instead. If None, the request is queued and the caller continues.
     inline : bool or None
-        Whether its caller does nothing but wait, so that its thread may run stages. None: the
-        caller goes on, so its thread runs only a request that takes less than waking another.
+        Whether the caller only waits, so that its thread may run stages. If None, the caller
+        continues, and its thread runs only requests that are faster than a switch to another
+        thread.
     deployment, id, attempt, route : str and int
-        Whose request it is, given when it is admitted; which attempt at it, and which of the
-        deployment's ways the attempt takes.
+        Identity of the request, assigned at admission: its deployment and number, the number of
+        the attempt, and the attempt's route in the deployment.
     priority : int
-        Of requests that wait for the same, those of greater priority go first.
+        Among waiting requests, a greater priority is admitted first.
     trace : str
-        The trace that it is a part of (W3C's ``traceparent``), for its story; devices have none.
+        W3C ``traceparent`` of the request, for its history; not sent to devices.
     restore_s : float
-        Seconds of stages' runs that may be spent to have its states back, should a device be lost
-        with them: devices keep for that what they send to others. 0: nothing is kept.
-    keep : tuple of str
-        Outputs that stay in the process of the device that makes them.
-    keep_copies : tuple of str
-        Those that stay there and are answered as well.
+        Maximum seconds for the recomputation of states after a device loss. Devices keep the
+        tensors that they send for this purpose. 0 disables recomputation.
+    resident_outputs : tuple of str
+        Outputs that stay on the device that computes them.
+    resident_copies : tuple of str
+        Outputs that stay on the device and are also returned.
     """
 
     timeout_s: float | None = None
@@ -49,16 +49,16 @@ class Request(NamedTuple):
     priority: int = 0
     trace: str = ""
     restore_s: float = 0.0
-    keep: tuple[str, ...] = ()
-    keep_copies: tuple[str, ...] = ()
+    resident_outputs: tuple[str, ...] = ()
+    resident_copies: tuple[str, ...] = ()
 
     @property
-    def keeps_something(self) -> bool:
-        """Whether devices keep something of it once it has run."""
-        return bool(self.keep or self.keep_copies or self.restore_s)
+    def has_resident_tensors(self) -> bool:
+        """Whether devices keep tensors of the request after its run."""
+        return bool(self.resident_outputs or self.resident_copies or self.restore_s)
 
-    def admitted(self, deployment: str, number: int, attempt: int, route: int) -> Request:
-        """Return it as what an attempt sends."""
+    def for_attempt(self, deployment: str, number: int, attempt: int, route: int) -> Request:
+        """Return the record for one attempt."""
         return self._replace(
             deployment=deployment,
             id=number,
@@ -69,7 +69,8 @@ class Request(NamedTuple):
         )
 
 
-#: What a caller that asks for nothing sends.
+#: A request with default options.
 DEFAULT_REQUEST = Request()
-#: The route of a stage that runs again, alone: it gives its client what is kept, others nothing.
+#: Route of a single stage that recomputes a lost state: it returns resident tensors to its client,
+#: and sends no outputs to other stages.
 REPLAY = -1

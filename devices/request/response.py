@@ -1,4 +1,4 @@
-"""The answer to a request: its outputs, and how each stage of it went."""
+"""Response to a request: its outputs, and the timings of its stages."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from typing import NamedTuple
 from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.plugin.program import Value
 
-#: Element type and shape of outputs that a device keeps, and their positions among a stage's.
+#: Element type and shape of resident outputs, and their positions among the outputs of a stage.
 ResidentOutputs = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 class StageTiming(NamedTuple):
-    """How one stage of one request went: a subgraph on its device, or a whole model on one.
+    """Timing of one stage in one request; a stage is a subgraph or complete model on a device.
 
     Attributes
     ----------
     stage : int
-        Its index in the plan; 0 for a model on one device.
+        Index of the stage in the plan; 0 for a model on one device.
     device : str
-        Who ran it.
+        The device that ran the stage.
     queued_s : float
-        Seconds from its last input's arrival to its start; 0 where the executor cannot tell.
+        Seconds from the arrival of the last input to the start; 0 if the executor does not measure
+        it.
     started_s, ended_s : float
-        When it ran, by the caller's monotonic clock; by the device's own where the difference of
-        two nodes' clocks is not known yet.
+        Start and end by the caller's monotonic clock, or by the device's clock as long as the
+        difference between the clocks of two nodes is unknown.
     upload_s, infer_s, download_s : float
-        Seconds that the device took to get its inputs, run and give its outputs.
+        Seconds for the transfer of inputs, the run, and the transfer of outputs.
     node_times_s : mapping of str to float
-        Seconds by executed node; empty unless profiled.
+        Executed node -> seconds; empty without profiling.
     output_nbytes : int
-        Bytes of what it gave.
-    kept : tuple of (str, tuple of int, tuple of int)
-        What its device keeps of that: element type, shape, and positions among the stage's outputs.
+        Size of the outputs in bytes.
+    resident : tuple of (str, tuple of int, tuple of int)
+        Outputs that stay on the device: element type, shape, and positions among the stage's
+        outputs.
     """
 
     stage: int
@@ -48,7 +50,7 @@ class StageTiming(NamedTuple):
     download_s: float = 0.0
     node_times_s: Mapping[str, float] = {}
     output_nbytes: int = 0
-    kept: tuple[ResidentOutputs, ...] = ()
+    resident: tuple[ResidentOutputs, ...] = ()
 
     @property
     def run_s(self) -> float:
@@ -58,14 +60,14 @@ class StageTiming(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The answer to a request.
+    """Response to a request.
 
     Attributes
     ----------
     outputs : mapping of str to value
-        By output name; arrays may be read-only.
+        Output name -> value; arrays may be read-only.
     stage_timings : tuple of StageTiming
-        In stage order.
+        Timings in stage order.
     """
 
     outputs: Mapping[str, Value]
@@ -76,20 +78,21 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Where the time of a request's run went.
+    """Breakdown of the time of one run of a request.
 
     Attributes
     ----------
     preprocess_s : float
-        Seconds that its inputs were checked and converted.
+        Seconds for checks and conversions of the inputs.
     admission_s : float
-        Seconds that it waited until there was room for it.
+        Seconds in the queue before admission.
     in_flight_s : float
-        Seconds from then to its answer, or its failure.
+        Seconds from admission to the response or the error.
     postprocess_s : float
-        Seconds that its outputs were taken over into its tensors; 0 until someone asks for them.
+        Seconds for copying the outputs into the request's tensors; 0 before the first access to
+        the results.
     stages : tuple of StageTiming
-        How each stage went, in stage order; empty for a run that failed.
+        Timings in stage order; empty for a failed run.
     """
 
     preprocess_s: float
@@ -100,21 +103,21 @@ class RequestTimes:
 
 
 class NodeTimes:
-    """Seconds by executed node, averaged; runs may be added from any thread."""
+    """Average seconds of executed nodes; thread-safe."""
 
     def __init__(self) -> None:
-        #: Executed node -> (seconds in all, runs).
+        #: Executed node -> (total seconds, number of runs).
         self._sums: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def add(self, times_s: Mapping[str, float]) -> None:
-        """Add one run's times."""
+        """Add the node times of one run."""
         with self._lock:
             for name, seconds in times_s.items():
                 total, runs = self._sums.get(name, (0.0, 0))
                 self._sums[name] = total + seconds, runs + 1
 
     def averages_s(self) -> dict[str, float]:
-        """Return the average of each node that ran."""
+        """Return the average seconds of each executed node."""
         with self._lock:
             return {name: total / runs for name, (total, runs) in self._sums.items()}

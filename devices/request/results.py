@@ -1,4 +1,4 @@
-"""What a request answers: output values by port, name or position; and how long each part took."""
+"""Results of a request: output values by port, name or position, and profiling information."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
 
-#: Elements of a value that a notebook shows.
-_BEGINNING: Final = 6
+#: Number of elements in the preview of a value.
+_PREVIEW_SIZE: Final = 6
 
 
 class Results(Mapping[TensorSpec, Value]):
-    """Output values, read-only: ``results[0]``, ``results[-1]``, ``results["name"]``.
+    """Read-only mapping of output ports to values.
 
-    As a mapping its keys are the output ports: ``for port, value in results.items()``.
+    Positions and names are also valid keys: ``results[0]``, ``results[-1]``, ``results["name"]``.
 
     Parameters
     ----------
     ports : sequence of TensorSpec
-        The outputs, in the model's order; a model may give one value out twice.
+        The outputs, in the model's order; the same value may occur twice.
     values : mapping of str to value
-        The values by name.
+        Output name -> value.
     """
 
     def __init__(self, ports: Sequence[TensorSpec], values: Mapping[str, Value]) -> None:
@@ -50,15 +50,15 @@ class Results(Mapping[TensorSpec, Value]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name!r} {_described(v)}" for name, v in self._values.items())
-        return f"<Results: {shown}>"
+        outputs = ", ".join(f"{name!r} {_type_text(v)}" for name, v in self._values.items())
+        return f"<Results: {outputs}>"
 
     def _repr_html_(self) -> str:
-        rows = [(name, _described(v), _begins(v)) for name, v in self._values.items()]
+        rows = [(name, _type_text(v), _preview(v)) for name, v in self._values.items()]
         return html_table("Results", ("output", "type", "begins with"), rows)
 
     def names(self) -> tuple[set[str], ...]:
-        """Return each output's names, in order, as OpenVINO does: sets of one name here."""
+        """Return the names of each output; as in OpenVINO, each entry is a set."""
         return tuple({port.name} for port in self._ports)
 
     def to_dict(self) -> dict[TensorSpec, Value]:
@@ -66,7 +66,7 @@ class Results(Mapping[TensorSpec, Value]):
         return dict(self.items())
 
     def with_bytes(self) -> Results:
-        """Return the same with text as arrays of its bytes in UTF-8."""
+        """Return results with text encoded as UTF-8 bytes."""
         return Results(self._ports, {name: _encoded(v) for name, v in self._values.items()})
 
     def by_name(self) -> dict[str, Value]:
@@ -74,24 +74,24 @@ class Results(Mapping[TensorSpec, Value]):
         return dict(self._values)
 
     def to_tuple(self) -> tuple[Value, ...]:
-        """Return the values, one an output, in order."""
+        """Return one value per output, in order."""
         return tuple(self._values[port.name] for port in self._ports)
 
 
-def _described(value: Value) -> str:
+def _type_text(value: Value) -> str:
     if isinstance(value, np.ndarray):
         return f"{'string' if value.dtype == object else value.dtype}{list(value.shape)}"
     return str(value) if isinstance(value, RemoteTensor) else type(value).__name__
 
 
-def _begins(value: Value) -> str:
+def _preview(value: Value) -> str:
     if not isinstance(value, np.ndarray):
         return ""
     first = ", ".join(
         f"{item:.5g}" if isinstance(item, float) else str(item)
-        for item in value.ravel()[:_BEGINNING].tolist()
+        for item in value.ravel()[:_PREVIEW_SIZE].tolist()
     )
-    return f"{first}, …" if value.size > _BEGINNING else first
+    return f"{first}, …" if value.size > _PREVIEW_SIZE else first
 
 
 def _encoded(value: Value) -> Value:
@@ -100,7 +100,7 @@ def _encoded(value: Value) -> Value:
 
 
 class ProfilingStatus(StrEnum):
-    """Whether a row of a profile ran, and was timed."""
+    """Whether an entry of a profile was executed."""
 
     NOT_RUN = "NOT_RUN"
     OPTIMIZED_OUT = "OPTIMIZED_OUT"
@@ -109,20 +109,20 @@ class ProfilingStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProfilingInfo:
-    """One row of a request's profile: a stage of the request, or an executed node.
+    """Entry of a request's profile: a stage, or an executed node.
 
     Attributes
     ----------
     node_name : str
-        The stage's or executed node's name.
+        Name of the stage or executed node.
     node_type : str
         The operator; empty for stages.
     exec_type : str
-        What ran it.
+        The implementation or device.
     status : ProfilingStatus
-        Whether it ran and was timed.
+        Whether the entry was executed and timed.
     real_time, cpu_time : datetime.timedelta
-        Wall time; processor time where the device tells it apart.
+        Wall time, and processor time if the device measures it separately.
     """
 
     node_name: str

@@ -1,4 +1,4 @@
-"""One run of a request, from its submission to the end of its callback, and how long it took."""
+"""One run of an infer request, with its timings and profile."""
 
 from __future__ import annotations
 
@@ -16,64 +16,66 @@ from hetero.devices.request.results import ProfilingInfo, ProfilingStatus, Resul
 from hetero.devices.request.story import StoryLine
 from hetero.devices.request.target import RequestTarget, Submission
 
-#: No wait is longer: Python's own take no more.
-LONGEST_S: Final = threading.TIMEOUT_MAX / 2
+#: Maximum timeout: half of the limit of Python's locks.
+MAX_TIMEOUT_S: Final = threading.TIMEOUT_MAX / 2
 
 
 class Run:
-    """One start of a request, from submission to the end of its callback."""
+    """One run of a request, from its start to the end of its callback."""
 
-    # Of the class until they are set: most runs set few of them.
+    # Defaults are class attributes, because most runs set few of them.
     submission: Submission | None = None
-    #: The outputs by name, until someone takes them over.
+    #: The outputs by name, until they are stored in the request's tensors.
     outputs: Mapping[str, Value] | None = None
     stage_timings: tuple[StageTiming, ...] = ()
     error: BaseException | None = None
     callback_error: BaseException | None = None
     results: Results | None = None
-    answered = False
-    #: Whether it was not answered when its time was up.
-    given_up = False
-    #: What waits for it as futures.
+    #: Whether the response or error has arrived.
+    has_response = False
+    #: Whether the deadline passed before the response.
+    has_timed_out = False
+    #: Futures of callers that wait for the end.
     futures: tuple[Future[Results], ...] = ()
     request_id: int | None = None
     callback_thread = 0
     preprocess_s = 0.0
     postprocess_s = 0.0
-    #: Until it was admitted, and until it had ended, from its start.
+    #: Seconds from the start until admission, and until the response.
     admission_s = 0.0
     latency_s = 0.0
-    #: Returns its story; kept when the submission is not.
+    #: Returns the history of the run, also after the submission is released.
     story: Callable[[], Sequence[StoryLine]] = tuple
 
     def __init__(self, userdata: Any, timeout_s: float | None) -> None:
         self.userdata = userdata
-        self.started = time.perf_counter()
-        self.timeout_s = None if timeout_s is None else min(timeout_s, LONGEST_S)
-        self.taken = threading.Lock()
-        self.ended = OneShotEvent()
+        self.start_s = time.perf_counter()
+        self.timeout_s = None if timeout_s is None else min(timeout_s, MAX_TIMEOUT_S)
+        self.results_lock = threading.Lock()
+        #: Set when the run and its callback have ended.
+        self.end = OneShotEvent()
 
     @property
     def times(self) -> RequestTimes:
-        """Where its time went, once it has ended."""
+        """Breakdown of the time of a run that has ended."""
         in_flight_s = max(0.0, self.latency_s - self.preprocess_s - self.admission_s)
         times_s = (self.preprocess_s, self.admission_s, in_flight_s, self.postprocess_s)
         return RequestTimes(*times_s, self.stage_timings)
 
 
-def node_times_s(runs: Sequence[StageTiming], target: RequestTarget) -> dict[str, float]:
-    """Return seconds by executed node."""
+def node_times_s(timings: Sequence[StageTiming], target: RequestTarget) -> dict[str, float]:
+    """Return executed node -> seconds."""
     return {
-        target.executed_name(run.stage, node): seconds
-        for run in runs
-        for node, seconds in run.node_times_s.items()
+        target.executed_name(timing.stage, node): seconds
+        for timing in timings
+        for node, seconds in timing.node_times_s.items()
     }
 
 
 def profile_rows(run: Run | None, target: RequestTarget) -> list[ProfilingInfo]:
-    """Return the guide's five counters, summed over stages, and executed nodes between them.
+    """Return the profile of a run: OpenVINO's five counters and the executed nodes.
 
-    Without a run they are not run, and 0.
+    The counters are sums over all stages. Without a run, all entries have the status NOT_RUN.
     """
     stages = run.stage_timings if run else ()
     nodes_s = node_times_s(stages, target)
@@ -93,6 +95,6 @@ def profile_rows(run: Run | None, target: RequestTarget) -> list[ProfilingInfo]:
 
 
 def _row(name: str, kind: str, implementation: str, seconds: float | None) -> ProfilingInfo:
-    time_taken = timedelta(seconds=seconds or 0.0)
+    duration = timedelta(seconds=seconds or 0.0)
     status = ProfilingStatus.NOT_RUN if seconds is None else ProfilingStatus.EXECUTED
-    return ProfilingInfo(name, kind, implementation, status, time_taken, time_taken)
+    return ProfilingInfo(name, kind, implementation, status, duration, duration)

@@ -1,4 +1,4 @@
-"""The runtime model: what a device really executes, as a graph with notes on its nodes."""
+"""The runtime model: a graph of the nodes that devices execute, with metadata on each node."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import onnx
 from hetero.devices.model.model import Model, Node, set_metadata
 from hetero.devices.plugin.program import ExecutedNode
 
-#: The domain of executed nodes: they are notes, not operators that something else could run.
+#: Domain of executed nodes, which are information for users and not executable operators.
 RUNTIME_DOMAIN: Final = "hetero.runtime"
 
 
 def runtime_model(
     model: Model, plans: Sequence[Sequence[ExecutedNode]], times_s: Mapping[str, float]
 ) -> Model:
-    """Return what is executed of `model` as a graph: a node for each executed one.
+    """Return the graph of the executed nodes of `model`.
 
-    Nodes of `model` that were folded away are named with the executed node that uses what they
-    made. Each of `plans` is what one that runs the whole model executes, in order; they stand side
-    by side, from the same inputs to the same outputs; a node of several is there once.
+    An original node that was folded is listed with the executed node that reads its value. Each of
+    `plans` has the executed nodes of one replica of the model, in order. Replicas are parallel
+    branches between the same inputs and outputs; a shared node occurs once.
     """
     nodes: list[Node] = []
     for executed in plans:
-        there = {node.name for node in nodes}
-        nodes += [node for node in _nodes(model, executed, times_s) if node.name not in there]
+        names = {node.name for node in nodes}
+        nodes += [node for node in _nodes(model, executed, times_s) if node.name not in names]
     header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
     header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
     return Model(
@@ -45,38 +45,38 @@ def _nodes(
 ) -> Iterator[Node]:
     covers = _covers(model, executed)
     owner = {name: i for i, names in enumerate(covers) for name in names}
-    given = {port.name for port in model.inputs}
+    inputs = {port.name for port in model.inputs}
     owners = {v: owner.get(n.name) for n in model.nodes if not n.is_constant for v in n.writes}
     outputs = {port.name for port in model.outputs}
 
-    def is_for_others(value: str, i: int) -> bool:
+    def leaves_node(value: str, i: int) -> bool:
         readers = (model.nodes[c].name for c in model.consumers.get(value, ()))
         return value in outputs or any(owner.get(reader, i) != i for reader in readers)
 
     for i, (node, names) in enumerate(zip(executed, covers, strict=True)):
-        mine = [model.nodes[model.index_of[name]] for name in names]
-        mine = [n for n in mine if not n.is_constant or len(names) == 1]
-        made = dict.fromkeys(value for n in mine for value in n.writes)
-        reads = dict.fromkeys(value for n in mine for value in n.reads)
-        read = [v for v in reads if v in given or owners.get(v) not in (None, i)]
-        written = [value for value in made if is_for_others(value, i)]
+        originals = [model.nodes[model.index_of[name]] for name in names]
+        originals = [n for n in originals if not n.is_constant or len(names) == 1]
+        writes = dict.fromkeys(value for n in originals for value in n.writes)
+        reads = dict.fromkeys(value for n in originals for value in n.reads)
+        outer_inputs = [v for v in reads if v in inputs or owners.get(v) not in (None, i)]
+        outer_outputs = [value for value in writes if leaves_node(value, i)]
         proto = onnx.NodeProto(name=node.name, op_type=node.layer_type, domain=RUNTIME_DOMAIN)
-        proto.input.extend(read)
-        proto.output.extend(written or list(made)[:1])
+        proto.input.extend(outer_inputs)
+        proto.output.extend(outer_outputs or list(writes)[:1])
         seconds = times_s.get(node.name)
-        notes = {
+        metadata = {
             "layerType": node.layer_type,
             "execOrder": str(node.execution_order),
             "implType": node.implementation,
             "originalLayersNames": ",".join(names),
             "execTimeMcs": "not_executed" if seconds is None else f"{seconds * 1e6:.3f}",
         }
-        set_metadata(proto, notes)
+        set_metadata(proto, metadata)
         yield Node.from_proto(proto, covers=names)
 
 
 def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:
-    """Return the original names of each executed node, folded-away ones with their user."""
+    """Return the original names of each executed node, with the folded nodes that it reads."""
     owner: dict[str, int] = {}
     for i, row in enumerate(executed):
         for name in row.original_names:
@@ -84,10 +84,10 @@ def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, .
                 owner.setdefault(name, i)
     for node in reversed(model.nodes):
         if node.name not in owner:
-            found = (owner.get(reader.name) for reader in model.readers(node))
-            user = next((i for i in found if i is not None), None)
-            if user is not None:
-                owner[node.name] = user
+            reader_owners = (owner.get(reader.name) for reader in model.readers(node))
+            reader_owner = next((i for i in reader_owners if i is not None), None)
+            if reader_owner is not None:
+                owner[node.name] = reader_owner
     names: list[list[str]] = [[] for _ in executed]
     for name in model.node_names:
         if name in owner:

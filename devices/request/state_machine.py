@@ -1,7 +1,7 @@
-"""The state machine of an infer request, over whatever runs a model: a device or a whole plan.
+"""State machine of an infer request on a device or a plan.
 
-A request is idle, busy or cancelled (asked to stop, not stopped yet). The caller's thread converts
-and checks the inputs; the target runs; whoever asks for the answer first takes it over.
+A request is idle, busy, or cancelled (stopping). The caller's thread checks and converts the
+inputs, the target runs the model, and the first access to the results stores the outputs.
 """
 
 from __future__ import annotations
@@ -39,33 +39,35 @@ from hetero.devices.request.run import Run, node_times_s
 from hetero.devices.request.target import RequestTarget, Submission
 from hetero.devices.request.variable_states import RequestStates
 
-#: Seconds that a run may take to stop once its time is up, before it is given up.
+#: Seconds that a run may take to stop after its deadline.
 _STOP_S: Final = 1.0
 
-#: Requests that ask for nothing special, by `inline`.
-_PLAIN: Final = {inline: DEFAULT_REQUEST._replace(inline=inline) for inline in (True, None, False)}
+#: Request records without options, by the value of `inline`.
+_DEFAULT_REQUESTS: Final = {
+    inline: DEFAULT_REQUEST._replace(inline=inline) for inline in (True, None, False)
+}
 
 Callback = Callable[[Any], object]
 
 
 class State(Enum):
-    """Where a request is."""
+    """State of an infer request."""
 
     IDLE = "idle"
     BUSY = "busy"
-    #: Asked to stop while busy; idle once the run has stopped or finished after all.
+    #: Cancelled while busy; idle when the run has stopped or finished.
     CANCELLED = "cancelled"
 
 
-class _Next(NamedTuple):
-    """A run that was started before its turn, and the states of the run before that it reads."""
+class _NextRun(NamedTuple):
+    """A run that was submitted during the previous run, and the states that it reads."""
 
     submission: Submission
     states: Mapping[str, Value]
 
 
 class RequestStateMachine:
-    """Has a target run its model, once at a time, and keeps the last run."""
+    """Starts runs of a target's model, one at a time, and stores the last run."""
 
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
@@ -74,66 +76,66 @@ class RequestStateMachine:
         )
         self.states: Final = RequestStates(target.variables, tuple(target.inputs))
         self.state = State.IDLE
-        #: The last run that was started.
+        #: The last started run.
         self.run: Run | None = None
-        #: What each run is called back with where its start said nothing else.
+        #: Default argument of the callback.
         self.userdata: Any = None
-        #: Seconds that the last finished run took.
+        #: Seconds of the last finished run.
         self.latency_s = 0.0
-        #: Of the next start, among those that wait to be admitted.
+        #: Priority of the next run among requests that wait for admission.
         self.priority = 0
-        #: Seconds of stages' runs that a start may spend to have lost states back.
+        #: Maximum seconds for the recomputation of lost states.
         self.restore_s = inf
         #: Called after each run and its callback.
-        self.when_ended: Callable[[], object] | None = None
-        #: Input -> output of the run before that a run reads which `start_next` starts.
+        self.on_end: Callable[[], object] | None = None
+        #: Input -> output of the previous run that it reads, in runs of `start_next`.
         self.feedback: Mapping[str, str] = {}
-        self._next: _Next | None = None
+        self._next: _NextRun | None = None
         self._callback: Callback | None = None
         self._lock = threading.RLock()
 
-    # What may be done when.
+    # Checks of the state.
 
     @contextmanager
     def idle(self, action: str) -> Iterator[None]:
-        """Keep the request idle; raise RequestBusyError if it is not."""
+        """Keep the request idle within this block; raise RequestBusyError if it is busy."""
         with self._lock:
             self._require_idle(action)
             yield
 
-    def started_run(self, wanted: str) -> Run:
+    def started_run(self, attribute: str) -> Run:
         """Return the last run; RequestNotStartedError if there is none."""
         if (run := self.run) is None:
             raise RequestNotStartedError(
-                f"a request of model {self._target.name!r} has no {wanted} before it has run; "
+                f"{attribute}: expected a request of model {self._target.name!r} that has run; "
                 "call infer, or start_async and wait."
             )
         return run
 
-    def ended_run(self, wanted: str) -> Run:
-        """Return the last run, once it has ended."""
-        with self.idle(wanted):
-            return self.started_run(wanted)
+    def ended_run(self, attribute: str) -> Run:
+        """Return the last run; RequestBusyError if it has not ended."""
+        with self.idle(attribute):
+            return self.started_run(attribute)
 
     def is_calling_back(self) -> bool:
-        """Whether the calling thread is inside the last run's callback."""
+        """Return whether the calling thread is inside the last run's callback."""
         run = self.run
         return run is not None and run.callback_thread == threading.get_ident()
 
     def set_callback(self, callback: Callback | None, userdata: Any) -> None:
-        """Set what is called after each run that is started with `call_back`."""
+        """Set the callback of runs that are started with `call_back`."""
         with self.idle("set_callback"):
             self._callback, self.userdata = callback, userdata
 
     def _require_idle(self, action: str) -> None:
         if self.state is not State.IDLE:
             raise RequestBusyError(
-                f"{action}: a request of model {self._target.name!r} is {self.state.value}; "
-                "wait() for it first, or use another request.",
+                f"{action}: expected an idle request of model {self._target.name!r}, got one that "
+                f"is {self.state.value}; call wait() first, or use another request.",
                 state=self.state.value,
             )
 
-    # From a start to its end.
+    # Runs.
 
     def infer(
         self, inputs: Any, share_inputs: bool, share_outputs: bool, timeout_s: float | None
@@ -143,7 +145,7 @@ class RequestStateMachine:
             run = self.start(inputs, None, share_inputs, timeout_s, inline=True)
             self._wait_for_end(run)
         except KeyboardInterrupt:
-            self.cancel()  # its caller has gone
+            self.cancel()  # nobody waits for the run any more
             raise
         return self.settle(run, share_outputs)
 
@@ -157,139 +159,140 @@ class RequestStateMachine:
         call_back: bool = False,
         inline: bool = False,
     ) -> Run:
-        """Start a run; with `inline` its caller does nothing but wait for it."""
+        """Start a run; `inline` means that the caller only waits for it."""
         if not isinstance(share, (bool, int, np.bool_)):
             raise TensorTypeError(
-                f"share_inputs is True or False, got {type(share).__name__}. Give several inputs "
-                "as one list or dict: [a, b] or {'name': a}."
+                f"share_inputs: expected True or False, got {type(share).__name__}. Pass several "
+                "inputs as one list or dict: [a, b] or {'name': a}."
             )
         if timeout_s is not None and not (
             isinstance(timeout_s, int | float | np.number) and timeout_s == timeout_s
         ):
             raise ArgumentTypeError(
-                f"timeout_s={timeout_s!r}: wanted a number of seconds, or None for no limit."
+                f"timeout_s: expected a number of seconds, or None for no limit; got {timeout_s!r}."
             )
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineError(
-                f"a request of model {self._target.name!r} was given {timeout_s} s: no time is "
-                "left. Allow more.",
+                f"a request of model {self._target.name!r}: expected a timeout_s greater than 0, "
+                f"got {timeout_s}.",
                 timeout_s=timeout_s,
             )
         with self._lock:
             if self.state is not State.IDLE:
                 self._require_idle("infer" if inline else "start_async")
             run = Run(userdata, timeout_s)
-            begun = None if self._next is None else self._fit_next()
-            values = {} if begun else self.tensors.collect(inputs, copy=not share)
-            run.preprocess_s = time.perf_counter() - run.started
-            before, self.run, self.state = self.run, run, State.BUSY
+            next_submission = None if self._next is None else self._take_next()
+            values = {} if next_submission else self.tensors.collect(inputs, copy=not share)
+            run.preprocess_s = time.perf_counter() - run.start_s
+            previous, self.run, self.state = self.run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
-            if begun:
-                submission = begun
+            if next_submission:
+                submission = next_submission
             else:
                 if self.states.variables:
-                    values |= self.states.given(values)
-                may_run_here = (inline or None) if timeout_s is None else False
-                request = self._request(run.timeout_s, inline=may_run_here)
+                    values |= self.states.values_for(values)
+                may_run_inline = (inline or None) if timeout_s is None else False
+                request = self._request(run.timeout_s, inline=may_run_inline)
                 submission = self._target.submit(values, request)
                 if type(submission) is Answered:
-                    self._take_over(run, submission)
+                    self._store(run, submission)
                     run.request_id = submission.request_id
                     run.story = partial(submission.story_of, submission.request_id)
-                    self._hand_on(run, callback)
+                    self._finish(run, callback)
                     return run
         except BaseException:
             with self._lock:
-                self.run, self.state = before, State.IDLE
+                self.run, self.state = previous, State.IDLE
             self._end(run)
             raise
         run.admission_s, run.story = submission.waited_s, submission.story
-        run.request_id, made = submission.request_id, submission.future
-        if made.done():
-            self._answered(run, made, callback)
+        run.request_id, future = submission.request_id, submission.future
+        if future.done():
+            self._receive(run, future, callback)
             return run
         with self._lock:
             run.submission = submission
-            stop = self.state is State.CANCELLED
-        if stop:
+            is_cancelled = self.state is State.CANCELLED
+        if is_cancelled:
             submission.cancel()
-        made.add_done_callback(lambda made: self._answered(run, made, callback))
+        future.add_done_callback(lambda future: self._receive(run, future, callback))
         return run
 
     def _request(
         self, timeout_s: float | None = None, *, inline: bool | None = False, waits: bool = True
     ) -> Request:
-        """Return what travels with a run."""
+        """Return the request record of a run."""
         if (
             waits
             and timeout_s is None
             and not (self.states.variables or self.feedback or self.priority)
-            and not self.tensors.keeps_outputs
+            and not self.tensors.may_have_resident_outputs
         ):
-            return _PLAIN[inline]
-        keep, restore_s = self.tensors.kept, 0.0
+            return _DEFAULT_REQUESTS[inline]
+        resident, restore_s = self.tensors.resident_outputs, 0.0
         if self.states.variables:
-            keep, restore_s = keep + self.states.outputs, self.restore_s
-        copies = tuple(name for name in self.feedback.values() if name not in keep)
+            resident, restore_s = resident + self.states.outputs, self.restore_s
+        copies = tuple(name for name in self.feedback.values() if name not in resident)
         return Request(
             timeout_s,
             waits=waits,
             inline=inline,
             priority=self.priority,
             restore_s=restore_s,
-            keep=keep,
-            keep_copies=copies,
+            resident_outputs=resident,
+            resident_copies=copies,
         )
 
     def start_next(self, inputs: Mapping[str, Any]) -> bool:
-        """Start the run after the one that runs, if that may be: whether it was started."""
+        """Submit the next run during the current one; return whether that was possible."""
         with self._lock:
-            running = None if self.run is None else self.run.submission
-            is_free = self._next is None and self.state is State.BUSY
-            if running is None or not is_free or not self.states.variables:
+            current = None if self.run is None else self.run.submission
+            is_possible = self._next is None and self.state is State.BUSY
+            if current is None or not is_possible or not self.states.variables:
                 return False
             request = self._request(waits=False)
         try:
-            made = running.pending_outputs()
-            states = {v.input.name: made[v.output.name] for v in self.states.variables}
-            fed = {name: made[output] for name, output in self.feedback.items()}
-        except (KeyError, HeteroError):  # not all of it stays on devices, or it has just ended
+            outputs = current.pending_outputs()
+            states = {v.input.name: outputs[v.output.name] for v in self.states.variables}
+            feedback = {name: outputs[output] for name, output in self.feedback.items()}
+        except (KeyError, HeteroError):  # an output is not resident, or the run has just ended
             return False
-        left = tuple(port for port in self._target.inputs if port.name not in fed)
-        values = RequestTensors(left, ()).collect(inputs, copy=False)
+        ports = tuple(port for port in self._target.inputs if port.name not in feedback)
+        values = RequestTensors(ports, ()).collect(inputs, copy=False)
         try:
-            submission = self._target.submit({**values, **states, **fed}, request)
-        except HeteroError:  # no room: it is started in its turn
+            submission = self._target.submit({**values, **states, **feedback}, request)
+        except HeteroError:  # not admitted; the next call of `start` submits the run
             return False
-        self._next = _Next(submission, states)
+        self._next = _NextRun(submission, states)
         if self.state is State.IDLE:
-            self._drop_next()
+            self._cancel_next()
         return True
 
-    def _fit_next(self) -> Submission | None:
-        """Return the run that was started before its turn, if it reads what states are now."""
-        begun, self._next = self._next, None
-        if begun is None:
+    def _take_next(self) -> Submission | None:
+        """Return the submitted next run if it reads the current states; cancel it otherwise."""
+        next_run, self._next = self._next, None
+        if next_run is None:
             return None
-        future = begun.submission.future
-        if self.states.hold(begun.states) and not (future.done() and future.exception()):
-            return begun.submission
-        begun.submission.cancel()
+        future = next_run.submission.future
+        has_failed = future.done() and future.exception()
+        if self.states.are_current(next_run.states) and not has_failed:
+            return next_run.submission
+        next_run.submission.cancel()
         return None
 
-    def _drop_next(self, *, also_fit: bool = False) -> None:
-        """Cancel the run that was started before its turn, where it waits for what never comes."""
+    def _cancel_next(self, *, force: bool = False) -> None:
+        """Cancel the submitted next run if it reads outdated states; with `force`, always."""
         with self._lock:
-            begun = self._next
-            if begun is None or (not also_fit and self.states.hold(begun.states)):
+            next_run = self._next
+            if next_run is None or (not force and self.states.are_current(next_run.states)):
                 return
             self._next = None
-        begun.submission.cancel()
+        next_run.submission.cancel()
 
     def cancel(self) -> None:
-        """Ask a running request to stop; nothing happens where none runs."""
-        self._drop_next(also_fit=True)
+        """Cancel the current run; no effect on an idle request."""
+        self._cancel_next(force=True)
         with self._lock:
             if self.state is not State.BUSY:
                 return
@@ -298,54 +301,52 @@ class RequestStateMachine:
         if submission is not None:
             submission.cancel()
 
-    def _answered(
-        self, run: Run, answered: FutureLike[Response], callback: Callback | None
-    ) -> None:
-        """Take what the target gave; runs in the target's thread, so it only hands on."""
+    def _receive(self, run: Run, future: FutureLike[Response], callback: Callback | None) -> None:
+        """Store the response of a run; called in a thread of the target, so it must be fast."""
         try:
-            # Raised here, it would lead to whoever called, and hold the inputs on their stacks.
-            run.error = answered.exception()
+            # `exception()` does not raise: a traceback would keep the caller's inputs alive.
+            run.error = future.exception()
             if run.error is None:
-                self._take_over(run, answered.result())
+                self._store(run, future.result())
         except CancelledError:
             run.error = RequestCancelledError(
                 f"a request of model {self._target.name!r} was cancelled before it ran."
             )
-        except BaseException as error:  # the caller's, whatever it is: `wait` raises it
+        except BaseException as error:  # `wait` raises it in the caller's thread
             run.error = error
-        run.submission = None  # it holds the answer, and with it memory of the device's
-        self._hand_on(run, callback)
+        run.submission = None  # it references the response, and thereby device memory
+        self._finish(run, callback)
 
-    def _hand_on(self, run: Run, callback: Callback | None) -> None:
-        """Have the callback called of a run that has its answer, or end the run."""
+    def _finish(self, run: Run, callback: Callback | None) -> None:
+        """Submit the callback of a run that has its response, or end the run."""
         if self._next is not None:
-            self._drop_next()
-        run.answered = True
-        self.latency_s = run.latency_s = time.perf_counter() - run.started
+            self._cancel_next()
+        run.has_response = True
+        self.latency_s = run.latency_s = time.perf_counter() - run.start_s
         if callback is not None:
             try:
                 self._target.callback_executor.submit(self._call_back, run, callback)
                 return
-            except RuntimeError as error:  # shut down with the run in flight, or no more threads
+            except RuntimeError as error:  # the executor is shut down or cannot start a thread
                 run.callback_error = InferenceError(
-                    f"the callback of a request of model {self._target.name!r} could not be "
-                    f"called: {error}.",
+                    f"the callback of a request of model {self._target.name!r} could not run: "
+                    f"{error}.",
                     cause=str(error),
                 )
         with self._lock:
             self.state = State.IDLE
         self._end(run)
 
-    def _take_over(self, run: Run, answer: Response | Answered) -> None:
-        run.outputs = answer.outputs
+    def _store(self, run: Run, response: Response | Answered) -> None:
+        run.outputs = response.outputs
         if self.states.variables:
             with self._lock:
-                run.answered = True
-                if not run.given_up:
-                    self.states.commit(answer.outputs)
-        run.stage_timings = answer.stage_timings
+                run.has_response = True
+                if not run.has_timed_out:
+                    self.states.commit(response.outputs)
+        run.stage_timings = response.stage_timings
         if self._target.profiles:
-            self._target.node_times.add(node_times_s(answer.stage_timings, self._target))
+            self._target.node_times.add(node_times_s(response.stage_timings, self._target))
 
     def _call_back(self, run: Run, callback: Callback) -> None:
         run.callback_thread = threading.get_ident()
@@ -360,20 +361,20 @@ class RequestStateMachine:
             self._end(run)
 
     def _end(self, run: Run) -> None:
-        """Note that a run and its callback have ended, or that it could not be started."""
-        run.ended.set()
+        """Mark a run as ended: after its callback, or because it could not start."""
+        run.end.set()
         if run.futures:
-            try:  # in a thread that does not compute
-                self._target.callback_executor.submit(self._answer_futures, run)
-            except RuntimeError:  # closed with the run in flight
-                self._answer_futures(run)
-        if self.when_ended is not None:
-            self.when_ended()
+            try:  # not in a thread that runs models
+                self._target.callback_executor.submit(self._set_futures, run)
+            except RuntimeError:  # the executor is shut down
+                self._set_futures(run)
+        if self.on_end is not None:
+            self.on_end()
 
-    # The answer.
+    # Results.
 
     def wait(self) -> None:
-        """Wait until the run, its callback and what the callback started have ended."""
+        """Wait until the run, its callback and all runs that the callback started have ended."""
         while (run := self.run) is not None:
             if not self.is_calling_back():
                 self._wait_for_end(run)
@@ -384,67 +385,69 @@ class RequestStateMachine:
                 return
 
     def wait_for(self, timeout_s: float) -> bool:
-        """Wait for the end of the last run, at most `timeout_s`; return whether it has ended."""
+        """Wait up to `timeout_s` for the end of the last run; return whether it has ended."""
         run = self.run
         if run is None or self.is_calling_back():
             return True
-        if not run.ended.wait(timeout_s):
+        if not run.end.wait(timeout_s):
             return False
         if run.error is None:
             self.settle(run, True)
         return True
 
     def settle(self, run: Run, share: bool) -> Results:
-        """Take a run's answer over into the request's tensors, once, and return it, or raise.
+        """Return the results of a run, or raise its error; the first call stores the outputs.
 
-        They are a later run's, if there is one: an earlier one's answer is its own then.
+        The outputs of the last run are stored in the request's tensors, those of an earlier run in
+        separate tensors.
         """
         if run.error is not None:
             raise run.error
-        with run.taken:
+        with run.results_lock:
             if run.results is None:
                 start = time.perf_counter()
                 tensors = self.tensors if run is self.run else self.tensors.fresh()
-                values = tensors.take(run.outputs or {}, copy=not share)
+                values = tensors.store(run.outputs or {}, copy=not share)
                 run.results = Results(self._target.outputs, values)
                 run.outputs = None
                 run.postprocess_s = time.perf_counter() - start
             return run.results
 
     def future_of(self, run: Run) -> Future[Results]:
-        """Return what a run answers; to cancel it cancels the run."""
+        """Return a future of a run's results; cancelling the future cancels the run."""
         future: Future[Results] = Future()
-        future.add_done_callback(partial(self._cancelled_by, run))
+        future.add_done_callback(partial(self._cancel_with, run))
         with self._lock:
             run.futures += (future,)
-        if run.ended.is_set():  # else whoever ends it sees the future
-            self._answer_futures(run)
+        if run.end.is_set():  # otherwise `_end` sets the future
+            self._set_futures(run)
         return future
 
     def _wait_for_end(self, run: Run) -> None:
         if run.timeout_s is None:
-            run.ended.wait()
+            run.end.wait()
             return
-        left_s = run.started + run.timeout_s - time.perf_counter()
-        run.ended.wait(max(0.0, left_s))
+        remaining_s = run.start_s + run.timeout_s - time.perf_counter()
+        run.end.wait(max(0.0, remaining_s))
         with self._lock:
-            run.given_up = not run.answered
-        if run.given_up:
+            run.has_timed_out = not run.has_response
+        if run.has_timed_out:
             self.cancel()
-            run.ended.wait(_STOP_S)
+            run.end.wait(_STOP_S)
             raise DeadlineError(
-                f"no answer of model {self._target.name!r} within {run.timeout_s} s; the request "
-                "was cancelled. Allow more time, or find what is slow with PERF_COUNT.",
+                f"no response of model {self._target.name!r} within {run.timeout_s} s; the request "
+                "was cancelled. Increase timeout_s, or find slow nodes with PERF_COUNT.",
                 timeout_s=run.timeout_s,
             )
-        run.ended.wait()  # for the callback
+        run.end.wait()  # for the callback
 
-    def _cancelled_by(self, run: Run, future: Future[Results]) -> None:
+    def _cancel_with(self, run: Run, future: Future[Results]) -> None:
+        """Cancel a run if its future was cancelled."""
         if future.cancelled() and run is self.run:
             self.cancel()
 
-    def _answer_futures(self, run: Run) -> None:
-        """Give a run that has ended to all who wait for it."""
+    def _set_futures(self, run: Run) -> None:
+        """Set the futures of a run that has ended."""
         with self._lock:
             futures, run.futures = run.futures, ()
         for future in futures:
@@ -453,8 +456,8 @@ class RequestStateMachine:
             try:
                 if run.callback_error is not None:
                     raise run.callback_error
-                with self._lock:  # the next run does not start meanwhile
+                with self._lock:  # prevents the start of the next run
                     results = self.settle(run, True)
                 future.set_result(results)
-            except BaseException as error:  # whoever waits raises it
+            except BaseException as error:  # the waiting thread raises it
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The story of a request: what happened to it and when, line by line."""
+"""History of a request as text: one line for each event and stage."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ from hetero.devices.request.response import StageTiming
 
 
 class StoryLine(NamedTuple):
-    """One line of a request's life.
+    """One event in the history of a request.
 
     Attributes
     ----------
     time_s : float
-        When, by the client's monotonic clock.
+        Time of the event by the client's monotonic clock.
     attempt : int
-        Which attempt; 0 before the first.
-    what : str
-        What happened.
+        Number of the attempt; 0 before the first.
+    event : str
+        Description of the event.
     """
 
     time_s: float
     attempt: int
-    what: str
+    event: str
 
 
-def format_story(lines: Sequence[StoryLine], runs: Iterable[StageTiming] = ()) -> tuple[str, ...]:
-    """Return a story as text, in milliseconds since its first line.
+def format_story(
+    lines: Sequence[StoryLine], timings: Iterable[StageTiming] = ()
+) -> tuple[str, ...]:
+    """Return a history as text, with times in milliseconds since the first event.
 
-    `runs`: the stages of the last attempt; each is listed where it started.
+    `timings` are the stages of the last attempt; each becomes a line at its start time.
     """
     if not lines:
         return ()
     attempt = max(line.attempt for line in lines)
-    stages = sorted(StoryLine(run.started_s, attempt, _stage(run)) for run in runs)
-    begun_s = lines[0].time_s
+    stages = sorted(StoryLine(t.started_s, attempt, _stage_text(t)) for t in timings)
+    start_s = lines[0].time_s
     return tuple(
-        f"{(line.time_s - begun_s) * 1e3:.3f} ms, attempt {line.attempt}: {line.what}"
+        f"{(line.time_s - start_s) * 1e3:.3f} ms, attempt {line.attempt}: {line.event}"
         for line in merge(lines, stages, key=lambda line: line.time_s)
     )
 
 
-def _stage(run: StageTiming) -> str:
+def _stage_text(timing: StageTiming) -> str:
     return (
-        f"stage {run.stage} on {run.device} started after {run.queued_s * 1e3:.3f} ms in its "
-        f"queue, ran {run.run_s * 1e3:.3f} ms, gave {run.output_nbytes} bytes"
+        f"stage {timing.stage} on {timing.device} started after {timing.queued_s * 1e3:.3f} ms in "
+        f"its queue, ran {timing.run_s * 1e3:.3f} ms, returned {timing.output_nbytes} bytes"
     )

@@ -1,4 +1,4 @@
-"""What an infer request runs on: the small interface between it and a device, or a whole plan."""
+"""Interfaces between an infer request and the device or plan that runs it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from hetero.devices.request.story import StoryLine
 
 
 class Submission(Protocol):
-    """A run that was handed to a target."""
+    """A run that a target has accepted."""
 
     @property
     def request_id(self) -> int:
-        """Its number there."""
+        """Number of the request at the target."""
 
     @property
     def future(self) -> FutureLike[Response]:
-        """What the run will answer."""
+        """Future of the response."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds until it was admitted."""
+        """Seconds until admission."""
 
     def story(self) -> Sequence[StoryLine]:
-        """Return what happened to it so far; what does so holds none of its values."""
+        """Return the history of the run so far; the history does not reference any tensors."""
 
     def cancel(self) -> object:
-        """Ask the run to stop."""
+        """Cancel the run."""
 
     def pending_outputs(self) -> Mapping[str, Value]:
-        """Return what stands for outputs that devices will keep, by name, while it runs.
+        """Return references to the resident outputs of a run in flight, by output name.
 
-        None where nothing stands for them.
+        Outputs without a reference are absent.
         """
 
 
 class RequestTarget(Protocol):
-    """What requests run on: a device's compiled model, or a model deployed over many."""
+    """A model that requests run on: compiled for one device, or deployed on several."""
 
     @property
     def name(self) -> str:
@@ -57,11 +57,11 @@ class RequestTarget(Protocol):
 
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
-        """Inputs that have a default."""
+        """Inputs with a default."""
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Pairs of further inputs and outputs that requests keep between their runs."""
+        """State variables; their inputs and outputs are not among the ports."""
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
@@ -69,21 +69,24 @@ class RequestTarget(Protocol):
 
     @property
     def profiles(self) -> bool:
-        """Whether requests time their nodes: PERF_COUNT."""
+        """Whether requests time executed nodes (PERF_COUNT)."""
 
     @property
     def node_times(self) -> NodeTimes:
-        """What its requests add their nodes' times to."""
+        """Average node times of all requests."""
 
     @property
     def callback_executor(self) -> Executor:
-        """Where callbacks run; never a thread that computes."""
+        """Executor of callbacks, whose threads never run models."""
 
     def submit(self, values: Mapping[str, Value], request: Request) -> Submission | Answered:
-        """Start a run, or run it in the calling thread; may wait if too much is in flight."""
+        """Start a run, or run it in the calling thread.
+
+        Waits for admission if too many requests are in flight.
+        """
 
     def executed_name(self, stage: int, node: str) -> str:
-        """Return the name that a stage's executed node has among `executed_nodes`."""
+        """Return the name in `executed_nodes` of a stage's executed node."""
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return the runtime model, for the rows of the profile."""
+        """Return the nodes of the runtime model, for the profile."""

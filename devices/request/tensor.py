@@ -1,4 +1,4 @@
-"""The tensor that a port of a request holds, with the memory it shares or owns."""
+"""`Tensor`: the contents of a port of a request, in shared or own memory."""
 
 from __future__ import annotations
 
@@ -17,40 +17,44 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
 
-#: What a tensor holds as an array.
-_ARRAYS: Final = (np.ndarray, np.generic, int, float, complex, str)
-#: OpenVINO's names of the contents, after which an array may follow a port.
-_NAMES: Final = ("port", "array", "image", "other")
+#: Types of contents that become arrays.
+_ARRAY_TYPES: Final = (np.ndarray, np.generic, int, float, complex, str)
+#: OpenVINO's names of the `data` argument, in the order of its positional arguments.
+_DATA_NAMES: Final = ("port", "array", "image", "other")
 
 
 class Tensor:
-    """What a request holds for one port: the same object before and after a run.
+    """The contents of a port of a request, with the constructor forms of OpenVINO's Tensor.
 
     Parameters
     ----------
     data : array, list, image, element type, port, other tensor, or another value
-        The contents; with a shape, the type of new memory; a port makes memory of its type and
-        shape; with the corners of a region, the tensor whose memory is shared. Also under
-        OpenVINO's names of it: `array`, `image`, `port`, `other`, and `type` without any of these.
+        One of:
+
+        - the contents;
+        - an element type or a port, to allocate memory of `shape` or of the port's shape;
+        - a tensor, to share the memory of the region from `begin` to `end`.
+
+        OpenVINO's names `array`, `image`, `port`, `other` and `type` are also valid.
     shared_memory : bool, default False
-        Whether to hold the array itself rather than a copy of it. By position also `shape`,
-        `begin`, or the array after a port.
+        Whether the tensor uses the array itself instead of a copy. As a positional argument, it may
+        also be `shape`, `begin`, or the array that follows a port.
     end : sequence of int, optional
-        Where a region ends, exclusive: ``Tensor(image, [0, 8, 8, 0], [1, 24, 24, 3])``. By
-        position also `type`.
+        End of a region, exclusive: ``Tensor(image, [0, 8, 8, 0], [1, 24, 24, 3])``. As a positional
+        argument, it may also be `type`.
     type : element type, optional
-        Of new memory, or that an array's memory is seen as.
+        Element type of new memory, or of a view of an array's memory.
     shape : sequence of int, optional
-        Of new memory, or that an array's memory is seen in.
+        Shape of new memory, or of a view of an array's memory.
     begin : sequence of int, optional
-        Where a region begins.
+        Begin of a region.
 
     Raises
     ------
     TensorShapeError
-        The region is not within the tensor, or the memory is too small for the shape.
+        The region exceeds the tensor, or the memory is too small for the shape.
     TensorTypeError
-        Memory cannot be shared: text, or an array that is not contiguous.
+        The memory cannot be shared, because the array contains text or is not contiguous.
     """
 
     __slots__ = ("_data", "_memory", "_shared")
@@ -66,47 +70,49 @@ class Tensor:
         begin: Any = None,
         **contents: Any,
     ) -> None:
-        if unknown := contents.keys() - _NAMES:
-            raise ArgumentTypeError(f"a tensor takes no {', '.join(sorted(unknown))}.")
-        named = [given for given in (data, *map(contents.get, _NAMES)) if given is not None]
-        if len(named) > 1 and not isinstance(named[0], TensorSpec):
-            raise ArgumentTypeError("a tensor has one contents; got several, under several names.")
-        held, kind = (named[0], type) if named else (type, None)
-        if len(named) > 1:
-            shape = named[1]
+        if unknown := contents.keys() - _DATA_NAMES:
+            raise ArgumentTypeError(f"Tensor: unknown arguments {', '.join(sorted(unknown))}.")
+        sources = [value for value in (data, *map(contents.get, _DATA_NAMES)) if value is not None]
+        if len(sources) > 1 and not isinstance(sources[0], TensorSpec):
+            raise ArgumentTypeError(
+                f"Tensor: expected one of data, {', '.join(_DATA_NAMES)}; got several."
+            )
+        source, kind = (sources[0], type) if sources else (type, None)
+        if len(sources) > 1:
+            shape = sources[1]
         if not isinstance(shared_memory, bool):
             shape, shared_memory = shared_memory, False
         shape = begin if shape is None else shape
         self._shared = True
         self._data: Value = None
-        #: All of the memory, where a smaller shape shows less of it.
+        #: The complete memory, if the current shape uses only a part of it.
         self._memory: np.ndarray | None = None
-        if isinstance(held, Tensor):
-            self._data = held.held() if shape is None else _region(held, shape, end)
-        elif isinstance(held, TensorSpec):
-            self._data, self._shared = _of_port(held, shape), shape is not None
+        if isinstance(source, Tensor):
+            self._data = source.content() if shape is None else _region(source, shape, end)
+        elif isinstance(source, TensorSpec):
+            self._data, self._shared = _port_memory(source, shape), shape is not None
         elif shape is None:
-            self._fill(held, shared_memory)
-        elif isinstance(held, np.ndarray):
-            self._data = _seen(held, shape, end if kind is None else kind)
+            self._set_content(source, shared_memory)
+        elif isinstance(source, np.ndarray):
+            self._data = _view(source, shape, end if kind is None else kind)
         else:
-            self._data, self._shared = _zeros(Type(held), shape), False
+            self._data, self._shared = _zeros(Type(source), shape), False
 
-    def _fill(self, given: Any, shared: bool) -> None:
-        """Hold a value: arrays shared or copied, text always copied, what is no array as it is."""
-        if isinstance(given, list | tuple):
-            self._data = _of_list(given)
+    def _set_content(self, value: Any, shared: bool) -> None:
+        """Set the contents: share or copy arrays, copy text, and store other values unchanged."""
+        if isinstance(value, list | tuple):
+            self._data = _list_content(value)
             return
-        if hasattr(given, "__array_interface__") and not isinstance(given, _ARRAYS):
-            given, shared = np.asarray(given), False  # an image
-        if not isinstance(given, _ARRAYS):
-            self._data = given
+        if hasattr(value, "__array_interface__") and not isinstance(value, _ARRAY_TYPES):
+            value, shared = np.asarray(value), False  # an image
+        if not isinstance(value, _ARRAY_TYPES):
+            self._data = value
             return
-        array = np.asarray(given)
+        array = np.asarray(value)
         if array.dtype.kind in "SUT":
-            if shared and isinstance(given, np.ndarray):
+            if shared and isinstance(value, np.ndarray):
                 raise TensorTypeError(
-                    "text is copied, it cannot be shared: use shared_memory=False."
+                    "memory of text cannot be shared; pass shared_memory=False to copy it."
                 )
             array, shared = as_text(array), True
         self._data = array if shared else np.array(array)
@@ -114,33 +120,36 @@ class Tensor:
 
     @property
     def data(self) -> Value:
-        """The contents: an array that shares the tensor's memory, or the value as it is.
+        """The contents: an array that shares the tensor's memory, or another value.
 
         Raises
         ------
         UnsupportedOperationError
-            If the contents are in a device's memory.
+            The contents are in a device's memory.
         """
         return self._data.data if isinstance(self._data, RemoteTensor) else self._data
 
     @property
     def str_data(self) -> np.ndarray:
-        """Text as an array of numpy's ``U``; a copy. Set: as many texts or bytes as elements."""
+        """A copy of the text as an array of str (numpy's ``U``).
+
+        Assign as many str or bytes as the tensor has elements.
+        """
         return self._text().astype(str)
 
     @str_data.setter
     def str_data(self, texts: Any) -> None:
-        held = self._text()
+        content = self._text()
         new = as_text(np.asarray(texts))
-        if new.size != held.size:
+        if new.size != content.size:
             raise TensorShapeError(
-                f"the tensor has {held.size} elements, got {new.size} texts; give one for each."
+                f"expected {content.size} texts, one per element of the tensor; got {new.size}."
             )
-        held[...] = new.reshape(held.shape)
+        content[...] = new.reshape(content.shape)
 
     @property
     def bytes_data(self) -> np.ndarray:
-        """Text in UTF-8 as an array of numpy's ``S``; a copy. Set as `str_data`."""
+        """A copy of the text as an array of UTF-8 bytes (numpy's ``S``); assign as `str_data`."""
         return np.char.encode(self.str_data, "utf-8")
 
     @bytes_data.setter
@@ -158,76 +167,77 @@ class Tensor:
 
     @property
     def element_type(self) -> Type | str:
-        """The element type, which equals ONNX's word; empty if the value is not a tensor."""
+        """The element type, which equals its ONNX name; empty if the value is not a tensor."""
         return Type(element_type_name(self._data.dtype)) if self.is_array else ""
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def byte_size(self) -> int:
-        """How many bytes the elements take."""
+        """Size of the elements in bytes."""
         return int(self._data.nbytes) if self.is_array else 0
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next, along each axis."""
+        """Bytes between neighbouring elements, along each axis."""
         return tuple(self._array().strides)
 
     @property
     def is_array(self) -> bool:
-        """Whether the contents are one tensor, here or on a device."""
+        """Whether the contents are one tensor, on the host or on a device."""
         return isinstance(self._data, np.ndarray | RemoteTensor)
 
     def is_continuous(self) -> bool:
-        """Return whether the elements lie one after the other in memory."""
+        """Return whether the elements are contiguous in memory."""
         return bool(self._array().flags.c_contiguous)
 
     def set_shape(self, shape: Sequence[int]) -> None:
-        """Give the tensor another shape.
+        """Change the shape.
 
-        As many as the memory has stay in it. For more the tensor gets memory of its own, of zeros.
+        The elements stay in memory if the new shape fits. Otherwise the tensor allocates new
+        memory, filled with zeros.
 
         Raises
         ------
         TensorShapeError
-            The memory is another's and is too small.
+            The memory is shared and too small.
         """
-        held, wanted = self._array(), _lengths(shape)
-        memory = held if self._memory is None else self._memory
-        if math.prod(wanted) > memory.size:
+        array, lengths = self._array(), _lengths(shape)
+        memory = array if self._memory is None else self._memory
+        if math.prod(lengths) > memory.size:
             if self._shared:
                 raise TensorShapeError(
-                    f"shape {list(wanted)} failed: the memory is shared and holds {memory.size} "
-                    "elements. Make a tensor of that shape."
+                    f"expected a shape of at most {memory.size} elements, the size of the shared "
+                    f"memory; got {list(lengths)}. Create a tensor of that shape."
                 )
-            memory = _zeros(Type(element_type_name(held.dtype)), wanted)
-        self._data, self._memory = _seen(memory, wanted, None), memory
+            memory = _zeros(Type(element_type_name(array.dtype)), lengths)
+        self._data, self._memory = _view(memory, lengths, None), memory
 
     def copy_from(self, source_tensor: Any) -> None:
-        """Copy the elements, and the shape, of another tensor or array of the same type.
+        """Copy elements and shape of another tensor or array of the same type.
 
         Raises
         ------
         TensorTypeError
             The source has another element type.
         """
-        held, array = self._array(), np.asarray(source_tensor)
-        if held.dtype == object:
+        content, array = self._array(), np.asarray(source_tensor)
+        if content.dtype == object:
             array = as_text(array)
-        if array.dtype != held.dtype:
+        if array.dtype != content.dtype:
             raise TensorTypeError(
-                f"a tensor of {held.dtype} cannot take elements of {array.dtype}; convert them "
-                f"with array.astype({held.dtype})."
+                f"expected elements of {content.dtype}, got {array.dtype}; convert them with "
+                f"array.astype({content.dtype})."
             )
-        if array.shape != held.shape:
+        if array.shape != content.shape:
             self.set_shape(array.shape)
         np.copyto(self._array(), array)
 
     def copy_to(self, target_tensor: Tensor) -> None:
-        """Copy the elements, and the shape, to another tensor of the same type."""
+        """Copy elements and shape to another tensor of the same type."""
         target_tensor.copy_from(self.data)
 
     get_shape = getter(shape)
@@ -244,59 +254,60 @@ class Tensor:
         return f"<Tensor {kind}>"
 
     def replace(self, value: Value) -> None:
-        """Hold `value` instead; who has the tensor sees it."""
+        """Replace the contents; all references to the tensor see the new contents."""
         self._data, self._memory = value, None
 
-    def held(self) -> Value:
-        """Return the contents as they are, on whatever device."""
+    def content(self) -> Value:
+        """Return the contents on the host or on a device."""
         return self._data
 
     def _array(self) -> np.ndarray:
-        held = self.data
-        if not isinstance(held, np.ndarray):
-            raise TensorTypeError(f"{self!r} is no array; its contents are in `data`.")
-        return held
+        content = self.data
+        if not isinstance(content, np.ndarray):
+            raise TensorTypeError(f"expected a tensor with an array, got {self!r}; use `data`.")
+        return content
 
     def _text(self) -> np.ndarray:
-        held = self._array()
-        if held.dtype != object:
-            raise TensorTypeError(
-                f"the tensor is {held.dtype}, not text; its contents are in `data`."
-            )
-        return held
+        content = self._array()
+        if content.dtype != object:
+            raise TensorTypeError(f"expected a tensor of text, got {content.dtype}; use `data`.")
+        return content
 
 
-def array_of(value: Any) -> np.ndarray:
-    """Return a value as an array, on its memory where it has some: also by DLPack."""
+def as_array(value: Any) -> np.ndarray:
+    """Return a value as an array that shares the value's memory if possible, also by DLPack."""
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
         return np.asarray(value)
     if hasattr(value, "__array__"):
         try:
             return np.asarray(value)
-        except (TypeError, RuntimeError):  # in memory of a device; DLPack may bring it here
+        except (TypeError, RuntimeError):  # device memory; DLPack may be able to copy it
             pass
     return np.from_dlpack(value, device="cpu")
 
 
 def as_text(array: np.ndarray) -> np.ndarray:
-    """Return text, or its bytes in UTF-8, as an array of str objects.
+    """Return an array of str or UTF-8 bytes as an array of str objects.
 
-    TensorTypeError if an element is neither.
+    Raises TensorTypeError for any other element.
     """
     try:
         items = [i.decode() if isinstance(i, bytes) else i for i in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise TensorTypeError(f"wanted strings, got bytes that are not UTF-8: {error}.") from error
-    wrong = [i for i in items if not isinstance(i, str)]
-    if wrong:
-        raise TensorTypeError(f"wanted strings, got {wrong[0]!r}; give an array of str or bytes.")
-    out = np.empty(len(items), object)
-    out[:] = items
-    return out.reshape(array.shape)
+        raise TensorTypeError(f"expected UTF-8 text, got other bytes: {error}.") from error
+    invalid = [i for i in items if not isinstance(i, str)]
+    if invalid:
+        raise TensorTypeError(f"expected an array of str or bytes, got {invalid[0]!r}.")
+    texts = np.empty(len(items), object)
+    texts[:] = items
+    return texts.reshape(array.shape)
 
 
 def empty_tensor(spec: TensorSpec) -> Tensor:
-    """Return a tensor of zeros for a port; open dimensions are 0 long, and an open rank is 1."""
+    """Return a tensor of zeros for a port.
+
+    Dynamic dimensions have length 0, and a dynamic rank is 1.
+    """
     if not spec.is_tensor or spec.dtype is None or not spec.element_type:
         tensor = Tensor()
         tensor.replace([] if spec.type.startswith("seq(") else None)
@@ -310,78 +321,79 @@ def _zeros(kind: Type, shape: Sequence[int]) -> np.ndarray:
     try:
         if kind is Type.string:
             return np.full(lengths, "", object)
-        return np.zeros(lengths, kind.to_dtype())  # pages that nobody writes take no memory
+        return np.zeros(lengths, kind.to_dtype())  # unwritten pages do not occupy memory
     except (MemoryError, ValueError) as error:
         raise TensorShapeError(
-            f"no memory for a tensor {kind}{list(lengths)}: {error}. Give the model a shape that "
-            "fits, with model.reshape(...)."
+            f"not enough memory for a tensor {kind}{list(lengths)}: {error}. Set a smaller shape "
+            "with model.reshape(...)."
         ) from error
 
 
 def _lengths(shape: Any) -> tuple[int, ...]:
     lengths = tuple(int(n) for n in Shape(shape))
     if any(n < 0 for n in lengths):
-        raise TensorShapeError(f"shape {list(lengths)}: a tensor's axes have 0 elements or more.")
+        raise TensorShapeError(f"expected axes of 0 or more elements, got {list(lengths)}.")
     return lengths
 
 
-def _of_list(items: Sequence[Any]) -> Value:
+def _list_content(items: Sequence[Any]) -> Value:
+    """Return a list as an array, or as a sequence if its items have different shapes."""
     try:
         array = np.asarray(items)
-    except ValueError:  # items of many shapes: a sequence
+    except ValueError:
         return list(items)
     if array.dtype.kind in "SUT":
         return as_text(array)
     return list(items) if array.dtype == object else array
 
 
-def _of_port(port: TensorSpec, array: np.ndarray | None) -> np.ndarray:
-    """Return memory for a port: an array's where one is given."""
+def _port_memory(port: TensorSpec, array: np.ndarray | None) -> np.ndarray:
+    """Return memory for a port: new memory, or the memory of an array."""
     empty: np.ndarray = empty_tensor(port).data
     if array is None:
         return empty
-    held = np.asarray(array)
-    if held.dtype != empty.dtype or held.size < empty.size:
+    memory = np.asarray(array)
+    if memory.dtype != empty.dtype or memory.size < empty.size:
         raise TensorShapeError(
-            f"port {port.name!r} wants {port}, got {held.dtype}{list(held.shape)}, smaller "
-            "or of another type."
+            f"port {port.name!r}: expected an array of the type and at least the size of {port}, "
+            f"got {memory.dtype}{list(memory.shape)}."
         )
-    if held.size > empty.size:
+    if memory.size > empty.size:
         warnings.warn(
-            f"port {port.name!r} is {port}: the tensor has the first {empty.size} of the array's "
-            f"{held.size} elements.",
+            f"port {port.name!r} is {port}: the tensor uses the first {empty.size} of the array's "
+            f"{memory.size} elements.",
             RuntimeWarning,
             stacklevel=4,
         )
-    return _seen(held, empty.shape, None)
+    return _view(memory, empty.shape, None)
 
 
-def _seen(array: np.ndarray, shape: Sequence[int], kind: Any) -> np.ndarray:
-    """Return an array's memory, or the beginning of it, under another shape and type."""
+def _view(array: np.ndarray, shape: Sequence[int], kind: Any) -> np.ndarray:
+    """Return a view of an array's memory, or of its beginning, with another shape and type."""
     lengths = _lengths(shape)
     dtype = array.dtype if kind is None or kind is Type.dynamic else Type(kind).to_dtype()
     if not array.flags.c_contiguous:
-        raise TensorTypeError("the array is not contiguous: np.ascontiguousarray(array) is.")
+        raise TensorTypeError("expected a contiguous array; pass np.ascontiguousarray(array).")
     flat = array.reshape(-1)
     if dtype != array.dtype:
         flat = flat.view(np.uint8)
         flat = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
     if math.prod(lengths) > flat.size:
         raise TensorShapeError(
-            f"{dtype}{list(lengths)} needs {math.prod(lengths)} elements; the memory has "
+            f"expected memory of {math.prod(lengths)} elements for {dtype}{list(lengths)}, got "
             f"{flat.size}."
         )
     return flat[: math.prod(lengths)].reshape(lengths)
 
 
 def _region(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> np.ndarray:
-    """Return a view of a part of a tensor."""
+    """Return a view of a region of a tensor."""
     array = np.asarray(tensor.data)
     corners = [*zip(begin, end, array.shape, strict=False)]
-    whole = len(begin) == len(end) == array.ndim
-    if not whole or any(not 0 <= first <= last <= size for first, last, size in corners):
+    is_complete = len(begin) == len(end) == array.ndim
+    if not is_complete or any(not 0 <= first <= last <= size for first, last, size in corners):
         raise TensorShapeError(
-            f"a tensor of shape {list(array.shape)} has no region from {list(begin)} to "
-            f"{list(end)}; give both corners, a number for each dimension."
+            f"expected a region within shape {list(array.shape)}, with one begin and one end per "
+            f"dimension; got {list(begin)} to {list(end)}."
         )
     return array[tuple(slice(first, last) for first, last, _ in corners)]

@@ -1,4 +1,4 @@
-"""Values that a user gives for a port: checked, and converted where nothing is lost."""
+"""Checks and lossless conversions of values that a user passes for a port."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hetero.devices.model.element_type import EXTENDED_DTYPES
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
-from hetero.devices.request.tensor import Tensor, array_of, as_text
+from hetero.devices.request.tensor import Tensor, as_array, as_text
 
-#: Kind of element -> the kinds it may become.
+#: Kind of numbers -> the kinds that it may be converted to.
 _CASTABLE: Final = {"b": "bif", "i": "if", "f": "fc", "c": "c"}
-#: What numpy reads into memory of its own; all else may share its memory with the array.
-_ALWAYS_READ: Final = (list, tuple, int, float, complex, str, bytes)
+#: Types that numpy copies; arrays of all other values may share memory with them.
+_COPIED_TYPES: Final = (list, tuple, int, float, complex, str, bytes)
 
 
 def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
-    """Return `value` if it fits the port exactly, without any conversion: for shared memory.
+    """Return `value` if it fits the port without conversion, for shared memory.
 
-    TensorTypeError and TensorShapeError name the port, what it has and what was given.
+    Raises TensorTypeError or TensorShapeError if it does not fit.
     """
     if value is not None and not spec.is_tensor:
         return value
     array = value if isinstance(value, np.ndarray | RemoteTensor) else _read(value, spec, role)
     if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "UST"):
         raise TensorTypeError(
-            f"{role} {spec.name!r} is {spec}, got dtype {array.dtype}; memory that is shared is "
-            f"not converted. Give array.astype({_dtype_text(spec)}).",
+            f"{role} {spec.name!r}: expected {spec}, got dtype {array.dtype}. Shared memory cannot "
+            f"be converted; pass array.astype({_dtype_text(spec)}).",
             port=spec.name,
         )
     _check_shape(array, spec, role)
@@ -41,20 +41,16 @@ def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
 
 
 def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
-    """Return `value` as a run wants it: native, dense, of the port's type and shape.
+    """Return `value` as a contiguous array in native byte order, of the port's type and shape.
 
-    Numbers and lists take the port's type; arrays are cast where the kind of number stays and
-    no value becomes another, rounding apart: another integer that holds every value, another
-    float or an integer as a float, in which no number becomes infinite.
+    Numbers and lists get the port's type. Arrays (objects with ``__array__``, a buffer or
+    ``__dlpack__``) are cast if no value changes except by rounding: integers to other integers and
+    to floats, floats to other floats. With `copy`, the result shares no memory with `value`.
 
-    An array is whatever has ``__array__``, a buffer, or ``__dlpack__``. With `copy` the result
-    shares no memory with `value`.
-
-    Raises TensorTypeError, TensorShapeError: naming the port, what it wants, what was given and
-    how to fix it.
+    Raises TensorTypeError or TensorShapeError if the value does not fit.
     """
     if isinstance(value, Tensor):
-        value = value.held()
+        value = value.content()
     if type(value) is np.ndarray:
         dtype = spec.dtype
         if (
@@ -74,12 +70,12 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
         return _sequence(value, spec, copy)
     if not spec.is_tensor or spec.dtype is None:
         return copying.deepcopy(value) if copy else value
-    read = _read(value, spec, "input")
-    array = _cast(read, spec, from_array=hasattr(value, "dtype"))
+    original = _read(value, spec, "input")
+    array = _cast(original, spec, from_array=hasattr(value, "dtype"))
     _check_shape(array, spec, "input")
     # np.ascontiguousarray would make a scalar one-dimensional.
     dense = np.asarray(array, order="C")
-    if copy and not isinstance(value, _ALWAYS_READ) and np.may_share_memory(dense, read):
+    if copy and not isinstance(value, _COPIED_TYPES) and np.may_share_memory(dense, original):
         dense = dense.copy()
     return dense
 
@@ -87,7 +83,7 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
 def _sequence(value: Any, spec: TensorSpec, copy: bool) -> Value:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TensorTypeError(
-            f"input {spec.name!r} wants {spec.type}, got {type(value).__name__}; give a list.",
+            f"input {spec.name!r}: expected {spec.type} as a list, got {type(value).__name__}.",
             port=spec.name,
         )
     inner = spec.type[len("seq(") : -1]
@@ -98,22 +94,23 @@ def _sequence(value: Any, spec: TensorSpec, copy: bool) -> Value:
 
 
 def _read(value: Any, spec: TensorSpec, role: str) -> np.ndarray:
-    """Return a value as an array, sharing its memory where it has some."""
+    """Return a value as an array that shares the value's memory if possible."""
     if value is None:
         raise TensorTypeError(
-            f"{role} {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
+            f"{role} {spec.name!r}: expected an array of {spec}, got None.", port=spec.name
         )
     try:
-        return array_of(value)
+        return as_array(value)
     except ValueError as error:
         raise TensorShapeError(
-            f"{role} {spec.name!r} wants {spec}, got a nested list that is not an array: {error}.",
+            f"{role} {spec.name!r}: expected {spec}, got a nested list of irregular shape: "
+            f"{error}.",
             port=spec.name,
         ) from error
     except (TypeError, RuntimeError, BufferError) as error:
         raise TensorTypeError(
-            f"{role} {spec.name!r} wants {spec}, got a {type(value).__name__} that numpy cannot "
-            f"read: {error}. Give a copy in the host's memory.",
+            f"{role} {spec.name!r}: expected {spec}, got a {type(value).__name__} that numpy "
+            f"cannot read: {error}. Pass a copy in host memory.",
             port=spec.name,
         ) from error
 
@@ -127,31 +124,31 @@ def _cast(array: np.ndarray, spec: TensorSpec, *, from_array: bool) -> np.ndarra
         return array
     if dtype.kind == "O":
         return _strings(array, spec)
-    got, want = _kind(array.dtype), _kind(dtype)
-    if array.size == 0 and not from_array:  # an empty list is of no type
+    source, target = _kind(array.dtype), _kind(dtype)
+    if array.size == 0 and not from_array:  # an empty list has no element type
         return array.astype(dtype)
-    if want not in _CASTABLE.get(got, ""):
+    if target not in _CASTABLE.get(source, ""):
         raise TensorTypeError(
-            f"input {spec.name!r} wants {spec}, got dtype {array.dtype}, which would lose what it "
-            f"says. If that is meant, give array.astype({_dtype_text(spec)}).",
+            f"input {spec.name!r}: expected {spec}, got dtype {array.dtype}, whose conversion "
+            f"would lose information. To convert anyway, pass array.astype({_dtype_text(spec)}).",
             port=spec.name,
         )
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-    if not np.can_cast(array.dtype, dtype) and not _holds(cast, array, want):
+    if not np.can_cast(array.dtype, dtype) and not _is_lossless(cast, array, target):
         raise TensorTypeError(
-            f"input {spec.name!r} wants {spec}, got dtype {array.dtype} with values that "
-            f"{dtype} cannot hold. If that is meant, give array.astype({_dtype_text(spec)}).",
+            f"input {spec.name!r}: expected {spec}, got dtype {array.dtype} with values outside "
+            f"the range of {dtype}. To convert anyway, pass array.astype({_dtype_text(spec)}).",
             port=spec.name,
         )
     return cast
 
 
-def _holds(cast: np.ndarray, array: np.ndarray, kind: str) -> bool:
-    """Whether a cast to a kind of number kept each value, but for rounding."""
+def _is_lossless(cast: np.ndarray, array: np.ndarray, kind: str) -> bool:
+    """Return whether a cast to a kind of numbers changed no value, except by rounding."""
     if kind == "i":
-        same_sign = np.array_equal(cast < 0, array < 0)
-        return same_sign and np.array_equal(cast.astype(array.dtype), array)
+        has_same_signs = np.array_equal(cast < 0, array < 0)
+        return has_same_signs and np.array_equal(cast.astype(array.dtype), array)
     finite = np.isfinite(cast)
     return bool(finite.all()) or np.array_equal(finite, np.isfinite(array))
 
@@ -160,7 +157,7 @@ def _strings(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
     try:
         if array.dtype.kind in "USTO":
             return as_text(array)
-        raise TensorTypeError(f"wanted strings, got {array.dtype}; give an array of str.")
+        raise TensorTypeError(f"expected an array of str, got {array.dtype}.")
     except TensorTypeError as error:
         raise TensorTypeError(f"input {spec.name!r}: {error}", port=spec.name) from error
 
@@ -175,13 +172,13 @@ def _check_shape(array: np.ndarray | RemoteTensor, spec: TensorSpec, role: str) 
     if not spec.accepts(array.shape):
         sizes = [size for size in spec.shape or () if isinstance(size, int)]
         if len(array.shape) != len(spec.shape or ()):
-            fix = "give it every dimension, as in array.reshape(...) or array[None]"
+            fix = "Add or remove dimensions, as in array.reshape(...) or array[None]."
         elif len(sizes) == len(spec.shape or ()) and prod(sizes) != prod(array.shape):
-            fix = "resize what is in it, or give the model other shapes with model.reshape(...)"
+            fix = "Resize the data, or set other shapes with model.reshape(...)."
         else:
-            fix = "reshape it, as in array.reshape(...), or transpose it"
+            fix = "Reshape the array, as in array.reshape(...), or transpose it."
         raise TensorShapeError(
-            f"{role} {spec.name!r} wants {spec}, got shape {list(array.shape)}; {fix}.",
+            f"{role} {spec.name!r}: expected {spec}, got shape {list(array.shape)}. {fix}",
             port=spec.name,
         )
 

@@ -1,4 +1,4 @@
-"""The state of one request: what its model's variables hold from one run to the next."""
+"""State variables of a request: values that its runs pass on to the next run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hetero.devices.request.tensor_conversion import convert
 
 
 class RequestStates:
-    """Values of variables, by name; one that is not there is at its beginning."""
+    """Values of a request's state variables; a variable without a value is in its initial state."""
 
     def __init__(self, variables: tuple[Variable, ...], inputs: tuple[TensorSpec, ...]) -> None:
         self.variables = variables
-        #: Outputs that are the next values.
+        #: Names of the outputs with the next values.
         self.outputs = tuple(dict.fromkeys(v.output.name for v in variables))
-        #: Symbol -> (input, axis), of the inputs that are given.
+        #: Symbol -> (input, axis) that determines its size in a run.
         self._symbols = {
             size: (port.name, axis)
             for port in inputs
@@ -33,32 +33,34 @@ class RequestStates:
             if isinstance(size, str)
         }
         shapes = tuple(dict.fromkeys(v.input.shape for v in variables))
-        #: What variables' ports say of shapes, once each, and which of those each variable's says.
+        #: Distinct shapes of the variables' inputs, and each variable's index among them.
         self._shapes = shapes
-        self._kinds = {v.name: shapes.index(v.input.shape) for v in variables}
+        self._shape_index = {v.name: shapes.index(v.input.shape) for v in variables}
         self._values: dict[str, Value] = {}
-        #: Shapes that values of a kind have.
-        self._got: set[tuple[int, tuple[int, ...]]] = set()
-        #: Those that the user chose: as inputs, they may differ where symbols are alike.
-        self._chosen: set[str] = set()
+        #: Distinct pairs of a shape index and the shape of a current value.
+        self._value_shapes: set[tuple[int, tuple[int, ...]]] = set()
+        #: Variables that the user set. Like inputs, their sizes may contradict the symbols.
+        self._user_set: set[str] = set()
 
-    def given(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a run with `inputs` reads.
+    def values_for(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the values of all variables for a run with `inputs`.
 
-        Raises TensorShapeError: a value does not go with these inputs.
+        Raises TensorShapeError if a value does not fit the inputs.
         """
         sizes = [[self._size(size, inputs) for size in shape or ()] for shape in self._shapes]
-        is_whole = len(self._values) == len(self.variables)
-        if is_whole and all(_go_with(sizes[kind], shape) for kind, shape in self._got):
+        is_complete = len(self._values) == len(self.variables)
+        if is_complete and all(_matches(sizes[i], shape) for i, shape in self._value_shapes):
             return self._values
-        return {v.name: self._value(v.input, sizes[self._kinds[v.name]]) for v in self.variables}
+        return {
+            v.name: self._value(v.input, sizes[self._shape_index[v.name]]) for v in self.variables
+        }
 
     def commit(self, outputs: Mapping[str, Value]) -> None:
-        """Take over what a run that was answered gave."""
-        self._take_over({v.input.name: outputs[v.output.name] for v in self.variables})
+        """Store the next values from the outputs of a successful run."""
+        self._replace({v.input.name: outputs[v.output.name] for v in self.variables})
 
-    def hold(self, values: Mapping[str, Value]) -> bool:
-        """Whether values that are kept are those that the next run reads."""
+    def are_current(self, values: Mapping[str, Value]) -> bool:
+        """Return whether these resident tensors are the current values."""
         own = self._values
         return all(
             type(own.get(name)) is ResidentTensor and own[name] == v for name, v in values.items()
@@ -67,85 +69,85 @@ class RequestStates:
     def join(
         self, parts: Sequence[tuple[RequestStates, Sequence[int]]], layouts: Mapping[str, RowLayout]
     ) -> None:
-        """Take over rows of others, where they are kept.
+        """Replace the values by batches of rows from other requests, on the rows' device.
 
-        `layouts`: how rows lie, for each variable.
+        `layouts` maps variables to the layout of rows in their tensors.
         """
-        made: dict[str, tuple[list[tuple[Any, Sequence[int]]], RowLayout]] = {
+        joins: dict[str, tuple[list[tuple[Any, Sequence[int]]], RowLayout]] = {
             name: ([(_tensor(states._values[name]), rows) for states, rows in parts], layout)
             for name, layout in layouts.items()
         }
-        left = {
-            name: one
-            for name, one in made.items()
-            if all(isinstance(v, RemoteTensor) and v.by_reference for v, _ in one[0])
+        remote = {
+            name: join
+            for name, join in joins.items()
+            if all(isinstance(v, RemoteTensor) and v.by_reference for v, _ in join[0])
         }
         values = {
-            name: join_rows([(_on_host(value), rows) for value, rows in each], layout)
-            for name, (each, layout) in made.items()
-            if name not in left
+            name: join_rows([(_on_host(value), rows) for value, rows in tensor_rows], layout)
+            for name, (tensor_rows, layout) in joins.items()
+            if name not in remote
         }
-        if left:
-            values |= next(iter(left.values()))[0][0][0].joined(left)
-        self._take_over(values)
+        if remote:
+            values |= next(iter(remote.values()))[0][0][0].joined(remote)
+        self._replace(values)
 
     def get(self, variable: Variable) -> Value:
-        """Return a value, on the host."""
+        """Return the value of a variable on the host."""
         value = self._values.get(variable.name)
         return empty_tensor(variable.input).data if value is None else _on_host(_tensor(value))
 
     def set(self, variable: Variable, value: Any) -> None:
-        """Have the next run read a value."""
-        self._chosen.add(variable.name)
+        """Set the value of a variable for the next run."""
+        self._user_set.add(variable.name)
         self._values[variable.name] = convert(value, variable.input, copy=True)
 
     def reset(self, variable: Variable) -> None:
-        """Have the next run begin anew."""
+        """Reset a variable to its initial state."""
         self._values.pop(variable.name, None)
 
-    def _take_over(self, values: dict[str, Value]) -> None:
-        """Have the next run read values that a run gave, and nothing that the user chose."""
-        self._chosen.clear()
-        self._values, kinds = values, self._kinds
-        self._got = {
+    def _replace(self, values: dict[str, Value]) -> None:
+        """Replace all values by the results of a run."""
+        self._user_set.clear()
+        self._values, indices = values, self._shape_index
+        self._value_shapes = {
             (
-                kinds[name],
+                indices[name],
                 value.bundle.specs[value.name][1] if type(value) is ResidentTensor else value.shape,
             )
             for name, value in values.items()
         }
 
     def _value(self, port: TensorSpec, sizes: Sequence[int | None]) -> Value:
-        """Return what an input reads in a run where its dimensions have these sizes."""
+        """Return the value of a variable for a run in which its dimensions have these sizes."""
         value = self._values.get(port.name)
         if value is None:
-            whole = None if port.shape is None else tuple([size or 0 for size in sizes])
-            return empty_tensor(TensorSpec(port.name, port.type, whole)).data
+            initial = None if port.shape is None else tuple([size or 0 for size in sizes])
+            return empty_tensor(TensorSpec(port.name, port.type, initial)).data
         shape = _tensor(value).shape
-        if port.name not in self._chosen and not _go_with(sizes, shape):
+        if port.name not in self._user_set and not _matches(sizes, shape):
             raise TensorShapeError(
-                f"state {port.name!r} ({port}) has shape {list(shape)}, which does not go with "
-                "the other inputs: begin anew with reset_state(), or give inputs as before.",
+                f"state {port.name!r} ({port}): expected a shape that matches the other inputs, "
+                f"got {list(shape)}. Call reset_state(), or pass inputs of the earlier sizes.",
                 port=port.name,
             )
         return value
 
     def _size(self, size: int | str | None, inputs: Mapping[str, Value]) -> int | None:
-        """Return a dimension's size in a run; None where nothing but the state says it."""
+        """Return a dimension's size in a run; None if the inputs do not determine it."""
         if isinstance(size, str) and size in self._symbols:
             name, axis = self._symbols[size]
             return int(inputs[name].shape[axis])
         return size if isinstance(size, int) else None
 
 
-def _go_with(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Whether a shape has the sizes that are known."""
+def _matches(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
+    """Return whether a shape has the expected sizes; None allows any size."""
     pairs = zip(sizes, shape, strict=False)
-    return all(want is None or want == got for want, got in pairs)
+    return all(expected is None or expected == size for expected, size in pairs)
 
 
 def _tensor(value: Value) -> Any:
-    """Return a value as its user sees it."""
+    """Return a resident tensor as a RemoteTensor, and any other value unchanged."""
     return value.tensor if type(value) is ResidentTensor else value
 
 
@@ -154,12 +156,12 @@ def _on_host(tensor: Any) -> np.ndarray:
 
 
 class VariableState:
-    """One variable of one request.
+    """A state variable of a request.
 
     Attributes
     ----------
     name : str
-        The name of the model's input that reads it.
+        Name of the model's input that reads the variable.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class VariableState:
         self.name = variable.name
         self._variable = variable
         self._states = states
-        #: Keeps the request idle; raises RequestBusyError if it is not.
+        #: Context manager that keeps the request idle, or raises RequestBusyError.
         self._idle = idle
 
     def __repr__(self) -> str:
@@ -179,9 +181,10 @@ class VariableState:
 
     @property
     def state(self) -> Tensor:
-        """A copy of its value; set it to have the next run read another.
+        """A copy of the value; assign to set the value for the next run.
 
-        At the beginning zeros; open dimensions are 0 long, or what the inputs of the next run say.
+        The initial state is zeros. Its dynamic dimensions have length 0, or the length that the
+        inputs of the next run determine.
         """
         with self._idle("state"):
             return Tensor(self._states.get(self._variable))
@@ -192,6 +195,6 @@ class VariableState:
             self._states.set(self._variable, value)
 
     def reset(self) -> None:
-        """Have the next run begin anew."""
+        """Reset the variable to its initial state."""
         with self._idle("reset"):
             self._states.reset(self._variable)

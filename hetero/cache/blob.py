@@ -43,7 +43,7 @@ from hetero.scheduler.formats.blob_format import FORMAT_VERSION, Inline
 from hetero.scheduler.formats.blob_writer import BlobWriter
 from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_model
 from hetero.scheduler.formats.stored_payload import PAYLOADS, write_payload
-from hetero.scheduler.formats.tensor_entries import raw
+from hetero.scheduler.formats.tensor_entries import raw_bytes
 from hetero.scheduler.formats.weightless import is_weightless, restore, write_without
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
@@ -139,7 +139,7 @@ def _is_small(payload: Payload, weights: Mapping[str, np.ndarray]) -> bool:
 
 
 def _array_identity(array: np.ndarray) -> tuple[int, bytes]:
-    return array.nbytes, b"" if array.dtype == object else xxhash.xxh3_128_digest(raw(array))
+    return array.nbytes, b"" if array.dtype == object else xxhash.xxh3_128_digest(raw_bytes(array))
 
 
 def build_header(placements: Sequence[PlacedPartition], request: CompileRequest) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def _export_nbytes(blob: BlobFile, exports: Sequence[Any], index: int) -> int | 
     """Return the bytes of a stage's export, or None without one."""
     if index >= len(exports) or exports[index] is None:
         return None
-    return sum(part.nbytes for part in blob.stowed(exports[index]))
+    return sum(part.nbytes for part in blob.references(exports[index]))
 
 
 def _describe_port(spec: TensorSpec) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _why_incompatible(
     table = descriptor.properties
     old_options = table.key(_device_options(blob, device, table))
     new_options = table.key(request.configs[available_device])
-    changed = [n for n in table.shaping if old_options.get(n) != new_options.get(n)]
+    changed = [n for n in table.caching_properties if old_options.get(n) != new_options.get(n)]
     return f"with other {', '.join(changed)}" if changed else None
 
 

@@ -121,7 +121,7 @@ class ModelCommand:
                 "running."
             )
         plugins = click.get_current_context().params.get("plugins") or ()
-        requested = {PluginSource.read(plugin).shown for plugin in plugins}
+        requested = {PluginSource.parse(plugin).label for plugin in plugins}
         installed = requested and entry_points(group=GROUP).names - requested
         for row in rows:
             if requested and row.error is not None and row.plugin not in installed:

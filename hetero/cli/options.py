@@ -168,7 +168,7 @@ def with_core(
             rest["pins"] = parse_pins(rest["pins"])
         cluster = address or os.environ.get("RAY_ADDRESS")
         if executor is None:
-            other_python = any(PluginSource.read(plugin).python for plugin in plugins)
+            other_python = any(PluginSource.parse(plugin).python for plugin in plugins)
             needs_ray = runs_model or _measures(rest.get("config", {}), plans)
             executor = "ray" if cluster or other_python or needs_ray else "inprocess"
         if plugins:  # modules in the current folder, as with `python -m`

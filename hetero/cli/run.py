@@ -30,7 +30,7 @@ from hetero.cli.run_profile import (
 )
 from hetero.cli.terminal import print_note, print_result, progress
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.model.light_models import PREFIX, TIED, light_model_outputs
+from hetero.devices.model.light_models import EQUAL_SCORES, PREFIX, light_model_outputs
 from hetero.devices.model.model import Model
 from hetero.formatting import counted
 from hetero.report.run_profile import TimedRequest, build_profile
@@ -170,7 +170,7 @@ def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:
         result.shape == reference.shape and np.allclose(result, reference, RTOL, ATOL)
         for result, reference in pairs
     )
-    if not matches and model in TIED:
+    if not matches and model in EQUAL_SCORES:
         print_note(f"{model} is not compared: its classes tie, so rounding decides the output")
         return None
     return {

@@ -1,6 +1,6 @@
-"""The ONNX backend interface, so that ONNX's own test suite runs against any device string.
+"""ONNX backend interface: runs ONNX's own test suite on any device string.
 
-`device` is any device string that `Core.compile_model` takes; models run in this process.
+`device` is a device string of `Core.compile_model`; models run in this process.
 See https://onnx.ai/onnx/api/backend.html.
 """
 
@@ -28,42 +28,42 @@ __all__ = [
 
 
 class HeteroBackendRep(BackendRep):
-    """A prepared model."""
+    """A model that is compiled for a device string."""
 
     def __init__(self, compiled: CompiledModel) -> None:
         self.compiled = compiled
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the outputs for `inputs`: a list by position, a dict by name, or one array."""
+        """Run the model on a list of inputs, a dict by name, or one array; return the outputs."""
         if isinstance(inputs, np.ndarray):
             inputs = [inputs]
         if isinstance(inputs, Sequence):
             ports = self.compiled.inputs
             if len(inputs) > len(ports):
-                raise TensorNameError(f"{len(inputs)} inputs given, the model takes {len(ports)}.")
+                raise TensorNameError(f"inputs: expected at most {len(ports)}, got {len(inputs)}.")
             inputs = {p.name: v for p, v in zip(ports, inputs, strict=False)}
         return self.compiled(inputs).to_tuple()
 
     def close(self) -> None:
-        """Give back what the devices hold for the model."""
+        """Release the model's memory on the devices."""
         self.compiled.close()
 
 
 class HeteroBackend(Backend):
-    """hetero as an ONNX backend."""
+    """ONNX backend that compiles and runs models with hetero."""
 
     @classmethod
     def prepare(
         cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any
     ) -> HeteroBackendRep:
-        """Compile `model` for `device`; keywords go to `Core.compile_model`."""
+        """Compile `model` for `device`; `kwargs` are arguments of `Core.compile_model`."""
         return HeteroBackendRep(shared_core("inprocess").compile_model(model, device, **kwargs))
 
     @classmethod
     def run_model(
         cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Compile, run once, release."""
+        """Compile a model, run it once and release it."""
         prepared = cls.prepare(model, device, **kwargs)
         try:
             return prepared.run(inputs)
@@ -79,11 +79,13 @@ class HeteroBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node; `opset_version` chooses the operator set (default: the newest)."""
+        """Run one node with the operator set `opset_version`, by default the newest."""
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
-        given = dict(zip(names, inputs, strict=True)) if not isinstance(inputs, dict) else inputs
-        arrays = {name: np.asarray(value) for name, value in given.items()}
+        inputs_by_name = (
+            dict(zip(names, inputs, strict=True)) if not isinstance(inputs, dict) else inputs
+        )
+        arrays = {name: np.asarray(value) for name, value in inputs_by_name.items()}
         graph = onnx.helper.make_graph(
             [node],
             node.op_type,
@@ -102,7 +104,7 @@ class HeteroBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether every device that the string names is here."""
+        """Whether every device of the device string is available."""
         try:
             return bool(shared_core("inprocess").resolve_devices(device))
         except HeteroError:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's face: a session whose model is split over devices by one more argument."""
+"""ONNX Runtime's Python API on hetero: `InferenceSession` with the extra argument `devices`."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ __all__ = [
 ]
 
 _CPU: Final = "CPUExecutionProvider"
-#: ONNX Runtime's providers -> the devices that run them; others are ``ORT_`` and their word.
+#: Execution providers -> devices; any other provider ``XExecutionProvider`` is device ``ORT_X``.
 _DEVICES: Final = {_CPU: "ORT", "DmlExecutionProvider": "ORT_DML"}
 _PROVIDER: Final = "ExecutionProvider"
 
 
 class GraphOptimizationLevel(IntEnum):
-    """ONNX Runtime's levels: all but the first leave it to the devices how they run a model."""
+    """Graph optimization levels of ONNX Runtime; only ORT_DISABLE_ALL has an effect."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -64,7 +64,7 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """ONNX Runtime's orders of nodes."""
+    """Execution modes of ONNX Runtime; they have no effect."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
@@ -72,19 +72,18 @@ class ExecutionMode(IntEnum):
 
 @dataclass(slots=True)
 class SessionOptions:
-    """A session's options, as ONNX Runtime's scripts make them; its own do as well.
+    """Options of a session; objects of ONNX Runtime's own class work too.
 
-    Those of its memory, its order of nodes, its log and its entries change no answer, and are not
-    read.
+    Only the attributes below have an effect. The others are accepted for compatibility.
 
     Attributes
     ----------
     intra_op_num_threads : int
-        Threads of each device; 0 leaves it to them.
+        Threads of each device; 0 for the device's default.
     enable_profiling : bool
-        Whether requests note the times of nodes.
+        Whether requests record the times of nodes.
     graph_optimization_level : GraphOptimizationLevel
-        ``ORT_DISABLE_ALL`` has devices run the model as it is: DISABLE_TRANSFORMATIONS.
+        ``ORT_DISABLE_ALL`` sets DISABLE_TRANSFORMATIONS: devices run the model unchanged.
     """
 
     intra_op_num_threads: int = 0
@@ -100,19 +99,19 @@ class SessionOptions:
     enable_mem_reuse: bool = True
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Take an entry, which tunes ONNX Runtime alone and is not read."""
+        """Accept an entry for compatibility; it has no effect."""
 
 
 @dataclass(slots=True)
 class RunOptions:
-    """A run's options, as ONNX Runtime's scripts make them: they concern its log alone.
+    """Options of a run; they are accepted for compatibility and have no effect.
 
     Attributes
     ----------
     logid : str
-        What the log calls the run.
+        Name of the run in the log.
     log_severity_level, log_verbosity_level : int
-        How much is logged.
+        Log levels.
     """
 
     logid: str = ""
@@ -122,7 +121,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model says of itself, under ONNX Runtime's names."""
+    """Metadata of a model, with ONNX Runtime's names."""
 
     producer_name: str
     graph_name: str
@@ -134,7 +133,7 @@ class ModelMetadata:
 
 
 class OrtValue:
-    """A value under ONNX Runtime's name for it: a tensor in the host's memory."""
+    """A tensor in host memory, with ONNX Runtime's names."""
 
     def __init__(self, value: Value) -> None:
         self._tensor = Tensor(value, shared_memory=isinstance(value, np.ndarray))
@@ -143,12 +142,12 @@ class OrtValue:
     def ortvalue_from_numpy(
         numpy_obj: np.ndarray, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """Return a value that holds an array's memory.
+        """Return a value that shares an array's memory.
 
         Raises
         ------
         UnsupportedOperationError
-            For another memory than the host's.
+            If the device type is not ``cpu``.
         """
         _check_host(device_type)
         return OrtValue(np.asarray(numpy_obj))
@@ -157,7 +156,7 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """Return a value of zeros."""
+        """Return a value filled with zeros."""
         _check_host(device_type)
         return OrtValue(Tensor(type=element_type, shape=shape).data)
 
@@ -170,7 +169,7 @@ class OrtValue:
         return list(self._tensor.shape)
 
     def data_type(self) -> str:
-        """Return ONNX's word for the type: ``tensor(float)``."""
+        """Return ONNX's name of the type, such as ``tensor(float)``."""
         return f"tensor({self.element_type()})"
 
     def element_type(self) -> Type | str:
@@ -178,28 +177,28 @@ class OrtValue:
         return self._tensor.element_type
 
     def device_name(self) -> str:
-        """Return where the value is."""
+        """Return the type of the device that holds the value: ``cpu``."""
         return "cpu"
 
     def has_value(self) -> bool:
         """Return whether there is a value."""
-        return self._tensor.held() is not None
+        return self._tensor.content() is not None
 
     def is_tensor(self) -> bool:
         """Return whether the value is one tensor."""
         return self._tensor.is_array
 
     def tensor_size_in_bytes(self) -> int:
-        """Return how many bytes the elements take."""
+        """Return the size in bytes."""
         return self._tensor.byte_size
 
     def update_inplace(self, np_arr: np.ndarray) -> None:
-        """Write other elements of the same shape and type into the value's memory."""
+        """Copy an array of the same shape and type into the value's memory."""
         np.copyto(self._tensor.data, np_arr, casting="no")
 
 
 class IOBinding:
-    """Inputs and outputs of a session that are set once and run many times."""
+    """Bound inputs and outputs of a session for repeated runs."""
 
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
@@ -208,52 +207,52 @@ class IOBinding:
         self._results: list[Value] = []
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
-        """Read an input from an array."""
+        """Bind an input to an array."""
         self._inputs[self._session.port("input", name).name] = arr_on_cpu
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Read an input from a value."""
+        """Bind an input to an OrtValue."""
         self.bind_cpu_input(name, ortvalue.numpy())
 
-    def bind_output(self, name: str, device_type: str = "cpu", *rest: Any, **named: Any) -> None:
-        """Have an output made.
+    def bind_output(self, name: str, device_type: str = "cpu", *rest: Any, **options: Any) -> None:
+        """Bind an output that each run allocates.
 
         Raises
         ------
         UnsupportedOperationError
-            Into memory given by its address: bind an OrtValue.
+            If memory is passed by its address; bind an OrtValue instead.
         """
         _check_host(device_type)
-        if rest[3:] or "buffer_ptr" in named:
+        if rest[3:] or "buffer_ptr" in options:
             raise UnsupportedOperationError(
-                f"output {name!r}: memory is not taken by its address; use bind_ortvalue_output."
+                f"output {name!r}: a memory address is not supported; use bind_ortvalue_output."
             )
         self._outputs[self._session.port("output", name).name] = None
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Write an output into a value."""
+        """Bind an output to an OrtValue, into which runs write."""
         self._outputs[self._session.port("output", name).name] = ortvalue.numpy()
 
     def clear_binding_inputs(self) -> None:
-        """Forget the inputs."""
+        """Remove all bound inputs."""
         self._inputs = {}
 
     def clear_binding_outputs(self) -> None:
-        """Forget the outputs."""
+        """Remove all bound outputs."""
         self._outputs = {}
 
     def synchronize_inputs(self) -> None:
-        """Do nothing: host memory is there at once."""
+        """Do nothing: inputs are in host memory."""
 
     def synchronize_outputs(self) -> None:
-        """Do nothing: outputs are there when a run ends."""
+        """Do nothing: outputs are complete when a run ends."""
 
     def get_outputs(self) -> list[OrtValue]:
-        """Return the bound outputs of the last run, in the order of their binding."""
+        """Return the outputs of the last run, in the order in which they were bound."""
         return [OrtValue(value) for value in self._results]
 
     def copy_outputs_to_cpu(self) -> list[Value]:
-        """Return the bound outputs of the last run as arrays."""
+        """Return the outputs of the last run as arrays."""
         return list(self._results)
 
     def run(self) -> None:
@@ -267,28 +266,29 @@ class IOBinding:
 
 
 class InferenceSession:
-    """A compiled model under ONNX Runtime's names: ``InferenceSession(path, devices="HETERO")``.
+    """A compiled model with ONNX Runtime's API: ``InferenceSession(path, devices="HETERO")``.
 
     Parameters
     ----------
     path_or_bytes : str, path, bytes, onnx.ModelProto or Model
         The model.
     sess_options : SessionOptions, optional
-        ONNX Runtime's or ours; threads and profiling are read.
+        An object of ONNX Runtime's class or of ours; see ours for the options that have an effect.
     providers : sequence of str or (str, dict), optional
-        ONNX Runtime's providers in order of priority, where `devices` are not given: each is the
-        device that runs it. Options are refused, but for the CPU one, which has none.
+        Execution providers in order of priority, used if `devices` is not set. Each stands for
+        the device that uses it. Provider options are refused, except those of the CPU provider,
+        which are ignored.
     devices : str, optional
-        The devices, as ``HETERO:ORT_CUDA,OV,CPU``; by default all that there are.
+        Device string, such as ``HETERO:ORT_CUDA,OV,CPU``; by default every device.
     config, affinity : optional
         Properties and pins, as for `Core.compile_model`.
     core : Core, optional
-        Whose devices; by default those of this process, kept to its end.
+        The core that has the devices; by default a core that the process shares.
 
     Raises
     ------
     ArgumentError
-        For providers that no device runs, or with options.
+        If no device uses a provider, or provider options are passed.
     """
 
     def __init__(
@@ -303,19 +303,19 @@ class InferenceSession:
         affinity: AffinitySource | None = None,
         core: Core | None = None,
     ) -> None:
-        held = shared_core("inprocess") if core is None else core
+        shared = shared_core("inprocess") if core is None else core
         self._options = sess_options if sess_options is not None else SessionOptions()
         options = _config(self._options) | dict(config or {})
-        named = _device_string(providers or (), provider_options or ())
-        self._devices = devices or named
-        model = held.read_model(path_or_bytes)
-        self._compiled: CompiledModel = held.compile_model(
+        provider_devices = _device_string(providers or (), provider_options or ())
+        self._devices = devices or provider_devices
+        model = shared.read_model(path_or_bytes)
+        self._compiled: CompiledModel = shared.compile_model(
             model, self._devices, options, affinity=affinity
         )
 
     @property
     def compiled_model(self) -> CompiledModel:
-        """What the session runs, with all that `CompiledModel` offers."""
+        """The compiled model that the session runs."""
         return self._compiled
 
     def get_inputs(self) -> list[TensorSpec]:
@@ -336,15 +336,17 @@ class InferenceSession:
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return the properties of each device that runs the model, as text."""
-        told = self._compiled.get_property("DEVICE_PROPERTIES")
-        return {name: {n: str(v) for n, v in of.items()} for name, of in told.items()}
+        properties_by_device = self._compiled.get_property("DEVICE_PROPERTIES")
+        return {
+            name: {n: str(v) for n, v in of.items()} for name, of in properties_by_device.items()
+        }
 
     def get_session_options(self) -> Any:
-        """Return the options that the session was made with."""
+        """Return the options that were passed to the session."""
         return self._options
 
     def get_modelmeta(self) -> ModelMetadata:
-        """Return what the model says of itself."""
+        """Return the model's metadata."""
         model = self._compiled.source
         header = model.header
         return ModelMetadata(
@@ -363,18 +365,18 @@ class InferenceSession:
         input_feed: Mapping[str, Any],
         run_options: Any = None,
     ) -> list[Value]:
-        """Run once and return the outputs that are wanted; None or none named: all.
+        """Run once and return the requested outputs; None or an empty list requests all.
 
         Raises
         ------
         TensorNameError
-            There is no such output, or not these inputs.
+            If an output does not exist, or inputs are missing or unknown.
         TensorTypeError, TensorShapeError
-            An input does not fit.
+            If an input does not fit its port.
         """
         if not isinstance(input_feed, Mapping):
             raise ArgumentTypeError(
-                f"input_feed is a dict of arrays by name, got {type(input_feed).__name__}."
+                f"input_feed: expected a dict of arrays by name, got {type(input_feed).__name__}."
             )
         return self._compiled.run(output_names or None, self._checked(input_feed))
 
@@ -386,14 +388,14 @@ class InferenceSession:
         user_data: Any,
         run_options: Any = None,
     ) -> None:
-        """Start a run; ``callback(results, user_data, error)`` is called when it has ended.
+        """Start a run, and call ``callback(results, user_data, error)`` when it ends.
 
-        `error` is empty, or says why there are no results.
+        `error` is empty, or the reason why there are no results.
         """
         ports = [self._compiled.output(n) for n in output_names or ()] or self._compiled.outputs
         request = self._compiled.create_infer_request()
 
-        def tell(_: Any) -> None:
+        def call_back(_: Any) -> None:
             try:
                 results: Results = request.results
                 values, error = [results[port] for port in ports], ""
@@ -401,7 +403,7 @@ class InferenceSession:
                 values, error = [], str(raised)
             callback(values, user_data, error)
 
-        request.set_callback(tell)
+        request.set_callback(call_back)
         request.start_async(self._checked(input_feed))
 
     def run_with_ort_values(
@@ -410,29 +412,29 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: Any = None,
     ) -> list[OrtValue]:
-        """Run once on values and return values."""
+        """Run once with OrtValues as inputs and outputs."""
         return [OrtValue(v) for v in self.run(output_names, input_dict_ort_values)]
 
     def io_binding(self) -> IOBinding:
-        """Return inputs and outputs that are set once, for `run_with_iobinding`."""
+        """Return an `IOBinding` for `run_with_iobinding`."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
-        """Run once on what is bound."""
+        """Run once with bound inputs and outputs."""
         iobinding.run()
 
     def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs; an array of another element type is refused, not converted."""
-        given = {n: v.numpy() if isinstance(v, OrtValue) else v for n, v in feed.items()}
+        """Return the inputs; refuse an array of another element type instead of converting it."""
+        inputs = {n: v.numpy() if isinstance(v, OrtValue) else v for n, v in feed.items()}
         for port in self._compiled.inputs:
-            dtype = getattr(given.get(port.name), "dtype", None)
+            dtype = getattr(inputs.get(port.name), "dtype", None)
             if dtype is not None and port.is_tensor and Type(dtype) != port.element_type:
                 raise TensorTypeError(
-                    f"input {port.name!r} is {port}, got an array of {dtype}; convert it with "
-                    f"astype({port.dtype}).",
+                    f"input {port.name!r}: expected {port}, got an array of {dtype}; convert it "
+                    f"with astype({port.dtype}).",
                     port=port.name,
                 )
-        return given
+        return inputs
 
 
 def get_available_providers() -> list[str]:
@@ -449,64 +451,71 @@ def get_version_string() -> str:
 
 
 def get_device() -> str:
-    """Return ``GPU`` if a device of this process is one, else ``CPU``."""
+    """Return ``GPU`` if this process has a GPU device, otherwise ``CPU``."""
     return "GPU" if any(name.startswith("GPU") for name in get_available_providers()) else "CPU"
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Log what is at least so severe, of all packages here.
+    """Set the level of the logger ``hetero``.
 
     Parameters
     ----------
     severity : {0, 1, 2, 3, 4}
-        From everything to what ends a program.
+        Least severity that is logged, from 0 (verbose) to 4 (fatal).
 
     Raises
     ------
     ArgumentError
-        For another number.
+        If the severity is another number.
     """
     if severity not in range(5):
-        raise ArgumentError(f"severity {severity!r}: it is 0 (everything), 1, 2, 3 or 4 (fatal).")
+        raise ArgumentError(
+            f"severity: expected 0 (verbose), 1, 2, 3 or 4 (fatal), got {severity!r}."
+        )
     logging.getLogger("hetero").setLevel(logging.DEBUG + 10 * severity)
 
 
 def disable_telemetry_events() -> None:
-    """Do nothing: nobody is told of the use of this package."""
+    """Do nothing: hetero has no telemetry."""
 
 
 def _config(options: Any) -> dict[str, Any]:
-    """Return the properties that a session's options stand for."""
-    found: dict[str, Any] = {}
+    """Return the properties that a session's options set."""
+    properties: dict[str, Any] = {}
     if options.intra_op_num_threads:
-        found["INFERENCE_NUM_THREADS"] = options.intra_op_num_threads
+        properties["INFERENCE_NUM_THREADS"] = options.intra_op_num_threads
     if options.enable_profiling:
-        found["PERF_COUNT"] = True
+        properties["PERF_COUNT"] = True
     if not int(options.graph_optimization_level):
-        found["DISABLE_TRANSFORMATIONS"] = True
-    return found
+        properties["DISABLE_TRANSFORMATIONS"] = True
+    return properties
 
 
-def _device_string(providers: Sequence[Any], more: Sequence[Any]) -> str:
-    """Return the devices of providers; `more`: the options of each, where they are given apart."""
-    if more and len(more) != len(providers):
+def _device_string(providers: Sequence[Any], options_list: Sequence[Any]) -> str:
+    """Return the device string of providers; `options_list` has the options of each provider."""
+    if options_list and len(options_list) != len(providers):
         raise ArgumentError(
-            f"provider_options are one for each of providers, got {len(more)} for {len(providers)}."
+            f"provider_options: expected one for each of {len(providers)} providers, got "
+            f"{len(options_list)}."
         )
-    names = []
-    for provider, apart in zip(providers, more or repeat({}), strict=False):
+    devices = []
+    for provider, separate_options in zip(providers, options_list or repeat({}), strict=False):
         name, options = provider if isinstance(provider, tuple | list) else (provider, {})
-        if (options or apart) and name != _CPU:  # which has none: ONNX Runtime drops them
-            raise ArgumentError(f"options of {name} are not read; give devices= and config=.")
-        word = name.removesuffix(_PROVIDER)
+        if (
+            options or separate_options
+        ) and name != _CPU:  # ONNX Runtime ignores options of the CPU provider
+            raise ArgumentError(
+                f"options of {name} are not supported; use devices= and config= instead."
+            )
+        provider_word = name.removesuffix(_PROVIDER)
         is_ort = name.endswith(_PROVIDER)
-        names.append(_DEVICES.get(name, f"ORT_{word.upper()}") if is_ort else name)
-    return f"HETERO:{','.join(names)}" if names else "HETERO"
+        devices.append(_DEVICES.get(name, f"ORT_{provider_word.upper()}") if is_ort else name)
+    return f"HETERO:{','.join(devices)}" if devices else "HETERO"
 
 
 def _check_host(device_type: str) -> None:
     if device_type != "cpu":
         raise UnsupportedOperationError(
-            f"memory of {device_type!r} is not offered here; the host's is 'cpu'. What stays on "
-            "devices is a RemoteTensor: see Core.create_context."
+            f"device type: expected 'cpu', got {device_type!r}. For tensors in device memory use "
+            "Core.create_context."
         )

@@ -216,7 +216,7 @@ class _Events:
             return
         for line in record.story:
             args = {"attempt": line.attempt}
-            yield _timed("i", line.what, "request", track, self._ns(line.time_s), s="t", args=args)
+            yield _timed("i", line.event, "request", track, self._ns(line.time_s), s="t", args=args)
 
     def _of_stage(self, request: ObservedRequest, run: StageTiming) -> Iterator[Event]:
         """Yield the events of a stage's run and of its wait in the device's queue."""

@@ -19,7 +19,7 @@ import numpy as np
 from hetero.affinity.affinity import Affinity, abbreviate, is_literal
 from hetero.affinity.request_dependence import computed_weight_positions
 from hetero.devices.errors import AffinityError
-from hetero.devices.model.attributes import draws
+from hetero.devices.model.attributes import is_random
 from hetero.devices.model.model import Model
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
@@ -179,7 +179,7 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
         )
         for index, positions in enumerate(members)
     )
-    return Partition(model, subgraphs, any(draws(node.proto) for node in model.nodes))
+    return Partition(model, subgraphs, any(is_random(node.proto) for node in model.nodes))
 
 
 def stage_sources(

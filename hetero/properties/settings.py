@@ -110,7 +110,11 @@ class Settings:
         defaults: Config = {}
         if len(devices) == 1:
             (table,) = devices.values()
-            defaults = {p.name: p.alone for p in table.values() if p.alone is not None}
+            defaults = {
+                p.name: p.sole_device_default
+                for p in table.values()
+                if p.sole_device_default is not None
+            }
         options = split_options(config, devices)
         configuration = self._configuration(HETERO, HETERO_PROPERTIES)
         # A global setting may apply to none of this model's devices.

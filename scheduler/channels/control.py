@@ -1,7 +1,7 @@
-"""The control thread of a direct channel: beats, silence, clocks, losses, and requests dropped.
+"""The control thread of a direct channel: liveness of peers, clocks, losses, dropped requests.
 
-It has sockets of its own, so that large tensors never hold it up, and answers while the party's
-other threads compute.
+ZeroMQ's heartbeats tell which peers are connected. Their status is asked for once a second, for
+clocks, for losses, and for numbers that they publish.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,36 +23,42 @@ import zmq
 from hetero.devices.errors import BlobError, ClusterError
 from hetero.scheduler.channels import envelope, protocol
 from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.connections import Connections
+from hetero.scheduler.channels.control_sockets import ControlSockets
 from hetero.scheduler.channels.direct_address import to_endpoint
 from hetero.scheduler.channels.inbox import Inbox
 from hetero.scheduler.channels.peers import Peer, Peers
-from hetero.scheduler.channels.relays import Relays, pages
 from hetero.scheduler.channels.shared_memory import SlotReader
-from hetero.scheduler.channels.stamps import Stamp, StampReader
 from hetero.scheduler.processes.owned_files import Process, sweep
 from hetero.scheduler.processes.threads import start_thread
 from hetero.scheduler.vocabulary.messages import Dropped
 
 _log = logging.getLogger(__name__)
 
-#: Peers that nobody watches are forgotten after so many time-outs without a beat.
+#: Heartbeats between two requests for a peer's status.
+_STATUS_HEARTBEATS: Final = 2
+#: Peers that nobody watches are forgotten after so many time-outs without an answer.
 _FORGOTTEN_AFTER: Final = 10
-#: How old, in beats, may be what one party says of another.
-_FRESH_BEATS: Final = 2
 #: Seconds between two looks at what has not been used.
 _TIDY_S: Final = 10.0
-#: In a status: how long the party may be silent, seconds, while its process goes on.
+#: Bytes of dropped requests that go together.
+_MOST_DROPPED_NBYTES: Final = 32 * 1024
+#: Peers whose losses are remembered; and parties that are told when the channel ends.
+_MOST_LOST: Final = 64
+_MOST_ASKERS: Final = 4096
+#: In a status: how long its party may leave requests for it unanswered, seconds.
 PATIENCE: Final = "patience_s"
 
 
 @dataclass(slots=True)
 class Callbacks:
-    """Whom the control thread tells what; see `DirectChannel`."""
+    """The channel's callbacks; see `DirectChannel`."""
 
     receive: Receiver
-    on_silent: Callable[[str, float], None]
-    on_heard: Callable[[str], None]
-    on_lost: Callable[[str], None]
+    on_suspected: Callable[[str, float], None]
+    on_ended: Callable[[str], None]
+    on_live: Callable[[str], None]
+    on_messages_lost: Callable[[str], None]
     status: Callable[[], Mapping[str, float]]
 
 
@@ -63,86 +70,77 @@ class Control:
         peers: Peers,
         inbox: Inbox,
         slots: SlotReader,
+        sockets: ControlSockets,
         callbacks: Callbacks,
         *,
-        beat_s: float,
+        heartbeat_s: float,
         timeout_s: float,
     ) -> None:
         own = to_endpoint(peers.own)
         self._identity = own.identity
         self._folder = Path(own.path).parent
-        self._sockets = peers.control
+        self._sockets = sockets
         self._peers = peers
         self._pool = peers.pool
         self._inbox = inbox
         self._slots = slots
         self._callbacks = callbacks
-        self._stamp = Stamp(own.stamp_path)
-        self._beat_s = beat_s
-        self._fresh_s = _FRESH_BEATS * beat_s
-        self._relays = Relays(self._fresh_s)
-        # The last beat may be so much older than what ended them.
-        self._silent_after_s = timeout_s - beat_s
-        self._forgotten_after_s = timeout_s * _FORGOTTEN_AFTER
-        self._num_lost = 0
-        #: File descriptors that tell the end of processes on this node.
+        self._heartbeat_s = heartbeat_s
+        self._timeout_s = timeout_s
+        #: Identity -> messages that were lost between its party and this one.
+        self._lost: dict[bytes, int] = {}
+        #: Identity -> what replies to its party, of those who have asked for a status.
+        self._askers: dict[bytes, Callable[[bytes], object]] = {}
+        #: Peers with dropped requests that are yet to be sent.
+        self._dropping: set[Peer] = set()
+        #: File descriptors that report the end of processes on this node.
         self._processes: dict[int, Process] = {}
         self._poller = zmq.Poller()
-        self._sockets.register(self._poller)
+        sockets.register(self._poller)
+        if peers.remote is not None:
+            self._poller.register(peers.remote.monitor, zmq.POLLIN)
         self._closed = False
         self._thread = start_thread(self._run, "hetero-control")
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop the thread."""
         self._closed = True
         self._sockets.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def close(self) -> None:
+        """Tell those who have asked for a status that the channel has ended; once stopped."""
+        for identity, reply in self._askers.items():
+            reply(protocol.pack_control(protocol.Leave(), identity, self._identity))
+        self._sockets.close()
+
     def _run(self) -> None:
-        next_s = time.monotonic()
-        tidy_s = next_s + _TIDY_S
+        next_s = tidy_s = time.monotonic()
+        num_beats = 0
         while not self._closed:
             wait_s = max(0.0, next_s - time.monotonic())
             for found, _ in self._poller.poll(int(wait_s * 1e3) + 1):
                 if found in self._processes:
-                    self._end(found, self._processes[found])
-            self._guarded(self._drain)
+                    self._end_process(found, self._processes[found])
+            self._guarded(self._receive)
+            self._guarded(self._connect_new)
+            self._guarded(self._send_drops)
             now_s = time.monotonic()
-            while self._peers.new:  # the first beat says whose link it is
-                peer = self._peers.new.popleft()
-                self._guarded(self._send_beat, peer, now_s, self._packed_status())
             if self._closed or now_s < next_s:
                 continue
-            self._guarded(self._tell_losses)
-            status, late_s = self._packed_status(), now_s - next_s
-            peers = list(self._peers)
-            far = [peer for peer in peers if not peer.endpoint.is_near]
-            askers = [peer for peer in far if self._relays.is_asked_by(peer, now_s)]
-            self._stamp.write(now_s, status, self._relays.roll(askers, now_s))
-            for peer in peers:
-                if peer.endpoint.is_near:
-                    self._guarded(self._tend, peer, status, now_s, late_s)
-            self._relays.choose(far, now_s)  # by what those of this node say
-            for peer in far:
-                self._guarded(self._tend, peer, status, now_s, late_s)
+            self._guarded(self._take_losses)
+            is_due = not num_beats % _STATUS_HEARTBEATS
+            for peer in self._peers:
+                self._guarded(self._tend, peer, now_s, is_due)
             if now_s >= tidy_s:
                 self._guarded(self._pool.give_back)
                 self._guarded(self._slots.tidy)
                 tidy_s = now_s + _TIDY_S
-            next_s = now_s + self._beat_s
+            next_s = now_s + self._heartbeat_s
+            num_beats += 1
         for descriptor in self._processes:
             os.close(descriptor)
-        for peer in self._peers:
-            peer.close_stamp()
-        self._stamp.close()
-
-    def _drain(self) -> None:
-        for data in self._sockets.drain():
-            if self._closed:
-                return
-            if data:
-                self._guarded(self._take, data, time.monotonic())
 
     @staticmethod
     def _guarded(action: Callable[..., None], *arguments: Any) -> None:
@@ -153,208 +151,204 @@ class Control:
         except Exception:  # a callback's fault must not end the thread
             _log.exception("the control thread of a channel goes on")
 
-    def _take(self, data: bytes, now_s: float) -> None:
-        sender, said = protocol.read_control(data, self._identity)
-        peer = self._peers.met.get(sender)
-        if isinstance(said, protocol.Beat):
-            self._hear(sender, said, now_s)
-        elif isinstance(said, protocol.Drop):
-            for request in said.requests:
-                self._guarded(self._drop, request)
-        elif peer is None:
-            return
-        elif isinstance(said, protocol.Leave):
-            if said.counts.keys().isdisjoint((peer.near.id, peer.far.id)):
-                return  # it does not know our links: another says it in its name
-            for link in (peer.near.id, peer.far.id):
-                self._pool.free_undelivered(link, said.counts.get(link, 0) + 1, 2**64)
-            self._lose(peer)
-        elif isinstance(said, protocol.Missed) and said.link == peer.far.id:
-            peer.send_again(said.mark, said.numbers)
-        elif isinstance(said, protocol.Lost) and said.link in (peer.near.id, peer.far.id):
-            first, last = said.first, said.last
-            _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, said.why)
-            self._pool.free_undelivered(said.link, first, last)
-            self._callbacks.on_lost(sender)
-        elif isinstance(said, protocol.Ask):
-            peer.asked_s = now_s
-            for address in said.addresses:
-                self._guarded(self._relay, peer, address, now_s)
-        elif isinstance(said, protocol.Roll) and not peer.silent and peer.clocks:
-            self._hear_roll(peer, said.rows, now_s)
+    # Messages.
 
-    def _relay(self, asker: Peer, address: str, now_s: float) -> None:
-        """See how a party of this node is from now on, and have it see our stamp."""
-        endpoint = to_endpoint(address)
-        if not endpoint.is_near or endpoint.identity == self._identity:
-            return
-        if self._peers.meet(address, now_s, stranger=True) is not None:
-            asker.asked.add(address)
+    def _receive(self) -> None:
+        for data, reply in self._sockets.receive():
+            if self._closed:
+                return
+            self._guarded(self._take, data, reply)
+        for connections in self._sockets.connections:
+            for identity, data in connections.receive():
+                self._guarded(self._hear, identity, data)
+            for identity, is_up in connections.changes():
+                self._guarded(self._note_connection, identity, is_up)
+        if self._peers.remote is not None:
+            for identity, is_up in self._peers.remote.changes():
+                if not is_up:
+                    self._guarded(self._note_data_loss, identity)
+        self._guarded(self._sockets.admit)
+
+    def _take(self, data: bytes, reply: Callable[[bytes], object]) -> None:
+        """Take in a control message of another party."""
+        receiver, sender, message = protocol.read_control(data)
+        if isinstance(message, protocol.StatusRequest):  # maybe of one that had this port before
+            status = protocol.Status(message.clock_s, time.monotonic(), self._lost, self._status())
+            reply(protocol.pack_control(status, sender, self._identity))
+            self._askers.pop(sender, None)
+            self._askers[sender] = reply
+            if len(self._askers) > _MOST_ASKERS:
+                del self._askers[next(iter(self._askers))]
+        elif receiver != self._identity:
+            raise BlobError("control message for another party.")
+        elif isinstance(message, protocol.Drop):
+            for request in message.requests:
+                self._guarded(self._drop, request)
 
     def _drop(self, request: bytes) -> None:
         message = envelope.message([request])
         if isinstance(message, Dropped):
             self._callbacks.receive(message)
 
-    def _hear(self, sender: str, beat: protocol.Beat, now_s: float) -> None:
-        peer = self._peers.meet(sender, now_s, stranger=True)
+    def _status(self) -> dict[str, float]:
+        try:
+            return protocol.bounded_status(self._callbacks.status())
+        except Exception:  # others hear the rest without
+            _log.exception("a channel's status cannot be told")
+            return {}
+
+    def _hear(self, identity: bytes, data: bytes) -> None:
+        """Take in a peer's status, or its end."""
+        _, sender, status = protocol.read_control(data)
+        peer, now_s = self._peers.by_identity.get(identity), time.monotonic()
+        if peer is None or peer.has_ended:
+            return
+        connections = self._connections(peer)
+        if connections is None or not connections.is_up(identity):
+            return  # it has sent this before its connection ended
+        if isinstance(status, protocol.Leave) or sender != identity:  # another has its port
+            self._end(peer)
+        if peer.has_ended or not isinstance(status, protocol.Status):
+            return
+        health = peer.health
+        round_s = max(0.0, now_s - status.echo_s)
+        health.clocks.append((round_s, status.clock_s + round_s / 2 - now_s))
+        health.heard_s, health.num_unanswered = now_s, 0
+        health.status = status.values
+        if peer.is_suspected:
+            self._peers.renew(peer)
+            peer.is_suspected = False
+        health.is_live = True
+        if health.is_reported:
+            health.is_reported = False
+            self._callbacks.on_live(peer.address)
+        lost, health.lost = health.lost, status.lost
+        if any(n > lost.get(of, 0) and self._is_counted_on(of) for of, n in status.lost.items()):
+            self._callbacks.on_messages_lost(peer.address)
+
+    def _is_counted_on(self, identity: bytes) -> bool:
+        """Whether what a peer lost of a party is news: of one that is suspected, all is lost."""
+        peer = self._peers.by_identity.get(identity)
+        return identity == self._identity or (peer is not None and not peer.is_suspected)
+
+    def _connections(self, peer: Peer) -> Connections | None:
+        return self._sockets.near if peer.is_near else self._sockets.far
+
+    def _send(self, peer: Peer, message: protocol.ControlMessage) -> bool:
+        """Send a control message to a peer that is connected; return whether there was room."""
+        connections, identity = self._connections(peer), peer.endpoint.identity
+        if connections is None or not connections.is_up(identity):
+            return False
+        data = protocol.pack_control(message, identity, self._identity)
+        try:
+            return connections.send(identity, [data])
+        except zmq.ZMQError as error:
+            _log.debug("no control message to %s: %s", peer.endpoint, error)
+            return False
+
+    def _ask(self, peer: Peer) -> None:
+        self._send(peer, protocol.StatusRequest(time.monotonic()))
+        peer.health.num_unanswered += 1
+
+    def _send_drops(self) -> None:
+        while self._peers.dropping:
+            self._dropping.add(self._peers.dropping.popleft())
+        self._dropping -= {peer for peer in self._dropping if not self._has_sent_drops(peer)}
+
+    def _has_sent_drops(self, peer: Peer) -> bool:
+        """Send dropped requests as far as there is room; whether some are left."""
+        while peer.drops and not peer.has_ended:
+            requests: list[bytes] = []
+            nbytes = 0
+            while peer.drops and nbytes < _MOST_DROPPED_NBYTES:
+                requests.append(peer.drops.popleft())
+                nbytes += len(requests[-1])
+            if not self._send(peer, protocol.Drop(requests)):
+                peer.drops.extendleft(reversed(requests))
+                return True
+        return False
+
+    # Liveness.
+
+    def _connect_new(self) -> None:
+        while self._peers.new:
+            peer = self._peers.new.popleft()
+            endpoint = peer.endpoint
+            connections = self._connections(peer)
+            if connections is not None:
+                connections.connect(endpoint.identity, endpoint.control_url, endpoint.key)
+
+    def _note_connection(self, identity: bytes, is_up: bool) -> None:
+        """Take in that a peer's connection was made, or has ended."""
+        peer = self._peers.by_identity.get(identity)
         if peer is None:
             return
-        peer.owed, peer.acked = peer.owed or beat.is_owed, beat.came
-        peer.has_left = False
-        peer.link = beat.far
-        self._inbox.link(beat.far).address = self._inbox.link(beat.near).address = sender
-        # What it has heard of us is as old: a link that is cut one way is of no use.
-        heard_s = now_s - beat.held_s if beat.held_s > self._fresh_s else now_s
-        if not peer.endpoint.is_near:
-            peer.said_s = max(peer.said_s, heard_s)
-        peer.beat_s = (beat.clock_s, now_s)
-        if beat.echo_s is not None and beat.held_s <= self._silent_after_s:  # since clocks drift
-            round_s = max(0.0, now_s - beat.echo_s - beat.held_s)
-            peer.clocks.append((round_s, beat.clock_s + round_s / 2 - now_s))
-        is_heard = self._heard(peer, heard_s, now_s)
-        if is_heard:
-            peer.came(beat.came)
-        self._said(peer, beat.status, is_heard)
+        if is_up:
+            self._ask(peer)
+        elif peer.is_near and peer.endpoint.process.is_gone:
+            self._end_process(-1, peer.endpoint.process)
+        else:
+            self._suspect(peer)
 
-    def _look_at(self, peer: Peer, now_s: float) -> None:
-        """See how a party of this node is, by its stamp."""
-        if peer.has_left:
-            return
-        if peer.stamp is None:
-            try:
-                peer.stamp = StampReader(peer.endpoint.stamp_path)
-            except (FileNotFoundError, ValueError):  # it says nothing, or in another way
-                return
-            except OSError:  # for want of descriptors: nobody knows
-                peer.heard_s = now_s
-                return
-        if found := peer.stamp.read():
-            clock_s, status, roll = found
-            peer.said_s = min(clock_s, now_s)
-            self._said(peer, status, self._heard(peer, clock_s, now_s))
-            self._hear_roll(peer, roll, now_s)
-
-    def _hear_roll(self, sender: Peer, roll: list[protocol.Row], now_s: float) -> None:
-        """Take in what a party says of those of its node; or, on ours, of those of other nodes.
-
-        One that is silent has to be heard itself, and so has one that should have answered.
-        """
-        is_near, said_s = sender.endpoint.is_near, sender.said_s
-        clock = (0.0, 0.0) if is_near else min(sender.clocks)
-        for identity, age_s, round_s, offset_s, status, num_asked in roll:
-            peer = self._peers.by_identity.get(identity)
-            if peer is None or peer.silent or peer.endpoint.is_near:
-                continue
-            if not (is_near or peer.endpoint.node == sender.endpoint.node):
-                continue
-            unanswered_s = now_s - max(peer.idle_s, peer.said_s)
-            if unanswered_s > self._silent_after_s or not 0 <= age_s <= self._fresh_s:
-                continue
-            peer.covered_s = max(peer.covered_s, said_s)
-            if is_near and self._relays.outranks(peer, num_asked):
-                peer.outranks_s = said_s
-            peer.clocks.append((clock[0] + round_s, clock[1] + offset_s))
-            self._said(peer, status, self._heard(peer, said_s - age_s, now_s))
-
-    def _heard(self, peer: Peer, heard_s: float, now_s: float) -> bool:
-        """Take in when a party was heard; return whether it is not silent."""
-        peer.heard_s = max(peer.heard_s, min(heard_s, now_s))  # a clock may be ahead of ours
-        if now_s - peer.heard_s > self._silent_after_s:
-            return False
-        if peer.silent:
-            peer.silent, peer.renew = False, not peer.endpoint.is_near
-        return True
-
-    def _said(self, peer: Peer, status: bytes, is_heard: bool) -> None:
-        num_lost, peer.status = protocol.unpacked_status(status)
-        peer.packed_status = status
-        if is_heard and peer.told:
-            peer.told = False
-            self._callbacks.on_heard(peer.address)
-        if is_heard and num_lost > peer.lost:
-            peer.lost = num_lost
-            self._callbacks.on_lost(peer.address)
-
-    def _packed_status(self) -> bytes:
-        status: dict[str, float] = {}
-        try:
-            status = {name: float(value) for name, value in self._callbacks.status().items()}
-        except Exception:  # beats go on without
-            _log.exception("a channel's status cannot be told")
-        return protocol.packed_status(self._num_lost, status)
-
-    def _send_beat(self, peer: Peer, now_s: float, status: bytes, *, is_owed: bool = True) -> None:
-        echo_s, held_s = (None, 0.0) if peer.beat_s is None else peer.beat_s
-        if echo_s is not None:
-            held_s = now_s - held_s
-        came = self._inbox.link(peer.link).whole if peer.link else 0
-        links = (peer.far.id, peer.near.id, came)
-        peer.owed = False
-        peer.say(protocol.Beat(*links, now_s, echo_s, held_s, status, is_owed))
-
-    def _tend(self, peer: Peer, status: bytes, now_s: float, late_s: float) -> None:
-        num_dropped = peer.num_dropped
-        self._num_lost += num_dropped - peer.num_told
-        peer.num_told = num_dropped
-        if late_s > self._beat_s:
-            peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
-        if peer.endpoint.is_near:
-            self._guarded(self._look_at, peer, now_s)
-        is_idle = peer.clocks and peer.far.count == peer.acked and not peer.is_untold
-        if is_idle:
-            peer.idle_s = now_s
-        is_needed = not (is_idle and self._is_seen(peer, now_s))
-        if is_needed or peer.owed:
-            self._send_beat(peer, now_s, status, is_owed=is_needed)
-        if peer in self._relays.asks:
-            peer.say(protocol.Ask(self._relays.asks[peer]))
-        is_asked = self._relays.is_asked_by(peer, now_s)
-        peer.asked = {it for it in peer.asked if is_asked and it in self._peers.met}
-        asked = [self._peers.met[address] for address in peer.asked]
-        for page in pages(self._relays.roll(asked, now_s)):
-            peer.say(protocol.Roll(page))
+    def _tend(self, peer: Peer, now_s: float, is_due: bool) -> None:
+        health = peer.health
         peer.send_held(wait=False)  # the thread that holds it may be stuck
-        self._guard_process(peer)
-        silent_s = now_s - peer.heard_s
-        if silent_s > self._silent_after_s and not self._is_busy(peer, silent_s):
-            self._silence(peer, silent_s)
-        if silent_s > self._forgotten_after_s and not peer.watched:
-            self._forget(peer)
+        if not peer.guarded:
+            self._guard_process(peer)
+        if num_dropped := peer.num_dropped - peer.num_counted:
+            peer.num_counted += num_dropped
+            self._count_lost(peer.endpoint.identity, num_dropped)
+        connections = self._connections(peer)
+        is_up = connections is not None and connections.is_up(peer.endpoint.identity)
+        if not (is_up or peer.is_suspected):
+            # Counted, and not timed: this process may have been stopped itself, or its interpreter.
+            health.num_waits += 1
+            if health.num_waits * self._heartbeat_s > self._timeout_s:
+                self._suspect(peer)
+        if is_due and is_up and peer.polled:
+            if self._is_overdue(peer):
+                self._suspect(peer)
+            self._ask(peer)
+        if peer.is_suspected and peer.watched:
+            self._report(peer)
+        elif peer.is_suspected:
+            silent_s = now_s - health.heard_s
+            if peer.has_ended or silent_s > self._timeout_s * _FORGOTTEN_AFTER:
+                self._forget(peer)
 
-    def _is_seen(self, peer: Peer, now_s: float) -> bool:
-        """Whether a party hears of us without beats of ours, and needs none to hear of others."""
-        if peer.endpoint.is_near:
-            return True
-        relays = self._relays
-        if peer.silent or peer in relays.asks or relays.is_asked_by(peer, now_s):
-            return False
-        return relays.is_covered(peer, now_s)
+    def _is_overdue(self, peer: Peer) -> bool:
+        """Whether a peer has answered fewer requests than its stages may keep it from answering."""
+        health = peer.health
+        most_s = self._timeout_s + health.status.get(PATIENCE, math.inf)
+        return (health.num_unanswered - 1) * _STATUS_HEARTBEATS * self._heartbeat_s > most_s
 
-    def _is_busy(self, peer: Peer, silent_s: float) -> bool:
-        """Whether a party says nothing because its code keeps the interpreter to itself.
+    def _suspect(self, peer: Peer) -> None:
+        """Take in that a peer cannot be reached; its process may go on."""
+        if peer.is_suspected:
+            return
+        health = peer.health
+        health.heard_s = max(health.heard_s, time.monotonic() - self._timeout_s)
+        peer.is_suspected, health.is_live = True, False
+        self._note_data_loss(peer.endpoint.identity)
+        if peer.watched:
+            self._report(peer)
 
-        Its process, on this node, goes on; how long that may be, it has said.
-        """
-        if peer.beat_s is None or not peer.endpoint.is_near:
-            return False
-        process, patience_s = peer.endpoint.process, peer.status.get(PATIENCE, math.inf)
-        if process.number == os.getpid() or silent_s > self._silent_after_s + patience_s:
-            return False
-        return not (process.is_stopped or process.is_gone)
-
-    def _silence(self, peer: Peer, silent_s: float) -> None:
-        peer.silent = True
-        if peer.watched and not peer.told:
-            peer.told = True
-            self._callbacks.on_silent(peer.address, silent_s)
+    def _report(self, peer: Peer) -> None:
+        """Report, once, that a watched peer is suspected, or that it has ended."""
+        health = peer.health
+        if peer.has_ended and not health.is_end_reported:
+            health.is_reported = health.is_end_reported = True
+            self._callbacks.on_ended(peer.address)
+        elif not health.is_reported:
+            health.is_reported = True
+            self._callbacks.on_suspected(peer.address, time.monotonic() - health.heard_s)
 
     def _guard_process(self, peer: Peer) -> None:
-        """Have the end of a peer's process told at once, where it is on this node."""
+        """Have the end of a peer's process reported at once, where it is on this node."""
         process = peer.endpoint.process
-        if peer.guarded or not peer.endpoint.is_near or process.number == os.getpid():
-            return
         peer.guarded = True
+        if not peer.is_near or process.number == os.getpid():
+            return
         if process in self._processes.values():
             return
         descriptor = -1
@@ -363,10 +357,10 @@ class Control:
             self._processes[descriptor] = process
             self._poller.register(descriptor, zmq.POLLIN)
         if process.is_gone:
-            self._end(descriptor, process)
+            self._end_process(descriptor, process)
 
-    def _end(self, descriptor: int, process: Process) -> None:
-        """Take in that a process has ended; `descriptor` told it, or is none."""
+    def _end_process(self, descriptor: int, process: Process) -> None:
+        """Take in that a process has ended; `descriptor` reported it, or is none."""
         if self._processes.pop(descriptor, None) is not None:
             self._poller.unregister(descriptor)
             os.close(descriptor)
@@ -375,39 +369,51 @@ class Control:
         self._guarded(sweep, self._folder)
         for peer in self._peers:
             if peer.endpoint.process == process:
-                self._guarded(self._lose, peer)
+                self._guarded(self._end, peer)
 
-    def _lose(self, peer: Peer) -> None:
-        """Take in that nothing more will come from a peer."""
-        peer.heard_s = -float("inf")
-        peer.close_stamp()
-        peer.has_left = True
-        self._silence(peer, 0.0)
+    def _end(self, peer: Peer) -> None:
+        """Take in that a peer's channel has ended, for good."""
+        peer.has_ended = True
+        peer.is_suspected, peer.health.is_live = True, False
+        self._note_data_loss(peer.endpoint.identity)
+        self._pool.free_untaken(peer.endpoint.identity)
+        if peer.watched:
+            self._report(peer)
 
     def _forget(self, peer: Peer) -> None:
+        if connections := self._connections(peer):
+            connections.disconnect(peer.endpoint.identity)
         self._peers.forget(peer.address)
-        peer.close_stamp()
-        incoming = self._inbox.incoming
-        for link, it in list(incoming.items()):
-            if it.address == peer.address:
-                del incoming[link]
 
-    def _tell_losses(self) -> None:
-        inbox = self._inbox
-        while inbox.missed:
-            link, (mark, numbers) = inbox.missed.popitem()
-            peer = self._peers.met.get(inbox.link(link).address)
-            if peer is not None:
-                peer.tell(protocol.Missed(link, mark, numbers))
-        lost_by: set[Peer] = set()
-        while inbox.losses:
-            link, first, last, why = inbox.losses.popleft()
-            self._num_lost += last - first + 1
-            peer = self._peers.met.get(inbox.link(link).address)
-            if peer is not None:
-                peer.tell(protocol.Lost(link, first, last, why))
-                lost_by.add(peer)
-            of = link.hex() if peer is None else peer.endpoint
-            _log.warning("messages %d to %d of %s are lost: %s", first, last, of, why)
-        for peer in lost_by:
-            self._callbacks.on_lost(peer.address)
+    # Losses.
+
+    def _note_data_loss(self, identity: bytes) -> None:
+        """Take in that what is on its way to a peer on another node may be lost."""
+        peer = self._peers.by_identity.get(identity)
+        if peer is None or not peer.may_lose:
+            return
+        peer.may_lose = False
+        self._count_lost(identity, 1)
+        if not peer.is_suspected:
+            _log.warning("%s: its connection has ended, messages may be lost", peer.endpoint)
+            self._callbacks.on_messages_lost(peer.address)
+
+    def _take_losses(self) -> None:
+        """Report messages that came damaged."""
+        lost_by: set[bytes] = set()
+        losses: deque[tuple[bytes, str]] = self._inbox.losses
+        while losses:
+            sender, why = losses.popleft()
+            self._count_lost(sender, 1)
+            lost_by.add(sender)
+            peer = self._peers.by_identity.get(sender)
+            of = sender.hex() if peer is None else peer.endpoint
+            _log.warning("a message of %s is lost: %s", of, why)
+        for sender in lost_by:
+            if sender in self._peers.by_identity:
+                self._callbacks.on_messages_lost(self._peers.by_identity[sender].address)
+
+    def _count_lost(self, identity: bytes, number: int) -> None:
+        self._lost[identity] = self._lost.pop(identity, 0) + number
+        while len(self._lost) > _MOST_LOST:
+            del self._lost[next(iter(self._lost))]

@@ -14,20 +14,15 @@ import zmq
 from hetero.devices.errors import BlobError
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.connections import Connections, Heartbeats
 from hetero.scheduler.channels.control import Callbacks, Control
+from hetero.scheduler.channels.control_sockets import ControlSockets
 from hetero.scheduler.channels.direct_address import Endpoint, this_node, to_address
 from hetero.scheduler.channels.inbox import Inbox
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.channels.peers import SHARED_NBYTES, Peer, Peers
-from hetero.scheduler.channels.protocol import Leave
 from hetero.scheduler.channels.shared_memory import SlotPool, SlotReader
-from hetero.scheduler.channels.sockets import (
-    ControlSockets,
-    Sockets,
-    check_room,
-    socket_path,
-    tcp_url,
-)
+from hetero.scheduler.channels.sockets import Sockets, check_room, socket_path, tcp_url
 from hetero.scheduler.processes.owned_files import process_start, remove_with
 from hetero.scheduler.vocabulary.messages import Dropped, Message, Values
 
@@ -54,16 +49,17 @@ class DirectChannel:
         None: never.
     `pool_nbytes`: how much shared memory may be used, by default a quarter of ``/dev/shm``; what
         does not fit goes over the sockets.
-    `beat_s`: seconds between two beats.
-    `timeout_s`: silence after which a party is taken for lost.
-    `on_silent`: called as ``on_silent(address, silent_s)``, once, when a watched party has been
-        silent for the time-out; at once, with 0 seconds, when its process on this node has ended or
-        its channel was closed.
-    `on_heard`: called as ``on_heard(address)`` when a party that was silent is heard again.
-    `on_lost`: called as ``on_lost(address)`` when messages from or to a party were lost or damaged
-        on their way, or when that party says so of its own. What was sent to it, or through it, may
-        have to be sent anew.
-    `status`: returns up to 64 numbers by name, that each beat carries; called in any thread.
+    `heartbeat_s`: seconds between two heartbeats of ZeroMQ, which its own threads send and answer.
+    `timeout_s`: seconds after which a party that answers none is suspected.
+    `on_suspected`: called as ``on_suspected(address, silent_s)``, once, when a watched party cannot
+        be reached: its connection has ended, or it has answered no heartbeat for the time-out.
+    `on_ended`: called as ``on_ended(address)``, once, when a watched party's process on this node
+        has ended, or its channel was closed.
+    `on_live`: called as ``on_live(address)`` when a party that was suspected answers again.
+    `on_messages_lost`: called as ``on_messages_lost(address)`` when messages from or to a party
+        were lost or damaged, or when that party says so of messages between it and another one that
+        is not suspected. What was sent to it, or through it, may have to be sent anew.
+    `status`: returns up to 64 numbers by name, for those who watch; called in any thread.
     Raises ClusterError: it cannot listen: the folder is not private, the host is not this node's;
         or too few files may be opened.
     Raises OverloadedError: the system has no threads for it.
@@ -79,11 +75,12 @@ class DirectChannel:
         secret: bytes | None = None,
         shared_nbytes: int | None = SHARED_NBYTES,
         pool_nbytes: int | None = None,
-        beat_s: float = 0.25,
+        heartbeat_s: float = 0.5,
         timeout_s: float = 2.0,
-        on_silent: Callable[[str, float], None] = lambda address, silent_s: None,
-        on_heard: Callable[[str], None] = lambda address: None,
-        on_lost: Callable[[str], None] = lambda address: None,
+        on_suspected: Callable[[str, float], None] = lambda address, silent_s: None,
+        on_ended: Callable[[str], None] = lambda address: None,
+        on_live: Callable[[str], None] = lambda address: None,
+        on_messages_lost: Callable[[str], None] = lambda address: None,
         status: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         check_room()
@@ -97,10 +94,12 @@ class DirectChannel:
         data_port = 0
         if host is not None:
             # CURVE holds for a whole socket, and would slow this node's own messages down as well.
-            far, data_port = self._sockets.listen(zmq.PULL, tcp_url(host), secured=True)
+            far, data_port = self._sockets.listen(zmq.DEALER, tcp_url(host), secured=True)
             data.append(far)
-        self._control_sockets = ControlSockets(self._sockets, f"{path}.control", host)
-        ports = (data_port, self._control_sockets.port)
+        # The time runs from the first heartbeat that is not answered.
+        heartbeats = Heartbeats(heartbeat_s, max(heartbeat_s, timeout_s - 1.2 * heartbeat_s))
+        control = ControlSockets(self._sockets, f"{path}.control", host, heartbeats)
+        ports = (data_port, control.port)
         process, key = (number, process_start(number)), self._sockets.public_key
         endpoint = Endpoint(identity, this_node(), *process, path, host or "", *ports, key)
         #: Where others reach this party; it holds the key, so hand it to friends only.
@@ -110,9 +109,8 @@ class DirectChannel:
         self._turn = threading.Lock()
         self._closed = False
         self._pool = SlotPool(pool_nbytes)
-        self._peers = Peers(
-            self.address, self._sockets, self._control_sockets, self._pool, shared_nbytes
-        )
+        remote = None if host is None else Connections(self._sockets)
+        self._peers = Peers(self.address, self._sockets, remote, self._pool, shared_nbytes)
         #: See `PumpedChannel`.
         self.wake = self._inbox.wake
         self.hold, self.let_go = self._peers.hold, self._peers.let_go
@@ -121,10 +119,12 @@ class DirectChannel:
             self._peers,
             self._inbox,
             self._slots,
-            Callbacks(receive, on_silent, on_heard, on_lost, status),
-            beat_s=beat_s,
+            control,
+            Callbacks(receive, on_suspected, on_ended, on_live, on_messages_lost, status),
+            heartbeat_s=heartbeat_s,
             timeout_s=timeout_s,
         )
+        self._wake_control = control.wake
 
     def send(self, address: str, message: Message) -> None:
         """Send a message; never waits for the other party, and does not raise if it is gone.
@@ -147,6 +147,7 @@ class DirectChannel:
                 return
         if type(message) is Dropped:
             peer.drop(envelope.frames(message)[0])
+            self._wake_control()
         else:
             peer.send(message)
 
@@ -169,11 +170,11 @@ class DirectChannel:
             self._turn.release()
         if arrival is None:
             return 0
-        link, number, frames, start = arrival
+        sender, frames, start = arrival
         try:
             message = envelope.message(frames, self._slots.view, start)
         except BlobError as error:
-            self._inbox.losses.append((link, number, number, str(error)))
+            self._inbox.losses.append((sender, str(error)))
             return 0
         self._receive(message)
         return 1
@@ -183,46 +184,49 @@ class DirectChannel:
         """How many times a `pump` has found nothing there, and has waited."""
         return self._inbox.num_waits
 
-    def watch(self, address: str) -> None:
-        """Tell of a party from now on when it is silent or heard again.
+    def watch(self, address: str, *, polls: bool = True) -> None:
+        """Report from now on when a party is suspected, ends, or is live again.
 
+        `polls`: whether to ask for its status again and again.
         Raises BlobError, ClusterError: as `send` does.
         """
         peer = self._peers.met.get(address) or self._meet(address)
         if peer is not None:
-            peer.watched = True
+            peer.watched, peer.polled = True, polls
 
     def unwatch(self, address: str) -> None:
-        """Tell nothing more of a party; it is forgotten once it is silent for long."""
+        """Report nothing more of a party; it is forgotten once it has been suspected for long."""
         peer = self._peers.met.get(address)
         if peer is not None:
-            peer.watched = peer.told = False
+            peer.watched = peer.polled = peer.health.is_reported = False
 
-    def is_silent(self, address: str) -> bool:
-        """Whether nothing is heard of a party now; so of one that was never met."""
+    def is_suspected(self, address: str) -> bool:
+        """Whether a party cannot be reached now; so it is with one that was never met."""
         peer = self._peers.met.get(address)
-        return peer is None or peer.silent
+        return peer is None or peer.is_suspected
 
     def clock_offset_s(self, address: str) -> float | None:
-        """Return a party's monotonic clock less ours, seconds; None before two of its beats.
+        """Return a watched party's monotonic clock less ours, in seconds; None before a status.
 
-        0 on one node, where all share a clock. Else from the beat of late, of it or its relay, with
-        the shortest way there and back; wrong by at most half of that.
+        0 on one node, where all share a clock. Else from the status of late with the shortest way
+        there and back; wrong by at most half of that.
         """
         peer = self._peers.met.get(address)
-        if peer is None or not peer.clocks:
+        if peer is None or not peer.health.clocks:
             return None
-        return 0.0 if peer.endpoint.is_near else min(peer.clocks)[1]
+        return 0.0 if peer.endpoint.is_near else min(peer.health.clocks)[1]
 
     def silent_s(self, address: str) -> float | None:
-        """Return for how long nothing was heard of a party; None for one never met."""
+        """Return for how long a party cannot be reached, 0 if it can; None for one never met."""
         peer = self._peers.met.get(address)
-        return None if peer is None else time.monotonic() - peer.heard_s
+        if peer is None or not peer.is_suspected:
+            return None if peer is None else 0.0
+        return time.monotonic() - peer.health.heard_s
 
     def status_of(self, address: str) -> Mapping[str, float]:
-        """Return the numbers in a party's last beat; empty before the first."""
+        """Return the numbers in a watched party's last status; empty before the first."""
         peer = self._peers.met.get(address)
-        return {} if peer is None else peer.status
+        return {} if peer is None else peer.health.status
 
     def close(self) -> None:
         """Stop at once, and say so: what is on its way is dropped, threads that pump return 0."""
@@ -230,23 +234,19 @@ class DirectChannel:
             if self._closed:
                 return
             self._closed = True
-        self._control.close()
+        self._control.stop()
         while not self._turn.acquire(timeout=0.01):
             self._inbox.wake()
         self._inbox.close()
         self._turn.release()
-        incoming = self._inbox.incoming.items()
-        for peer in self._peers:
-            counts = {link: it.count for link, it in incoming if it.address == peer.address}
-            peer.tell(Leave(counts))
-        self._control_sockets.close()
+        self._slots.close()  # before peers hear of it: what is not taken by then is theirs again
+        self._control.close()
         self._peers.close()
         self._pool.close()
-        self._slots.close()
         self._sockets.context.term()
         self._remove()
 
     def _meet(self, address: str) -> Peer | None:
         peer = self._peers.meet(address, time.monotonic())
-        self._control_sockets.wake()  # for its first beat
+        self._wake_control()
         return peer

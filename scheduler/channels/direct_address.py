@@ -16,7 +16,7 @@ from hetero.devices.errors import BlobError
 from hetero.scheduler.formats.unpack import unpack
 from hetero.scheduler.processes.owned_files import Process
 
-_SCHEME: Final = "hetero1:"
+_SCHEME: Final = "hetero2:"
 _LONGEST: Final = 1024
 _Number = Annotated[int, Meta(ge=0, lt=2**31)]
 
@@ -65,13 +65,8 @@ class Endpoint(NamedTuple):
 
     @property
     def control_path(self) -> str:
-        """Where control messages from its node go."""
+        """Where the socket of control messages from its node is."""
         return f"{self.path}.control"
-
-    @property
-    def stamp_path(self) -> str:
-        """Where it says to its node how it is."""
-        return f"{self.path}.stamp"
 
     @property
     def data_url(self) -> str:
@@ -80,8 +75,8 @@ class Endpoint(NamedTuple):
 
     @property
     def control_url(self) -> str:
-        """Where control messages from other nodes go."""
-        return self._tcp(self.control_port)
+        """Where this process sends control messages; empty if it cannot."""
+        return f"ipc://{self.control_path}" if self.is_near else self._tcp(self.control_port)
 
     def _tcp(self, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

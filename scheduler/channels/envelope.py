@@ -19,7 +19,7 @@ from hetero.devices.plugin.program import Value
 from hetero.devices.request.request import DEFAULT_REQUEST
 from hetero.scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
 from hetero.scheduler.formats.unpack import refuse
-from hetero.scheduler.formats.value_tree import check_nesting, extended, tree_of
+from hetero.scheduler.formats.value_tree import check_nesting, decode_extension, tree_of
 from hetero.scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Task, Values
 
 #: Raised whenever the form changes; other versions are refused by name.
@@ -129,7 +129,7 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
 
 
 def _extended(tag: int, data: memoryview) -> Any:
-    return extended(tag, data, _contents)
+    return decode_extension(tag, data, _contents)
 
 
 def _contents(place: Any, dtype: np.dtype, count: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A Unix datagram wakes its receiver at once, where ZeroMQ hands it through a thread at each end: for
 a small message that is a third of the time. The kernel holds only a few per receiver, so what finds
-no room, or is too large, goes through ZeroMQ; each of the two ways has links of its own.
+no room, or is too large, goes through ZeroMQ.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from msgspec import Meta
 from msgspec.msgpack import Decoder
 
 from hetero.devices.errors import BlobError
-from hetero.scheduler.channels.links import Incoming
-from hetero.scheduler.channels.protocol import GONE, MARK, MARK_NUMBER, PREFIX, TOGETHER
+from hetero.scheduler.channels.protocol import PREFIX, TOGETHER
 from hetero.scheduler.channels.sockets import Socket
 from hetero.scheduler.formats.unpack import unpack
 
@@ -33,25 +32,21 @@ MOST_DATAGRAM_NBYTES: Final = 128 * 1024
 _FAR_FIRST: Final = 16
 _TOGETHER: Final = Decoder(Annotated[list[bytes], Meta(min_length=1)])
 
-#: One message as it came: link, number on it, frames, and where the first one's contents start.
-Arrival = tuple[bytes, int, list[Any], int]
+#: One message as it came: its sender, its frames, and where the first one's contents start.
+Arrival = tuple[bytes, list[Any], int]
 #: A message, or what is none.
 _Found = Arrival | tuple[()]
 
 
 class Inbox:
-    """The sockets, and what came on each link. `next` is for one thread at a time.
+    """The sockets. `next` is for one thread at a time.
 
-    `incoming`: by link.
-    `losses`: (link, first number, last number, why) of what did not come whole.
-    `missed`: link -> a mark's number, and messages that did not come before it.
+    `losses`: (sender, why) of messages that did not come whole.
     `num_waits`: how many times a thread has waited.
     """
 
     def __init__(self, identity: bytes, path: str, far: list[Socket]) -> None:
-        self.incoming: dict[bytes, Incoming] = {}
-        self.losses: deque[tuple[bytes, int, int, str]] = deque()
-        self.missed: dict[bytes, tuple[int, list[int]]] = {}
+        self.losses: deque[tuple[bytes, str]] = deque()
         self.num_waits = 0
         #: What came with other messages in a datagram.
         self._unread: deque[Arrival] = deque()
@@ -69,10 +64,6 @@ class Inbox:
         self._is_far_due = True
         self._turns = 0
 
-    def link(self, link: bytes) -> Incoming:
-        """Return what is known of a link, maybe nothing yet."""
-        return self.incoming.setdefault(link, Incoming())
-
     def next(self, timeout_s: float | None) -> Arrival | None:
         """Return the next message; None in time without one, or woken, or for what is none."""
         if self._unread:
@@ -85,46 +76,26 @@ class Inbox:
     def _datagram(self, head: bytes) -> _Found:
         if len(head) < PREFIX.size or not head.startswith(self._identity):
             return _not_ours(head)
-        _, link, number, num_more = PREFIX.unpack_from(head)
-        incoming = self.incoming.get(link) or self.link(link)
-        lost = incoming.take(number)
-        if lost is None:
+        _, sender, num_more = PREFIX.unpack_from(head)
+        if num_more != TOGETHER:
+            return sender, [head], PREFIX.size
+        try:
+            parts = unpack(memoryview(head)[PREFIX.size :], _TOGETHER, "messages")
+        except BlobError as error:
+            self.losses.append((sender, str(error)))
             return ()
-        if lost:
-            self.losses.append((link, number - lost, number - 1, "later ones came before them"))
-        if num_more == TOGETHER:
-            try:
-                parts = unpack(memoryview(head)[PREFIX.size :], _TOGETHER, "messages")
-            except BlobError as error:
-                self.losses.append((link, number, number, str(error)))
-                return ()
-            self._unread.extend((link, number, [part], 0) for part in parts)
-            return self._unread.popleft()
-        return link, number, [head], PREFIX.size
+        self._unread.extend((sender, [part], 0) for part in parts)
+        return self._unread.popleft()
 
-    def _message(self, frames: list[Any]) -> _Found | None:
-        """Take in what came by ZeroMQ; None for what is said of messages."""
+    def _message(self, frames: list[Any]) -> _Found:
         head: bytes = frames[0]
         if len(head) < PREFIX.size or not head.startswith(self._identity):
             return _not_ours(head)
-        _, link, number, num_more = PREFIX.unpack_from(head)
-        incoming = self.incoming.get(link) or self.link(link)
-        if num_more == MARK and len(head) == PREFIX.size + MARK_NUMBER.size:
-            if numbers := incoming.mark(number):
-                self.missed[link] = (*MARK_NUMBER.unpack_from(head, PREFIX.size), numbers)
-            if incoming.num_lost:
-                incoming.num_lost = 0
-                self.losses.append((link, 0, 0, "too many did not come"))
-            return None
-        if not incoming.accept(number):
-            return ()
-        if num_more == GONE:
-            self.losses.append((link, number, number, "their connection has ended"))
-            return None
+        _, sender, num_more = PREFIX.unpack_from(head)
         if len(frames) != num_more + 1:
-            self.losses.append((link, number, number, "it is cut short"))
+            self.losses.append((sender, "it is cut short"))
             return ()
-        return link, number, frames, PREFIX.size
+        return sender, frames, PREFIX.size
 
     def wake(self) -> None:
         """Make `next` return, now or once it is called; from any thread."""
@@ -168,10 +139,9 @@ class Inbox:
                 frames: list[Any] = [pull.recv()]
                 while pull.getsockopt(zmq.RCVMORE):
                     frames.append(pull.recv(copy=False).buffer)
-                if (arrival := self._message(frames)) is not None:
-                    self._far.reverse()  # the other one comes first next time
-                    self._is_far_due = True
-                    return arrival
+                self._far.reverse()  # the other one comes first next time
+                self._is_far_due = True
+                return self._message(frames)
         self._is_far_due = False
         return None
 

@@ -1,162 +1,95 @@
-"""What direct channels put around messages, and say to each other beside them.
+"""Wire format of a direct channel: the prefix of each message, and the control messages.
 
-Data: each message starts with the receiver's identity, the link it comes on, its number there and
-how many more frames it has. `MARK` in place of frames is no message, but says that those up to the
-number were sent before: what has not come by then is missing; then comes the mark's own number.
-`GONE` says that the message of that number does not come any more. `TOGETHER` says that a datagram
-has several small messages, as msgpack.
+A message starts with its receiver's and its sender's identity and the number of frames that follow
+the first one, or `TOGETHER`: then a datagram has several small messages, as msgpack.
 
-Control: three letters, the version's byte, the receiver's identity, and msgpack of the sender's
-address and what it says, which is one of the classes below.
+A control message is three letters, the version's byte, and msgpack of the receiver's identity, the
+sender's, and one of the classes below.
 """
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Mapping
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 from msgspec.msgpack import Decoder
 
 from hetero.devices.errors import BlobError
 from hetero.scheduler.formats.unpack import refuse, unpack
 
-PREFIX: Final = struct.Struct("<8s8sQi")
-MARK_NUMBER: Final = struct.Struct("<Q")
-MARK: Final = -(2**31)
-GONE: Final = MARK + 1
-TOGETHER: Final = MARK + 2
+#: Padded, so that what follows it is aligned.
+PREFIX: Final = struct.Struct("<8s8si12x")
+TOGETHER: Final = -1
 #: Raised whenever the form of control messages changes; other versions are refused by name.
-VERSION: Final = 6
+VERSION: Final = 7
 #: No control message is longer.
 MOST_CONTROL_NBYTES: Final = 64 * 1024
 _START: Final = b"HTC" + bytes([VERSION])
-#: What a party says of how it is has no more bytes, and no more numbers.
+#: A status has no more bytes, and no more numbers.
 _MOST_STATUS_NBYTES: Final = 8 * 1024
 _MOST_STATUS: Final = 64
 
 
-class Said(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What a control message says."""
+class ControlMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A control message."""
 
 
-class Beat(Said, tag=0):
-    """The sender is there.
+class StatusRequest(ControlMessage, tag=0):
+    """A request for a `Status`, with the sender's clock."""
 
-    Parties of one node, and those that hear of each other by relays, beat only as they meet, and
-    while they have links to say something of.
+    clock_s: float
 
-    `far`, `near`: its links; `came`: up to which all came on the receiver's far link.
-    `clock_s`: its clock; `echo_s`, `held_s`: the receiver's at its last beat, and seconds since.
-    `status`: as `packed_status` returns it.
-    `is_owed`: whether to answer.
+
+class Status(ControlMessage, tag=1):
+    """The reply to a `StatusRequest`.
+
+    `echo_s`: the clock of the request; `clock_s`: the sender's own.
+    `lost`: identity -> how many messages the sender has lost so far, from its party and to it.
+    `values`: numbers by name.
     """
 
-    far: bytes
-    near: bytes
-    came: int
+    echo_s: float
     clock_s: float
-    echo_s: float | None
-    held_s: float
-    status: bytes
-    is_owed: bool
+    lost: dict[bytes, int]
+    values: dict[str, float]
 
 
-class Drop(Said, tag=1):
-    """Nobody waits for requests any more, each a message in an envelope."""
+class Drop(ControlMessage, tag=2):
+    """Requests that nobody waits for any more, each a message in an envelope."""
 
     requests: list[bytes]
 
 
-class Leave(Said, tag=2):
-    """The channel is closed; so many messages came on the receiver's links."""
-
-    counts: dict[bytes, int]
+class Leave(ControlMessage, tag=3):
+    """The end of the sender's channel."""
 
 
-class Lost(Said, tag=3):
-    """Messages on a link did not come, or came damaged."""
-
-    link: bytes
-    first: int
-    last: int
-    why: str
+_Identity = Annotated[bytes, Meta(min_length=8, max_length=8)]
+_READ: Final = Decoder(tuple[_Identity, _Identity, StatusRequest | Status | Drop | Leave])
 
 
-class Missed(Said, tag=4):
-    """Messages did not come before a mark did: send them again."""
-
-    link: bytes
-    mark: int
-    numbers: list[int]
+def pack_control(message: ControlMessage, receiver: bytes, sender: bytes) -> bytes:
+    """Return a control message as bytes."""
+    return _START + msgspec.msgpack.encode((receiver, sender, message))
 
 
-class Ask(Said, tag=5):
-    """Be our relay, for these addresses on the receiver's node besides earlier ones."""
+def read_control(data: bytes) -> tuple[bytes, bytes, ControlMessage]:
+    """Return the receiver's identity, the sender's, and the message.
 
-    addresses: list[str]
-
-
-class Row(NamedTuple):
-    """A party that another one hears: how long ago, its clock less that one's, its status.
-
-    `num_asked`: of how many it asks.
-    """
-
-    identity: bytes
-    age_s: float
-    round_s: float
-    offset_s: float
-    status: bytes
-    num_asked: int
-
-
-class Roll(Said, tag=6):
-    """The sender hears these parties."""
-
-    rows: list[Row]
-
-
-_READ: Final = Decoder(tuple[str, Beat | Drop | Leave | Lost | Missed | Ask | Roll])
-_STATUS: Final = Decoder(tuple[int, dict[str, float]])
-
-
-def control_message(said: Said, receiver: bytes, sender: str) -> bytes:
-    """Return a control message."""
-    return b"".join((_START, receiver, msgspec.msgpack.encode((sender, said))))
-
-
-def read_control(data: bytes, identity: bytes) -> tuple[str, Said]:
-    """Return the sender's address, and what it says to `identity`.
-
-    Raises BlobError: it is damaged, of another version, or for somebody else.
+    Raises BlobError: it is damaged, or of another version.
     """
     if len(data) > MOST_CONTROL_NBYTES:
         raise BlobError(f"control message of {len(data)} bytes.")
     if not data.startswith(_START):
         refuse(data[: len(_START)], _START, "control message")
-    if not data.startswith(identity, len(_START)):
-        raise BlobError("control message for another party.")
-    told = unpack(memoryview(data)[len(_START) + len(identity) :], _READ, "control message")
-    if isinstance(told[1], Beat):
-        unpacked_status(told[1].status)
-    return told
+    return unpack(memoryview(data)[len(_START) :], _READ, "control message")
 
 
-def packed_status(num_lost: int, status: Mapping[str, float]) -> bytes:
-    """Return how a party is: how many messages it has lost, and its status if that has room."""
-    packed = msgspec.msgpack.encode((num_lost, status))
-    return packed if len(packed) <= _MOST_STATUS_NBYTES else packed_status(num_lost, {})
-
-
-@functools.lru_cache(1024)
-def unpacked_status(packed: bytes) -> tuple[int, Mapping[str, float]]:
-    """Return what `packed_status` was given: mostly a party is as it was.
-
-    Raises BlobError: it was given nothing of the kind.
-    """
-    num_lost, status = unpack(packed, _STATUS, "status")
-    return num_lost, dict(islice(status.items(), _MOST_STATUS))
+def bounded_status(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers of a status that a control message has room for; else none."""
+    values = {name: float(value) for name, value in islice(values.items(), _MOST_STATUS)}
+    return values if len(msgspec.msgpack.encode(values)) <= _MOST_STATUS_NBYTES else {}

@@ -3,13 +3,15 @@
 Each process makes files in ``/dev/shm``, fills slots of them, and sends where they are; a reader
 maps a file once and keeps it. In a file::
 
-    one page      for each slot the generation, 8 bytes, that its last reader is done with
+    half a page   for each slot the generation, 8 bytes, that its last reader is done with
+    half a page   for each slot the generation, 8 bytes, that its last reader has taken
     the rest      slots of one size
 
 A slot is filled under its next generation, and free again when its reader, or its owner, has
 written that back: when the last array that views it is garbage. Readers that died write nothing;
-their slots are reclaimed once that is known. Owners unlink their files; what a dead one left is
-swept by others. Names hold the owner, as `owned_files` has it.
+their slots are reclaimed once that is known, and so are those that a closed channel has not taken.
+Owners unlink their files; what a dead one left is swept by others. Names hold the owner, as
+`owned_files` has it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from hetero.scheduler.processes.owned_files import Process, owned_name, remove_w
 FOLDER: Final = Path("/dev/shm")
 _PREFIX: Final = "hetero-"
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
-_MOST_SLOTS: Final = min(64, _PAGE // 8)
+#: Where in the first page, counted in generations, those begin that were taken.
+_TAKEN: Final = _PAGE // 16
+_MOST_SLOTS: Final = min(64, _TAKEN)
 #: A file holds as many slots as fit into so many bytes, and one at least.
 _FILE_NBYTES: Final = 8 * 2**20
 #: A pool takes this part of the folder's file system at most, and leaves that part of it free: what
@@ -63,14 +67,19 @@ class Slot:
     index: int
     data: np.ndarray
     generation: int = 0
+    #: Whose it is: a process, and the identity of its channel.
     reader: Process | None = None
-    #: Which message it went with, by link and number.
-    message: tuple[bytes, int] = (b"", 0)
+    channel: bytes = b""
 
     @property
     def is_free(self) -> bool:
         """Whether nobody reads it any more."""
-        return self.file.done[self.index] == self.generation
+        return self.file.generations[self.index] == self.generation
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether its reader has it."""
+        return self.file.generations[_TAKEN + self.index] == self.generation
 
     @property
     def place(self) -> Place:
@@ -80,7 +89,7 @@ class Slot:
 
     def free(self) -> None:
         """Let it be used again: nobody reads it, or ever will."""
-        self.file.done[self.index] = self.generation
+        self.file.generations[self.index] = self.generation
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +97,7 @@ class _File:
     owner: str
     number: int
     nbytes: int
-    done: memoryview
+    generations: memoryview
     slots: list[Slot] = field(default_factory=list)
     #: Whether a slot of it was filled since that was last looked at.
     is_used: bool = True
@@ -124,8 +133,8 @@ class SlotPool:
         """How large the files are now."""
         return sum(file.nbytes for files in self._files.values() for file in files)
 
-    def fill(self, contents: np.ndarray, reader: Process) -> Slot | None:
-        """Copy flat bytes to a slot for a reader; None if there is no slot."""
+    def fill(self, contents: np.ndarray, reader: Process, channel: bytes = b"") -> Slot | None:
+        """Copy flat bytes to a slot for a reader's channel; None if there is no slot."""
         # At most a quarter more, whole pages.
         step = max(_PAGE, 1 << max(0, contents.nbytes.bit_length() - 3))
         size = -(-contents.nbytes // step) * step
@@ -134,36 +143,28 @@ class SlotPool:
             if slot is None:
                 return None
             slot.generation += 1
-            slot.reader, slot.message = reader, (b"", 0)
+            slot.reader, slot.channel = reader, channel
         np.copyto(slot.data[: contents.nbytes], contents)
         return slot
 
-    def sent(self, slots: Iterable[tuple[Slot, int]], message: tuple[bytes, int] | None) -> None:
-        """Note with which message slots went, by the generation that they were filled under.
-
-        None: it did not go, so that they are free.
-        """
+    def take_back(self, slots: Iterable[tuple[Slot, int]]) -> None:
+        """Free slots that were not sent, by the generation that they were filled under."""
         with self._lock:
             for slot, generation in slots:
-                if slot.generation != generation:  # it has come back already
-                    continue
-                if message is None:
+                if slot.generation == generation:  # else it has come back already
                     slot.free()
-                else:
-                    slot.message = message
 
-    def free_undelivered(self, link: bytes, first: int, last: int) -> None:
-        """Free the slots of messages `first` to `last` on a link: nobody got them."""
+    def free_untaken(self, channel: bytes) -> None:
+        """Free the slots that a closed channel has not taken: it never will."""
         with self._lock:
-            for slot in self._taken():
-                of, number = slot.message
-                if of == link and first <= number <= last:
+            for slot in self._filled():
+                if slot.channel == channel and not slot.is_taken:
                     slot.free()
 
     def free_all_of(self, reader: Process) -> None:
         """Free the slots of a reader that is known to have ended, and remove its own files."""
         with self._lock:
-            for slot in self._taken():
+            for slot in self._filled():
                 if slot.reader == reader:
                     slot.free()
         sweep(FOLDER, _PREFIX)
@@ -178,7 +179,7 @@ class SlotPool:
             self._files.clear()
             self._most_nbytes = 0
 
-    def _taken(self) -> list[Slot]:
+    def _filled(self) -> list[Slot]:
         slots = (slot for files in self._files.values() for file in files for slot in file.slots)
         return [slot for slot in slots if not slot.is_free]
 
@@ -249,30 +250,35 @@ class SlotReader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: (owner, file number) -> what is done with, contents.
+        #: (owner, file number) -> generations, contents.
         self._mapped: dict[tuple[str, int], tuple[memoryview, memoryview]] = {}
+        self._closed = False
 
     def view(self, place: Any, nbytes: int) -> np.ndarray:
         """Return what is in a slot, without a copy; it is given back with the last view of it.
 
-        Raises BlobError: there is no such place, or it is no longer there.
+        Raises BlobError: there is no such place, it is no longer there, or this is closed.
         """
         try:
             owner, number, size, index, generation = msgspec.convert(place, Place)
         except ValueError as error:
             raise BlobError("message with a tensor in shared memory that is nowhere.") from error
-        done, memory = self._mapped.get((owner, number)) or self._map(owner, number)
+        generations, memory = self._mapped.get((owner, number)) or self._map(owner, number)
         start = index * size
-        if nbytes > size or start + size > memory.nbytes or index >= len(done):
+        if nbytes > size or start + size > memory.nbytes or index >= _MOST_SLOTS:
             raise BlobError(f"message with {nbytes} bytes in slot {index} of {size}: not there.")
+        with self._lock:  # once closed, what is not taken is the owner's again
+            if self._closed:
+                raise BlobError("message with a tensor in shared memory for a closed channel.")
+            generations[_TAKEN + index] = generation
         # All views have this very array as their base: its own is no array.
         flat = np.frombuffer(memory[start : start + nbytes], np.uint8)
-        weakref.finalize(flat, done.__setitem__, index, generation).atexit = False
+        weakref.finalize(flat, generations.__setitem__, index, generation).atexit = False
         return flat
 
     def forget(self, process: Process) -> None:
         """Unmap what a process owned that has ended; arrays that view it keep it."""
-        owned = f"-{process.number}-{process.started}-"
+        owned = f"-{process.number}-{process.start}-"
         with self._lock:
             for key in [key for key in self._mapped if owned in key[0]]:
                 del self._mapped[key]
@@ -285,8 +291,9 @@ class SlotReader:
                     del self._mapped[key]
 
     def close(self) -> None:
-        """Unmap all that no array views."""
+        """Unmap all that no array views, and take no more."""
         with self._lock:
+            self._closed = True
             self._mapped.clear()
 
     def _map(self, owner: str, number: int) -> tuple[memoryview, memoryview]:
@@ -312,9 +319,9 @@ def _mapped(path: Path) -> tuple[memoryview, memoryview]:
         status = os.fstat(descriptor)
         if status.st_uid != os.getuid() or status.st_size <= _PAGE:
             raise ValueError(f"{path} is none of ours")
-        done = memoryview(mmap.mmap(descriptor, _PAGE)).cast("Q")
+        generations = memoryview(mmap.mmap(descriptor, _PAGE)).cast("Q")
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         rest = mmap.mmap(descriptor, status.st_size - _PAGE, flags, mmap.PROT_READ, offset=_PAGE)
-        return done, memoryview(rest)
+        return generations, memoryview(rest)
     finally:
         os.close(descriptor)

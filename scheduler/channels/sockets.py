@@ -1,8 +1,4 @@
-"""The sockets of a direct channel: where they are, how they are secured, their limits.
-
-Control messages have sockets of their own, one for this node's parties, one to all others and one
-from them, so that no tensor holds up what is said there.
-"""
+"""The sockets of a direct channel: where they are, how they are secured, their limits."""
 
 from __future__ import annotations
 
@@ -11,19 +7,15 @@ import functools
 import logging
 import os
 import resource
-import socket
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import zmq
 from zmq.utils import z85
 
 from hetero.devices.errors import ClusterError
-from hetero.scheduler.channels.direct_address import Endpoint
-from hetero.scheduler.channels.protocol import MOST_CONTROL_NBYTES
 from hetero.scheduler.processes.owned_files import is_private, owned_name, sweep
 from hetero.scheduler.processes.threads import start_thread
 
@@ -49,11 +41,6 @@ MOST_FRAME_NBYTES: Final = 2**32
 _DESCRIPTORS: Final = 24
 _THREADS: Final = 4
 
-#: Messages that wait for a party that does not read: beats are of no use once there are later ones.
-_MOST_WAITING: Final = 8
-_MOST_UNREAD: Final = 10_000
-#: How long the last messages may take.
-_FAREWELL_MS: Final = 100
 
 Socket = zmq.Socket[bytes]
 
@@ -143,103 +130,37 @@ class Sockets:
         return made
 
 
-class ControlSockets:
-    """The sockets of control messages: sends from any thread; receives in one."""
+class Wakeup:
+    """A descriptor that a thread polls, and others make readable."""
 
-    def __init__(self, sockets: Sockets, path: str, host: str | None) -> None:
-        self._sockets = sockets
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._path = path
-        self._in: Socket | None = None
-        self.port = 0
-        if host is not None:
-            self._in, self.port = sockets.listen(
-                zmq.DEALER,
-                tcp_url(host),
-                secured=True,
-                most_nbytes=MOST_CONTROL_NBYTES,
-                most_unread=_MOST_UNREAD,
-            )
-        self._out: Socket | None = None
-        self._connected: set[bytes] = set()
-        self._closed = False
-        self._near = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._near.bind(path)
+        self._descriptor: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def register(self, poller: zmq.Poller) -> None:
-        """Have a poller find what can be received."""
-        for found in (self._near, self._in, self._sockets.gate):
-            if found is not None:
-                poller.register(found, zmq.POLLIN)
+    def fileno(self) -> int:
+        """Return the descriptor; -1 once closed."""
+        return -1 if self._descriptor is None else self._descriptor
 
-    def drain(self) -> Iterator[bytes]:
-        """Yield what has come; answer who asks whether it may connect."""
+    def set(self) -> None:
+        """Make it readable; after `close` do nothing."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        """Make it unreadable."""
         with contextlib.suppress(BlockingIOError):
-            while True:
-                yield self._near.recv(MOST_CONTROL_NBYTES + 1)
-        with contextlib.suppress(zmq.Again):
-            while self._in is not None:
-                yield self._in.recv_multipart(zmq.DONTWAIT)[-1]
-        gate = self._sockets.gate
-        while gate is not None and gate.poll(0):
-            self._sockets.admit()
+            os.eventfd_read(self.fileno())
 
-    def send(self, endpoint: Endpoint, data: bytes) -> bool:
-        """Send a message; False: there is no room now. Where nobody is there it is dropped."""
-        if endpoint.is_near:
-            try:
-                self._near.sendto(data, endpoint.control_path)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                _log.debug("no control message to %s: %s", endpoint, error)
-            return True
-        with self._lock:
-            if self._closed:
-                return True
-            try:
-                self._to(endpoint).send_multipart((_route(endpoint), data), zmq.DONTWAIT)
-            except zmq.Again:
-                return False
-            except zmq.ZMQError as error:
-                _log.debug("no control message to %s: %s", endpoint, error)
-        return True
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """End what leads to a party."""
-        with self._lock:
-            if self._out is not None and not self._closed and endpoint.identity in self._connected:
-                self._connected.discard(endpoint.identity)
-                with contextlib.suppress(zmq.ZMQError):
-                    self._out.disconnect(endpoint.control_url)
-
-    def wake(self) -> None:
-        """Make who polls see something: an empty message."""
-        with contextlib.suppress(OSError):  # full: there is something to see
-            self._near.sendto(b"", self._path)
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Receive nothing more, and send nothing but what was sent."""
-        self._near.close()
+        """Close the descriptor."""
         with self._lock:
-            self._closed = True
-            for found in (self._in, self._sockets.gate):
-                if found is not None:
-                    found.close()
-            if self._out is not None:
-                self._out.close(_FAREWELL_MS)
-
-    def _to(self, endpoint: Endpoint) -> Socket:
-        if self._out is None:
-            self._out = self._sockets.socket(zmq.ROUTER)
-            self._out.router_mandatory = True  # else it drops what finds no room, and is silent
-            self._out.sndhwm = _MOST_WAITING
-        if endpoint.identity not in self._connected:
-            options: Any = self._out
-            options.connect_routing_id = _route(endpoint)
-            self._sockets.connect(self._out, endpoint.control_url, endpoint.key)
-            self._connected.add(endpoint.identity)
-        return self._out
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
 
 
 def check_room() -> None:
@@ -268,10 +189,6 @@ def check_room() -> None:
 def tcp_url(host: str) -> str:
     """Return where to listen for other nodes: any port."""
     return f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
-
-
-def _route(endpoint: Endpoint) -> bytes:
-    return b"p" + endpoint.identity  # libzmq keeps those that begin with 0 for itself
 
 
 def new_secret() -> bytes:

@@ -223,7 +223,7 @@ class Deployment(ABC):
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
         with self._close_lock:  # who comes second waits for the first
-            if self.is_closed or not self._runner.home.is_here:
+            if self.is_closed or not self._runner.home.is_current:
                 return
             self.is_closed = True
             try:
@@ -324,7 +324,7 @@ class Deployment(ABC):
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
-        known = () if request.profile or request.keep else self.known.made
+        known = () if request.profile or request.resident_outputs else self.known.made
         is_used = memory.is_used
         for stage, names in self._firsts[request.route]:
             if stage.index in known:
@@ -354,7 +354,7 @@ class Deployment(ABC):
         """Return what stands for the outputs of an attempt that devices will keep."""
         found: dict[str, Value] = {}
         nbytes = past_nbytes(inputs) if request.restore_s else None
-        kept = {*request.keep, *request.keep_copies}
+        kept = {*request.resident_outputs, *request.resident_copies}
         for number in self.placement.routes[request.route].stages:
             stage = self.placement.stages[number]
             if names := kept.intersection(stage.outputs):
@@ -423,7 +423,7 @@ class Deployment(ABC):
         request, outputs = message.task.request, message.tensors
         memory = self._deployments.memory
         for run in message.runs:
-            if run.kept:  # what nobody holds is freed
+            if run.resident:  # what nobody holds is freed
                 stage, task = self.placement.stages[run.stage], Task(request, run.stage)
                 specs, address = kept_specs(stage.outputs, run), self._addresses[stage.device]
                 stay = memory.outputs(stage.device, address, task, specs, outputs)

@@ -73,7 +73,7 @@ class Deployments(Generic[D]):
     def told(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
         """Fail what waits for tensors of a lost device; requests sent again have asked for them."""
         is_lost = isinstance(event, events.DeviceLost) and not event.on_the_way
-        if is_lost or isinstance(event, events.DeviceGone):
+        if is_lost or isinstance(event, events.DeviceRemoved):
             self._lose_tensors(event.device)
 
     def _lose_tensors(self, device: str) -> None:

@@ -22,17 +22,17 @@ def failed(request: RequestRecord, error: BaseException) -> events.Fail:
     return events.Fail(request.id, error)
 
 
-def away_text(event: events.DeviceLost | events.DeviceGone) -> str:
+def away_text(event: events.DeviceLost | events.DeviceRemoved) -> str:
     """Return why a device is away."""
     return f"device {event.device} on node {event.node} is gone: {event.cause.rstrip('.')}"
 
 
 def lost_error(
-    request: RequestRecord, event: events.DeviceLost | events.DeviceGone
+    request: RequestRecord, event: events.DeviceLost | events.DeviceRemoved
 ) -> DeviceLostError:
     """Return the error of a request whose device is away."""
     todo = "A device whose node is alive is restarted: send the request again."
-    if isinstance(event, events.DeviceGone):
+    if isinstance(event, events.DeviceRemoved):
         todo = "It does not return, and no other route is left: compile the model again."
     return DeviceLostError(
         f"{request.where}: {away_text(event)}. {todo}",

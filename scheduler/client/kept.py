@@ -206,7 +206,7 @@ def kept_specs(outputs: Sequence[str], run: StageTiming) -> dict[str, tuple[str,
     Raises BlobError: the stage has no such outputs.
     """
     try:
-        return {outputs[i]: (kind, shape) for kind, shape, at in run.kept for i in at}
+        return {outputs[i]: (kind, shape) for kind, shape, at in run.resident for i in at}
     except IndexError as error:
         raise BlobError(f"{run} keeps outputs that its stage has not: {outputs}.") from error
 

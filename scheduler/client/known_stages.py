@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from hetero.devices.errors import InferenceError
-from hetero.devices.model.attributes import draws
+from hetero.devices.model.attributes import is_random
 from hetero.devices.model.model import Constant, Model
 from hetero.devices.plugin.program import Value
 from hetero.scheduler.channels.memory import read_only
@@ -46,7 +46,7 @@ class KnownStages:
         return (
             all(spec.name in given for spec in model.inputs)  # first: known before it is read
             and bool(model.nodes)
-            and all(node.domain in _KNOWN and not draws(node.proto) for node in model.nodes)
+            and all(node.domain in _KNOWN and not is_random(node.proto) for node in model.nodes)
         )
 
     def make(self, stage: int, make: Callable[[], Mapping[str, Value]]) -> None:

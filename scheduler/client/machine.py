@@ -178,7 +178,7 @@ class ClientMachine(Requests):
                 return (self._take_direct(event.request_id),)
             case events.TimePassed():
                 return self._take_due(event.now_s)
-            case events.DeviceLost() | events.DeviceGone():
+            case events.DeviceLost() | events.DeviceRemoved():
                 self._routes.lose(event)
             case events.DeviceReturned():
                 self._routes.regain(event.device, is_steady=event.is_steady)
@@ -439,7 +439,9 @@ class ClientMachine(Requests):
         request.num_failed += 1
         return self._end_attempt(request, event.now_s, event.error)
 
-    def _lose(self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone) -> _Next:
+    def _lose(
+        self, request: RequestRecord, event: events.DeviceLost | events.DeviceRemoved
+    ) -> _Next:
         if not self._routes.uses(request.route, event.device):
             return _S.RUNNING, []
         if isinstance(event, events.DeviceLost) and event.may_live:
@@ -467,7 +469,7 @@ class ClientMachine(Requests):
         return request.state, []
 
     def _wait_on(
-        self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone
+        self, request: RequestRecord, event: events.DeviceLost | events.DeviceRemoved
     ) -> _Next:
         """Go on waiting, or being parked, if what is waited for may come."""
         if self._routes.may_come(request.avoided):

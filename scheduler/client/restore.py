@@ -311,7 +311,7 @@ class Restorer:
             attempt=1,
             route=REPLAY,
             restore_s=1.0,
-            keep=keep,
+            resident_outputs=keep,
         )
         task = Task(request, number)
         bundles = [value.bundle for value in inputs.values() if type(value) is ResidentTensor]

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost
+from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved
 from hetero.scheduler.vocabulary.placement import Route
 
 
@@ -47,7 +47,7 @@ class Routes:
         #: By number.
         self.ways: list[_Way] = []
         #: Why a device is away, the first to go first.
-        self._away: dict[str, DeviceLost | DeviceGone] = {}
+        self._away: dict[str, DeviceLost | DeviceRemoved] = {}
         #: Devices that are back, and may soon be away again.
         self._unsteady: set[str] = set()
         #: Passes by one request of all live routes together.
@@ -65,7 +65,7 @@ class Routes:
         self.count = len(self.ways)
         self.lay_out()
 
-    def lose(self, event: DeviceLost | DeviceGone) -> None:
+    def lose(self, event: DeviceLost | DeviceRemoved) -> None:
         """Take note that a device is away."""
         self._away[event.device] = event
         self._unsteady.discard(event.device)
@@ -130,19 +130,19 @@ class Routes:
 
     def may_come(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has lost no device for good."""
-        gone = {d for d, event in self._away.items() if isinstance(event, DeviceGone)}
+        gone = {d for d, event in self._away.items() if isinstance(event, DeviceRemoved)}
         return any(
             number not in but and gone.isdisjoint(way.devices)
             for number, way in enumerate(self.ways)
         )
 
-    def why_away(self) -> DeviceLost | DeviceGone | None:
+    def why_away(self) -> DeviceLost | DeviceRemoved | None:
         """Return why no route is live: for good, if one is; None if one is live."""
         if self.live:
             return None
         needed = {device for way in self.ways for device in way.devices}
         causes = [event for device, event in self._away.items() if device in needed]
-        return next((e for e in causes if isinstance(e, DeviceGone)), causes[0])
+        return next((e for e in causes if isinstance(e, DeviceRemoved)), causes[0])
 
     def choose(self, but: Collection[int] = (), near: frozenset[str] = frozenset()) -> int | None:
         """Return the live route, none of `but`, to take next; None where there is none.

@@ -194,7 +194,9 @@ class RequestRunner:
             request.trace,
         )
         if limits.batching:
-            submitted.group, submitted.rows = (None, 0) if request.keep else rows_of(inputs)
+            submitted.group, submitted.rows = (
+                (None, 0) if request.resident_outputs else rows_of(inputs)
+            )
             if submitted.group is None:  # it goes alone, and waits for nobody
                 submitted.rows = limits.batching.size
         try:
@@ -247,7 +249,7 @@ class RequestRunner:
         request_id = run.request_id
         call = self._calls[request_id] = Submission(self, request_id, inputs, run.request)
         call.is_granted = True
-        call.attempt = run.request.admitted(self._deployment, request_id, 1, run.route)
+        call.attempt = run.request.for_attempt(self._deployment, request_id, 1, run.route)
         if not run.is_counted:
             self._in_flight.begin_direct(run)
         self.handle(events.Adopted(self.now_s(), request_id, outputs, stage_runs))
@@ -342,7 +344,7 @@ class RequestRunner:
         number = instruction.request_id
         if isinstance(instruction, events.StartAttempt):
             call = self._calls[number]
-            started = call.request.admitted(
+            started = call.request.for_attempt(
                 self._deployment, number, instruction.attempt, instruction.route
             )
             if instruction.joined:

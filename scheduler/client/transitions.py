@@ -56,10 +56,10 @@ _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S |
     ([_S.JOINING, _S.RUNNING, _S.HELD], [ev.TimePassed], "_fall_due", [_S.EXPIRED, None]),
     ([_S.PARKED], [ev.TimePassed], "_fall_due", [_S.EXPIRED, _S.JOINING, _S.RUNNING, None]),
     ([_S.WAITING, _S.JOINING], [ev.DeviceLost], "_wait_on", [_S.FAILED, None]),
-    ([_S.WAITING, _S.JOINING, _S.PARKED], [ev.DeviceGone], "_wait_on", [_S.FAILED, None]),
+    ([_S.WAITING, _S.JOINING, _S.PARKED], [ev.DeviceRemoved], "_wait_on", [_S.FAILED, None]),
     (
         [_S.RUNNING],
-        [ev.DeviceLost, ev.DeviceGone],
+        [ev.DeviceLost, ev.DeviceRemoved],
         "_lose",
         [_S.FAILED, _S.JOINING, _S.RUNNING, _S.PARKED],
     ),

@@ -165,7 +165,7 @@ class DeviceHost:
             compiled = self._stages.get(key) or self._stage(deployment, stage)
             context.profile = context.profile or compiled.profiles
             if left:
-                context.left = _positions(compiled.output_names, left)
+                context.resident_outputs = _positions(compiled.output_names, left)
             if given := self._given.get(key):
                 taken = iter(inputs)
                 names = [spec.name for spec in compiled.inputs]

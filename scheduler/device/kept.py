@@ -99,7 +99,7 @@ class KeptTensors:
         Raises DeviceMemoryError: there is no room.
         """
         request = task.request
-        names = {*request.keep, *request.keep_copies}
+        names = {*request.resident_outputs, *request.resident_copies}
         kept: dict[str, Value] = {}
         told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for position, (name, value) in enumerate(outputs.items()):
@@ -182,7 +182,7 @@ class KeptTensors:
 
     def free_attempt(self, request: Request) -> None:
         """Let go of the outputs of an attempt that nobody waits for, and of what waits for it."""
-        if request.keeps_something:
+        if request.has_resident_tensors:
             of_attempt = bundle_key(request, "")
             with self._lock:
                 keys = [key for key in self._held if key.startswith(of_attempt)]

@@ -233,7 +233,7 @@ class DeviceLoop:
         """Return the outputs of a run that nobody wants outside the device."""
         request, opened = run.task.request, run.stage.opened
         sends = opened.sends.get(request.route, ())
-        return left_outputs(self.address, sends, opened.outputs, request.keep)
+        return left_outputs(self.address, sends, opened.outputs, request.resident_outputs)
 
     def _send_left(self, address: str, message: Message) -> None:
         if not isinstance(message, Values):
@@ -281,10 +281,12 @@ class DeviceLoop:
         answered, told = outputs if request.route != REPLAY else {}, runs
         if len(opened.outputs) < len(answered):
             answered = {name: outputs[name] for name in opened.outputs}
-        if request.keep and (kept := self._kept.keep_outputs(opened.client, task, outputs)):
-            stay = {*request.keep}.difference(request.keep_copies)
+        if request.resident_outputs and (
+            kept := self._kept.keep_outputs(opened.client, task, outputs)
+        ):
+            stay = {*request.resident_outputs}.difference(request.resident_copies)
             answered = {name: value for name, value in answered.items() if name not in stay}
-            told = (*runs[:-1], runs[-1]._replace(kept=kept))
+            told = (*runs[:-1], runs[-1]._replace(resident=kept))
             if not answered:  # its client hears of it from the stages after this
                 runs = told
         if len(runs) > _CARRIED and sends:
@@ -296,12 +298,12 @@ class DeviceLoop:
                 tensors = {name: outputs[name] for name in names}
             values = _new(Values, (_new(Task, (request, stage)), tensors, runs))
             self._send(address, values)
-        if request.keep:
+        if request.resident_outputs:
             for message in self._kept.take_awaited(task):  # first: that is work for devices
                 self._kept.answer(message, self._send)
         if answered or not sends:
             self._channel.send(opened.client, _new(Outputs, (task, answered, told)))
-        if request.keeps_something and self._machine.is_dropped(request):
+        if request.has_resident_tensors and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was in the meantime
 
     def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:

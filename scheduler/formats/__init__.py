@@ -1,1 +1,1 @@
-"""Bytes: values on a wire, blobs in a file."""
+"""Serialisation: values in messages, compiled models in blobs."""

@@ -1,4 +1,4 @@
-"""Writing blobs: tensors become segments, equal ones once; the header comes last and goes first."""
+"""Writer of blobs: tensors become segments; equal tensors are stored once."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy as np
 import xxhash
 
 from hetero.scheduler.formats import blob_format as form
-from hetero.scheduler.formats.tensor_entries import packed_strings, raw
+from hetero.scheduler.formats.tensor_entries import pack_strings, raw_bytes
 
 
 class BlobWriter:
-    """Collects segments, equal ones once, and writes them behind a header."""
+    """Collects the segments of documents, and writes them after a header."""
 
     def __init__(self) -> None:
         self.contents: list[memoryview] = []
-        #: By length and checksum.
+        #: Length and checksum -> number of the segment.
         self._index: dict[tuple[int, bytes], int] = {}
 
     def document(self, value: Any) -> bytes:
-        """Return a document: tensors and long bytes become segments of this blob.
+        """Encode a document; tensors and long bytes become segments of this blob.
 
-        `value`: None, booleans, integers of 64 bits, floats, strings, bytes, arrays of any ONNX
+        `value`: None, booleans, 64-bit integers, floats, strings, bytes, arrays of any ONNX
             element type, and lists and maps (keys strings or integers) of these. Tuples become
             lists.
-        Raises TypeError for a value of another kind.
+        Raises TypeError: a value of another type.
         """
         data: bytes = msgpack.packb(self._tree(value))
         return data
 
     def write(self, file: BinaryIO, value: Any) -> int:
-        """Write the blob whose header is the document of `value`; return its length in bytes."""
-        beginning, table, nbytes = self.laid_out(value)
+        """Write a blob whose header is the document of `value`; return its length in bytes."""
+        beginning, table, nbytes = self.layout(value)
         file.write(beginning)
         position = len(beginning)
         for segment, contents in zip(table, self.contents, strict=True):
@@ -45,10 +45,10 @@ class BlobWriter:
         file.write(bytes(nbytes - position))
         return nbytes
 
-    def laid_out(self, value: Any) -> tuple[bytes, list[form.Segment], int]:
-        """Return the prefix and the header, where the segments lie, and the blob's length."""
+    def layout(self, value: Any) -> tuple[bytes, list[form.Segment], int]:
+        """Return prefix and header, the segment table, and the length of the blob."""
         document = self.document(value)
-        rows = bytes(len(self.contents) * form.SEGMENT_ROW.size)  # which have that length
+        rows = bytes(len(self.contents) * form.SEGMENT_ROW.size)  # the table has this length
         nbytes, table = self._table(form.PREFIX.size + len(msgpack.packb([rows, document])))
         rows = b"".join(form.SEGMENT_ROW.pack(*segment) for segment in table)
         header = msgpack.packb([rows, document])
@@ -88,20 +88,20 @@ class BlobWriter:
         if isinstance(value, list | tuple):
             return [self._tree(item) for item in value]
         if isinstance(value, Mapping):
-            if wrong := [key for key in value if not isinstance(key, str | int)]:
-                raise TypeError(f"a map's keys are strings or integers; got {wrong[0]!r}.")
+            if invalid := [key for key in value if not isinstance(key, str | int)]:
+                raise TypeError(f"expected map keys of str or int, got {invalid[0]!r}.")
             return {key: self._tree(item) for key, item in value.items()}
         raise TypeError(f"a {type(value).__name__} cannot be written to a blob.")
 
     def _tensor(self, array: np.ndarray) -> msgpack.ExtType:
         if array.dtype.kind in "OUS":
-            return msgpack.ExtType(form.STRINGS, packed_strings(array))
+            return msgpack.ExtType(form.STRINGS, pack_strings(array))
         number = form.NUMBER_OF.get(array.dtype.name)
         if number is None:
-            raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: ONNX has none.")
+            raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: not an ONNX type.")
         segment = -1
         if array.size:
-            segment = self._add(raw(array))
+            segment = self._add(raw_bytes(array))
         packed = form.TENSOR_ENTRY.pack(segment, number) + struct.pack(
             f"<{array.ndim}Q", *array.shape
         )

@@ -1,4 +1,4 @@
-"""Errors in messages: a class of the error tree by name, its message, its data and its cause."""
+"""Serialised errors: class name, message, data and cause."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hetero.scheduler.formats.value_tree import Place, check_nesting, tree_of
 _CLASSES: Final[dict[str, type[HeteroError]]] = {
     name: getattr(errors, name) for name in errors.__all__
 }
-#: Causes of causes that travel.
-_CAUSES: Final = 4
+#: Maximum length of a serialised chain of causes.
+_MAX_CAUSES: Final = 4
 
 
 class ErrorEntry(NamedTuple):
-    """An error; its data as trees."""
+    """A serialised error; its data are value trees."""
 
     name: str
     message: str
@@ -24,11 +24,11 @@ class ErrorEntry(NamedTuple):
     cause: ErrorEntry | None
 
 
-def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> ErrorEntry:
-    """Return an error's entry.
+def error_entry(error: BaseException, place: Place, causes: int = _MAX_CAUSES) -> ErrorEntry:
+    """Serialise an error.
 
-    One whose class is not of the tree travels as its nearest base, one that is not of ours at all
-    as an InferenceError. Data that are no values travel as what `repr` says.
+    A subclass of the error tree becomes its nearest base in the tree, and any other exception an
+    InferenceError. Data that cannot be serialised become their `repr`.
     """
     bases = ((base.__name__, base) for base in type(error).__mro__)
     name = next((name for name, base in bases if _CLASSES.get(name) is base), None)
@@ -43,16 +43,16 @@ def error_entry(error: BaseException, place: Place, causes: int = _CAUSES) -> Er
     return ErrorEntry(name, message, trees, below)
 
 
-def error_of(entry: ErrorEntry, causes: int = _CAUSES) -> HeteroError:
-    """Return the error of an entry.
+def error_of(entry: ErrorEntry, causes: int = _MAX_CAUSES) -> HeteroError:
+    """Deserialise an error.
 
-    Raises BlobError, LookupError, TypeError, ValueError: it is no error's.
+    Raises BlobError, LookupError, TypeError, ValueError: the entry is invalid.
     """
     check_nesting(entry.data)
     error = _CLASSES[entry.name](entry.message, **entry.data)
     if entry.cause is not None:
         if not causes:
-            raise BlobError("message with an error that has too many causes.")
+            raise BlobError("message with an error whose chain of causes is too long.")
         error.__cause__ = error_of(entry.cause, causes - 1)
     return error
 

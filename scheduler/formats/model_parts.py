@@ -1,4 +1,4 @@
-"""A model taken apart for travel: ONNX bytes without weights, and the weights as arrays."""
+"""Serialised models: ONNX bytes without weights, and the weights as arrays."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from hetero.scheduler.vocabulary.plan import pack_spec, unpack_spec
 
 
 class ModelParts(NamedTuple):
-    """A model's parts."""
+    """The parts of a model."""
 
     #: The model as ONNX without initializers.
     skeleton: bytes
     weights: Mapping[str, np.ndarray]
-    #: Nodes that stand for others, and for which.
+    #: Node -> names of the original nodes that it replaces.
     covers: Mapping[str, list[str]]
-    #: List of [name, type, shape or None]: types of the values in the model, where they are known.
+    #: List of [name, type, shape or None]: known types of values inside the model.
     specs: list[list[Any]]
-    #: List of list of [name, type, shape or None]: inputs and outputs; ONNX cannot write a port of
-    #: unknown type.
+    #: The inputs and the outputs, as lists of [name, type, shape or None]. ONNX cannot represent
+    #: ports of unknown type.
     ports: list[list[list[Any]]]
 
 
 def split_model(model: Model) -> ModelParts:
-    """Take a model apart; `join_model` makes an equal one."""
+    """Split a model into parts; `join_model` rebuilds an equal one."""
     names = dict.fromkeys(v for node in model.nodes for v in (*node.reads, *node.writes))
-    known = model.specs
+    specs = model.specs
     skeleton: bytes = model.replace(constants={}).to_proto().SerializeToString()
     return ModelParts(
         skeleton,
         {name: constant.array for name, constant in model.constants.items()},
         {n.name: list(n.covers) for n in model.nodes if n.covers != (n.name,)},
-        [pack_spec(known[name]) for name in names if name in known],
-        [[pack_spec(spec) for spec in specs] for specs in (model.inputs, model.outputs)],
+        [pack_spec(specs[name]) for name in names if name in specs],
+        [[pack_spec(port) for port in ports] for ports in (model.inputs, model.outputs)],
     )
 
 
@@ -50,7 +50,7 @@ def outline(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> ModelParts:
-    """Return the parts of a model of which only names and ports are given."""
+    """Return the parts of a model that has node names and ports only."""
     nodes = [onnx.NodeProto(name=node) for node in node_names]
     skeleton: bytes = onnx.ModelProto(
         graph=onnx.GraphProto(name=name, node=nodes)
@@ -60,9 +60,9 @@ def outline(
 
 
 def join_model(parts: ModelParts) -> Model:
-    """Make a model from its parts; the weights are used as they are, not copied.
+    """Rebuild a model from its parts; weights are not copied.
 
-    Raises BlobError if they are no parts of a model.
+    Raises BlobError: the parts are invalid.
     """
     proto = onnx.ModelProto()
     try:

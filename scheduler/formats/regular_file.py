@@ -1,4 +1,4 @@
-"""Files that a user names: regular ones of a bounded size, so that none stalls or fills memory."""
+"""Bounded reads of regular files, for paths that users name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 def open_regular(path: Path, *, follow_links: bool = True) -> io.FileIO:
     """Open a regular file for reading; a pipe would block, a device might never end.
 
-    Raises OSError: it cannot be opened, or is something else.
+    Raises OSError: it cannot be opened, or is not a regular file.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
@@ -22,14 +22,13 @@ def open_regular(path: Path, *, follow_links: bool = True) -> io.FileIO:
     return io.FileIO(descriptor)
 
 
-def read_regular(path: Path, most_nbytes: int = 2**28) -> bytes:
-    """Return a file's contents.
+def read_regular(path: Path, max_nbytes: int = 2**28) -> bytes:
+    """Return the contents of a file.
 
-    Raises OSError: it cannot be read, is no regular file, or is longer than `most_nbytes`.
+    Raises OSError: it cannot be read, is not a regular file, or is larger than `max_nbytes`.
     """
     with open_regular(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
-        if nbytes > most_nbytes:
-            what = f"{nbytes} bytes, more than the {most_nbytes} that are read"
-            raise OSError(errno.EFBIG, what, str(path))
-        return file.read(most_nbytes)
+        if nbytes > max_nbytes:
+            raise OSError(errno.EFBIG, f"{nbytes} bytes; expected at most {max_nbytes}", str(path))
+        return file.read(max_nbytes)

@@ -1,4 +1,4 @@
-"""What a device makes a stage from."""
+"""Sources of stages: the subgraph to compile, or an earlier export to import."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """What a device makes a stage from.
+    """The source of a stage.
 
-    `model`: the subgraph; with a payload its ports are enough.
-    `payload`: the device's own earlier export, imported instead of compiling. Where that fails, the
-        model is compiled after all, and a warning says so.
+    `model`: the subgraph; with a payload, only its ports are needed.
+    `payload`: an earlier export of the device, imported instead of compiling. If that fails, the
+        model is compiled, with a warning.
     `config`: properties for the compilation.
-    `stored`: the file that `payload` is in: a device of another process reads it from there, if its
-        node has it, and is sent the payload only if not.
+    `stored`: location of the payload in a file. A device of another process reads it from there
+        if its node has the file; otherwise the payload is sent.
     """
 
     model: Model
@@ -35,9 +35,9 @@ class StageSource:
 
 
 def check_sources(placement: Placement, sources: Sequence[StageSource]) -> None:
-    """Check that each stage's source has the stage's ports.
+    """Check that the source of each stage has the ports of the stage.
 
-    Raises PlanError, naming the stage and the difference.
+    Raises PlanError: names the stage and the difference.
     """
     name = placement.plan.name
     if len(sources) != len(placement.stages):
@@ -45,24 +45,24 @@ def check_sources(placement: Placement, sources: Sequence[StageSource]) -> None:
             f"plan of {name!r}: {len(placement.stages)} stages, {len(sources)} sources."
         )
     for stage, source in zip(placement.stages, sources, strict=True):
-        for kind, wanted, ports in (
+        for kind, expected, ports in (
             ("inputs", stage.inputs, source.model.inputs),
             ("outputs", stage.outputs, source.model.outputs),
         ):
-            got = tuple(port.name for port in ports)
-            if got != wanted:
+            names = tuple(port.name for port in ports)
+            if names != expected:
                 raise PlanError(
-                    f"plan of {name!r}: stage {stage.index} has {kind} {list(wanted)}, its "
-                    f"model {list(got)}; they must be the same, in the same order.",
+                    f"plan of {name!r}: stage {stage.index} has {kind} {list(expected)}, its "
+                    f"model {list(names)}; expected the same names in the same order.",
                     stage=stage.index,
                 )
 
 
-def import_failed(placement: Placement, stage: int, error: Exception) -> None:
-    """Say that a stage's payload was of no use, and that the stage is compiled instead."""
+def warn_of_failed_import(placement: Placement, stage: int, error: Exception) -> None:
+    """Log that a stage is compiled because its payload cannot be imported."""
     device = placement.stages[stage].device
     _log.warning(
-        "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
+        "model=%s stage=%d device=%s: import failed, the stage is compiled again: %s",
         placement.plan.name,
         stage,
         device,

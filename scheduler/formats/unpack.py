@@ -1,7 +1,7 @@
-"""Reading msgpack that others wrote: what is not of the wanted type is refused.
+"""Safe decoding of msgpack from other processes and files.
 
-msgspec makes room for what is there, not for what is claimed, and gives up on what is nested very
-deep: nothing has to be walked over first.
+msgspec allocates memory for the data that exist, not for lengths that the data claim, and limits
+the nesting depth. No validation is needed before decoding.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from hetero.devices.errors import BlobError
 T = TypeVar("T")
 
 
-def refuse(start: bytes, wanted: bytes, what: str) -> NoReturn:
-    """Raise BlobError for what starts otherwise than with the wanted letters and version's byte."""
-    if len(start) == len(wanted) and start[:-1] == wanted[:-1]:
+def refuse(start: bytes, expected: bytes, kind: str) -> NoReturn:
+    """Raise BlobError for data with another start.
+
+    `expected`: the magic letters, then one byte of the version.
+    `kind`: kind of the data, for the message.
+    """
+    if len(start) == len(expected) and start[:-1] == expected[:-1]:
         raise BlobError(
-            f"{what} of version {start[-1]}; this program reads version {wanted[-1]}. Run the same "
-            "version on every node."
+            f"{kind} of version {start[-1]}; expected version {expected[-1]}. Run the same version "
+            "of hetero on every node."
         )
-    raise BlobError(f"not a {what}: it starts with {start!r}.")
+    raise BlobError(f"not a {kind}: it starts with {start!r}, expected {expected[:-1]!r}.")
 
 
 def unpack(data: bytes | memoryview, decoder: Decoder[T], where: str) -> T:
-    """Return the value of msgpack; BlobError if it is damaged, or not what the decoder reads."""
+    """Decode msgpack; raise BlobError if it is damaged or of another type."""
     try:
         return decoder.decode(data)
-    except BlobError:  # of an extension
+    except BlobError:  # raised by the hook of an extension
         raise
     except (ValueError, TypeError, RecursionError) as error:
-        raise BlobError(f"{where}: damaged, or cut short: {error}") from error
+        raise BlobError(f"{where}: damaged or truncated: {error}") from error

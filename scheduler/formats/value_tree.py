@@ -1,9 +1,9 @@
-"""Values as trees that msgpack can hold, with the contents of tensors apart.
+"""Value trees: values as msgpack, with the contents of tensors stored separately.
 
-What msgpack has itself stands for itself; a tensor, a scalar of numpy's, strings and an integer of
-very many digits are extensions. A tensor's has msgpack of its element type, shape, place and, where
-it is not C's, the order of its axes in memory. What a place is, is up to whoever writes and reads:
-a frame, a slot of shared memory, the bytes themselves.
+Tensors, numpy scalars, tensors of strings and very large integers are msgpack extensions. The
+extension of a tensor holds its element type, shape, location and, if the memory is not in C order,
+the order of its axes. The caller defines locations: a frame of a message, a slot of shared memory,
+or the bytes themselves.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from msgspec.msgpack import Decoder, Ext, encode
 from hetero.devices.errors import BlobError
 from hetero.scheduler.formats.tensor_entries import (
     DTYPES,
-    frozen,
+    checked_shape,
     little_endian,
-    packed_strings,
-    shape_of,
-    strings_of,
+    pack_strings,
+    read_only,
+    unpack_strings,
 )
 
-#: Names of element types; byte orders other than the machine's are not in it.
+#: Native element type -> its name.
 _NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in DTYPES.items()}
 
-#: Puts the contents of a C-contiguous numeric array, maybe empty, somewhere; says where.
+#: Stores the contents of a C-contiguous numeric array, possibly empty; returns the location.
 Place = Callable[[np.ndarray], Any]
-#: Returns so many elements > 0 at a place, flat and read-only; BlobError where they are not there.
+#: Returns a number of elements, at least 1, at a location, flat and read-only; raises BlobError.
 Contents = Callable[[Any, np.dtype, int], np.ndarray]
 
-#: Values inside values.
-_DEPTH: Final = 32
+#: Maximum nesting depth of values.
+_MAX_DEPTH: Final = 32
 
-#: Types of extensions.
+#: Types of msgpack extensions.
 _TENSOR, _SCALAR, _STRINGS, _INTEGER = range(4)
 
 
@@ -53,14 +53,15 @@ _READ_INTEGER: Final = Decoder(Annotated[str, Meta(max_length=4096)])
 
 
 def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
-    """Return the tree of a value that lies `depth` values deep.
+    """Encode a value as a tree.
 
-    Raises TypeError: it is no value of ONNX; BlobError: it is nested too deep.
+    `depth`: nesting depth of the value.
+    Raises TypeError: it is not an ONNX value; BlobError: it is nested too deep.
     """
     if isinstance(value, np.ndarray):
         return _tensor_tree(_TENSOR, value, place)
-    if depth > _DEPTH:
-        raise BlobError(f"a value nested deeper than {_DEPTH} cannot be sent.")
+    if depth > _MAX_DEPTH:
+        raise BlobError(f"a value nested deeper than {_MAX_DEPTH} levels cannot be sent.")
     if isinstance(value, np.generic) and not isinstance(value, str | bytes):
         return _tensor_tree(_SCALAR, np.asarray(value), place)
     if value is None or isinstance(value, bool | float | str | bytes):
@@ -74,38 +75,38 @@ def tree_of(value: Any, place: Place, depth: int = 0) -> Any:
         trees: dict[str | int, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str | int | np.integer):
-                raise TypeError(f"a map's keys are strings or integers; got {key!r}.")
+                raise TypeError(f"expected map keys of str or int, got {key!r}.")
             plain = str(key) if isinstance(key, str) else int(key)
             trees[plain] = tree_of(item, place, depth + 1)
         return trees
-    raise TypeError(f"a {type(value).__name__} cannot be sent: it is no value of ONNX.")
+    raise TypeError(f"a {type(value).__name__} cannot be sent: it is not an ONNX value.")
 
 
 def _tensor_tree(tag: int, array: np.ndarray, place: Place) -> Ext:
     name = _NAMES.get(array.dtype)
-    if name is not None and array.flags.c_contiguous:  # most by far
+    if name is not None and array.flags.c_contiguous:  # the common case
         return Ext(tag, encode((name, array.shape, place(array), ())))
     if array.dtype.kind in "OUS":
-        return Ext(_STRINGS, packed_strings(array))
+        return Ext(_STRINGS, pack_strings(array))
     array = little_endian(array)
     name = _NAMES.get(array.dtype)
     if name is None:
-        raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: ONNX has none.")
+        raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: not an ONNX type.")
     order = _axis_order(array)
-    placed = place(np.ascontiguousarray(array.transpose(order) if order else array))
-    return Ext(tag, encode(_Tensor(name, array.shape, placed, order)))
+    location = place(np.ascontiguousarray(array.transpose(order) if order else array))
+    return Ext(tag, encode(_Tensor(name, array.shape, location, order)))
 
 
 def _axis_order(array: np.ndarray) -> tuple[int, ...]:
-    """Return an array's axes by their steps in memory, longest first; empty for C's own order.
+    """Return the axes of an array by descending stride; empty for C order.
 
-    BLAS and numpy's reductions add in the order in which memory lies: a tensor that arrived in
-    another one would give other last bits than in a model that is not cut.
+    BLAS and numpy add in memory order. A tensor that arrived in another order would give different
+    last bits than in a model that is not split.
     """
     if array.ndim < 2 or array.flags.c_contiguous or not array.size:
         return ()
     steps = array.strides
-    # An axis of one element takes no steps; in front it is out of the others' way.
+    # The stride of an axis with one element has no meaning; such axes come first.
     axes = sorted(
         range(array.ndim),
         key=lambda i: abs(steps[i]) if array.shape[i] > 1 else 2**63,
@@ -116,15 +117,15 @@ def _axis_order(array: np.ndarray) -> tuple[int, ...]:
 
 
 def check_nesting(value: Any, depth: int = 0) -> None:
-    """Check the lists and maps of a value that was read.
+    """Check the nesting depth and the map keys of a value that was read.
 
-    Raises BlobError: it is nested too deep, or has a map with other keys than values have.
+    Raises BlobError: it is nested too deep, or a map key is neither str nor int.
     """
-    if depth > _DEPTH + 1:
-        raise BlobError(f"message nested deeper than {_DEPTH}.")
+    if depth > _MAX_DEPTH + 1:
+        raise BlobError(f"message nested deeper than {_MAX_DEPTH} levels.")
     if isinstance(value, dict):
-        if wrong := [key for key in value if type(key) not in (str, int)]:
-            raise BlobError(f"message with a map key {wrong[0]!r}.")
+        if invalid := [key for key in value if type(key) not in (str, int)]:
+            raise BlobError(f"message with a map key {invalid[0]!r}; expected str or int.")
         value = value.values()
     elif not isinstance(value, list):
         return
@@ -132,13 +133,13 @@ def check_nesting(value: Any, depth: int = 0) -> None:
         check_nesting(item, depth + 1)
 
 
-def extended(tag: int, data: memoryview, contents: Contents) -> Any:
-    """Return the value of an extension, trusting nothing in it.
+def decode_extension(tag: int, data: memoryview, contents: Contents) -> Any:
+    """Decode an extension and validate everything in it.
 
-    Raises BlobError, TypeError, ValueError: it is that of no value.
+    Raises BlobError, TypeError, ValueError: it is invalid.
     """
     if tag == _STRINGS:
-        return strings_of(data, "message")
+        return unpack_strings(data, "message")
     if tag == _INTEGER:
         return int(_READ_INTEGER.decode(data))
     if tag not in (_TENSOR, _SCALAR):
@@ -154,19 +155,19 @@ def extended(tag: int, data: memoryview, contents: Contents) -> Any:
 def _tensor(entry: _Tensor, contents: Contents) -> np.ndarray:
     name, sizes, place, order = entry
     dtype = DTYPES.get(name)
-    if type(place) is bytes and dtype is not None and not order:  # most by far
+    if type(place) is bytes and dtype is not None and not order:  # the common case
         tensor: np.ndarray = np.ndarray(sizes, dtype, place)
         if tensor.nbytes == len(place):
             return tensor
-    shape = shape_of(sizes, "message")
+    shape = checked_shape(sizes, "message")
     if dtype is None:
         raise BlobError(f"message with a tensor of type {name!r}.")
     count = math.prod(shape)
     if not count:
-        return frozen(np.empty(shape, dtype))
+        return read_only(np.empty(shape, dtype))
     flat = contents(place, dtype, count)
     if not order:
         return flat.reshape(shape)
     if sorted(order) != list(range(len(shape))):
-        raise BlobError(f"message with a tensor {shape} whose axes lie as {order!r}.")
+        raise BlobError(f"message with a tensor {shape} and an invalid axis order {order!r}.")
     return flat.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))

@@ -1,15 +1,15 @@
-"""Blobs without weights: all of a blob but the tensors of a model that its reader has as well.
+"""Weightless blobs: blobs without the tensors that the original model file contains.
 
 ::
 
     0   8   magic "HETEROW" and a line feed
-    8   8   length of the blob's beginning, little-endian
-    16  …   the blob's beginning: prefix and header
-    …   …   a byte for each segment: 1 where its contents are here
-    …   …   the contents that are here
+    8   8   length of the blob's prefix and header, little-endian
+    16  …   prefix and header of the blob
+    …   …   a byte for each segment: 1 if its contents are included
+    …   …   the included contents
 
-What is left out is found among the model's tensors by its length and checksum. Put together again
-the blob is what the whole one is, byte by byte, and is read and verified as that.
+Omitted segments are found among the model's tensors by length and checksum. The restored blob is
+equal to the complete one, byte by byte, and is read and verified like it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hetero.devices.errors import BlobError
 from hetero.scheduler.formats import blob_format as form
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.blob_writer import BlobWriter
-from hetero.scheduler.formats.tensor_entries import raw
+from hetero.scheduler.formats.tensor_entries import raw_bytes
 
 MAGIC: Final = b"HETEROW\n"
 _START: Final = struct.Struct("<8sQ")
-#: Tensors of fewer bytes stay in the blob: those that preprocessing adds are in no file.
-SMALLEST_NBYTES: Final = 1024
+#: Smaller tensors stay in the blob, because preprocessing adds some that are in no model file.
+MIN_OMITTED_NBYTES: Final = 1024
 
 Source = str | Path | bytes | bytearray | memoryview
 
@@ -40,20 +40,23 @@ Source = str | Path | bytes | bytearray | memoryview
 def write_without(
     weights: Iterable[np.ndarray], writer: BlobWriter, file: BinaryIO, value: Any
 ) -> int:
-    """Write what `writer.write` would, without segments that hold `weights`; return its length."""
-    beginning, segments, _ = writer.laid_out(value)
-    left_out = _by_contents(weights).keys()
-    here = [(s.nbytes, s.checksum) not in left_out for s in segments]
-    head = _START.pack(MAGIC, len(beginning)) + beginning + bytes(here)
+    """Write a weightless blob, which omits segments with the contents of `weights`.
+
+    Returns its length in bytes.
+    """
+    beginning, segments, _ = writer.layout(value)
+    omitted = _by_contents(weights).keys()
+    is_included = [(s.nbytes, s.checksum) not in omitted for s in segments]
+    head = _START.pack(MAGIC, len(beginning)) + beginning + bytes(is_included)
     file.write(head)
-    kept = [part for part, is_here in zip(writer.contents, here, strict=True) if is_here]
-    for part in kept:
+    parts = [part for part, included in zip(writer.contents, is_included, strict=True) if included]
+    for part in parts:
         file.write(part)
-    return len(head) + sum(part.nbytes for part in kept)
+    return len(head) + sum(part.nbytes for part in parts)
 
 
 def is_weightless(source: Source) -> bool:
-    """Whether a source begins as a blob without weights; what is no file does not."""
+    """Whether a source is a weightless blob; False for a missing file."""
     if not isinstance(source, str | Path):
         return bytes(source[: len(MAGIC)]) == MAGIC
     path = Path(source)
@@ -64,64 +67,65 @@ def is_weightless(source: Source) -> bool:
 
 
 def restore(source: Source, weights: Iterable[np.ndarray]) -> memoryview:
-    """Return the whole blob of one without weights.
+    """Return the complete blob of a weightless one.
 
-    Raises BlobError: it is damaged, or `weights` are not all that it was written without.
+    Raises BlobError: it is damaged, or `weights` lack some of the omitted tensors.
     """
     where, data = _data(source)
-    whole, segments, rest = _opened(where, data)
-    here, rest = rest[: len(segments)], rest[len(segments) :]
-    found = _by_contents(weights)
-    inside = sum(it.nbytes for it, is_here in zip(segments, here, strict=False) if is_here)
-    absent = [it[1:] for it, is_here in zip(segments, here, strict=False) if not is_here]
+    blob, segments, rest = _open(where, data)
+    is_included, rest = rest[: len(segments)], rest[len(segments) :]
+    tensors = _by_contents(weights)
+    pairs = list(zip(segments, is_included, strict=False))
+    included_nbytes = sum(segment.nbytes for segment, included in pairs if included)
+    omitted = [segment[1:] for segment, included in pairs if not included]
     if (
-        len(here) != len(segments)
-        or inside != len(rest)
-        or len({*absent}) != len(absent)  # equal segments are written once
+        len(is_included) != len(segments)
+        or included_nbytes != len(rest)
+        or len({*omitted}) != len(omitted)  # equal segments are written once
     ):
-        raise BlobError(f"{where}: it is cut or damaged.")
-    if missing := sum(key[0] for key in absent if key not in found):
+        raise BlobError(f"{where}: truncated or damaged.")
+    if missing := sum(key[0] for key in omitted if key not in tensors):
         raise BlobError(
-            f"{where}: the model that was given for its weights has not got {missing} bytes of "
-            "them; give the one that was compiled."
+            f"{where}: the model lacks {missing} bytes of the omitted weights; pass the model that "
+            "was compiled."
         )
-    for segment, is_here in zip(segments, here, strict=True):
-        part = rest[: segment.nbytes] if is_here else found[segment[1:]]
-        whole[segment.offset : segment.offset + segment.nbytes] = part
-        rest = rest[segment.nbytes :] if is_here else rest
-    return whole
+    for segment, included in pairs:
+        part = rest[: segment.nbytes] if included else tensors[segment[1:]]
+        blob[segment.offset : segment.offset + segment.nbytes] = part
+        rest = rest[segment.nbytes :] if included else rest
+    return blob
 
 
 def outline(source: Source) -> memoryview:
-    """Return the whole blob of one without weights, with zeros for all but its header.
+    """Return the complete blob of a weightless one, with zeros instead of its segments.
 
     Raises BlobError: it is damaged.
     """
-    return _opened(*_data(source))[0]
+    return _open(*_data(source))[0]
 
 
 def _data(source: Source) -> tuple[str, memoryview]:
-    """Return what errors call a blob, and its bytes."""
+    """Return the name of a blob for errors, and its bytes."""
     if isinstance(source, str | Path):
         return f"blob {source}", memoryview(Path(source).read_bytes())
     return "blob", memoryview(source).cast("B")
 
 
-def _opened(where: str, data: memoryview) -> tuple[memoryview, Sequence[form.Segment], memoryview]:
-    """Return the whole blob with its beginning alone, its segments, and what follows it here."""
+def _open(where: str, data: memoryview) -> tuple[memoryview, Sequence[form.Segment], memoryview]:
+    """Return the blob with empty segments, the segment table, and the rest of the data."""
     try:
         _, length = _START.unpack_from(data)
         beginning, rest = data[_START.size :][:length], data[_START.size :][length:]
-        # Zeros take no memory.
-        whole = memoryview(mmap.mmap(-1, form.PREFIX.unpack_from(beginning)[4]))
-        whole[:length] = beginning
+        # An anonymous mapping takes memory only for pages that are written.
+        blob = memoryview(mmap.mmap(-1, form.PREFIX.unpack_from(beginning)[4]))
+        blob[:length] = beginning
     except (OSError, ValueError, OverflowError, struct.error) as error:
-        raise BlobError(f"{where}: it is cut or damaged.") from error
-    return whole, BlobFile(whole).segments, rest
+        raise BlobError(f"{where}: truncated or damaged.") from error
+    return blob, BlobFile(blob).segments, rest
 
 
 def _by_contents(weights: Iterable[np.ndarray]) -> dict[tuple[int, bytes], memoryview]:
-    """Return the bytes of large tensors by their length and checksum."""
+    """Return the bytes of large tensors, by length and checksum."""
     numbers = (array for array in weights if array.dtype.kind not in "OUS")
-    large = (raw(array) for array in numbers if array.nbytes >= SMALLEST_NBYTES)
+    large = (raw_bytes(array) for array in numbers if array.nbytes >= MIN_OMITTED_NBYTES)
     return {(part.nbytes, xxhash.xxh3_128_digest(part)): part for part in large}

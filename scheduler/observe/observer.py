@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from hetero.devices.request.response import StageTiming
-from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
+from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, DeviceReturned
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.record import RequestRecord
 
 #: What became of a device.
-DeviceEvent = DeviceLost | DeviceGone | DeviceReturned
+DeviceEvent = DeviceLost | DeviceRemoved | DeviceReturned
 
 
 class ObservedRequest(NamedTuple):

@@ -1,1 +1,1 @@
-"""Processes: forks, files that go with their owner, and an end that skips what nobody needs."""
+"""Processes and threads: forks, files owned by a process, process exit."""

@@ -1,4 +1,4 @@
-"""The process that an executor or a deployment lives in: a fork has none of its threads."""
+"""Detection of forks: executors and deployments work only in the process that made them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from hetero.devices.errors import UnsupportedOperationError
 
 
 class HomeProcess:
-    """The process that this object was made in."""
+    """The process in which this object was made."""
 
     def __init__(self) -> None:
         self._id = os.getpid()
 
     @property
-    def is_here(self) -> bool:
-        """Whether this is that process, not a fork of it."""
+    def is_current(self) -> bool:
+        """Whether this is that process, and not a fork of it."""
         return os.getpid() == self._id
 
-    def require(self, what: str) -> None:
-        """Raise in a fork.
+    def require(self, subject: str) -> None:
+        """Raise UnsupportedOperationError in a fork.
 
-        Raises UnsupportedOperationError, naming both processes and what to do.
+        `subject`: the object that was used, for the message.
         """
         if os.getpid() != self._id:
             raise UnsupportedOperationError(
-                f"{what}: made in process {self._id}, of which this one, {os.getpid()}, is a fork; "
-                "devices do not live on in it. Make a Core and compile the model here, or start "
-                "processes with multiprocessing's 'spawn'."
+                f"{subject}: made in process {self._id}, and used in its fork {os.getpid()}, which "
+                "has none of its threads. Make a Core and compile the model in this process, or "
+                "start processes with the multiprocessing method 'spawn'."
             )

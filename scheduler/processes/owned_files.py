@@ -1,4 +1,4 @@
-"""Files whose names say which process owns them, so that others may remove those of dead ones."""
+"""Files with the owning process in their name, so that others can remove those of dead owners."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import NamedTuple
 
 
 def process_start(process: int) -> str:
-    """Return when a process started, in the kernel's ticks; empty for one that is gone.
+    """Return the start time of a process in clock ticks; an empty string if it has ended.
 
-    Raises OSError: it cannot be asked, as where this process has too many files open.
+    Raises OSError: it cannot be read, for example because too many files are open.
     """
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    # The 3rd field of the whole line comes first here; the 22nd is the start. Z: only a number.
+    # These are the fields from the 3rd, the state, on; the 22nd is the start time. Z is a zombie.
     return "" if fields[0] == "Z" else fields[19]
 
 
 class Process(NamedTuple):
-    """A process, by its number and `process_start`."""
+    """A process, identified by its id and start time."""
 
     number: int
-    started: str
+    start: str
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended; asked on its own node only."""
+        """Whether it has ended; only valid on its own node."""
         try:
-            return process_start(self.number) != self.started
-        except OSError:  # nobody knows
+            return process_start(self.number) != self.start
+        except OSError:  # unknown
             return False
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is there and stopped, by a signal or a debugger."""
+        """Whether it exists and is stopped, by a signal or a debugger."""
         try:
             state = Path(f"/proc/{self.number}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -49,34 +49,36 @@ class Process(NamedTuple):
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a path is a folder, and no link, that nobody but this user can open."""
+    """Whether a path is a folder, not a link, that only this user can open."""
     status = folder.lstat()
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return is_own and not status.st_mode & 0o077
 
 
-def owned_name(what: str) -> str:
-    """Return a name for a file of this process: ``<name space>-<process>-<start>-<what>``.
+def owned_name(suffix: str) -> str:
+    """Return a name for a file of this process: ``<namespace>-<process>-<start>-<suffix>``.
 
-    Process numbers say nothing outside their name space, so it is in the name.
+    Process ids are only valid within their PID namespace.
     """
     process = os.getpid()
-    return f"{_name_space()}-{process}-{process_start(process)}-{what}"
+    return f"{_pid_namespace()}-{process}-{process_start(process)}-{suffix}"
 
 
 def sweep(folder: Path, prefix: str = "") -> None:
-    """Remove the files ``<prefix><owned name>`` of processes that are gone."""
-    for path in folder.glob(f"{prefix}{_name_space()}-*-*-*"):
-        with contextlib.suppress(OSError, ValueError):  # not one of ours, or somebody is faster
-            _, process, started, _ = path.name.removeprefix(prefix).split("-", 3)
-            if process_start(int(process)) != started:
+    """Remove the files ``<prefix><owned name>`` of processes that have ended."""
+    for path in folder.glob(f"{prefix}{_pid_namespace()}-*-*-*"):
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # another name, or removed by another process
+            _, process, start, _ = path.name.removeprefix(prefix).split("-", 3)
+            if process_start(int(process)) != start:
                 path.unlink()
 
 
 def remove_with(owner: object, folder: Path, pattern: str) -> weakref.finalize[..., object]:
-    """Have files removed when their owner is garbage or the process ends, not when a fork does.
+    """Remove files when their owner is collected or the process ends, but not when a fork ends.
 
-    Returns what does it before, and then only once.
+    Returns a finalizer, which may be called earlier and acts once.
     """
     return weakref.finalize(owner, _remove, os.getpid(), folder, pattern)
 
@@ -88,5 +90,5 @@ def _remove(process: int, folder: Path, pattern: str) -> None:
 
 
 @functools.cache
-def _name_space() -> str:
+def _pid_namespace() -> str:
     return f"{Path('/proc/self/ns/pid').stat().st_ino:x}"

@@ -1,4 +1,4 @@
-"""The end of a process that does one thing: what its end takes down anyway is left standing."""
+"""Fast exit of processes that run one program."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-#: Whether this process ends once its program has.
-_is_near = False
+#: Whether this process exits at the end of its program.
+_exits_soon = False
 
 
-def is_near() -> bool:
-    """Whether this process ends by itself very soon, so that whoever is connected need not part."""
-    return _is_near
+def exits_soon() -> bool:
+    """Whether this process exits at the end of its program, so that cleanup can be skipped."""
+    return _exits_soon
 
 
-def end_with(program: Callable[[], object]) -> NoReturn:
-    """Run a program, and end the process with the code that it exits with, exit handlers included.
+def run_and_exit(program: Callable[[], object]) -> NoReturn:
+    """Run a program and its exit handlers, then end the process with the exit code.
 
-    Python itself would then take every module apart, which takes longer than many a command.
+    The teardown of all modules, which is skipped, takes longer than many commands.
     """
-    global _is_near
-    _is_near = True
+    global _exits_soon
+    _exits_soon = True
     code = 0
     try:
         program()
-    except SystemExit as ended:
-        if not isinstance(ended.code, int | None):
-            raise  # with words: Python prints them
-        code = ended.code or 0
-    except KeyboardInterrupt:  # once more, while the program told of the first
+    except SystemExit as exit_request:
+        if not isinstance(exit_request.code, int | None):
+            raise  # Python prints the message
+        code = exit_request.code or 0
+    except KeyboardInterrupt:  # a second one, while the program handled the first
         code = 128 + signal.SIGINT
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: os._exit(128 + number))
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BrokenPipeError):  # its reader has gone
-            if stream is not None:  # as it is where whoever started the process had closed it
+        with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe
+            if stream is not None:  # None if the parent process closed it
                 stream.flush()
     os._exit(code)

@@ -64,7 +64,9 @@ class DeviceActor:
         # Ray would end the process once its tasks have: `stay` never does.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         own = descriptor.source
-        entries = load_plugins([str(own.here)], False) if own else load_plugins(specs)
+        entries = (
+            load_plugins([str(own.without_interpreter)], False) if own else load_plugins(specs)
+        )
         self._host = DeviceHost(descriptor, find_plugin(entries, descriptor.plugin))
         self._workers = PumpingWorkers(descriptor.name)
         self._outlives = outlives
@@ -77,17 +79,17 @@ class DeviceActor:
                 secret=secret,
                 timeout_s=_SILENT_S,
                 status=self._status,
-                on_silent=self._client_silent,
+                on_suspected=lambda client, silent_s: self._end_lease_after(client, _LEASE_S),
+                on_ended=lambda client: self._end_lease_after(client, 0.0),
             )
             return self._channel
 
         self._loop = DeviceLoop(self._host, connect, self._workers.start)
         self._workers.serve(self._channel)
 
-    def _client_silent(self, address: str, silent_s: float) -> None:
-        """Wait whether a client comes back; one whose process has ended does not."""
-        lease_s = _LEASE_S if silent_s else 0.0
-        timer = threading.Timer(lease_s, self._end_lease, (address, lease_s))
+    def _end_lease_after(self, client: str, lease_s: float) -> None:
+        """Wait whether a client comes back; one that has ended does not."""
+        timer = threading.Timer(lease_s, self._end_lease, (client, lease_s))
         timer.daemon = True
         timer.start()
 
@@ -97,7 +99,7 @@ class DeviceActor:
             self._channel.close()
             os._exit(0)
         silent_s = self._channel.silent_s(client)
-        if silent_s is None or silent_s >= lease_s:  # else it was heard, and is silent once more
+        if silent_s is None or silent_s >= lease_s:  # else it was live, and is suspected once more
             self._num_leases_ended += 1
             _log.warning("client %s is gone, and what it had here", client)
             self._loop.client_gone(client)
@@ -105,7 +107,7 @@ class DeviceActor:
             self._workers.run_at_once(self._loop.num_streams)
 
     def _status(self) -> dict[str, float]:
-        """Return what goes with the channel's beats, the first of which come early."""
+        """Return the channel's status, which may be asked for early."""
         if not hasattr(self, "_loop"):
             return {}
         return {**self._loop.status(), "leases_ended": self._num_leases_ended}
@@ -182,14 +184,14 @@ class DeviceActor:
     @ray.method(concurrency_group="control")
     def serve(self, client: str) -> None:
         """Keep tensors of a client until it is gone."""
-        self._channel.watch(client)
+        self._channel.watch(client, polls=False)
 
     @ray.method(concurrency_group="control")
     def open_stages(self, stages: Sequence[StageOpened]) -> None:
         """Take tasks of loaded stages; see `DeviceLoop.open_stage`."""
         for opened in stages:
             self._loop.open_stage(opened)
-            self._channel.watch(opened.client)
+            self._channel.watch(opened.client, polls=False)
         self._workers.run_at_once(self._loop.num_streams)
 
     @ray.method(concurrency_group="control")

@@ -191,7 +191,7 @@ class RayDeployment(Deployment):
     def tell(self, event: events.ClientEvent) -> None:
         """Hand in what became of a device."""
         with self._telling:
-            if isinstance(event, events.DeviceLost | events.DeviceGone):
+            if isinstance(event, events.DeviceLost | events.DeviceRemoved):
                 self.away.add(event.device)
             elif isinstance(event, events.DeviceReturned):
                 self.away.discard(event.device)
@@ -206,7 +206,7 @@ class RayDeployment(Deployment):
             self.tell(back)
             return True
 
-    def give_up(self, gone: events.DeviceGone) -> None:
+    def give_up(self, gone: events.DeviceRemoved) -> None:
         """Hand in that a device is gone for good, unless it came back meanwhile."""
         with self._telling:
             if gone.device in self.gone:

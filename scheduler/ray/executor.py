@@ -40,7 +40,7 @@ from hetero.scheduler.ray.pool import Pool, find_pool, pool_keeper
 from hetero.scheduler.ray.reception import Reception
 from hetero.scheduler.ray.start import connect
 from hetero.scheduler.thread_shares import plan_shares
-from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, RoutesAdded
+from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, RoutesAdded
 from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.placement import Placement, alone
 from hetero.scheduler.vocabulary.plan import Plan
@@ -148,9 +148,10 @@ class RayExecutor:
                 secret=self._devices.secret,
                 timeout_s=device_timeout_s,
                 status=lambda: {"version": self._keeper.num_changes},
-                on_silent=self._keeper.silent,
-                on_heard=self._keeper.heard,
-                on_lost=self._keeper.lost,
+                on_suspected=self._keeper.suspected,
+                on_ended=self._keeper.channel_ended,
+                on_live=self._keeper.live_again,
+                on_messages_lost=self._keeper.messages_lost,
             )
             self._shared.channel = self._channel
             if is_client:
@@ -259,7 +260,7 @@ class RayExecutor:
             self._keeper.watch(device)
         return deployment
 
-    def _do_without(self, deployment: RayDeployment, gone: DeviceGone) -> None:
+    def _do_without(self, deployment: RayDeployment, gone: DeviceRemoved) -> None:
         """Have a deployment do without a device, placed anew if that takes it; returns at once."""
         if gone.device in deployment.gone:
             return
@@ -270,7 +271,7 @@ class RayExecutor:
         deployment.tell(DeviceLost(gone.now_s, gone.device, gone.node, gone.cause))
         self._clock.spawn(partial(self._remake, deployment, gone), f"{deployment.key}-remake")
 
-    def _remake(self, deployment: RayDeployment, gone: DeviceGone) -> None:
+    def _remake(self, deployment: RayDeployment, gone: DeviceRemoved) -> None:
         """Place a deployment anew, or wait for a while till the device, or another, is there."""
         until_s = time.monotonic() + AWAITED_S
         tried: set[str] | None = None
@@ -330,7 +331,7 @@ class RayExecutor:
         return self._deployments.requests_in_flight()
 
     def load(self) -> Load:
-        """Return what waits and runs now, as far as the last beats told."""
+        """Return what waits and runs now, as far as devices have reported it."""
         devices = {}
         for deployment in self._deployments:
             for name, device in dict(deployment.devices).items():
@@ -342,7 +343,7 @@ class RayExecutor:
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""
         with self._lock:
-            if self._closed or not self._home.is_here:  # the devices are the parent's still
+            if self._closed or not self._home.is_current:  # the devices are the parent's still
                 return
             self._closed = True
         for deployment in self._deployments:
@@ -358,7 +359,7 @@ class RayExecutor:
 
     def _end_devices(self) -> None:
         atexit.unregister(self._end_devices)
-        if self._home.is_here:
+        if self._home.is_current:
             self._keeper.close()
             if self._session.is_ours:
                 self._devices.close()

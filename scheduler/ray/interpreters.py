@@ -44,7 +44,7 @@ def interpreter_options(source: PluginSource | None) -> dict[str, Any]:
 
 def split_specs(specs: Sequence[PluginSpec]) -> tuple[list[PluginSpec], list[PluginSource]]:
     """Return the plugins of this interpreter, and those of others."""
-    sources = {spec: PluginSource.read(spec) for spec in specs if isinstance(spec, str)}
+    sources = {spec: PluginSource.parse(spec) for spec in specs if isinstance(spec, str)}
     others = [source for source in sources.values() if source.python]
     return [spec for spec in specs if spec not in sources or not sources[spec].python], others
 
@@ -95,7 +95,7 @@ def _probe(
     node: str, source: PluginSource, counts: Mapping[str, int], num_cores: int | None
 ) -> list[DeviceDescriptor]:
     """Return a plugin's devices: runs on the interpreter that has it."""
-    entries = load_plugins([str(source.here)], entry_points=False)
+    entries = load_plugins([str(source.without_interpreter)], entry_points=False)
     rows = probe_node(node, (), counts, num_cores, entries)
     return [replace(row, source=source) for row in rows]
 
@@ -138,4 +138,4 @@ def _interpreter(given: str) -> str:
 
 
 def _broken(node: str, source: PluginSource, error: str) -> DeviceDescriptor:
-    return DeviceDescriptor(source.shown, source.shown, "", node, error=error, source=source)
+    return DeviceDescriptor(source.label, source.label, "", node, error=error, source=source)

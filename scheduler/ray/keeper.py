@@ -1,8 +1,8 @@
 """The keeper of devices: it watches their actors, tells deployments, and starts what is lost again.
 
-What is seen comes from the channel's beats and from Ray; `hetero.scheduler.client.liveness` says
-what is to be done about it. A pool's devices are ended and started by the pool's keeper alone; its
-clients look at the number in that one's beats, and read its table when there is another.
+The channel and Ray report what becomes of devices; `hetero.scheduler.client.liveness` decides what
+is to be done about it. A pool's devices are ended and started by the pool's keeper alone; its
+clients look at the version in that one's status, and read its table when there is another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.ray.start import RaySession
-from hetero.scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
+from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, DeviceReturned
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -56,7 +56,7 @@ class DeviceKeeper:
         deployments: Deployments[RayDeployment],
         loader: StageLoader,
         spawn: Callable[[Callable[[], None], str], object],
-        do_without: Callable[[RayDeployment, DeviceGone], None],
+        do_without: Callable[[RayDeployment, DeviceRemoved], None],
         cluster_gone: Callable[[ClusterError], None],
         *,
         device_timeout_s: float,
@@ -70,7 +70,7 @@ class DeviceKeeper:
         self._spawn = spawn
         self._do_without = do_without
         self._cluster_gone = cluster_gone
-        self._liveness = see.Liveness(device_timeout_s, of_pool=of_pool, keeps=keeps)
+        self._liveness = see.Liveness(device_timeout_s, of_pool=of_pool, restarts=keeps)
         self._keeps = keeps
         self._keeps_pool = of_pool and keeps
         #: How many times the devices that live have changed; those of a pool that are gone.
@@ -125,26 +125,29 @@ class DeviceKeeper:
 
     def is_lost(self, address: str) -> bool:
         """Whether a device's process is not heard, or was given up and is ended soon."""
-        return address in self._liveness.given_up or self._channel.is_silent(address)
+        return address in self._liveness.given_up or self._channel.is_suspected(address)
 
     # What is seen, in threads of the channel's and of Ray's, which must not be kept.
 
-    def silent(self, address: str, silent_s: float) -> None:
-        """Take in that nothing is heard of an address; 0 seconds: its process has ended."""
+    def suspected(self, address: str, silent_s: float) -> None:
+        """Take in that an address cannot be reached."""
+        self._note(self._liveness.suspected, address, silent_s)
         device = self._actors.get(address)
-        if silent_s or device is None:
-            self._note(self._liveness.silent, address, silent_s)
-        else:
-            self._orders.put(partial(self._ask_why, device))
-        if silent_s and device is not None and device.node_id not in self._asked:
+        if device is not None and device.node_id not in self._asked:
             self._asked.add(device.node_id)
             self._spawn(partial(self._reach, device), f"{device.descriptor.node}-reach")
 
-    def heard(self, address: str) -> None:
-        """Take in that an address is heard again."""
-        self._note(self._liveness.heard, address)
+    def channel_ended(self, address: str) -> None:
+        """Take in that the channel at an address has ended, and most likely its process."""
+        device = self._actors.get(address)
+        if device is not None:
+            self._orders.put(partial(self._ask_why, device))
 
-    def lost(self, address: str) -> None:
+    def live_again(self, address: str) -> None:
+        """Take in that an address that was suspected answers."""
+        self._note(self._liveness.answered, address)
+
+    def messages_lost(self, address: str) -> None:
         """Take in that messages from or to an address were lost."""
         self._note(self._liveness.messages_lost, address)
 
@@ -167,7 +170,7 @@ class DeviceKeeper:
                 return  # a call to an actor would have Ray start, or join, another cluster
             try:
                 order()
-                self._see(partial(self._liveness.passed, time.monotonic()))
+                self._see(partial(self._liveness.tick, time.monotonic()))
             except ClusterError as error:
                 self._cluster_gone(error)
             except Exception:  # one device's trouble must not end the care for the others
@@ -193,10 +196,10 @@ class DeviceKeeper:
                 _log.warning("device=%s is started again %s: %s", order.device, by, order.cause)
                 self._restart_soon(order)
                 continue
-            if isinstance(order, see.StaysAway):
+            if isinstance(order, see.Exclude):
                 self._plan_around(order)
                 continue
-            if isinstance(order, DeviceGone):
+            if isinstance(order, DeviceRemoved):
                 self._gone.add(order.device)
                 self.num_changes += 1
             self._deployments.tell(order)
@@ -208,7 +211,7 @@ class DeviceKeeper:
                     # Another process does not have its stages yet.
                     if used.address in self._actors:
                         self._welcome(deployment, used, order)
-                elif isinstance(order, DeviceGone):
+                elif isinstance(order, DeviceRemoved):
                     self._do_without(deployment, order)
                 else:
                     deployment.tell(order)
@@ -223,15 +226,15 @@ class DeviceKeeper:
             while not (self._closed or self._session.is_left):
                 is_reached = self._devices.is_reached(of)
                 mine = [(a, d) for a, d in self._actors.copy().items() if d.node_id == node_id]
-                silent = [(a, d) for a, d in mine if self._channel.is_silent(a)]
+                silent = [(a, d) for a, d in mine if self._channel.is_suspected(a)]
                 if not silent:
                     return
                 for address, device in silent if not is_reached else ():
                     if is_reached is None:
                         why = "its node has left the cluster"
-                        self._note(self._liveness.node_left, device.descriptor.name, why)
+                        self._note(self._liveness.removed, device.descriptor.name, why)
                     else:
-                        self._note(self._liveness.unreached, address)
+                        self._note(self._liveness.cut_off, address)
                 if is_reached is None:
                     return
                 time.sleep(_LOOK_S)
@@ -255,17 +258,17 @@ class DeviceKeeper:
             try:
                 deployment.open_on(order.device)
             except Exception:  # whatever it is, the device is not left
-                self._note(self._liveness.silent, device.address, 0.0)
+                self._note(self._liveness.suspected, device.address, 0.0)
             else:
                 self._orders.put(tell)
 
         self._spawn(reopen, f"{order.device}-open")
 
-    def _plan_around(self, away: see.StaysAway) -> None:
+    def _plan_around(self, away: see.Exclude) -> None:
         """Have deployments that can be placed anew do without a device, until it has started."""
         if away.device in self._loading:
             return  # elsewhere its stages would take as long
-        gone = DeviceGone(away.now_s, away.device, away.node, away.cause)
+        gone = DeviceRemoved(away.now_s, away.device, away.node, away.cause)
         for deployment in self._deployments:
             if away.device in deployment.devices and deployment.remake is not None:
                 self._do_without(deployment, gone)
@@ -274,7 +277,7 @@ class DeviceKeeper:
         """Have a stateful deployment without another route do without a device that may return."""
         if deployment.stateful and deployment.remake is not None and deployment.is_stranded:
             deployment.gone |= deployment.away - {lost.device}
-            gone = DeviceGone(lost.now_s, lost.device, lost.node, lost.cause)
+            gone = DeviceRemoved(lost.now_s, lost.device, lost.node, lost.cause)
             self._do_without(deployment, gone)
 
     def _end(self, device: ActorDevice, cause: str) -> None:
@@ -304,7 +307,7 @@ class DeviceKeeper:
             status = self._channel.status_of(address)
             overdue_s, ended = status.get("overdue_s", 0.0), status.get("leases_ended", 0.0)
             if overdue_s:
-                self._see(partial(self._liveness.heard, time.monotonic(), address, overdue_s))
+                self._see(partial(self._liveness.overdue, time.monotonic(), address, overdue_s))
             elif ended > self._leases_ended.setdefault(address, ended):
                 self._leases_ended[address] = ended
                 self._check_stages(device)
@@ -316,7 +319,7 @@ class DeviceKeeper:
         if table is None:
             return False
         version = self._channel.status_of(table.address).get("version", table.version)
-        return version != table.version or self._channel.is_silent(table.address)
+        return version != table.version or self._channel.is_suspected(table.address)
 
     def _read_table(self) -> None:
         """Read what the pool's keeper says, and see what it has started anew."""
@@ -350,7 +353,7 @@ class DeviceKeeper:
             except HeteroError:
                 return
             for name in sorted(there.intersection(gone) - self._coming):
-                coming = (see.DeviceState.RESTARTING, see.DeviceState.SILENT)
+                coming = (see.DeviceState.RESTARTING, see.DeviceState.SUSPECTED)
                 if self._liveness.state(name) not in coming:
                     self._coming.add(name)
                     self._restart_soon(see.Restart(name, "", "its node is back"))
@@ -370,7 +373,7 @@ class DeviceKeeper:
                 self._give_up(old)
             device = self._start(name, reload=order.keep)
         except UnknownDeviceError as error:
-            self._note(self._liveness.node_left, name, error.message)
+            self._note(self._liveness.removed, name, error.message)
         except Exception as error:  # whatever it is, the device is tried again
             _log.info("device=%s is not back: %s", name, error)
             self._note(self._liveness.start_failed, name)

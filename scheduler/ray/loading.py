@@ -14,7 +14,7 @@ from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
 from hetero.devices.model.model import Constant, Model
 from hetero.devices.plugin.program import Payload
 from hetero.scheduler.formats.model_parts import ModelParts, outline, split_model
-from hetero.scheduler.formats.stage_source import StageSource, import_failed
+from hetero.scheduler.formats.stage_source import StageSource, warn_of_failed_import
 from hetero.scheduler.formats.stored_payload import StoredPayload
 from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.devices import RayDevices
@@ -90,7 +90,7 @@ class StageLoader:
                     if way is None or isinstance(error, DeviceLostError | ClusterError):
                         raise
                     if not isinstance(way, StoredPayload):
-                        import_failed(deployment.placement, stage.index, error)
+                        warn_of_failed_import(deployment.placement, stage.index, error)
                     ref = start(stage, after)
                 else:
                     num_streams[stage.index] = streams

@@ -165,20 +165,20 @@ class RaySession:
 
     def end(self, *, parts: bool = False) -> None:
         """Leave Ray, and stop it if it was started here; again is harmless."""
-        if not self._home.is_here:
+        if not self._home.is_current:
             return
         self._is_ended = True
         if self._watch is not None:
             self._watch.close()
         if self._started:
             self._started = False
-            if process_end.is_near() and not (parts or self.is_local):
+            if process_end.exits_soon() and not (parts or self.is_local):
                 # The cluster sees a process end; to part from it takes Ray a quarter of a second.
                 atexit.unregister(ray.shutdown)
             elif self.is_ours or self._connection is None:
                 ray.shutdown()
             default_signals()
-        if not process_end.is_near():  # whoever ends needs no environment
+        if not process_end.exits_soon():  # whoever ends needs no environment
             _restore(self.before)
         self.before = {}
         if self.folder is not None:

@@ -5,5 +5,5 @@ be busy; `Network` carries messages between them; `PlayedDevice` starts real dev
 programs take virtual time; `PlayedClient` has real deployments. Everything else is what runs on Ray
 and in process: no rule is written here again. `tests/universe` adds faults, and a client that does
 what the real liveness machine orders. Left out, because it is Ray's or the kernel's: sockets,
-beats, shared memory, actors.
+heartbeats, shared memory, actors.
 """

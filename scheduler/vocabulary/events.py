@@ -122,7 +122,7 @@ class DeviceEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceGone:
+class DeviceRemoved:
     """A device is away for good: nobody need wait for it."""
 
     now_s: float
@@ -183,7 +183,7 @@ ClientEvent = (
     | TimePassed
     | DeviceLost
     | DeviceEnded
-    | DeviceGone
+    | DeviceRemoved
     | ClusterLost
     | DeviceReturned
     | DeviceSteady

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetero.devices.request.run import LONGEST_S
+from hetero.devices.request.run import MAX_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +57,4 @@ class Limits:
 
     def deadline_s(self, now_s: float, timeout_s: float | None) -> float:
         """Return when a request that is submitted now expires; `timeout_s`: its own time-out."""
-        return now_s + min(self.timeout_s if timeout_s is None else timeout_s, LONGEST_S)
+        return now_s + min(self.timeout_s if timeout_s is None else timeout_s, MAX_TIMEOUT_S)

@@ -174,7 +174,7 @@ def compiled(request):
 def test_request_id_selects_the_story_of_a_run(compiled):
     request = compiled.create_infer_request()
     request.infer({"a": A, "b": B})
-    assert [line.what for line in compiled.story(request.request_id)][-1] == "answered"
+    assert [line.event for line in compiled.story(request.request_id)][-1] == "answered"
 
 
 def test_run_returns_the_named_outputs(compiled):

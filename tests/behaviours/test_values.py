@@ -69,15 +69,17 @@ def test_60_61_compile_rejects_invalid_properties(subject):
 
 def test_52_port_without_key_needs_exactly_one(double, pair):
     assert double.input() == DOUBLE.inputs[0]
-    with pytest.raises(TensorNameError, match="exactly one"):
+    with pytest.raises(TensorNameError, match="name or position of an"):
         pair.input()
-    with pytest.raises(TensorNameError, match="exactly one"):
+    with pytest.raises(TensorNameError, match="name or position of an"):
         pair.output()
 
 
 def test_53_port_index_error_names_index_and_count(pair):
     assert pair.output(1).name == "d"
-    with pytest.raises(TensorNameError, match=r"input 2 is out of range: there are 2: 'a', 'b'"):
+    with pytest.raises(
+        TensorNameError, match=r"input 2 is out of range; the model has 2 inputs: 'a', 'b'"
+    ):
         pair.input(2)
 
 
@@ -173,7 +175,7 @@ def test_72_output_is_written_to_user_memory(infer_request):
     np.testing.assert_array_equal(memory, X * 2)
     assert np.shares_memory(results["y"], memory)
     assert not np.shares_memory(infer_request.infer({"x": X})["y"], memory)
-    with pytest.raises(TensorShapeError, match="its memory was set"):
+    with pytest.raises(TensorShapeError, match="its tensor was set"):
         infer_request.infer({"x": X[:1]})
     read_only = np.zeros((2, 3), np.float32)
     read_only.setflags(write=False)
@@ -266,7 +268,7 @@ def test_81_set_tensors_rejects_invalid_batches(infer_request, pair):
         infer_request.set_tensors("nope", [one, one])
     with pytest.raises(TensorNameError):  # an output
         infer_request.set_tensors("y", [one, one])
-    with pytest.raises(TensorShapeError, match="takes 2 tensors"):
+    with pytest.raises(TensorShapeError, match="a batch of 2 tensors"):
         pair.create_infer_request().set_tensors("a", [A[:1]] * 3)
     with pytest.raises(TensorShapeError):
         infer_request.set_tensors("x", [])

@@ -1,32 +1,45 @@
-"""What plugin authors import, and what importing it does not drag in."""
+"""The API for plugin authors: public names, and modules that importing it must not load."""
 
 import inspect
 import subprocess
 import sys
 
+import pytest
+
 from hetero import devices
 
 
-def test_every_public_name_is_there_and_explained():
+def test_public_names_exist_and_have_docstrings():
     names = devices.__all__
     assert len(set(names)) == len(names)
     for name in names:
-        thing = getattr(devices, name)
-        if inspect.isclass(thing) or inspect.isfunction(thing):
-            assert inspect.getdoc(thing), name
+        value = getattr(devices, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), name
 
 
-def test_vendors_are_imported_by_their_own_plugins_only():
+@pytest.mark.parametrize(("old", "new"), [("Answer", "Response"), ("StageRun", "StageTiming")])
+def test_renamed_class_warns(old, new):
+    with pytest.warns(DeprecationWarning, match=f"use '{new}'"):
+        assert getattr(devices, old) is getattr(devices, new)
+
+
+def test_renamed_attribute_warns():
+    with pytest.warns(DeprecationWarning, match="use 'resident_outputs'"):
+        assert devices.RunContext().left == frozenset()
+
+
+def test_importing_devices_loads_no_vendor_runtime():
     code = (
-        "import sys, devices, hetero.devices.testing, hetero.devices.null.plugin\n"
+        "import sys, hetero.devices, hetero.devices.testing, hetero.devices.null.plugin\n"
         "print(*(m for m in ('onnxruntime', 'ray', 'cupy', 'openvino', 'pytest')"
         " if m in sys.modules))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
     )
-    assert done.stdout.strip() == ""
+    assert process.stdout.strip() == ""

@@ -309,5 +309,5 @@ def test_a_state_that_is_set_is_held_to_no_other_inputs_length() -> None:
             state.state = np.zeros(size, np.float32)
             request.infer({"x": X})
             assert state.state.data.tolist() == [0] * size + [1] * 3
-        with pytest.raises(TensorShapeError, match="does not go with the other inputs"):
+        with pytest.raises(TensorShapeError, match="a shape that matches the other inputs"):
             request.infer({"x": X})

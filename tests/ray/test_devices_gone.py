@@ -70,7 +70,7 @@ def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
     assert compiled.get_property("EXECUTION_DEVICES") == ["CPU.0"]
     assert set(compiled.affinity.values()) == {"CPU.0"}
     assert len(compiled.get_runtime_model().nodes) == len(compiled.executed_nodes())
-    story = "\n".join(line.what for line in compiled.story(waiting[0].request_id))
+    story = "\n".join(line.event for line in compiled.story(waiting[0].request_id))
     assert "device CPU.1" in story
     assert "parked" in story
     os.kill(pid_of("CPU.0"), signal.SIGKILL)

@@ -73,14 +73,14 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     keeper.serve(channel)
     first, second = _device("a1"), _device("a2")
     keeper.watch(first)
-    keeper.silent("a1", 0.0)
+    keeper.channel_ended("a1")
     wait_for(lambda: "DeviceLost" in other.told)
     for deployment in (slow, other):
         deployment.devices["D"] = second
     starts = threading.Thread(target=keeper.watch, args=(second,))
     starts.start()
     wait_for(lambda: "a2" in keeper._actors)
-    keeper.silent("a2", 0.0)
+    keeper.channel_ended("a2")
     assert is_lost_again.wait(_WAIT_S)
     starts.join(_WAIT_S)
     keeper.close()

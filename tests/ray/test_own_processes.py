@@ -61,9 +61,9 @@ try:
         process = ray.get(device.actor.ping.remote())
         keeper = core.executor._keeper
         # As if this client alone were cut off, for longer than a device of its own could be.
-        keeper.silent(device.address, 2.0)
+        keeper.suspected(device.address, 2.0)
         time.sleep(10)
-        keeper.heard(device.address)
+        keeper.live_again(device.address)
         answer = model(inputs)["y"]
         (again,) = model.deployment.devices.values()
         print(answer.tolist(), ray.get(again.actor.ping.remote()) == process)

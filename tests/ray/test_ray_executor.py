@@ -218,7 +218,7 @@ def test_what_a_killed_actor_had_is_replayed_on_the_one_that_follows(
     for i, submission in enumerate([*submissions, late]):
         answer = submission.future.result(300)
         np.testing.assert_array_equal(answer.outputs["t1"], X + i + 2)
-    story = "\n".join(line.what for line in deployment.story(submissions[-1].request_id))
+    story = "\n".join(line.event for line in deployment.story(submissions[-1].request_id))
     assert "device TOY.1" in story
     assert "parked" in story
     assert story.endswith("answered")

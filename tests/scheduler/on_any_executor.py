@@ -25,7 +25,7 @@ def test_chain(executor: Executor) -> None:
         (i, f"TOY.{i}") for i in range(3)
     ]
     assert [set(run.node_times_s) for run in answer.stage_timings] == [{"add0"}, {"add1"}, {"add2"}]
-    assert [line.what for line in deployment.story(submission.request_id)][-1] == "answered"
+    assert [line.event for line in deployment.story(submission.request_id)][-1] == "answered"
     assert deployment.executed_nodes(1)[0].original_names == ("add1",)
     np.testing.assert_array_equal(deployment.export(2).tensors["one"], [1])
     deployment.close()

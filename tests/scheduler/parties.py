@@ -16,8 +16,6 @@ from hetero.scheduler.vocabulary.messages import Message, Task, Values
 
 #: Longer than anything here takes on a busy machine.
 LONG_S = 60
-#: Between two beats of parties that are counted.
-BEAT_S = 0.05
 TASK = Task(Request(deployment="key/model:0", id=1), 0)
 
 
@@ -26,15 +24,17 @@ class Party:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.came: Queue[Message] = Queue()
-        self.silent: Queue[tuple[str, float]] = Queue()
-        self.heard: Queue[str] = Queue()
+        self.suspected: Queue[tuple[str, float]] = Queue()
+        self.ended: Queue[str] = Queue()
+        self.live: Queue[str] = Queue()
         self.lost: Queue[str] = Queue()
         self.channel = DirectChannel(
             self.came.put,
             folder=folder,
-            on_silent=lambda address, silent_s: self.silent.put((address, silent_s)),
-            on_heard=self.heard.put,
-            on_lost=self.lost.put,
+            on_suspected=lambda address, silent_s: self.suspected.put((address, silent_s)),
+            on_ended=self.ended.put,
+            on_live=self.live.put,
+            on_messages_lost=self.lost.put,
             **options,
         )
         self.address = self.channel.address

@@ -304,7 +304,7 @@ def test_a_story_tells_the_batchs_too(below: Below, batched: RequestRunner) -> N
     below.answer_to(0)
     below.answer_to(1)
     rows_of(second)
-    lines = [line.what for line in batched.story(second.request_id)]
+    lines = [line.event for line in batched.story(second.request_id)]
     assert lines == ["submitted with 4 bytes", "batch of 2: started", "answered"]
 
 

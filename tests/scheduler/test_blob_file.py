@@ -16,7 +16,7 @@ from msgspec.msgpack import Decoder
 
 from hetero.devices.errors import BlobError
 from hetero.scheduler.formats.blob_file import BlobFile
-from hetero.scheduler.formats.blob_format import FORMAT_VERSION, Stowed
+from hetero.scheduler.formats.blob_format import FORMAT_VERSION, SegmentReference
 from hetero.scheduler.formats.blob_writer import BlobWriter
 from hetero.scheduler.formats.unpack import unpack
 
@@ -84,7 +84,7 @@ def test_outline_reads_no_segment() -> None:
     blob = bytearray(written({"w": np.ones(1000, np.float32)}))
     blob[-1] ^= 1
     file = BlobFile(bytes(blob))
-    assert file.outline() == {"w": Stowed(0, 4000, "float32", (1000,))}
+    assert file.outline() == {"w": SegmentReference(0, 4000, "float32", (1000,))}
     with pytest.raises(BlobError, match=r"segments\[0\]: damaged"):
         file.contents()
     with pytest.raises(BlobError, match=r"segments\[0\]: damaged"):

@@ -48,7 +48,7 @@ def test_a_request_is_started_and_answered() -> None:
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
     assert m.handle(answered(1.0, 1, 1, "y")) == [delivered(1, "y")]
     assert m.state(1) is RequestState.ANSWERED
-    assert [line.what for line in m.story(1)] == ["submitted with 1 bytes", "started", "answered"]
+    assert [line.event for line in m.story(1)] == ["submitted with 1 bytes", "started", "answered"]
     assert [line.attempt for line in m.story(1)] == [0, 1, 1]
 
 
@@ -199,7 +199,7 @@ def test_answers_of_ended_requests_are_dropped_and_told() -> None:
     m.handle(submitted(1))
     m.handle(ev.CancelAsked(1.0, 1))
     assert m.handle(answered(2.0, 1, 1, "y")) == []
-    assert "came late" in m.story(1)[-1].what
+    assert "came late" in m.story(1)[-1].event
 
 
 def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_dropped() -> None:
@@ -215,7 +215,7 @@ def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_d
 
 LOST = ev.DeviceLost(1.0, "A", "node-7", "killed")
 SILENT = ev.DeviceLost(1.0, "A", "node-7", "not heard", may_live=True)
-GONE = ev.DeviceGone(2.0, "A", "node-7", "unplugged")
+GONE = ev.DeviceRemoved(2.0, "A", "node-7", "unplugged")
 BACK = ev.DeviceReturned(3.0, "A")
 
 
@@ -233,7 +233,7 @@ def test_requests_of_a_lost_device_are_parked_and_replayed_once_it_is_back() -> 
     assert m.handle(answered(4.0, 1, 2, "y")) == [delivered(1, "y"), ev.StartAttempt(3, 1)]
     gone = "device A on node node-7 is gone: killed"
     restarted = "A device whose node is alive is restarted: send the request again."
-    assert [line.what for line in m.story(1)] == [
+    assert [line.event for line in m.story(1)] == [
         "submitted with 1 bytes",
         "started",
         f"failed: request 1, attempt 1: {gone}. {restarted}",
@@ -248,7 +248,7 @@ def test_a_request_that_comes_while_its_device_is_away_waits_for_it() -> None:
     m = machine()
     m.handle(LOST)
     assert m.handle(submitted(1)) == []
-    assert "waits: device A on node node-7 is gone" in m.story(1)[-1].what
+    assert "waits: device A on node node-7 is gone" in m.story(1)[-1].event
     for number, waits in ((2, False), (3, None)):
         (refused,) = m.handle(ev.Submitted(2.0, number, 1, 9.0, waits=waits))
         assert isinstance(failure(refused), DeviceLostError)

@@ -127,7 +127,7 @@ class ClientLives(RuleBasedStateMachine):
     @rule(device=st.sampled_from(DEVICES), forever=st.booleans())
     def lose(self, device: str, forever: bool) -> None:
         self.away.add(device)
-        kind = ev.DeviceGone if forever else ev.DeviceLost
+        kind = ev.DeviceRemoved if forever else ev.DeviceLost
         self.tell(kind(self.now_s, device, "node", "pulled"))
 
     @rule(device=st.sampled_from(DEVICES))

@@ -109,7 +109,7 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
         Dropped(REQUEST),
         Give(TASK, "client", "device", {"key/1": {"x": "y", "z": "y"}, "key/2": {}}, ("key/3",)),
         Outputs(as_answered(TASK), {}, (RUN,)),
-        Values(Task(REQUEST._replace(route=REPLAY, keep=("y",)), 1), {}, (RUN,)),
+        Values(Task(REQUEST._replace(route=REPLAY, resident_outputs=("y",)), 1), {}, (RUN,)),
         Join(TASK, "client", "key/4", {"y": (RowLayout(0, 2, 7, True), (("key/1", "y", (0, 2)),))}),
         Join(
             TASK, "client", "k", {"z": (RowLayout(1), (("key/1", "y", (0,)), ("key/2", "z", ())))}
@@ -124,7 +124,7 @@ def test_messages_without_tensors(message: Message) -> None:
 
 
 def test_a_request_that_keeps_outputs_is_found_again() -> None:
-    request = REQUEST._replace(keep=("y", "z"))
+    request = REQUEST._replace(resident_outputs=("y", "z"))
     assert {request: 1}[arrived(Dropped(request)).request] == 1
 
 
@@ -174,7 +174,7 @@ def test_what_a_store_takes_is_found_again() -> None:
 
 
 def test_values_that_cannot_be_sent_are_refused() -> None:
-    with pytest.raises(TypeError, match="no value of ONNX"):
+    with pytest.raises(TypeError, match="not an ONNX value"):
         frames(Values(TASK, {"x": object()}))
 
 
@@ -331,7 +331,7 @@ SAMPLES = [
         ),
         Outputs(TASK, {"y": [np.float32(1), {"k": None}]}, (RUN,)),
         Failure(TASK, InferenceError("no", device="d")),
-        Dropped(REQUEST._replace(keep=("y",))),
+        Dropped(REQUEST._replace(resident_outputs=("y",))),
         Keep(TASK, "client", "key", {"x": np.arange(3)}),
         Give(TASK, "client", "device", {"key": {"x": "y"}}),
         Join(TASK, "client", "new", {"y": (RowLayout(0, 2, 7), (("key", "y", (0, 2)),))}),

@@ -176,7 +176,7 @@ def test_a_caller_may_go_on_while_its_request_waits_for_room(executor: InProcess
     with pytest.raises(DeadlineError, match="waiting for admission"):
         late.future.result(300)
     assert first.cancel()
-    wait_for(lambda: any("started" in line.what for line in slow.story(urgent.request_id)))
+    wait_for(lambda: any("started" in line.event for line in slow.story(urgent.request_id)))
     assert left.cancel()
     with pytest.raises(RequestCancelledError):
         left.future.result(300)

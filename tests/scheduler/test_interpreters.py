@@ -21,7 +21,7 @@ OURS = {
 
 
 @pytest.mark.parametrize(
-    ("text", "source", "shown"),
+    ("text", "source", "label"),
     [
         ("my.module:Plugin", ("", "my.module:Plugin", ""), "my.module:Plugin"),
         ("MY=my.module:Plugin", ("MY", "my.module:Plugin", ""), "MY"),
@@ -29,9 +29,9 @@ OURS = {
         ("OLD=ORT@~/old", ("OLD", "ORT", "~/old"), "OLD"),
     ],
 )
-def test_a_plugin_is_named_with_its_interpreter(text, source, shown):
-    found = PluginSource.read(text)
-    assert (found, found.shown, str(found)) == (source, shown, text)
+def test_a_plugin_is_named_with_its_interpreter(text, source, label):
+    found = PluginSource.parse(text)
+    assert (found, found.label, str(found)) == (source, label, text)
 
 
 def interpreter(folder: Path, body: str) -> str:

@@ -77,8 +77,8 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
 
 def test_what_awaits_a_bundle_is_sent_once_it_is_kept_and_forgotten_with_either_attempt() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
-    made = Task(Request(deployment="m", id=1, attempt=1, keep=("t",)), 2)
-    reader = Task(Request(deployment="m", id=2, attempt=1, keep=("t",)), 2)
+    made = Task(Request(deployment="m", id=1, attempt=1, resident_outputs=("t",)), 2)
+    reader = Task(Request(deployment="m", id=2, attempt=1, resident_outputs=("t",)), 2)
     give = Give(reader, "a", "other", {bundle_key(*made): {"x": "t"}}, awaits=True)
 
     def come() -> list[Give]:
@@ -161,7 +161,7 @@ def loop() -> Any:
 @pytest.mark.parametrize("dropped", ["before", "while it runs", "after", None])
 def test_an_output_is_kept_unless_its_attempt_was_dropped(loop: Any, dropped: str | None) -> None:
     made, told, started, name = loop
-    request = Request(deployment="d", id=1, attempt=1, keep=(name,))
+    request = Request(deployment="d", id=1, attempt=1, resident_outputs=(name,))
     if dropped == "before":
         made.receive(Dropped(request))
     made.receive(Values(Task(request, 0), {"x": X}))
@@ -176,7 +176,7 @@ def test_an_output_is_kept_unless_its_attempt_was_dropped(loop: Any, dropped: st
     if dropped is None:
         ((_, outputs),) = told.sent
         assert isinstance(outputs, Outputs)
-        assert (outputs.tensors, outputs.runs[-1].kept) == ({}, (("float", (4,), (0,)),))
+        assert (outputs.tensors, outputs.runs[-1].resident) == ({}, (("float", (4,), (0,)),))
         wanted = {bundle_key(request, 0): {"x": name}}
         made.receive(Give(TASK, "client", "other", wanted))
         np.testing.assert_array_equal(told.sent[-1][1].tensors["x"], X + 1)
@@ -273,10 +273,12 @@ def test_a_stage_that_runs_again_tells_its_client_alone_what_it_keeps(loop: Any)
     made, told, started, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (name,), client="client", number=1))
-    request = Request(deployment="d", id=1, attempt=1, route=REPLAY, restore_s=1.0, keep=(name,))
+    request = Request(
+        deployment="d", id=1, attempt=1, route=REPLAY, restore_s=1.0, resident_outputs=(name,)
+    )
     made.receive(Values(Task(request, 0), {"x": X}))
     made.run(started.pop())
     ((to, outputs),) = told.sent
     assert (to, outputs.tensors) == ("client", {})
-    assert outputs.runs[-1].kept == (("float", (4,), (0,)),)
+    assert outputs.runs[-1].resident == (("float", (4,), (0,)),)
     assert made.status()["kept_nbytes"] == 32  # for the next run, and for the stage after it

@@ -1,4 +1,4 @@
-"""Liveness: what is seen of devices, and what becomes of them."""
+"""State machine of device liveness: observations and orders."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hetero.scheduler.client import liveness as see
 from hetero.scheduler.client.liveness import DeviceState, Liveness, Order, Restart
 from hetero.scheduler.vocabulary.events import (
     DeviceEnded,
-    DeviceGone,
     DeviceLost,
+    DeviceRemoved,
     DeviceReturned,
     DeviceSteady,
 )
@@ -31,138 +31,142 @@ def live(**options: Any) -> Liveness:
     return made
 
 
-def test_a_silent_device_is_lost_and_back_when_it_is_heard() -> None:
+def test_a_suspected_device_is_lost_and_returns_when_it_answers() -> None:
     m = live()
-    lost = DeviceLost(1.0, "A", "n1", "nothing was heard for 1.8 s", may_live=True)
-    assert m.silent(1.0, "a0", 1.8) == [lost]
-    assert m.silent(1.5, "a0", 2.3) == []
-    assert m.heard(2.0, "a0") == [DeviceReturned(2.0, "A", is_steady=False)]
-    assert m.heard(2.1, "a0") == []
-    assert m.passed(7.5) == []
+    lost = DeviceLost(
+        1.0, "A", "n1", "it cannot be reached, and last could 1.8 s ago", may_live=True
+    )
+    assert m.suspected(1.0, "a0", 1.8) == [lost]
+    assert m.suspected(1.5, "a0", 2.3) == []
+    assert m.answered(2.0, "a0") == [DeviceReturned(2.0, "A", is_steady=False)]
+    assert m.answered(2.1, "a0") == []
+    assert m.tick(7.5) == []
     assert m.returned(7.5, "A") == DeviceReturned(7.5, "A", is_steady=False)
-    # It was silent since -0.8, for 2.8 s.
-    assert m.passed(7.6) == [DeviceSteady(7.6, "A")]
+    # It was unreachable since -0.8, for 2.8 s.
+    assert m.tick(7.6) == [DeviceSteady(7.6, "A")]
     assert m.returned(8.0, "A") == DeviceReturned(8.0, "A")
-    assert m.passed(50.0) == []
+    assert m.tick(50.0) == []
 
 
-def test_a_device_that_was_silent_for_long_is_steady_after_a_while() -> None:
+def test_probation_has_a_longest_time() -> None:
     m = live(device_timeout_s=500.0)
-    m.silent(1.0, "a0", 2.0)
-    m.heard(100.0, "a0")
-    assert m.passed(110.0) == [DeviceSteady(110.0, "A")]
+    m.suspected(1.0, "a0", 2.0)
+    m.answered(100.0, "a0")
+    assert m.tick(110.0) == [DeviceSteady(110.0, "A")]
 
 
-def test_a_device_that_is_silent_again_before_it_is_steady_is_to_be_done_without() -> None:
+def test_a_device_that_is_suspected_on_probation_is_excluded() -> None:
     m = live()
-    m.silent(2.0, "a0", 2.0)
-    m.heard(3.0, "a0")
-    told = m.silent(5.3, "a0", 2.0)
-    assert [type(order) for order in told] == [DeviceLost, see.StaysAway]
-    m.heard(6.6, "a0")
-    assert m.passed(13.0) == []  # it was silent for 3.3 s
-    assert m.passed(13.2) == [DeviceSteady(13.2, "A")]
-    told = m.silent(15.0, "a0", 2.0)
+    m.suspected(2.0, "a0", 2.0)
+    m.answered(3.0, "a0")
+    told = m.suspected(5.3, "a0", 2.0)
+    assert [type(order) for order in told] == [DeviceLost, see.Exclude]
+    m.answered(6.6, "a0")
+    assert m.tick(13.0) == []  # it was unreachable for 3.3 s
+    assert m.tick(13.2) == [DeviceSteady(13.2, "A")]
+    told = m.suspected(15.0, "a0", 2.0)
     assert [type(order) for order in told] == [DeviceLost]
 
 
-def test_a_device_that_stays_silent_is_started_anew_elsewhere() -> None:
+def test_a_device_that_stays_suspected_is_restarted_at_another_address() -> None:
     m = live(device_timeout_s=2.0)
-    m.silent(1.0, "a0", 2.0)
+    m.suspected(1.0, "a0", 2.0)
     assert m.next_time_s == 3.0
-    assert m.passed(2.9) == []
-    restart = Restart("A", "a0", "nothing was heard for 2.0 s")
-    assert m.passed(3.0) == [DeviceEnded(3.0, "A"), restart]
-    assert m.passed(6.9) == []
-    assert m.heard(9.0, "a0") == []  # too late: it is being ended
+    assert m.tick(2.9) == []
+    restart = Restart("A", "a0", "it cannot be reached, and last could 2.0 s ago")
+    assert m.tick(3.0) == [DeviceEnded(3.0, "A"), restart]
+    assert m.tick(6.9) == []
+    assert m.answered(9.0, "a0") == []  # too late: it is being ended
     assert m.started(10.0, "A", "n1", "a1") == [DeviceReturned(10.0, "A")]
-    assert m.silent(11.0, "a0", 9.0) == []
+    assert m.suspected(11.0, "a0", 9.0) == []
     assert m.state("A") is DeviceState.LIVE
 
 
-def test_a_device_that_is_cut_off_is_done_without_at_once_and_started_once_it_is_reached() -> None:
+def test_a_device_that_is_cut_off_is_excluded_at_once_and_restarted_once_it_is_reached() -> None:
     m = live(device_timeout_s=2.0)
-    assert m.unreached(0.5, "a0") == []  # it is heard all the same
-    m.silent(1.0, "a0", 2.0)
-    away = see.StaysAway(2.0, "A", "n1", "nothing was heard for 2.0 s")
-    assert m.unreached(2.0, "a0") == [away]
-    assert m.passed(3.9) == []
-    m.unreached(3.9, "a0")
-    assert m.passed(5.8) == []  # there is nothing to start
-    assert [type(order) for order in m.passed(5.9)] == [DeviceEnded, Restart]
+    assert m.cut_off(0.5, "a0") == []  # it answers all the same
+    m.suspected(1.0, "a0", 2.0)
+    away = see.Exclude(2.0, "A", "n1", "it cannot be reached, and last could 2.0 s ago")
+    assert m.cut_off(2.0, "a0") == [away]
+    assert m.tick(3.9) == []
+    m.cut_off(3.9, "a0")
+    assert m.tick(5.8) == []  # there is nothing to start
+    assert [type(order) for order in m.tick(5.9)] == [DeviceEnded, Restart]
 
 
-def test_a_device_that_was_cut_off_is_back_when_it_is_heard() -> None:
+def test_a_device_that_was_cut_off_returns_when_it_answers() -> None:
     m = live()
-    m.silent(1.0, "a0", 2.0)
-    m.unreached(2.0, "a0")
-    assert m.heard(20.0, "a0") == [DeviceReturned(20.0, "A", is_steady=False)]
-    assert m.passed(50.0) == [DeviceSteady(50.0, "A")]
+    m.suspected(1.0, "a0", 2.0)
+    m.cut_off(2.0, "a0")
+    assert m.answered(20.0, "a0") == [DeviceReturned(20.0, "A", is_steady=False)]
+    assert m.tick(50.0) == [DeviceSteady(50.0, "A")]
 
 
-def test_what_is_heard_of_an_earlier_address_counts_for_nothing() -> None:
+def test_observations_of_an_earlier_address_are_ignored() -> None:
     m = live()
     assert m.started(1.0, "A", "n1", "a1") == []
     assert m.ended(2.0, "a0", "killed") == []
-    assert m.silent(2.0, "a0", 2.0) == []
+    assert m.suspected(2.0, "a0", 2.0) == []
 
 
-def test_lost_messages_have_all_that_was_sent_replayed() -> None:
+def test_lost_messages_lose_and_return_their_device() -> None:
     told = live().messages_lost(1.0, "a0")
     assert [type(order) for order in told] == [DeviceLost, DeviceReturned]
 
 
-def test_a_process_that_ends_is_started_at_once_and_then_less_and_less_often() -> None:
+def test_a_process_that_ends_is_restarted_at_once_and_then_after_growing_pauses() -> None:
     m = live()
     told = m.ended(1.0, "a0", "killed")
     assert told == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
-    assert m.passed(5.0) == [see.StaysAway(5.0, "A", "n1", "killed")]
+    assert m.tick(5.0) == [see.Exclude(5.0, "A", "n1", "killed")]
     now_s, pauses = 5.0, []
     for _ in range(7):
         assert m.start_failed(now_s, "A") == []
         pauses.append(m.next_time_s - now_s)
         now_s = m.next_time_s
-        assert [type(order) for order in m.passed(now_s)] == [Restart]
+        assert [type(order) for order in m.tick(now_s)] == [Restart]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     m.started(now_s, "A", "n1", "a1")
     told = m.ended(now_s + 60, "a1", "killed")
     assert [type(order) for order in told] == [DeviceLost, Restart]  # it had lived long
 
 
-def test_a_stage_that_hangs_has_its_process_ended() -> None:
+def test_a_process_with_a_hanging_stage_is_restarted() -> None:
     m = live()
-    lost, restart = m.heard(5.2, "a0", overdue_s=5.1)
+    lost, restart = m.overdue(5.2, "a0", 5.1)
     assert isinstance(lost, DeviceLost)
     assert "has run for 5.1 s, longer than its STAGE_TIMEOUT_S" in lost.cause
     assert restart == Restart("A", "a0", lost.cause)
-    assert m.heard(5.4, "a0", overdue_s=5.3) == []
+    assert m.overdue(5.4, "a0", 5.3) == []
 
 
-def test_a_device_that_takes_long_to_start_is_to_be_done_without_once() -> None:
+def test_a_device_that_takes_long_to_restart_is_excluded_once() -> None:
     m = live()
     m.ended(1.0, "a0", "killed")
-    assert m.passed(4.9) == []
+    assert m.tick(4.9) == []
     assert m.next_time_s == 5.0
-    assert m.passed(5.0) == [see.StaysAway(5.0, "A", "n1", "killed")]
-    assert m.passed(9.0) == []
+    assert m.tick(5.0) == [see.Exclude(5.0, "A", "n1", "killed")]
+    assert m.tick(9.0) == []
     assert m.started(9.5, "A", "n1", "a1") == [DeviceReturned(9.5, "A")]
 
 
-def test_a_device_that_cannot_come_back_is_gone_until_it_does() -> None:
+def test_a_device_whose_node_has_left_is_removed_until_it_starts_again() -> None:
     m = live()
     m.ended(1.0, "a0", "killed")
-    assert m.node_left(3.0, "A", "left") == [DeviceGone(3.0, "A", "n1", "left")]
-    assert m.node_left(4.0, "A", "left") == []
-    assert m.passed(8.0) == []
+    assert m.removed(3.0, "A", "left") == [DeviceRemoved(3.0, "A", "n1", "left")]
+    assert m.removed(4.0, "A", "left") == []
+    assert m.tick(8.0) == []
     assert m.started(9.0, "A", "n3", "a1") == [DeviceReturned(9.0, "A")]
 
 
-kinds = st.sampled_from(["silent", "heard", "hangs", "lost", "ended", "failed", "left", "started"])
+kinds = st.sampled_from(
+    ["suspected", "answered", "hangs", "lost", "ended", "failed", "left", "started"]
+)
 sights = st.lists(st.tuples(kinds, st.sampled_from("AB"), st.booleans(), st.floats(0, 5)))
 
 
 @given(sights)
-def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
+def test_each_loss_and_return_is_ordered_once_and_each_loss_ends(
     life: list[tuple[str, str, bool, float]],
 ) -> None:
     m = live()
@@ -181,7 +185,7 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
                     assert not away[name]
                     away[name] = 1
                     unsteady.discard(name)
-                case DeviceGone():
+                case DeviceRemoved():
                     assert away[name] < 2
                     away[name] = 2
                     unsteady.discard(name)
@@ -193,7 +197,7 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
                 case DeviceSteady():
                     assert not away[name]
                     unsteady.remove(name)
-                case see.StaysAway():
+                case see.Exclude():
                     assert away[name] == 1
                 case Restart():
                     assert away[name] == 1
@@ -202,19 +206,19 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
 
     for what, name, forever, seconds in life:
         now_s += seconds
-        follow(m.passed(now_s))
+        follow(m.tick(now_s))
         address = earlier[name] if forever else present[name]
         sight: dict[str, Callable[[], list[Order]]] = {
-            "silent": partial(m.silent, now_s, address, 2.0),
-            "heard": partial(m.heard, now_s, address),
-            "hangs": partial(m.heard, now_s, address, overdue_s=9.0),
+            "suspected": partial(m.suspected, now_s, address, 2.0),
+            "answered": partial(m.answered, now_s, address),
+            "hangs": partial(m.overdue, now_s, address, 9.0),
             "lost": partial(m.messages_lost, now_s, address),
             "ended": partial(m.ended, now_s, address, "x"),
-            "left": partial(m.node_left, now_s, name, "x"),
+            "left": partial(m.removed, now_s, name, "x"),
         }
         if what == "failed" and name in restarting:
             restarting.discard(name)
-            follow(m.node_left(now_s, name, "x") if forever else m.start_failed(now_s, name))
+            follow(m.removed(now_s, name, "x") if forever else m.start_failed(now_s, name))
         elif what == "started" and (name in restarting or away[name] == 2):
             restarting.discard(name)
             earlier[name], present[name] = present[name], f"{name}{next(number)}"
@@ -222,11 +226,11 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
             assert not away[name]
         elif what in sight:
             follow(sight[what]())
-        # Whoever is away is heard again, is started, is to be started, or is gone.
+        # A device that is away answers, is restarted, is to be restarted, or is removed.
         for device in "AB":
             state = m.state(device)
             assert (state is DeviceState.LIVE) == (not away[device])
-            if state in (DeviceState.SILENT, DeviceState.RESTARTING):
+            if state in (DeviceState.SUSPECTED, DeviceState.RESTARTING):
                 assert device in restarting or m.next_time_s < inf
             # Whoever is back is steady, or will be said to be.
             if back := m.returned(now_s, device):
@@ -234,9 +238,9 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
                 assert back.is_steady or m.next_time_s < inf
 
 
-def test_a_device_that_let_go_of_our_stages_loads_them_again_in_its_process() -> None:
+def test_a_device_that_has_unloaded_our_stages_loads_them_again_in_its_process() -> None:
     liveness = live()
-    cause = "it has not heard of this client for long"
+    cause = "it could not reach this client for long"
     assert liveness.unloaded(50.0, "a0") == [
         DeviceLost(50.0, "A", "n1", cause, may_live=True),
         Restart("A", "a0", cause, keep=True),
@@ -248,19 +252,19 @@ def test_a_device_that_let_go_of_our_stages_loads_them_again_in_its_process() ->
     ]
 
 
-def test_a_pools_client_ends_no_silent_device_and_does_without_it_until_it_is_heard() -> None:
-    m = live(of_pool=True, keeps=False)
-    assert [type(order) for order in m.silent(1.0, "a0", 2.0)] == [DeviceLost]
-    assert m.passed(6.9) == []
-    assert [type(order) for order in m.passed(7.0)] == [see.StaysAway]
-    assert m.passed(1000.0) == []
-    assert m.heard(1001.0, "a0") == [DeviceReturned(1001.0, "A", is_steady=False)]
-    m.silent(2000.0, "a0", 2.0)
-    m.heard(2001.0, "a0")
-    assert [type(order) for order in m.passed(3000.0)] == [DeviceSteady]
+def test_a_pools_client_excludes_a_suspected_device_and_does_not_restart_it() -> None:
+    m = live(of_pool=True, restarts=False)
+    assert [type(order) for order in m.suspected(1.0, "a0", 2.0)] == [DeviceLost]
+    assert m.tick(6.9) == []
+    assert [type(order) for order in m.tick(7.0)] == [see.Exclude]
+    assert m.tick(1000.0) == []
+    assert m.answered(1001.0, "a0") == [DeviceReturned(1001.0, "A", is_steady=False)]
+    m.suspected(2000.0, "a0", 2.0)
+    m.answered(2001.0, "a0")
+    assert [type(order) for order in m.tick(3000.0)] == [DeviceSteady]
 
 
-def test_a_stage_of_a_pools_device_may_take_longer_than_one_client_says() -> None:
+def test_a_stage_of_a_pools_device_has_a_least_timeout() -> None:
     m = live(of_pool=True)
-    assert m.heard(1.0, "a0", 0.1) == []
-    assert isinstance(m.heard(11.0, "a0", 10.1)[-1], Restart)
+    assert m.overdue(1.0, "a0", 0.1) == []
+    assert isinstance(m.overdue(11.0, "a0", 10.1)[-1], Restart)

@@ -221,7 +221,7 @@ def test_routes_with_a_device_away_are_not_taken() -> None:
     routes = Routes([route("A"), route("A", "B"), route("C")])
     routes.lose(ev.DeviceLost(0.0, "A", "n", "x"))
     assert [routes.choose(), routes.choose([2])] == [2, None]
-    routes.lose(ev.DeviceGone(0.0, "C", "n", "x"))
+    routes.lose(ev.DeviceRemoved(0.0, "C", "n", "x"))
     assert routes.choose() is None
     assert routes.may_come()
     assert not routes.may_come([0, 1])

@@ -14,7 +14,7 @@ from hetero.scheduler.processes.owned_files import Process, owned_name, process_
 
 PROGRAM = """
 import atexit, sys
-from hetero.scheduler.processes.process_end import end_with
+from hetero.scheduler.processes.process_end import run_and_exit
 
 class Last:
     def __del__(self):
@@ -27,7 +27,7 @@ def program():
     print("done")
     sys.exit(3)
 
-end_with(program)
+run_and_exit(program)
 """
 COMMAND = [sys.executable, "-c", PROGRAM]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -101,7 +101,7 @@ def test_a_short_request_is_answered_by_its_callers_thread(
     assert made.waited_s == 0
     assert not made.cancel()
     assert made.pending_outputs() == {}
-    assert [line.what for line in made.story()] == [
+    assert [line.event for line in made.story()] == [
         f"submitted with {X.nbytes} bytes",
         "started",
         "answered",
@@ -115,7 +115,7 @@ def test_a_short_request_is_answered_by_its_callers_thread(
         Request(),
         Request(inline=True, timeout_s=300),
         Request(inline=True, profile=True),
-        Request(inline=True, keep_copies=("t0",)),
+        Request(inline=True, resident_copies=("t0",)),
     ],
     ids=["its caller goes on", "own deadline", "profile", "kept output"],
 )
@@ -225,7 +225,7 @@ def test_routes_take_turns(executor: InProcessExecutor) -> None:
     )
     # In stage order, which is not the order of the second route.
     assert runs == {((0, "TOY.0"), (1, "TOY.1")): 6, ((1, "TOY.1"), (2, "TOY.2")): 3}
-    assert [line.what for line in made[0].story()][1].startswith("started on route ")
+    assert [line.event for line in made[0].story()][1].startswith("started on route ")
     assert held_nothing(executor, deployment)
 
 
@@ -264,14 +264,14 @@ def test_a_request_that_comes_to_a_busy_device_is_adopted_there(
     made = deployment.submit({"x": X}, WAITS)
     assert isinstance(made, Submission)
     assert not made.future.done()
-    assert [line.what for line in made.story()][1:] == ["started"]
+    assert [line.event for line in made.story()][1:] == ["started"]
     assert deployment._runner.counts() == (0, 1)
     opened.set()
     answer = made.future.result(PATIENCE_S)
     np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
     assert [run.stage for run in answer.stage_timings] == [0, 1, 2, 3]
     assert first.future.result(PATIENCE_S)
-    assert [line.what for line in made.story()][1:] == ["started", "answered"]
+    assert [line.event for line in made.story()][1:] == ["started", "answered"]
     assert held_nothing(executor, deployment)
 
 
@@ -326,7 +326,7 @@ def test_a_stage_that_raises_gives_the_error_of_a_submitted_request(
         assert isinstance(error, HeteroError)
         assert (kind == "fail") == isinstance(error.__cause__, ZeroDivisionError)
         data = {n: v for n, v in error.data.items() if n != "request_id"}
-        story = [line.what for line in made.story()]
+        story = [line.event for line in made.story()]
         state = deployment._runner._machine.state(made.request_id)
         all_told = repr((error, str(error), data, error.__cause__, story, state))
         told.append(re.sub(rf"0x\w+|(?<=request ){made.request_id}\b", "N", all_told))
@@ -474,9 +474,9 @@ def lives(seed: int, *, is_observed: bool) -> Iterator[Any]:
                     "sizes": (record.submitted.nbytes, record.nbytes, record.submitted.trace),
                     # A submitted request's other branches may go on after one has failed.
                     "story": [
-                        (line.attempt, line.what)
+                        (line.attempt, line.event)
                         for line in record.story
-                        if "came late" not in line.what
+                        if "came late" not in line.event
                     ],
                     "counts": deployment._runner.counts(),
                     "expected": deployment._runner._machine._expected._made_nbytes,

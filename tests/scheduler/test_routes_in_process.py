@@ -107,7 +107,7 @@ def test_what_does_not_fit_into_a_device_is_run_on_another_route(
     deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
     made = deployment.submit({"x": X})
     assert [run.device for run in made.future.result(300).stage_timings] == ["TOY.1"]
-    told = [line.what for line in deployment.story(made.request_id)]
+    told = [line.event for line in deployment.story(made.request_id)]
     assert any("MemoryError: by design" in line for line in told)
     deployment.close()
     alone = executor.deploy(one, sources)

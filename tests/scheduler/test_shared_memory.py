@@ -152,32 +152,52 @@ def test_half_of_the_file_system_stays_free(
     assert files() == set()
 
 
-def test_slots_of_what_was_not_delivered_or_of_the_dead_are_free(pool: SlotPool) -> None:
+def test_slots_that_a_closed_channel_has_not_taken_and_those_of_the_dead_are_free(
+    pool: SlotPool, reader: SlotReader
+) -> None:
     slots = []
-    for number, reader in enumerate([Process(1, "1"), *[READER] * 4]):
-        slot = pool.fill(contents(100), reader)
+    for owner, channel in (
+        (Process(1, "1"), b"another"),
+        (READER, b"closed"),
+        (READER, b"closed"),
+        (READER, b"open"),
+    ):
+        slot = pool.fill(contents(100), owner, channel)
         assert slot is not None
-        pool.sent([(slot, slot.generation)], (b"one" if number < 4 else b"two", number))
         slots.append(slot)
-    pool.free_undelivered(b"one", 1, 2)
-    assert [slot.is_free for slot in slots] == [False, True, True, False, False]
+    view = reader.view(list(slots[1].place), 100)
+    pool.free_untaken(b"closed")
+    assert [slot.is_free for slot in slots] == [False, False, True, False]
+    del view
+    assert slots[1].is_free
     pool.free_all_of(READER)
-    assert [slot.is_free for slot in slots] == [False, True, True, True, True]
-    pool.sent([(slots[0], slots[0].generation - 1)], None)  # of an earlier use: not this one
+    assert [slot.is_free for slot in slots] == [False, True, True, True]
+    pool.take_back([(slots[0], slots[0].generation - 1)])  # of an earlier use: not this one
     assert not slots[0].is_free
-    pool.sent([(slots[0], slots[0].generation)], None)
+    pool.take_back([(slots[0], slots[0].generation)])
     assert slots[0].is_free
 
 
-@pytest.mark.parametrize("undelivered", [False, True])
+def test_a_closed_reader_takes_nothing(pool: SlotPool, reader: SlotReader) -> None:
+    slot = pool.fill(contents(100), READER, b"closed")
+    assert slot is not None
+    reader.view(list(slot.place), 100)  # and has mapped it
+    slot = pool.fill(contents(100), READER, b"closed")
+    assert slot is not None
+    reader.close()
+    with pytest.raises(BlobError, match="closed channel"):
+        reader.view(list(slot.place), 100)
+    assert not slot.is_taken
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
 def test_a_slot_that_is_filled_while_others_are_freed_stays_its_readers(
-    pool: SlotPool, reader: SlotReader, monkeypatch: pytest.MonkeyPatch, undelivered: bool
+    pool: SlotPool, reader: SlotReader, monkeypatch: pytest.MonkeyPatch, is_closed: bool
 ) -> None:
     dead = Process(1, "1")
-    given_back, kept = (pool.fill(contents(100), dead) for _ in range(2))
+    given_back, kept = (pool.fill(contents(100), dead, b"closed") for _ in range(2))
     assert given_back is not None
     assert kept is not None
-    pool.sent([(slot, slot.generation) for slot in (given_back, kept)], (b"one", 1))
     given_back.free()  # its reader lived when it gave this back
     free = Slot.free
     sending = threading.Thread(target=lambda: filled.append(pool.fill(contents(100, 7), READER)))
@@ -190,8 +210,8 @@ def test_a_slot_that_is_filled_while_others_are_freed_stays_its_readers(
         free(slot)
 
     monkeypatch.setattr(Slot, "free", slowly)
-    if undelivered:
-        pool.free_undelivered(b"one", 1, 1)
+    if is_closed:
+        pool.free_untaken(b"closed")
     else:
         pool.free_all_of(dead)
     monkeypatch.setattr(Slot, "free", free)
@@ -304,11 +324,11 @@ def test_large_tensors_between_processes_and_the_death_of_a_reader_and_owner(
         one.channel.send(address, values(number, LARGE))
         came.append(one.next())
     pool = one.channel._pool
-    busy = pool._taken()
+    busy = pool._filled()
     assert len(busy) == 3
     assert files(process.pid)
     process.kill()
-    assert one.silent.get(timeout=LONG_S) == (address, 0.0)
+    assert one.ended.get(timeout=LONG_S) == address
     # The reader gives nothing back any more, and the owner removes no file: both is done for them.
     assert all(slot.is_free for slot in busy)
     process.wait()
@@ -350,10 +370,10 @@ def test_a_party_that_closes_frees_what_it_has_not_received(
     for number in range(3):
         one.channel.send(two.address, values(number, LARGE))
     kept = two.next()
-    wait_for(lambda: one.address in two.channel._peers.met)
-    two.channel.close()  # it says so to whom it has heard
-    assert one.silent.get(timeout=LONG_S) == (two.address, 0.0)
-    busy = [slot for slot in one.channel._pool._taken() if not slot.is_free]
+    wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
+    two.channel.close()
+    assert one.ended.get(timeout=LONG_S) == two.address
+    busy = [slot for slot in one.channel._pool._filled() if not slot.is_free]
     assert len(busy) == 1
     check(kept, 0, LARGE)
     del kept
@@ -372,9 +392,9 @@ def test_a_message_that_cannot_be_sent_takes_no_slot(party: Callable[..., Party]
     one, two = party(), party()
     message = values(1, LARGE)
     bad = message._replace(tensors={**message.tensors, "y": object()})
-    with pytest.raises(TypeError, match="no value of ONNX"):
+    with pytest.raises(TypeError, match="not an ONNX value"):
         one.channel.send(two.address, bad)
-    assert all(slot.is_free for slot in one.channel._pool._taken())
+    assert all(slot.is_free for slot in one.channel._pool._filled())
 
 
 def test_what_a_party_sends_itself_is_handed_in_by_reference(party: Callable[..., Party]) -> None:

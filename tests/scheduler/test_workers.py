@@ -205,7 +205,7 @@ def test_a_request_that_its_caller_runs_is_told_of_as_any_other(
         made = deployment.submit({"x": X}, request)
         (run,) = made.future.result(PATIENCE_S).stage_timings
         told.append(
-            ([line.what for line in made.story()], run.stage, run.device, run.output_nbytes)
+            ([line.event for line in made.story()], run.stage, run.device, run.output_nbytes)
         )
         assert run.queued_s >= 0 < run.run_s
     assert told[0] == told[1]

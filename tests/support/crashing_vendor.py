@@ -1,4 +1,4 @@
-"""What a vendor's runtime may do to the process that asks it: functions for a `WorkerProcess`."""
+"""Functions for a `WorkerProcess` that crash, hang or exhaust memory, as a vendor runtime may."""
 
 import ctypes
 import select
@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 
-def answers(request):
-    """End, stall or fill the process, as the request says; or return it."""
+def respond(request):
+    """Crash, hang or fill the process if the request is such a word; return the request."""
     match request.decode():
         case "crash":
             ctypes.string_at(0)
@@ -22,14 +22,14 @@ def answers(request):
             bytearray(2**33)
         case path if path.startswith("/"):
             Path(path).touch()
-            select.select([0], [], [])  # until the next request comes
+            select.select([0], [], [])  # until the next request arrives
         case "print":
-            print("not an answer")
+            print("not a response")
     return request
 
 
 def verdicts(questions, target):
-    """Take every node but those of Tanh, about which it crashes."""
+    """Accept every node; crash on Tanh."""
     if any(op_type == "Tanh" for op_type, *_ in questions):
         ctypes.string_at(0)
     return [f"asked on {target}" for _ in questions]

@@ -58,7 +58,7 @@ def _tell(history: History, trace: Path | None) -> None:
         if call.story and (not call.ends or history.broken):
             print(f"call {call.number}:")
             for line in call.story():
-                print(f"  {line.time_s:.4f} attempt {line.attempt}: {line.what}")
+                print(f"  {line.time_s:.4f} attempt {line.attempt}: {line.event}")
     print(f"hash {history.world.hash}")
     if trace is not None:
         names: dict[str, int] = {}

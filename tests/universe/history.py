@@ -224,7 +224,7 @@ class History:
             timeout_s=draw.choice((0.02, 0.5)) if draw.random() < faults.hurry else None,
             waits=is_last or draw.choice((True, True, True, None, False)),
             priority=draw.choice((0, 0, 0, 1, 5)),
-            keep=("r",) if model.has_state else (),
+            resident_outputs=("r",) if model.has_state else (),
         )
         call = Call(
             number, model, inputs, models.wanted(model.shape, known), request, self.world.now
@@ -361,7 +361,7 @@ class History:
         if faults.late and draw.random() < faults.late:
             late = [draw.random() * faults.late_s]
         # Channels drop what comes twice, which for a tensor that is kept they alone do.
-        keeps = isinstance(message, Outputs) and bool(message.task.request.keep)
+        keeps = isinstance(message, Outputs) and bool(message.task.request.resident_outputs)
         if faults.double and not keeps and draw.random() < faults.double:
             late.append(draw.random() * 0.05)
         return late

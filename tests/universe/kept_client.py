@@ -12,7 +12,7 @@ from math import inf
 from typing import Concatenate, Final, ParamSpec
 
 from hetero.scheduler.client.deployments import Deployments
-from hetero.scheduler.client.liveness import Liveness, Order, Restart, StaysAway
+from hetero.scheduler.client.liveness import Exclude, Liveness, Order, Restart
 from hetero.scheduler.observe.observer import Observer
 from hetero.scheduler.universe.client import PlayedClient, PlayedDeployment
 from hetero.scheduler.universe.device import PlayedDevice
@@ -76,7 +76,7 @@ class KeptClient(PlayedClient):
         self._liveness = Liveness(
             device_timeout_s=cluster.timeout_s,
             of_pool=keeps_pool or not self._keeps,
-            keeps=self._keeps,
+            restarts=self._keeps,
         )
         #: The lives of devices that it listens to, by address, and those that are not heard.
         self._watched: dict[str, PlayedDevice] = {}
@@ -146,7 +146,7 @@ class KeptClient(PlayedClient):
             address, is_heard = device.address, self.cluster.is_heard(device.process, self.process)
             if is_heard and address in self._silent:
                 self._silent.discard(address)
-                self.see(self._liveness.heard, address)
+                self.see(self._liveness.answered, address)
             elif not is_heard and address not in self._silent:
                 self.process.do(self.cluster.timeout_s, 0.0, self._still_silent, device)
             if is_heard and (address, self.address) in self.cluster.given_up:
@@ -159,20 +159,20 @@ class KeptClient(PlayedClient):
         is_watched = device.address in self._watched and device.address not in self._silent
         if is_watched and not self.cluster.is_heard(device.process, self.process):
             self._silent.add(device.address)
-            self.see(self._liveness.silent, device.address, self.cluster.timeout_s)
+            self.see(self._liveness.suspected, device.address, self.cluster.timeout_s)
             self._reach(device)
 
     def _reach(self, device: PlayedDevice) -> None:
         """While a silent device's node is cut off, say so."""
         if device.address in self._silent and self.cluster.is_cut(device.process, self.process):
-            self.see(self._liveness.unreached, device.address)
+            self.see(self._liveness.cut_off, device.address)
             self.process.do(_LOOK_S, 0.0, self._reach, device)
 
     def _look_for_overdue(self) -> None:
         for device in list(self._watched.values()):
             overdue_s = device.loop.status()["overdue_s"]
             if overdue_s and self.cluster.is_heard(device.process, self.process):
-                self.see(self._liveness.heard, device.address, overdue_s)
+                self.see(self._liveness.overdue, device.address, overdue_s)
         self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
 
     def see(
@@ -190,19 +190,19 @@ class KeptClient(PlayedClient):
     def _keep(self) -> None:
         while self._orders:
             self._orders.popleft()()
-            self._see(partial(self._liveness.passed, self.world.now))
+            self._see(partial(self._liveness.tick, self.world.now))
         self._is_keeping = False
         due_s = self._liveness.next_time_s
         if due_s < inf:
             late_s = max(0.0, due_s - self.world.now)
-            self.process.do(late_s, 0.0, self.see, self._liveness.passed)
+            self.process.do(late_s, 0.0, self.see, self._liveness.tick)
 
     def _see(self, seen: Callable[[], list[Order]]) -> None:
         for order in seen():
             self.world.note(f"{self.process.name}: {type(order).__name__} {order.device}")
             if isinstance(order, Restart):
                 self.world.spawn(partial(self._restart, order))
-            elif not isinstance(order, StaysAway):
+            elif not isinstance(order, Exclude):
                 self.deployments.tell(order)
                 for deployment in self.deployments:
                     if order.device not in deployment.placement.devices:
@@ -227,7 +227,7 @@ class KeptClient(PlayedClient):
             self._do(partial(self._welcome_if_live, deployment, order))
         else:
             deployment.stale.add(device.name)
-            self.see(self._liveness.silent, device.address, 0.0)
+            self.see(self._liveness.suspected, device.address, 0.0)
 
     def _welcome_if_live(self, deployment: KeptDeployment, order: DeviceReturned) -> None:
         if back := self._liveness.returned(self.world.now, order.device):

@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with the bounds that it leaves to a proxy in front of it.
 
-uvicorn 0.54 keeps heads and trailers of any size, waits for a head without a limit, parses chunks
-of any smallness, and drops the body of a request that offers HTTP/2, as Java's client does.
+uvicorn 0.54 keeps heads and trailers of any size, waits for a head without a limit, parses tiny
+chunks and thousands of pipelined requests at once, leaves the first of them running after the
+client has disconnected, and drops the body of a request that offers HTTP/2, as Java's client does.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hetero.apps.serve.rest_messages import dump_json
 
 #: Bytes of a request's head, of its trailers, and of anything else between two parser events.
 MAX_HEAD_NBYTES: Final = 65536
+#: Bytes that are parsed at once.
+SLICE_NBYTES: Final = 16384
 #: Seconds that a head may take.
 HEAD_S: Final = 30.0
 #: Chunks of a body whose mean size is not checked, and the least mean size of more of them.
@@ -25,6 +29,19 @@ FREE_CHUNKS: Final = 1024
 MIN_CHUNK_NBYTES: Final = 64
 #: Bytes of a refused body that are read, so that the client reads the response before a reset.
 MAX_DISCARDED_NBYTES: Final = 2**26
+
+
+class _Flow(FlowControl):
+    """Flow control that does not read while data waits to be parsed."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: BoundedHttpProtocol) -> None:
+        super().__init__(transport)
+        self._protocol = protocol
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if not self._protocol.unparsed:
+            super().resume_reading()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -38,12 +55,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        #: Data that is parsed after the requests before it.
+        self.unparsed = b""
         #: The request that is being answered.
         self._current: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         """Begin to wait for a request."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -54,10 +74,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._current.disconnected = True
             self._current.message_event.set()
         self.pipeline.clear()
-        self._current = None
+        self._current, self.unparsed = None, b""
 
     def data_received(self, data: bytes) -> None:
-        """Parse data; close the connection if it exceeds a bound."""
+        """Parse data; close the connection if it exceeds a bound.
+
+        A read may hold thousands of requests, each of which costs kilobytes when it is parsed, so
+        parsing stops while requests are waiting.
+        """
+        for start in range(0, len(data), SLICE_NBYTES):
+            if self.pipeline:
+                self.unparsed += data[start:]
+                return
+            if self.transport.is_closing():
+                return
+            self._parse(data[start : start + SLICE_NBYTES])
+
+    def _parse(self, data: bytes) -> None:
         self._silent_nbytes += len(data)
         self._data = data
         super().data_received(data)
@@ -66,6 +99,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_large_head()
         elif self._is_in_head:
             self._start_head_timer()
+
+    def _parse_rest(self) -> None:
+        """Parse the data that was left while requests were waiting."""
+        data, self.unparsed = self.unparsed, b""
+        self.data_received(data)
+        if not self.pipeline:
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -113,6 +153,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Continue with the next request."""
         self._current = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        if self.unparsed and not self.pipeline:
+            self.loop.call_soon(self._parse_rest)
 
     def _should_upgrade(self) -> bool:
         """Return True: uvicorn leaves a request with an offer to `handle_websocket_upgrade`."""
@@ -130,7 +172,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         rest = self._data[offer.args[0] :]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"\r\n".join([*head, b"", rest]))
+        self._parse(b"\r\n".join([*head, b"", rest]))
 
     def refuse(self, status: int, message: str) -> None:
         """Answer a request that is not passed on, unless its response has begun; then close."""

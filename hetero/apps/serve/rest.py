@@ -235,7 +235,10 @@ class RestApplication:
         """Return a request's body without its Content-Encoding."""
         if not (encoding := exchange.header(b"content-encoding").lower()):
             return exchange.body
-        limit = self._service.options.body_nbytes
+        options = self._service.options
+        limit = options.body_nbytes
+        if _JSON_NBYTES not in exchange.headers:  # it is JSON alone
+            limit = min(limit, options.json_nbytes)
         unpack = partial(decompress, exchange.body, encoding, limit)
         body = await self._service.run_codec(LARGE_NBYTES, unpack)
         exchange.reservation.add(len(body))

@@ -16,8 +16,9 @@ from hetero.apps.serve.tensors import Raw, decode_json, decode_raw, encode_json,
 
 #: Content-Encoding -> zlib's window.
 _WINDOWS: Final = {"gzip": 31, "deflate": 15}
-#: Compressed bytes that are decompressed at once.
-_COMPRESSED_NBYTES: Final = 65536
+#: Bytes that are decompressed at once, packed and unpacked.
+_PACKED_NBYTES: Final = 2**16
+_PART_NBYTES: Final = 2**18
 #: zlib's fastest level: tensors hardly shrink.
 _LEVEL: Final = 1
 _DOCUMENT: Final = msgspec.json.Decoder(RequestDocument)
@@ -34,17 +35,23 @@ def decompress(body: Raw, encoding: str, limit: int) -> bytes:
         )
     reader = zlib.decompressobj(_WINDOWS[encoding])
     view, parts, left = memoryview(body), [], limit + 1
-    for at in range(0, len(body), _COMPRESSED_NBYTES):
-        try:
-            parts.append(reader.decompress(view[at : at + _COMPRESSED_NBYTES], left))
-        except zlib.error as error:
-            raise protocol_error(f"the body is not {encoding}: {error}.") from error
-        left -= len(parts[-1])
+    for at in range(0, len(body), _PACKED_NBYTES):
+        packed: Raw = view[at : at + _PACKED_NBYTES]
+        while packed and left > 0:
+            try:
+                parts.append(reader.decompress(packed, min(left, _PART_NBYTES)))
+            except zlib.error as error:
+                raise protocol_error(f"the body is not {encoding}: {error}.") from error
+            packed, left = reader.unconsumed_tail, left - len(parts[-1])
         if left <= 0:
-            raise protocol_error(f"the body has more than {limit} bytes decompressed.", 413)
+            raise protocol_error(
+                f"the body has more than {limit} bytes decompressed; send large tensors as raw "
+                "bytes (binary_data_size).",
+                413,
+            )
         if reader.eof:
             break
-    if not reader.eof or reader.unused_data or at + _COMPRESSED_NBYTES < len(body):
+    if not reader.eof or reader.unused_data or at + _PACKED_NBYTES < len(body):
         raise protocol_error(f"the body is truncated, or has more after its {encoding} data.")
     return b"".join(parts)
 

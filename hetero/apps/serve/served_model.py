@@ -97,7 +97,7 @@ class ServedModel:
             for name, array in request.inputs.items()
         }
         if variables := self.compiled.target.variables:
-            values |= RequestStates(variables, tuple(self._inputs.values())).given(values)
+            values |= RequestStates(variables, tuple(self._inputs.values())).values_for(values)
         return values
 
     def submit(self, values: Mapping[str, Value], request: Request) -> Submission | Answered:

@@ -1,4 +1,4 @@
-"""Module-level functions of OpenVINO's API, which need no Core of the user."""
+"""Module-level functions of OpenVINO's API, which use a shared Core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetero.version import hetero_version
 def compile_model(
     model: Source | Model, device_name: str = "HETERO", config: Config | None = None
 ) -> CompiledModel:
-    """Compile a model on the Core that the process shares; the first call starts it.
+    """Compile a model on the process's shared Core, which the first call starts.
 
     Parameters
     ----------
@@ -31,47 +31,47 @@ def compile_model(
 def save_model(
     model: Source | Model, output_model: str | Path, compress_to_fp16: bool = False
 ) -> None:
-    """Write a model as an ONNX file; large weights go to ``<name>.data`` beside it.
+    """Write a model as an ONNX file; large weights go to ``<name>.data`` in the same folder.
 
     Raises
     ------
     UnsupportedOperationError
-        `compress_to_fp16`: weights are written as they are.
+        If `compress_to_fp16` is true.
     """
     if compress_to_fp16:
         raise UnsupportedOperationError(
-            "compress_to_fp16: weights are written as the model has them; convert it first, as "
-            "with onnxconverter_common.float16."
+            "compress_to_fp16 is not supported; convert the model first, for example with "
+            "onnxconverter_common.float16."
         )
     read_model(model).save(output_model)
 
 
 def get_batch(model: Model) -> int | str | None:
-    """Return the length of the batch's axis: of N in the inputs' layouts, the first without any.
+    """Return the batch size: the length of axis N of the inputs' layouts, by default the first.
 
     Raises
     ------
     ArgumentError
-        Inputs differ in it.
+        If inputs have different batch sizes.
     """
-    found = {port.shape[_batch_axis(port)] for port in model.inputs if port.shape}
-    if len(found) != 1:
-        shown = ", ".join(f"{port.name!r} {port}" for port in model.inputs)
-        raise ArgumentError(f"the inputs have no one batch: {shown}.")
-    return next(iter(found))
+    batch_sizes = {port.shape[_batch_axis(port)] for port in model.inputs if port.shape}
+    if len(batch_sizes) != 1:
+        ports = ", ".join(f"{port.name!r} {port}" for port in model.inputs)
+        raise ArgumentError(f"expected one batch size in all inputs, got {ports}.")
+    return next(iter(batch_sizes))
 
 
 def set_batch(model: Model, batch_size: int = -1) -> Model:
-    """Return the model with another batch, of every input; -1 leaves it open."""
+    """Return the model with another batch size for every input; -1 makes it dynamic."""
     shapes = {}
     for port in model.inputs:
         if port.shape:
             shape = port.partial_shape
             shape[_batch_axis(port)] = batch_size
             shapes[port.name] = shape
-    changed = model.reshape(shapes)
+    reshaped = model.reshape(shapes)
     warn_if_unused("model = set_batch(model, ...)")
-    return changed
+    return reshaped
 
 
 def _batch_axis(port: TensorSpec) -> int:

@@ -1,4 +1,4 @@
-"""Whole networks: transformer and recurrent shapes against ONNX Runtime, and memory over time."""
+"""Whole networks, transformers and recurrent ones, against ONNX Runtime; memory of many runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_agrees_with_onnxruntime(name: str) -> None:
     model = SMALL[name]
     feeds = inputs_of(read_model(model))
     for raw in (True, False):
-        got = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
-        for a, b in zip(got, run_onnxruntime(model, feeds), strict=True):
+        actual = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
+        for a, b in zip(actual, run_onnxruntime(model, feeds), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:ORT,CPU"])
-def test_squeezenet_agrees_where_rounding_does_not_decide(device: str) -> None:
-    """All of it with weights at random, and as shipped up to the Softmax, whose classes tie."""
+def test_squeezenet_agrees_with_onnxruntime(device: str) -> None:
+    """Run it with random weights, and as shipped without the Softmax, whose classes tie."""
     shipped = read_model("light:squeezenet")
     *before, softmax = shipped.nodes
     with Core("inprocess") as core:
@@ -49,13 +49,13 @@ def test_squeezenet_agrees_where_rounding_does_not_decide(device: str) -> None:
             feeds = inputs_of(read_model(model))
             (want,) = run_onnxruntime(model, feeds)
             with core.compile_model(model, device, affinity={"op:Concat": "CPU"}) as compiled:
-                got = compiled(feeds)[0]
-            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-7)
-            assert got.size == 1000
+                actual = compiled(feeds)[0]
+            np.testing.assert_allclose(actual, want, rtol=1e-3, atol=1e-7)
+            assert actual.size == 1000
 
 
 def dynamic_attention(opset: int) -> onnx.ModelProto:
-    """Return self-attention over (batch, length, 32) whose sizes are only known when it runs."""
+    """Return self-attention over (batch, length, 32) whose sizes depend on the inputs."""
     axes = np.array([0], np.int64)
 
     def size(axis: int) -> list[onnx.NodeProto]:
@@ -107,26 +107,26 @@ def test_sizes_known_only_at_run_time(opset: int) -> None:
     compiled = compile_cpu(model)
     for shape in ((1, 5, 32), (3, 1, 32), (2, 17, 32)):
         x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-        (wanted,) = run_onnxruntime(model, {"x": x})
-        np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-5)
+        (expected,) = run_onnxruntime(model, {"x": x})
+        np.testing.assert_allclose(compiled.run([x])[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", pytest.param("vit", marks=pytest.mark.slow)])
-def test_peak_memory_is_near_what_must_be_held(name: str) -> None:
+def test_peak_memory_is_near_the_live_values(name: str) -> None:
     network = bert(layers=2, width=256) if name == "bert" else vit(layers=2, width=256)
     model = read_model(network)
-    given = list(inputs_of(model).values())
-    compile_cpu(network).run(given)  # what BLAS and numpy hold is theirs
+    inputs = list(inputs_of(model).values())
+    compile_cpu(network).run(inputs)  # fills the caches of BLAS and numpy
     compiled = compile_cpu(network)
     tracemalloc.start()
-    compiled.run(given)
+    compiled.run(inputs)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    held = model.weight_nbytes + largest_live_nbytes(model)
-    assert model.weight_nbytes + peak <= 1.3 * held
+    live_nbytes = model.weight_nbytes + largest_live_nbytes(model)
+    assert model.weight_nbytes + peak <= 1.3 * live_nbytes
 
 
-def test_many_runs_hold_no_more_memory_than_few() -> None:
+def test_memory_after_many_runs() -> None:
     x = np.ones((64, 64), np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),
@@ -148,8 +148,8 @@ def test_many_runs_hold_no_more_memory_than_few() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @pytest.mark.slow
-def test_twenty_thousand_requests_do_not_grow_the_process() -> None:
+def test_process_memory_after_twenty_thousand_requests() -> None:
     command = [sys.executable, "-m", "tests.support.many_requests", "20000"]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
-    # One lost output each would be 45 MB, one lost Python object each 1 MB.
+    # One leaked output per request would be 45 MB, one leaked Python object per request 1 MB.
     assert int(printed.stdout) < 1 << 20

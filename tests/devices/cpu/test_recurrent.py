@@ -52,8 +52,8 @@ def test_recurrent_layer_in_each_run(
     compiled = compile_cpu(model)
     for _ in range(3):
         feeds = {name: floats(*value.shape) for name, value in feeds.items()}
-        wanted = run_onnxruntime(model, feeds)
-        for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
+        expected = run_onnxruntime(model, feeds)
+        for a, b in zip(compiled.run(list(feeds.values())), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -90,8 +90,8 @@ def test_layer_over_sequences_of_several_lengths(
     compiled = compile_cpu(model)
     for lengths in ([6, 6, 6], [6, 4, 1], [2, 5, 3], [6, 6, 6]):
         feeds["lengths"] = np.array(lengths, np.int32)
-        wanted = run_onnxruntime(model, feeds)
-        for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
+        expected = run_onnxruntime(model, feeds)
+        for a, b in zip(compiled.run(list(feeds.values())), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     for lengths in ([6, 7, 1], [-1, 2, 3]):
         with pytest.raises(KernelError, match="numbers from 0 to 6"):
@@ -126,5 +126,5 @@ def test_layer_whose_state_alone_is_read_after_a_run_on_zeros(
     model = make_model([node], {"x": x}, ["h"], constants)
     compiled = compile_cpu(model)
     compiled.run([np.zeros_like(x)])
-    (wanted,) = run_onnxruntime(model, {"x": x})
-    np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-5)
+    (expected,) = run_onnxruntime(model, {"x": x})
+    np.testing.assert_allclose(compiled.run([x])[0], expected, rtol=1e-4, atol=1e-5)

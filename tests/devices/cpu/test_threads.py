@@ -1,4 +1,4 @@
-"""INFERENCE_NUM_THREADS sets BLAS's threads, and a model that sets none gets them all back."""
+"""INFERENCE_NUM_THREADS sets BLAS's threads; a model without it restores the default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.small_models import compile_cpu, make_model
 
 
 def blas_threads() -> set[int]:
-    """Return the limits of the libraries behind numpy; scipy may have loaded one of its own."""
+    """Return the limits of numpy's libraries; scipy may have loaded another library."""
     return {
         library["num_threads"]
         for library in threadpool_info()
@@ -30,19 +30,19 @@ def _as_before() -> Iterator[None]:
     use_threads(0)
 
 
-def test_each_model_runs_with_its_own_number() -> None:
+def test_each_model_runs_with_its_own_thread_count() -> None:
     started_with = blas_threads()
     x = np.ones((4, 4), np.float32)
     model = make_model([helper.make_node("MatMul", ["x", "x"], ["y"])], {"x": x}, ["y"])
     one = compile_cpu(model, INFERENCE_NUM_THREADS=1)
     two = compile_cpu(model, INFERENCE_NUM_THREADS=2)
     unset = compile_cpu(model)
-    for compiled, wanted in ((one, {1}), (two, {2}), (one, {1}), (unset, started_with)):
+    for compiled, expected in ((one, {1}), (two, {2}), (one, {1}), (unset, started_with)):
         compiled.run([x])
-        assert blas_threads() == wanted
+        assert blas_threads() == expected
 
 
-def test_any_thread_can_set_the_limit_after_another() -> None:
+def test_threads_set_the_limit_one_after_another() -> None:
     with ThreadPoolExecutor(1) as other:
         other.submit(use_threads, 2).result()
         assert blas_threads() == {2}

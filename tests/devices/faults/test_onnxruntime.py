@@ -22,7 +22,7 @@ TESTED_VERSION = "1.32"
 
 
 def _resize_with_positive_axes(inputs):
-    """Return what ONNX Runtime computes for the same model with positive axes."""
+    """Return ONNX Runtime's outputs of the same model with positive axes."""
     (proof,) = (row.proof for row in ROWS if row.operators == "Resize")
     graph = proof.graph.replace("axes = [-2, -1]", "axes = [2, 3]")
     model = replace(proof, graph=graph).model()

@@ -58,8 +58,8 @@ def test_loop_with_another_number_of_trips_in_each_run(grows: bool) -> None:
     compiled = compile_cpu(model)
     for trips in (5, 5, 0, 3, 5):
         feeds = {"x": floats(1, 4), "n": np.array(trips)}
-        wanted = run_onnxruntime(model, feeds)
-        for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
+        expected = run_onnxruntime(model, feeds)
+        for a, b in zip(compiled.run(list(feeds.values())), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -77,8 +77,8 @@ def test_shapes_that_depend_on_data() -> None:
     compiled = compile_cpu(model)
     for _ in range(6):
         x = floats(4, 5)
-        for got, wanted in zip(compiled.run([x]), run_reference(model, {"x": x}), strict=True):
-            np.testing.assert_array_equal(got, wanted)
+        for actual, expected in zip(compiled.run([x]), run_reference(model, {"x": x}), strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_inputs_of_many_shapes() -> None:
@@ -100,8 +100,8 @@ def test_inputs_of_many_shapes() -> None:
     for _ in range(2):
         for n, size in ((1, 9), (2, 9), (1, 30), (3, 4)):
             x = floats(n, 3, size, size + 1)
-            (wanted,) = run_onnxruntime(model, {"x": x})
-            np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-5)
+            (expected,) = run_onnxruntime(model, {"x": x})
+            np.testing.assert_allclose(compiled.run([x])[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_later_runs_leave_earlier_outputs_unchanged() -> None:

@@ -1,4 +1,4 @@
-"""Values of attributes that no kernel has are refused by the query, not by the run."""
+"""The query, not the run, refuses attribute values that no kernel supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetero.devices.plugin.schema_validation import schema_violations
 from hetero.errors import UnsupportedNodesError
 from tests.support.single_nodes import single_node_models
 
-#: Attributes whose value is the user's own text.
+#: Attributes whose value is any text.
 TEXT = {
     "classes_strings",
     "classlabels_strings",
@@ -41,7 +41,7 @@ TEXT = {
     "keys_as_string",
     "cast_map",
 }
-#: Those of the standard that ONNX has a schema of: one of ONNX Runtime's own is there without.
+#: Kernels with choices whose operator has a schema in ONNX; one operator of ONNX Runtime has none.
 CHOOSING = [
     kernel
     for kernel in KERNELS
@@ -52,13 +52,13 @@ CHOOSING = [
 
 
 def schema_of(kernel: Kernel) -> onnx.defs.OpSchema:
-    # LayerNormalization was ONNX Runtime's before it was the standard's.
+    # ONNX Runtime had LayerNormalization before ONNX did.
     version = 17 if kernel.op_type == "LayerNormalization" else kernel.since
     return onnx.defs.get_schema(kernel.op_type, version, kernel.domain)
 
 
 def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
-    """Return a model of one node that the kernel runs, where one is easily made."""
+    """Return a model of one node that the kernel runs, or None if it is hard to generate."""
     types = ["float", "int64", "uint8", "string", "float16", "int32"]
     if kernel.domain:
         return None
@@ -75,7 +75,7 @@ def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
 
 
 @pytest.mark.parametrize("kernel", CHOOSING, ids=lambda k: f"{k.op_type}-{k.since}")
-def test_other_values_are_refused_by_the_query(kernel: Kernel) -> None:
+def test_query_refuses_invalid_attribute_values(kernel: Kernel) -> None:
     proto = sound_model(kernel)
     if proto is None:
         hard = ("TfIdfVectorizer", "RMSNormalization")
@@ -87,9 +87,9 @@ def test_other_values_are_refused_by_the_query(kernel: Kernel) -> None:
         wrong = {"STRING": "nonsense", "STRINGS": ["nonsense"], "INT": 99}[kind]
         node = onnx.NodeProto()
         node.CopyFrom(proto.graph.node[0])
-        kept = [a for a in node.attribute if a.name != name]
+        others = [a for a in node.attribute if a.name != name]
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute(name, wrong)])
+        node.attribute.extend([*others, helper.make_attribute(name, wrong)])
         broken = onnx.ModelProto()
         broken.CopyFrom(proto)
         broken.graph.node[0].CopyFrom(node)
@@ -103,8 +103,8 @@ def test_other_values_are_refused_by_the_query(kernel: Kernel) -> None:
         assert f"attribute {name!r} is" in refusal.message
 
 
-def test_every_kernel_says_which_texts_it_takes() -> None:
-    """Its own defaults are among them."""
+def test_kernels_declare_the_values_of_text_attributes() -> None:
+    """The valid values include the defaults."""
     for kernel in KERNELS:
         for name, parameter in inspect.signature(kernel.function).parameters.items():
             if name in kernel.choices and parameter.default not in (inspect.Parameter.empty, None):
@@ -144,7 +144,7 @@ def model_of(text: str) -> Model:
     ids=["branch", "function", "attribute of a function"],
 )
 @pytest.mark.parametrize("plain", [False, True])
-def test_values_in_bodies_and_functions_are_refused_too(text: str, plain: bool) -> None:
+def test_query_refuses_values_in_bodies_and_functions(text: str, plain: bool) -> None:
     config = {"DISABLE_TRANSFORMATIONS": plain}
     (by,) = CPUPlugin().query_model(model_of(text), config).unsupported.values()
     (refusal,) = by.values()
@@ -152,7 +152,7 @@ def test_values_in_bodies_and_functions_are_refused_too(text: str, plain: bool) 
     assert "attribute 'auto_pad' is 'SAME'; valid values are 'NOTSET'" in refusal.message
 
 
-def test_a_function_is_judged_for_each_value_that_calls_give_it() -> None:
+def test_function_is_checked_for_the_attributes_of_each_call() -> None:
     text = (
         '(float[1,1,4,4] x, float[1,1,3,3] w) => (y, z) {y = own.F<pad = "VALID">(x, w) '
         'z = own.F<pad = "SAME">(x, w)} <domain: "own", opset_import: ["" : 17]> '
@@ -171,7 +171,7 @@ def test_a_user_reads_the_valid_values() -> None:
         core.compile_model(model_of(text), "CPU")
 
 
-def test_choices_are_of_attributes_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_of_unknown_attributes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetero.devices.kernels.registry.KERNELS", KernelRegistry())
     with pytest.raises(ValueError, match="no attribute 'mode' to choose for"):
         op("Odd", since=1, choices={"mode": ("a",)})(lambda xp, x: np.abs(x))

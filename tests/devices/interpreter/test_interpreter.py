@@ -40,8 +40,8 @@ def test_if_bodies_read_outer_values(condition: bool, config: dict[str, Any]) ->
     ]
     feeds = {"x": X, "c": np.array(condition)}
     model = make_model(nodes, feeds, ["y"], {"w": np.float32(3)})
-    (got,), (wanted,) = run_cpu(model, feeds, **config), run_reference(model, feeds)
-    assert np.array_equal(got, wanted)
+    (actual,), (expected,) = run_cpu(model, feeds, **config), run_reference(model, feeds)
+    assert np.array_equal(actual, expected)
 
 
 def test_loop_with_scan_output_and_capture() -> None:
@@ -110,7 +110,7 @@ def test_unsupported_operator_inside_a_body_is_named() -> None:
     assert "_branch of If" in refusal.message
 
 
-def test_a_function_that_calls_itself_is_refused() -> None:
+def test_recursive_function_is_refused() -> None:
     inner = [helper.make_node("Again", ["a"], ["b"], domain="own")]
     imports = [helper.make_opsetid("own", 1)]
     function = helper.make_function("own", "Again", ["a"], ["b"], inner, imports)
@@ -171,17 +171,17 @@ def test_outputs_are_the_callers_own(nodes: list[Any], outputs: list[str]) -> No
     )
     compiled, x = compile_cpu(model), X.copy()
     first = compiled.run([x])
-    kept = [y.copy() for y in first]
+    copies = [y.copy() for y in first]
     for i, y in enumerate(first):
         y[...] = -1
-        for other, before in zip(first[i + 1 :], kept[i + 1 :], strict=True):
+        for other, before in zip(first[i + 1 :], copies[i + 1 :], strict=True):
             assert np.array_equal(other, before)
     assert np.array_equal(x, X)
-    for y, before in zip(compiled.run([x]), kept, strict=True):
+    for y, before in zip(compiled.run([x]), copies, strict=True):
         assert np.array_equal(y, before)
 
 
-#: Operators of one input, made so that views, in-place results and copies mix.
+#: Operators of one input, a mix of views and copies.
 _UNARY = ("Relu", "Neg", "Abs", "Exp", "Tanh", "Identity", "Flatten", "Transpose", "Reshape")
 _BINARY = ("Add", "Sub", "Mul")
 
@@ -205,7 +205,7 @@ def chains(draw: st.DrawFn) -> tuple[list[Any], list[str]]:
 
 
 @given(chains(), st.booleans())
-def test_memory_is_never_written_while_somebody_reads_it(
+def test_memory_is_not_overwritten_while_it_is_read(
     chain: tuple[list[Any], list[str]], raw: bool
 ) -> None:
     nodes, outputs = chain
@@ -214,9 +214,9 @@ def test_memory_is_never_written_while_somebody_reads_it(
     square = np.array([40, 40], np.int64)
     model = make_model(nodes, {"x": x}, outputs, {"w": w, "square": square})
     compiled, given_x = compile_cpu(model, DISABLE_TRANSFORMATIONS=raw), x.copy()
-    wanted = run_reference(model, {"x": x})
+    expected = run_reference(model, {"x": x})
     for _ in range(2):  # a constant written in the first run would show in the second
-        for a, b in zip(compiled.run([given_x]), wanted, strict=True):
+        for a, b in zip(compiled.run([given_x]), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert np.array_equal(given_x, x)
 

@@ -1,4 +1,4 @@
-"""A device's own kernels come before the shared ones."""
+"""A device's own kernels replace the shared ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = np.array([-1.0, 2.0], np.float32)
 
 
 def device(**since: int) -> CPUPlugin:
-    """Return a device whose own kernels of these operators all give zeros."""
+    """Return a device whose own kernels of these operators return zeros."""
     registry = KernelRegistry()
 
     def zeros(xp: Any, x: Any) -> Any:
@@ -33,7 +33,7 @@ def device(**since: int) -> CPUPlugin:
     return Own()
 
 
-def test_an_own_kernel_replaces_the_shared_one_of_its_operator() -> None:
+def test_own_kernel_replaces_the_shared_one() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
     model = read_model(make_model(nodes, {"x": X}, ["y", "z"]))
     compiled = device(Relu=14).compile_model(model)
@@ -46,10 +46,10 @@ def test_an_own_kernel_replaces_the_shared_one_of_its_operator() -> None:
 
 
 @pytest.mark.parametrize(("since", "own"), [(1, False), (7, False), (13, True), (18, False)])
-def test_an_own_kernel_older_than_the_shared_one_does_not_replace_it(since: int, own: bool) -> None:
+def test_own_kernel_older_than_the_shared_one_is_not_used(since: int, own: bool) -> None:
     backend = device(Softmax=since).backend
-    found, shared = backend.find_kernel("", "Softmax", 17), KERNELS.find("", "Softmax", 17)
+    kernel, shared = backend.find_kernel("", "Softmax", 17), KERNELS.find("", "Softmax", 17)
     assert shared is not None
     assert shared.since == 13
-    assert found is not None
-    assert (found is not shared) is own
+    assert kernel is not None
+    assert (kernel is not shared) is own

@@ -95,12 +95,12 @@ def test_bad_attributes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("slope", [np.inf, -np.inf, np.nan])
-def test_special_slopes_leave_what_is_not_negative(slope: float) -> None:
+def test_leaky_relu_of_special_slopes(slope: float) -> None:
     x = np.array([2, 0, -1, np.nan, np.inf, -np.inf], np.float32)
     check("PRelu", [x, np.full(1, slope, np.float32)], {}, 16)
     check("LeakyRelu", [x], {"alpha": slope}, 16)
 
 
-def test_shrink_compares_with_the_bound_as_it_is_given() -> None:
+def test_shrink_compares_with_an_exact_bound() -> None:
     x = np.array([0.29980469, 0.30004883, -0.30004883], np.float16)
     check("Shrink", [x], {"lambd": 0.3, "bias": 0.1}, 9, 0, 0)

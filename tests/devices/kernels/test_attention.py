@@ -1,4 +1,4 @@
-"""Attention kernels against ONNX's reference (ONNX Runtime where its opset allows)."""
+"""Attention kernels against ONNX's reference, or ONNX Runtime if it supports the opset."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_causal_conv_with_state(activation, length, past):
     against_reference("CausalConvWithState", inputs, {"activation": activation}, 27, n_outputs=2)
 
 
-def test_flex_attention_applies_the_models_own_changes():
+def test_flex_attention_applies_subgraphs():
     from hetero.devices.kernels import KERNELS
 
     kernel = KERNELS.find("ai.onnx.preview", "FlexAttention", 1).function
@@ -174,6 +174,6 @@ def test_flex_attention_applies_the_models_own_changes():
     np.testing.assert_allclose(y, weights @ v.repeat(2, axis=1), rtol=1e-4, atol=1e-5)
 
 
-def test_a_softcap_that_is_not_positive_caps_nothing():
+def test_attention_ignores_a_softcap_that_is_not_positive():
     q = RNG.standard_normal((1, 2, 3, 4)).astype(np.float32)
     check("Attention", [q, q, q], {"softcap": -0.5}, 23, 1e-4, 1e-5)

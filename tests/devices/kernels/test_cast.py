@@ -49,16 +49,16 @@ def test_native(source: str, target: str, opset: int) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("source", "target"), list(product(EVERY, EVERY)))
 def test_every_pair(source: str, target: str) -> None:
-    # 0 and 1 are in every type but float8_e8m0, which has no 0.
+    # Every type has 0 and 1, except float8_e8m0, which has no 0.
     values = [1, 1] if "float8_e8m0fnu" in (source, target) else [0, 1]
     x = np.array(values, np.float32).astype(dtype(source))
-    wanted = np.array(values, np.float32).astype(dtype(target))
-    check("Cast", [x], {"to": number(target)}, 25, expected=[wanted])
-    check("CastLike", [x, wanted], {}, 25, expected=[wanted])
+    expected = np.array(values, np.float32).astype(dtype(target))
+    check("Cast", [x], {"to": number(target)}, 25, expected=[expected])
+    check("CastLike", [x, expected], {}, 25, expected=[expected])
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "values", "wanted"),
+    ("source", "target", "values", "expected"),
     [
         ("int16", "int8", [200, -200], [-56, 56]),
         ("int32", "int4", [8, -9, 17], [-8, 7, 1]),
@@ -71,17 +71,17 @@ def test_every_pair(source: str, target: str) -> None:
         ("float64", "float16", [1e6, -1e6, 0.1], [np.inf, -np.inf, 0.1]),
     ],
 )
-def test_rules(source: str, target: str, values: list[float], wanted: list[float]) -> None:
+def test_rules(source: str, target: str, values: list[float], expected: list[float]) -> None:
     x = np.array(values, np.float32 if "float" in source else np.int32).astype(dtype(source))
-    result = np.array(wanted).astype(dtype(target))
+    result = np.array(expected).astype(dtype(target))
     check("Cast", [x], {"to": number(target)}, 25, expected=[result])
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
     # One unit in the last place of bfloat16 at 1 is 2**-7.
     x = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20], np.float32)
-    got = run_kernel("Cast", [x], {"to": TensorProto.BFLOAT16}, 13)[0]
-    np.testing.assert_array_equal(got.astype(np.float32), [1, 1 + 2**-6, 1 + 2**-7])
+    actual = run_kernel("Cast", [x], {"to": TensorProto.BFLOAT16}, 13)[0]
+    np.testing.assert_array_equal(actual.astype(np.float32), [1, 1 + 2**-6, 1 + 2**-7])
 
 
 @pytest.mark.parametrize("name", FLOAT8)
@@ -89,19 +89,19 @@ def test_float8_saturates(name: str) -> None:
     largest = {"float8_e4m3fn": 448, "float8_e4m3fnuz": 240}.get(name, 57344)
     x = np.array([np.inf, -np.inf, 1e9, -1e9, np.nan, 0.1], np.float32)
     near = np.float32(0.1).astype(dtype(name)).astype(np.float32)
-    wanted = np.array([largest, -largest, largest, -largest, np.nan, near], np.float32)
-    check("Cast", [x], {"to": number(name)}, 19, expected=[wanted.astype(dtype(name))])
-    check("CastLike", [x, x.astype(dtype(name))], {}, 19, expected=[wanted.astype(dtype(name))])
+    expected = np.array([largest, -largest, largest, -largest, np.nan, near], np.float32)
+    check("Cast", [x], {"to": number(name)}, 19, expected=[expected.astype(dtype(name))])
+    check("CastLike", [x, x.astype(dtype(name))], {}, 19, expected=[expected.astype(dtype(name))])
 
     over = np.inf if name == "float8_e5m2" else np.nan
-    wanted = np.array([over, -over, over, -over, np.nan, near], np.float32)
+    expected = np.array([over, -over, over, -over, np.nan, near], np.float32)
     attributes = {"to": number(name), "saturate": 0}
     for inputs in (x, x.astype(str).astype(object)):
-        check("Cast", [inputs], attributes, 19, expected=[wanted.astype(dtype(name))])
+        check("Cast", [inputs], attributes, 19, expected=[expected.astype(dtype(name))])
 
 
 @pytest.mark.parametrize("name", FLOAT8)
-def test_float8_from_everything_as_onnx_does(name: str) -> None:
+def test_float8_from_other_floats(name: str) -> None:
     x = np.random.default_rng(24).normal(0, 100, 400).astype(np.float32)
     for source in ("float32", "float16", "bfloat16"):
         inputs = [x.astype(dtype(source))]
@@ -109,13 +109,13 @@ def test_float8_from_everything_as_onnx_does(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "wanted"),
+    ("mode", "expected"),
     [("up", [1, 2, 2, 2, 0.5]), ("down", [1, 1, 1, 1, 0.5]), ("nearest", [1, 1, 2, 2, 0.5])],
 )
-def test_float8_e8m0_rounds_to_powers_of_two(mode: str, wanted: list[float]) -> None:
+def test_float8_e8m0_rounds_to_powers_of_two(mode: str, expected: list[float]) -> None:
     x = np.array([1, 1.25, 1.5, 1.75, 0.5], np.float32)
-    got = run_kernel("Cast", [x], {"to": TensorProto.FLOAT8E8M0, "round_mode": mode}, 24)[0]
-    np.testing.assert_array_equal(got.astype(np.float32), wanted)
+    actual = run_kernel("Cast", [x], {"to": TensorProto.FLOAT8E8M0, "round_mode": mode}, 24)[0]
+    np.testing.assert_array_equal(actual.astype(np.float32), expected)
 
 
 @pytest.mark.parametrize("mode", ["up", "down"])
@@ -132,8 +132,8 @@ def test_float8_e8m0_of_negative_numbers(mode: str) -> None:
 def test_float8_e8m0_at_its_ends(saturate: int, mode: str, codes: list[int]) -> None:
     x = np.array([0, np.nan, np.inf, 3e38, 2.0**-127], np.float32)
     attributes = {"to": TensorProto.FLOAT8E8M0, "round_mode": mode, "saturate": saturate}
-    got = run_kernel("Cast", [x], attributes, 24)[0]
-    np.testing.assert_array_equal(got.view(np.uint8), codes)
+    actual = run_kernel("Cast", [x], attributes, 24)[0]
+    np.testing.assert_array_equal(actual.view(np.uint8), codes)
 
 
 @pytest.mark.parametrize("target", ["float32", "float64", "int32", "int64"])
@@ -146,8 +146,8 @@ def test_from_strings(target: str) -> None:
 
 def test_from_strings_beside_the_numbers() -> None:
     exact = np.array(["9007199254740993", "-3"], object)
-    wanted = np.array([9007199254740993, -3], np.int64)
-    check("Cast", [exact], {"to": TensorProto.INT64}, 13, expected=[wanted])
+    expected = np.array([9007199254740993, -3], np.int64)
+    check("Cast", [exact], {"to": TensorProto.INT64}, 13, expected=[expected])
     fraction = np.array(["100.5"], object)
     check("Cast", [fraction], {"to": TensorProto.INT32}, 13, expected=[np.array([100], np.int32)])
     with pytest.raises(ValueError, match="Hello"):
@@ -191,8 +191,8 @@ def test_identity() -> None:
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_narrow_types_are_spelled_as_the_number_that_they_hold(name: str) -> None:
+def test_narrow_types_to_strings(name: str) -> None:
     x = np.array([1, 0, 1], np.float32).astype(dtype(name))
     plain = x.astype(np.float32).tolist()
-    wanted = [str(v) if "float" in name else str(int(v)) for v in plain]
-    check("Cast", [x], {"to": TensorProto.STRING}, expected=[np.array(wanted, object)])
+    expected = [str(v) if "float" in name else str(int(v)) for v in plain]
+    check("Cast", [x], {"to": TensorProto.STRING}, expected=[np.array(expected, object)])

@@ -20,9 +20,9 @@ def check_model(model: onnx.ModelProto | str, inputs):
     if isinstance(model, str):
         model = parser.parse_model(model)
     feeds = dict(zip((i.name for i in model.graph.input), inputs, strict=True))
-    got, wanted = run_cpu(model, feeds), run_onnxruntime(model, feeds)
-    compare(got, wanted, 1e-6, 1e-6, model.graph.node[0].op_type)
-    return got
+    actual, expected = run_cpu(model, feeds), run_onnxruntime(model, feeds)
+    compare(actual, expected, 1e-6, 1e-6, model.graph.node[0].op_type)
+    return actual
 
 
 LOOP = """<ir_version: 8, opset_import: ["" : {opset}]>
@@ -96,13 +96,13 @@ def test_loop_without_a_trip_in_a_body():
     assert y.shape == (0, 3)
 
 
-def test_loop_without_a_trip_must_know_its_outputs():
+def test_loop_without_a_trip_whose_output_types_are_unknown():
     body = Mock(outputs=lambda *inputs: [(np.dtype(bool), ()), (None, None)])
     with pytest.raises(ValueError, match=r"no trip.*Declare the type in the body"):
         run_kernel("Loop", [np.array(0)], {"body": body}, n_outputs=1)
 
 
-def test_loop_without_limit_carries_anything():
+def test_loop_without_limit_carries_any_type():
     def body(number, going, sequence):
         return np.array(int(number) < 4), [*sequence, number]
 
@@ -145,7 +145,7 @@ SCANS = [
 ]
 
 
-# Negative axes, the last case, came with opset 11.
+# Opset 11 added negative axes, the last case.
 @pytest.mark.parametrize(
     ("opset", "attributes"),
     [*((9, a) for a in SCANS[:-1]), *((opset, a) for opset in (11, 16) for a in SCANS)],
@@ -154,8 +154,10 @@ def test_scan(opset, attributes):
     x, z = X[:3, :2], X[1:, 1:]
     if "scan_input_axes" in attributes:
         x = np.ascontiguousarray(x.T)
-    written = "".join(f"{name} = {list(values)}, " for name, values in attributes.items())
-    text = SCAN.format(opset=opset, attributes=written, x="a, b", z="c, d")
+    text_of_attributes = "".join(
+        f"{name} = {list(values)}, " for name, values in attributes.items()
+    )
+    text = SCAN.format(opset=opset, attributes=text_of_attributes, x="a, b", z="c, d")
     check_model(text, [X[0, :2], x, z])
 
 

@@ -44,7 +44,7 @@ def test_defaults_choose_nothing():
     check("NonMaxSuppression", [boxes(1, 4), scores], {}, 11)
 
 
-def test_equal_scores_keep_the_order_of_boxes():
+def test_non_max_suppression_of_equal_scores_keeps_the_order():
     scores = np.full((1, 1, 6), 0.5, np.float32)
     check("NonMaxSuppression", [boxes(1, 6), scores, *arguments(iou=1.0)], {}, 11)
 
@@ -70,7 +70,7 @@ def test_refuses():
     refuses(ValueError, "iou_threshold", "NonMaxSuppression", inputs, {}, 11)
 
 
-def test_boxes_that_are_no_numbers_overlap_nothing():
+def test_non_max_suppression_of_boxes_with_nan():
     boxes = np.array([[0, 0, 1, 1], [0, np.nan, 1, 1], [0, 0, 1, 0.9]], np.float32)[None]
     inputs = [
         boxes,

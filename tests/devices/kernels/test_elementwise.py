@@ -117,8 +117,8 @@ def test_mod(fmod: int, dtype: Any) -> None:
 def test_mod_of_floats_floors_from_opset_28() -> None:
     a = np.array([5.5, -5.5, 5.5, 1.0, -1.0, np.inf, 1.0], np.float32)
     b = np.array([2.0, 2.0, -2.0, np.inf, np.inf, 2.0, 0.0], np.float32)
-    wanted = np.array([1.5, 0.5, -0.5, 1.0, np.inf, np.nan, np.nan], np.float32)
-    check("Mod", [a, b], {"fmod": 0}, 28, expected=[wanted])
+    expected = np.array([1.5, 0.5, -0.5, 1.0, np.inf, np.nan, np.nan], np.float32)
+    check("Mod", [a, b], {"fmod": 0}, 28, expected=[expected])
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.0, 3.0, -1.0, -2.5])
@@ -192,12 +192,12 @@ def test_bit_shift(direction: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("direction", "wanted"), [("LEFT", [2, -4, 0, 0, 0, 0]), ("RIGHT", [0, -1, 0, -1, 0, -1])]
+    ("direction", "expected"), [("LEFT", [2, -4, 0, 0, 0, 0]), ("RIGHT", [0, -1, 0, -1, 0, -1])]
 )
-def test_signed_bit_shift(direction: str, wanted: list[int]) -> None:
+def test_signed_bit_shift(direction: str, expected: list[int]) -> None:
     x = np.array([1, -2, 1, -2, 1, -2], np.int8)
     y = np.array([1, 1, 8, 9, -1, -1], np.int8)
-    check("BitShift", [x, y], {"direction": direction}, 28, expected=[np.array(wanted, np.int8)])
+    check("BitShift", [x, y], {"direction": direction}, 28, expected=[np.array(expected, np.int8)])
 
 
 @pytest.mark.parametrize("op_type", ["BitwiseAnd", "BitwiseOr", "BitwiseXor"])
@@ -213,16 +213,16 @@ def test_bitwise(op_type: str) -> None:
 )
 def test_erf_is_as_exact_as_its_type(dtype: Any, error: float, tiny: float) -> None:
     x = np.concatenate([np.linspace(-7, 7, 20001), [1e-30, -1e-6, np.inf, -np.inf]]).astype(dtype)
-    wanted = np.array([math.erf(value) for value in x.astype(np.float64)])
-    got = run_kernel("Erf", [x], opset=13)[0]
-    assert got.dtype == x.dtype
-    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=error, atol=tiny)
-    assert np.abs(got).max() == 1
+    expected = np.array([math.erf(value) for value in x.astype(np.float64)])
+    actual = run_kernel("Erf", [x], opset=13)[0]
+    assert actual.dtype == x.dtype
+    np.testing.assert_allclose(actual.astype(np.float64), expected, rtol=error, atol=tiny)
+    assert np.abs(actual).max() == 1
 
 
 def test_erf_of_integers_is_truncated() -> None:
-    wanted = np.array([0, 0, 1, -1], np.int32)
-    check("Erf", [np.array([0, 1, 9, -9], np.int32)], opset=9, expected=[wanted])
+    expected = np.array([0, 0, 1, -1], np.int32)
+    check("Erf", [np.array([0, 1, 9, -9], np.int32)], opset=9, expected=[expected])
 
 
 @pytest.mark.parametrize("op_type", ["Add", "Mul", "Exp", "Tanh", "Sum", "Mean", "Erf", "Sqrt"])
@@ -230,8 +230,8 @@ def test_bfloat16_is_float32_rounded_once(op_type: str) -> None:
     x = floats((3, 4), 0.1, 2).astype(NARROW["bfloat16"])
     inputs = [x, x] if op_type in ("Add", "Mul", "Sum", "Mean") else [x]
     wide = run_kernel(op_type, [value.astype(np.float32) for value in inputs], opset=14)[0]
-    got = run_kernel(op_type, inputs, opset=14)[0]
-    compare(got, wide.astype(NARROW["bfloat16"]), 0, 0, op_type)
+    actual = run_kernel(op_type, inputs, opset=14)[0]
+    compare(actual, wide.astype(NARROW["bfloat16"]), 0, 0, op_type)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def test_constant_refuses():
 @pytest.mark.parametrize("shape", [(), (2, 3), (0, 2)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, np.uint8])
 def test_constant_of_shape(shape, dtype):
-    wanted = np.array(shape, np.int64)
-    check("ConstantOfShape", [wanted], {"value": np.array([1], dtype)}, 9)
-    check("ConstantOfShape", [wanted], {}, 20)
+    expected = np.array(shape, np.int64)
+    check("ConstantOfShape", [expected], {"value": np.array([1], dtype)}, 9)
+    check("ConstantOfShape", [expected], {}, 20)
 
 
 def test_constant_of_shape_edges():

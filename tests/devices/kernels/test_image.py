@@ -191,24 +191,24 @@ def test_grid_sample_of_integers_rounds_and_stays_in_range(dtype, mode):
     (exact,) = run_reference("GridSample", [x.astype(np.float64), GRID], {"mode": mode}, 22)
     if dtype is not np.int64:
         exact = np.clip(exact, limits.min, limits.max)
-    (got,) = run_kernel("GridSample", [x, GRID], {"mode": mode}, 22)
-    assert got.dtype == dtype
-    assert np.abs(got - exact).max() < 0.501
+    (actual,) = run_kernel("GridSample", [x, GRID], {"mode": mode}, 22)
+    assert actual.dtype == dtype
+    assert np.abs(actual - exact).max() < 0.501
 
 
 @pytest.mark.parametrize("dtype", [object, bool])
-def test_grid_sample_reads_pixels_that_have_no_values_between(dtype):
+def test_grid_sample_of_types_without_interpolation(dtype):
     x = np.array(["a", "", "b", "c", "d", "e"]).reshape(1, 1, 2, 3).astype(dtype)
     grid = np.array([[-1, -1], [1, 1], [0, 1], [5, 5]], np.float32).reshape(1, 1, 4, 2)
     attributes = {"mode": "nearest", "align_corners": 1}
-    wanted = np.array(["a", "e", "d", ""]).reshape(1, 1, 1, 4).astype(dtype)
-    check("GridSample", [x, grid], attributes, 22, expected=[wanted])
+    expected = np.array(["a", "e", "d", ""]).reshape(1, 1, 1, 4).astype(dtype)
+    check("GridSample", [x, grid], attributes, 22, expected=[expected])
     assert not refused("GridSample", [x, grid], **attributes)
     assert refused("GridSample", [x, grid], mode="linear") == "dtype"
     refuses(TypeError, "between two pixels", "GridSample", [x, grid], {"mode": "linear"}, 22)
 
 
-def test_strings_are_padded_with_empty_ones():
+def test_center_crop_pad_and_col2im_of_strings():
     x = np.array([["a", "b"]], object)
     check("CenterCropPad", [x, ints(2, 2)], {}, 18, expected=[np.array([["a", "b"], ["", ""]])])
     assert refused("Col2Im", [x[None], ints(1, 2), ints(1, 1)]) == "dtype"

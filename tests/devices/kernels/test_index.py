@@ -1,4 +1,4 @@
-"""Operators that read by index, against ONNX Runtime at each semantic version."""
+"""Operators on indices, against ONNX Runtime at each semantic version."""
 
 from __future__ import annotations
 
@@ -243,6 +243,6 @@ def test_top_k_edges():
     )
 
 
-def test_a_triangle_of_strings_is_filled_with_empty_ones():
+def test_trilu_of_strings_fills_with_empty_strings():
     x = np.array([["a", "b"], ["c", "d"]], object)
     check("Trilu", [x], {}, 14, expected=[np.array([["a", "b"], ["", "d"]])])

@@ -58,9 +58,9 @@ def test_where_keeps_every_bit() -> None:
     # Not-a-number with a payload, and both zeros.
     x = np.array([0x7FC12345, 0x80000000], np.uint32).view(np.float32)
     y = np.array([0.0, np.inf], np.float32)
-    for condition, wanted in ((True, x), (False, y)):
-        got = run_kernel("Where", [np.array([condition]), x, y])[0]
-        np.testing.assert_array_equal(got.view(np.uint32), wanted.view(np.uint32))
+    for condition, expected in ((True, x), (False, y)):
+        actual = run_kernel("Where", [np.array([condition]), x, y])[0]
+        np.testing.assert_array_equal(actual.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("shapes", [((2, 1), (3,), ()), ((), (3,), (2, 1)), ((2, 3), (), ())])

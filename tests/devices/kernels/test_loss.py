@@ -1,4 +1,4 @@
-"""Losses and optimiser steps against ONNX's reference, written-out formulas and edge values."""
+"""Losses and optimiser steps against ONNX's reference, formulas and edge values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_losses(reduction, weighted, ignore, spatial, opset):
 
 
 def _losses(x, labels, weight, ignore, reduction):
-    """One sample after the other, as the specification is written."""
+    """Compute the loss sample by sample, as in the specification."""
     log_prob = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
     loss, factors = np.zeros(labels.shape, np.float32), np.zeros(labels.shape, np.float32)
     for at in np.ndindex(labels.shape):

@@ -1,4 +1,4 @@
-"""Classical models of `ai.onnx.ml` against ONNX Runtime, written as from scikit-learn."""
+"""Classical models of `ai.onnx.ml`, as scikit-learn's converter writes them, on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODES = np.array([[1, 2], [3, 1]])
 
 check_ml = partial(check, domain="ai.onnx.ml", rtol=1e-3, atol=1e-4)
 
-#: As an attribute has it.
+#: The value of 0.1 in an attribute.
 TENTH = float(np.float32(0.1))
 
 POST_TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]
@@ -111,7 +111,7 @@ def test_linear_svm_classifier() -> None:
 
 
 MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ"]
-#: Values on the thresholds and missing ones.
+#: Values equal to thresholds, and missing values.
 ROWS = np.array(
     [[0, 1, -1], [np.nan, 0.5, 2], [-0.5, np.nan, 0], [1, 0, 0.5], [0.5, -1, np.nan]], np.float32
 )
@@ -153,7 +153,7 @@ def forest(modes: list[str], trees: int = 4) -> tuple[dict[str, Any], list[tuple
     }, leaves
 
 
-def test_each_tree_ensemble_is_built_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_ensemble_is_built_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[ml_trees.Trees] = []
 
     def build(*fields: Any) -> ml_trees.Trees:
@@ -231,7 +231,7 @@ def test_tree_ensemble_regressor(
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 def test_tree_ensemble_classifier(post: str, classes: int, positive: bool, dtype: type) -> None:
-    """Two classes have one score, as scikit-learn's converter writes them."""
+    """Check two classes with one score, as scikit-learn's converter writes them."""
     nodes, leaves = forest(MODES)
     scored = range(1 if classes == 2 else classes)
     weighed = [(*leaf, c) for leaf in leaves for c in scored]
@@ -251,8 +251,8 @@ def test_tree_ensemble_classifier(post: str, classes: int, positive: bool, dtype
     check_ml("TreeEnsembleClassifier", [x], attributes, 3, n_outputs=2)
 
 
-def test_two_classes_with_a_score_each_have_their_own_labels() -> None:
-    """ONNX Runtime gives 0 and 1 here, which are no labels of the model."""
+def test_tree_classifier_of_two_scored_classes() -> None:
+    """ONNX Runtime returns 0 and 1 here, which are no labels of the model."""
     leaf = {
         "nodes_treeids": [0],
         "nodes_nodeids": [0],
@@ -268,13 +268,13 @@ def test_two_classes_with_a_score_each_have_their_own_labels() -> None:
         "class_ids": [0, 1],
         "class_weights": [0.7, 0.2],
     }
-    wanted = [np.array([3]), np.array([[0.7, 0.2]], np.float32)]
+    expected = [np.array([3]), np.array([[0.7, 0.2]], np.float32)]
     attributes = leaf | scores | {"classlabels_int64s": [3, 7]}
-    check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, expected=wanted, n_outputs=2)
+    check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, expected=expected, n_outputs=2)
 
 
-def test_trees_at_a_tie_are_added_one_after_the_other() -> None:
-    """Half of a forest's trees vote for each class: in 64 bits five tenths are more than a half."""
+def test_tree_ensemble_adds_trees_in_order() -> None:
+    """Half of the trees vote for each class; in 64 bits five tenths add up to more than 0.5."""
     count, votes = 10, 5
     forest = {
         "nodes_treeids": [*range(count)],
@@ -296,7 +296,7 @@ def test_trees_at_a_tie_are_added_one_after_the_other() -> None:
     check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, n_outputs=2)
 
 
-def test_an_ensemble_that_names_no_node_is_refused() -> None:
+def test_tree_ensemble_refuses_unknown_nodes() -> None:
     nodes, _ = forest(MODES)
     attributes = nodes | {
         "n_targets": 1,
@@ -405,16 +405,16 @@ def test_zip_map_crosses_devices(kind: str) -> None:
         ["z"],
         domains={"ai.onnx.ml": 1},
     )
-    (wanted,) = run_onnxruntime("ZipMap", [abs(X)], attributes, 1, "ai.onnx.ml")
+    (expected,) = run_onnxruntime("ZipMap", [abs(X)], attributes, 1, "ai.onnx.ml")
     with (
         hetero.Core(executor="inprocess") as core,
         core.compile_model(model, "HETERO:CPU,ORT", affinity={"abs": "ORT"}) as compiled,
     ):
-        got = compiled({"x": X})[0]
-    assert [list(row) for row in got] == [list(row) for row in wanted]
+        actual = compiled({"x": X})[0]
+    assert [list(row) for row in actual] == [list(row) for row in expected]
     compare(
-        np.array([[*row.values()] for row in got]),
-        np.array([[*row.values()] for row in wanted]),
+        np.array([[*row.values()] for row in actual]),
+        np.array([[*row.values()] for row in expected]),
         1e-6,
         0,
         "ZipMap",
@@ -434,13 +434,13 @@ def test_maps_become_rows() -> None:
             np.array([["", "1.5", ""]], object),
         ),
     ]
-    for attributes, wanted in forms:
+    for attributes, expected in forms:
         (row,) = run_kernel("CastMap", [{4: 2.0, 1: 1.5}], attributes, 1, "ai.onnx.ml")
-        compare(row, wanted, 0, 0, "CastMap")
+        compare(row, expected, 0, 0, "CastMap")
 
 
-def test_onnxruntime_is_not_asked_for_what_it_leaves_out() -> None:
-    """Each answers otherwise than the specification says, so that the CPU device has to run it."""
+def test_query_prefers_cpu_for_faults_of_onnxruntime() -> None:
+    """ONNX Runtime's result of each model differs from the specification, so CPU has to run it."""
     linear = {"coefficients": [1.0, 2.0, 3.0], "post_transform": "LOGISTIC"}
     leaf: dict[str, Any] = {"nodes_modes": ["LEAF"], "nodes_values": [0.0]} | {
         f"nodes_{name}": [0]

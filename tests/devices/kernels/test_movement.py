@@ -1,8 +1,8 @@
-"""Operators that only move elements do so for every element type.
+"""Operators that only move elements, for every element type.
 
-Such an operator commutes with renaming: moving numbers and then looking each up in a table gives
-what moving the table's entries gives. The numbers' movement is checked elsewhere, operator by
-operator; here it stands for the truth.
+Such an operator commutes with a table look-up: moving numbers and then looking up their entries
+equals moving the entries. Other modules test each operator on numbers; here those results are the
+expected values.
 """
 
 from __future__ import annotations
@@ -73,9 +73,11 @@ def test_moves(case: tuple[str, list[Any], dict[str, Any], int], name: str) -> N
         real = [data if value is DATA else value for value in inputs]
         return run_kernel(op_type, real, attributes, n_outputs=n_outputs)
 
-    for got, moved in zip(run(table[numbers]), run(numbers), strict=True):
-        looked_up = [table[m] for m in moved] if isinstance(moved, list) else table[moved]
-        compare(got, looked_up, 0, 0, f"{op_type} of {name}")
+    for actual, positions in zip(run(table[numbers]), run(numbers), strict=True):
+        looked_up = (
+            [table[m] for m in positions] if isinstance(positions, list) else table[positions]
+        )
+        compare(actual, looked_up, 0, 0, f"{op_type} of {name}")
 
 
 @pytest.mark.parametrize("name", [name for name in TYPES if name != "object"])

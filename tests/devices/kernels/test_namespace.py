@@ -1,4 +1,4 @@
-"""Kernels keep to the array namespace they are given, and to the part of it that CuPy has."""
+"""Kernels use their array namespace only, and only functions that CuPy has."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_kernels_use_what_cupy_has(path: Path) -> None:
                 f"line {node.lineno}: if CuPy has {node.attr}, add it to the names above"
             )
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            given = {keyword.arg for keyword in node.keywords}
-            extra = given & MISSING_KEYWORDS.get(node.func.attr, set())
+            keywords = {keyword.arg for keyword in node.keywords}
+            extra = keywords & MISSING_KEYWORDS.get(node.func.attr, set())
             assert not extra, f"line {node.lineno}: {node.func.attr}({extra})"
 
 

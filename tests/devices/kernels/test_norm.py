@@ -1,4 +1,4 @@
-"""Normalisation kernels against ONNX Runtime, or ONNX's reference where it has no kernel."""
+"""Normalisation kernels against ONNX Runtime, or ONNX's reference if that has no kernel."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_lrn(size, beta, opset):
     check("LRN", [floats(2, 7, 3, 3)], attributes, opset, 1e-4, 1e-6)
 
 
-def test_lrn_over_an_even_number_of_channels_sees_one_more_after_than_before():
+def test_lrn_over_an_even_number_of_channels():
     x = floats(2, 7, 3, 3)
     squares = np.stack([(x[:, max(0, c - 1) : c + 3] ** 2).sum(axis=1) for c in range(7)], axis=1)
     expected = x / (1 + np.float32(0.1 / 4) * squares) ** 0.75

@@ -80,7 +80,7 @@ def test_max_pool_indices(opset, shape, attributes, storage_order):
     check("MaxPool", [floats(*shape)], attributes, opset, n_outputs=2)
 
 
-def test_max_pool_indices_of_ties_are_the_first_ones():
+def test_max_pool_indices_of_ties():
     check(
         "MaxPool",
         [np.ones((1, 2, 5, 5), np.float32)],
@@ -125,7 +125,7 @@ def test_lp_pool(opset, shape, attributes, p):
 
 @pytest.mark.parametrize("opset", [11, 18, 22])
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool", "LpPool"])
-def test_a_window_too_large_by_less_than_a_stride_reads_what_is_there(op_type, opset):
+def test_pool_window_too_large_by_less_than_a_stride(op_type, opset):
     attributes = {"kernel_shape": [3, 5], "strides": [3, 3]}
     check(op_type, [floats(1, 2, 3, 3)], attributes, opset, 1e-5, 1e-6)
 
@@ -135,7 +135,7 @@ def test_a_window_too_large_by_less_than_a_stride_reads_what_is_there(op_type, o
 @pytest.mark.parametrize("opset", [7, 22])
 def test_global_pool(op_type, shape, opset):
     x = floats(*shape)
-    # ONNX Runtime has no GlobalLpPool of opset 22, which only widened the types.
+    # ONNX Runtime does not support GlobalLpPool of opset 22, which only added types.
     older = min(opset, 21) if op_type == "GlobalLpPool" else opset
     check(op_type, [x], {}, opset, 1e-5, 1e-5, expected=run_onnxruntime(op_type, [x], {}, older))
 

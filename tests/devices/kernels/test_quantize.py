@@ -1,4 +1,4 @@
-"""Quantisation against ONNX Runtime, and against integer arithmetic written out."""
+"""Quantisation against ONNX Runtime and explicit integer arithmetic."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_other_types(name: str) -> None:
 @pytest.mark.parametrize("dtype", [INT4, UINT4, np.dtype(np.int16)])
 def test_output_type(dtype: Any) -> None:
     to = {INT4: TensorProto.INT4, UINT4: TensorProto.UINT4}.get(dtype, TensorProto.INT16)
-    got = run_kernel("QuantizeLinear", [X, scalar(9)], {"output_dtype": to}, 21)[0]
-    assert got.dtype == dtype
+    actual = run_kernel("QuantizeLinear", [X, scalar(9)], {"output_dtype": to}, 21)[0]
+    assert actual.dtype == dtype
     inputs = [X, scalar(9), scalar(0, np.uint8)]
     with pytest.raises(TypeError, match="zero point"):
         run_kernel("QuantizeLinear", inputs, {"output_dtype": to}, 21)
@@ -100,15 +100,15 @@ def test_half_scales() -> None:
     check("QuantizeLinear", [x, scale, scalar(2, np.int8)], opset=21)
     check("DequantizeLinear", [integers((5,), np.int8), scale, scalar(2, np.int8)], opset=21)
     attributes = {"output_dtype": TensorProto.FLOAT}
-    got = run_kernel("DequantizeLinear", [integers((5,), np.int8), scale], attributes, 23)[0]
-    assert got.dtype == np.float32
+    actual = run_kernel("DequantizeLinear", [integers((5,), np.int8), scale], attributes, 23)[0]
+    assert actual.dtype == np.float32
 
 
 @pytest.mark.parametrize(
     ("scale", "attributes"),
     [((4,), {"axis": 1}), ((2, 3), {}), ((2, 2, 4), {"axis": 1, "block_size": 3})],
 )
-def test_scales_that_do_not_fit_are_refused(
+def test_quantize_refuses_scales_of_other_shapes(
     scale: tuple[int, ...], attributes: dict[str, int]
 ) -> None:
     with pytest.raises(ValueError, match="y_scale: expected"):
@@ -132,8 +132,8 @@ def test_dynamic(x: Any) -> None:
     if x.size:
         check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3)
     else:
-        wanted = [x.astype(np.uint8), scalar(1), scalar(0, np.uint8)]
-        check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3, expected=wanted)
+        expected = [x.astype(np.uint8), scalar(1), scalar(0, np.uint8)]
+        check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3, expected=expected)
 
 
 @pytest.mark.parametrize("k", [7, 300])
@@ -150,16 +150,16 @@ def test_matmul_integer(types: tuple[Any, Any], zero_points: str, k: int) -> Non
     if zeros:
         wide[0] -= zeros[0].astype(np.int64).reshape(-1, 1)
         wide[1] -= zeros[1].astype(np.int64)
-    wanted = (wide[0] @ wide[1]).astype(np.int32)
-    check("MatMulInteger", [a, b, *zeros], opset=10, expected=[wanted])
+    expected = (wide[0] @ wide[1]).astype(np.int32)
+    check("MatMulInteger", [a, b, *zeros], opset=10, expected=[expected])
 
 
 def test_sums_beyond_float32_stay_exact() -> None:
     a = np.full((1, 301), 255, np.uint8)
-    wanted = np.array([[301 * 255 * 255]], np.int32)
-    check("MatMulInteger", [a, a.T], opset=10, expected=[wanted])
+    expected = np.array([[301 * 255 * 255]], np.int32)
+    check("MatMulInteger", [a, a.T], opset=10, expected=[expected])
     x = np.full((1, 301, 1, 1), 255, np.uint8)
-    check("ConvInteger", [x, x], opset=10, expected=[wanted[None, None]])
+    check("ConvInteger", [x, x], opset=10, expected=[expected[None, None]])
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])

@@ -1,4 +1,4 @@
-"""Random operators: shapes, types, seeds, and moments within what chance allows."""
+"""Random operators: shapes, types, seeds, and moments within statistical limits."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ CASES = [
 @pytest.mark.parametrize(("op_type", "attributes", "mean", "deviation"), CASES)
 @pytest.mark.parametrize("opset", [7, 22])
 def test_random(op_type, attributes, mean, deviation, opset):
-    made = {"shape": (40, 50), "seed": 1.0}
-    (y,) = run_kernel(op_type, [], attributes | made, opset)
-    (again,) = run_kernel(op_type, [], attributes | made, opset)
-    (other,) = run_kernel(op_type, [], attributes | made | {"seed": 1.5}, opset)
+    shared = {"shape": (40, 50), "seed": 1.0}
+    (y,) = run_kernel(op_type, [], attributes | shared, opset)
+    (again,) = run_kernel(op_type, [], attributes | shared, opset)
+    (other,) = run_kernel(op_type, [], attributes | shared | {"seed": 1.5}, opset)
     (like,) = run_kernel(op_type + "Like", [ONES], attributes | {"seed": 1.0}, opset)
     assert (y.shape, y.dtype) == ((40, 50), np.float32)
     assert np.array_equal(y, again)
@@ -89,6 +89,6 @@ def test_multinomial(dtype):
     assert np.allclose(np.bincount(y[0]) / 4000, shares[0], atol=0.04)
 
 
-def test_multinomial_refuses_the_impossible():
+def test_multinomial_refuses_rows_without_probability():
     for bad in (-np.inf, np.nan):
         refuses(ValueError, "rows of -inf only", "Multinomial", [np.full((2, 3), bad, np.float32)])

@@ -50,7 +50,7 @@ def test_reduction(op_type: str, opset: int, axes: list[int] | None, keepdims: i
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, 5_000_000])
-def test_rows_are_summed_to_six_digits_however_long_they_are(length: int) -> None:
+def test_reduce_sum_accuracy_of_rows_of_any_length(length: int) -> None:
     x = np.full((2, length), 0.1, np.float32)
     for rows in (x, x.T.copy().T):
         (y,) = run_kernel("ReduceSum", [rows, np.array([1], np.int64)], {}, 13)
@@ -76,7 +76,7 @@ def test_noop_with_empty_axes(op_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op_type", "wanted"),
+    ("op_type", "expected"),
     [
         ("ReduceL1", 0),
         ("ReduceL2", 0),
@@ -90,11 +90,11 @@ def test_noop_with_empty_axes(op_type: str) -> None:
         ("ReduceSumSquare", 0),
     ],
 )
-def test_reduction_of_nothing(op_type: str, wanted: float) -> None:
+def test_reduction_of_nothing(op_type: str, expected: float) -> None:
     x = np.zeros((2, 0, 4), np.float32)
     inputs = [x, np.array([1], np.int64)]
-    check(op_type, inputs, opset=18, expected=[np.full((2, 1, 4), wanted, np.float32)])
-    # Nothing to reduce to, either.
+    check(op_type, inputs, opset=18, expected=[np.full((2, 1, 4), expected, np.float32)])
+    # The result is empty too.
     inputs = [np.zeros((0, 3), np.float32), np.array([1], np.int64)]
     check(op_type, inputs, {"keepdims": 0}, 18, expected=[np.zeros(0, np.float32)])
 
@@ -116,11 +116,11 @@ def test_boolean_extremes(op_type: str) -> None:
     check(op_type, [x, np.array([1], np.int64)], opset=20)
 
 
-def test_log_sum_exp_neither_overflows_nor_makes_nan() -> None:
+def test_log_sum_exp_without_overflow_and_nan() -> None:
     x = np.array([[1000, 1000], [-1000, -1000], [-np.inf, -np.inf], [np.inf, 0]], np.float32)
-    wanted = [1000 + np.log(2), -1000 + np.log(2), -np.inf, np.inf]
+    expected = [1000 + np.log(2), -1000 + np.log(2), -np.inf, np.inf]
     inputs = [x, np.array([1], np.int64)]
-    check("ReduceLogSumExp", inputs, {"keepdims": 0}, 18, expected=[np.array(wanted, np.float32)])
+    check("ReduceLogSumExp", inputs, {"keepdims": 0}, 18, expected=[np.array(expected, np.float32)])
 
 
 @pytest.mark.parametrize("axes", [[3], [-4], [0, 0], [1, -2]])
@@ -171,7 +171,7 @@ def test_cumulative_sum(dtype: Any, exclusive: int, reverse: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attributes", "wanted"),
+    ("attributes", "expected"),
     [
         ({}, [1, 2, 6]),
         ({"exclusive": 1}, [1, 1, 2]),
@@ -179,10 +179,10 @@ def test_cumulative_sum(dtype: Any, exclusive: int, reverse: int) -> None:
         ({"exclusive": 1, "reverse": 1}, [6, 3, 1]),
     ],
 )
-def test_cumulative_product(attributes: dict[str, int], wanted: list[int]) -> None:
+def test_cumulative_product(attributes: dict[str, int], expected: list[int]) -> None:
     for dtype in (np.float32, np.int32, np.uint64):
         inputs = [np.array([1, 2, 3], dtype), np.array(0)]
-        check("CumProd", inputs, attributes, 26, expected=[np.array(wanted, dtype)])
+        check("CumProd", inputs, attributes, 26, expected=[np.array(expected, dtype)])
 
 
 def test_cumulative_axis_is_checked() -> None:

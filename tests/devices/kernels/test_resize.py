@@ -71,7 +71,7 @@ def test_sizes(mode, sizes, coordinates):
 
 @pytest.mark.parametrize("exclude", [0, 1])
 @pytest.mark.parametrize("a", [-0.5, -0.75])
-def test_cubic_coefficients_and_excluding_the_outside(exclude, a):
+def test_resize_cubic_coefficients_and_exclude_outside(exclude, a):
     attributes = {"mode": "cubic", "exclude_outside": exclude, "cubic_coeff_a": a}
     check("Resize", [floats(1, 1, 5, 6), NONE, scales(1, 1, 2, 1.5)], attributes, 13, 1e-3, 1e-4)
 
@@ -113,7 +113,7 @@ def test_half_pixel_symmetric():
     check("Resize", inputs, attributes, 19, 1e-4, 1e-5, oracle=run_reference)
 
 
-def test_a_scale_of_a_third_hits_whole_pixels():
+def test_resize_by_a_third_reads_whole_pixels():
     x = np.arange(27, dtype=np.float32).reshape(1, 1, 1, 27)
     attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     expected = x[..., ::3]
@@ -154,16 +154,16 @@ def test_upsample_refuses_to_shrink():
 @pytest.mark.parametrize("antialias", [0, 1])
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32])
-def test_interpolated_integers_are_rounded_and_stay_in_range(mode, antialias, dtype):
+def test_resize_rounds_and_clips_integers(mode, antialias, dtype):
     limits = np.iinfo(np.int8 if dtype is np.int32 else dtype)
     x = RNG.choice([limits.min, limits.max], (1, 1, 6, 7)).astype(dtype)
     inputs, attributes = [NONE, scales(1, 1, 1.5, 0.7)], {"mode": mode, "antialias": antialias}
     (exact,) = run_reference("Resize", [x.astype(np.float64), *inputs], attributes, 19)
-    (got,) = run_kernel("Resize", [x, *inputs], attributes, 19)
+    (actual,) = run_kernel("Resize", [x, *inputs], attributes, 19)
     if dtype is not np.int32:
         exact = np.clip(exact, limits.min, limits.max)
-    assert got.dtype == dtype
-    assert np.abs(got - exact).max() < 0.501
+    assert actual.dtype == dtype
+    assert np.abs(actual - exact).max() < 0.501
 
 
 def test_crop_by_scales_has_the_inferred_size():
@@ -188,5 +188,5 @@ def test_sizes_say_the_scale_exactly(coordinates, nearest):
         }[nearest]
         want = np.clip([place(t) for t in twice], 0, size - 1).astype(np.float32)
         x = np.arange(size, dtype=np.float32)
-        (got,) = run_kernel("Resize", [x, None, None, np.array([output])], attributes, 19)
-        np.testing.assert_array_equal(got, want, err_msg=f"{size} to {output}")
+        (actual,) = run_kernel("Resize", [x, None, None, np.array([output])], attributes, 19)
+        np.testing.assert_array_equal(actual, want, err_msg=f"{size} to {output}")

@@ -1,4 +1,4 @@
-"""Operators that write by index, against ONNX Runtime at each semantic version."""
+"""Operators that write at indices, against ONNX Runtime at each semantic version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
 
 
 def distinct(shape, axis, size):
-    """Return indices that repeat nowhere along the axis."""
+    """Return indices that do not repeat along the axis."""
     return np.argsort(RNG.random((*shape[:axis], size, *shape[axis + 1 :])), axis)[
         (slice(None),) * axis + (slice(shape[axis]),)
     ]
@@ -55,7 +55,7 @@ def test_scatter_nd(opset, depth):
     check("ScatterND", [X, places, updates], {}, opset)
 
 
-def test_scatters_leave_their_input_and_copy():
+def test_scatters_copy_their_input():
     (y,) = run_kernel("ScatterND", [X, np.zeros((0, 1), np.int64), X[:0]])
     assert np.array_equal(y, X)
     strings = np.array(["a", "b"], dtype=object)

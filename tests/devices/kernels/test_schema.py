@@ -1,4 +1,4 @@
-"""Every kernel has the signature of the operator's schema, at each opset that it serves."""
+"""Every kernel has the signature of its operator's schema, at each opset that it supports."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime_state
 from hetero.devices.kernels import ALL, KERNELS, Kernel, op
 from hetero.devices.kernels.microsoft import MICROSOFT
 
-#: ONNX's own suite has models of opset 6.
+#: The oldest opset in ONNX's suite.
 OLDEST = 6
 OPTION = OpSchema.FormalParameterOption
-#: Kernels of operators that ONNX defines; ONNX Runtime's own are held to that.
+#: Kernels of operators that ONNX defines; another test compares those of ONNX Runtime with it.
 STANDARD = [
     kernel
     for kernel in KERNELS
@@ -34,12 +34,12 @@ for _schema in onnx.defs.get_all_schemas_with_history():
 
 @cache
 def served() -> dict[str, list[tuple[Kernel, OpSchema]]]:
-    """Each operator's kernels, each with each schema version that it answers for."""
+    """Yield each operator's kernels with each schema version that they implement."""
     cases: dict[str, list[tuple[Kernel, OpSchema]]] = {}
     for kernel in STANDARD:
         for version, schema in sorted(SCHEMAS.get((kernel.domain, kernel.op_type), {}).items()):
             later = [v for v in SCHEMAS[kernel.domain, kernel.op_type] if v > version]
-            # The last opset at which the schema is in force, and the kernel found there.
+            # The last opset at which the schema is valid, and its kernel.
             last = min(later) - 1 if later else onnx.defs.onnx_opset_version()
             if kernel.domain == "" and last < OLDEST:
                 continue
@@ -50,7 +50,7 @@ def served() -> dict[str, list[tuple[Kernel, OpSchema]]]:
 
 
 def default(attribute: OpSchema.Attribute) -> Any:
-    """The default in the form that a kernel gives it; the empty parameter where there is none."""
+    """Return the schema's default in a kernel's form, or the empty parameter if there is none."""
     if attribute.required:
         return inspect.Parameter.empty
     if attribute.default_value.type == AttributeProto.UNDEFINED:
@@ -64,7 +64,7 @@ def default(attribute: OpSchema.Attribute) -> Any:
 
 
 def positional(kernel: Kernel) -> list[inspect.Parameter]:
-    """The parameters for inputs that have a place each; the first parameter is the namespace."""
+    """Return the parameters of inputs, without the first parameter, which is the namespace."""
     parameters = list(inspect.signature(kernel.function).parameters.values())[1:]
     inputs = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     return [p for p in inputs if p.name not in kernel.absent]
@@ -105,11 +105,11 @@ def compare_signatures(kernel: Kernel, schema: OpSchema) -> None:
     ours = {p.name: p.default for p in parameters if p.name in kernel.attributes}
     theirs = {name: default(attribute) for name, attribute in schema.attributes.items()}
     for name in ours.keys() & theirs.keys():
-        # A kernel may compute a default that the schema leaves open, and may spell out "absent".
+        # A kernel may compute a default that the schema leaves open.
         if theirs[name] is None:
             assert ours[name] is not inspect.Parameter.empty, f"{name} is optional in the schema"
             theirs[name] = ours[name]
-        # The schema holds floats in 32 bits; 0.01 is meant where it says 0.009999999776482582.
+        # The schema has floats of 32 bits: its 0.009999999776482582 means 0.01.
         elif isinstance(theirs[name], float):
             assert np.float32(ours[name]) == np.float32(theirs[name]), name
             theirs[name] = ours[name]
@@ -125,7 +125,7 @@ def compare_signatures(kernel: Kernel, schema: OpSchema) -> None:
     assert variadic(kernel) or len(inputs) == len(schema.inputs)
 
 
-def test_signatures_of_operators_of_onnxruntimes_own() -> None:
+def test_signatures_of_microsoft_operators() -> None:
     theirs = {(s.domain, s.name): s for s in runtime_state.get_all_operator_schema()}
     own = [kernel for kernel in KERNELS if (kernel.domain, kernel.op_type) in theirs]
     own = [k for k in own if k not in STANDARD]
@@ -155,7 +155,7 @@ def test_host_inputs_are_inputs() -> None:
         ("Attention", "left_window_size", 25),
     ],
 )
-def test_what_a_later_opset_added_is_unknown_before(op_type: str, name: str, opset: int) -> None:
+def test_attribute_of_a_later_opset_is_unknown_before(op_type: str, name: str, opset: int) -> None:
     before, after = (KERNELS.find("", op_type, at) for at in (opset - 1, opset))
     assert before is not None
     assert after is not None

@@ -17,8 +17,8 @@ def scalar(value):
 
 def test_sequences_are_made_and_counted():
     assert run_kernel("SequenceEmpty", [], {"dtype": 7}) == [[]]
-    (made,) = run_kernel("SequenceConstruct", [X, X[0]])
-    assert [t.shape for t in made] == [(2, 3, 4), (3, 4)]
+    (sequence,) = run_kernel("SequenceConstruct", [X, X[0]])
+    assert [t.shape for t in sequence] == [(2, 3, 4), (3, 4)]
     check("SequenceLength", [THREE], {}, 11)
     refuses(TypeError, "one element type", "SequenceConstruct", [X, X.astype(np.int64)])
 
@@ -62,7 +62,7 @@ def test_split_into_ones(axis, keepdims):
 @pytest.mark.parametrize("split", [scalar(2), scalar(3), scalar(9), np.array([1, 0, 3])], ids=str)
 def test_split_to_sequence(split):
     parts = check("SplitToSequence", [X, split], {"axis": 2}, 11)
-    # Sizes given, the attribute that drops the axis says nothing.
+    # With sizes, the attribute that drops the axis has no effect.
     attributes = {"axis": 2, "keepdims": 0}
     check("SplitToSequence", [X, split], attributes, 11, expected=parts)
 
@@ -85,10 +85,10 @@ def test_concat_from_nothing():
 @pytest.mark.parametrize("opset", [15, 18, 28])
 def test_optionals(opset):
     assert run_kernel("Optional", [], {"type": object()}, opset) == [None]
-    (held,) = run_kernel("Optional", [X], {}, opset)
-    check("OptionalHasElement", [held], {}, opset, expected=[np.array(True)])
+    (value,) = run_kernel("Optional", [X], {}, opset)
+    check("OptionalHasElement", [value], {}, opset, expected=[np.array(True)])
     check("OptionalHasElement", [None], {}, opset, expected=[np.array(False)])
-    check("OptionalGetElement", [held], {}, opset, expected=[X])
+    check("OptionalGetElement", [value], {}, opset, expected=[X])
     refuses(ValueError, "optional with a value", "OptionalGetElement", [None], {}, opset)
 
 

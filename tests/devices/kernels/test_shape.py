@@ -1,4 +1,4 @@
-"""Operators that give a tensor another shape, against ONNX Runtime at each semantic version."""
+"""Operators that change a tensor's shape, against ONNX Runtime at each semantic version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X = RNG.standard_normal((2, 3, 4), dtype=np.float32)
 
 @pytest.mark.parametrize("opset", [7, 13, 14, 21])
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("shape_before", "sizes"),
     [
         ((2, 3, 4), (6, 4)),
         ((2, 3, 4), (0, -1)),
@@ -25,8 +25,8 @@ X = RNG.standard_normal((2, 3, 4), dtype=np.float32)
         ((3, 0), (0, 0, 2)),
     ],
 )
-def test_reshape(opset, given, wanted):
-    check("Reshape", [np.ones(given, np.float32), ints(*wanted)], {}, opset)
+def test_reshape(opset, shape_before, sizes):
+    check("Reshape", [np.ones(shape_before, np.float32), ints(*sizes)], {}, opset)
 
 
 def test_reshape_allowzero():
@@ -36,16 +36,16 @@ def test_reshape_allowzero():
     refuses(ValueError, "got both", "Reshape", [empty, ints(0, -1)], {"allowzero": 1}, 14)
 
 
-def test_reshape_infers_beside_an_empty_copied_dimension():
+def test_reshape_infers_a_size_with_an_empty_copied_axis():
     (y,) = run_kernel("Reshape", [np.ones((0, 12, 64), np.float32), ints(0, -1)])
     assert y.shape == (0, 768)
 
 
 @pytest.mark.parametrize(
-    "wanted", [(5, -1), (7,), (-1, -1), (-2, 3), (2, 3, 4, 0), (0, 0, 0, 0)], ids=str
+    "sizes", [(5, -1), (7,), (-1, -1), (-2, 3), (2, 3, 4, 0), (0, 0, 0, 0)], ids=str
 )
-def test_reshape_refuses(wanted):
-    refuses(ValueError, "shape", "Reshape", [X, ints(*wanted)])
+def test_reshape_refuses(sizes):
+    refuses(ValueError, "shape", "Reshape", [X, ints(*sizes)])
 
 
 def test_reshape_is_a_view():
@@ -90,10 +90,10 @@ def test_transpose_refuses(perm):
 SQUEEZES = [((1, 3, 1), None), ((1, 3, 1), (0,)), ((1, 3, 1), (2, 0)), ((1, 1), None)]
 
 
-@pytest.mark.parametrize(("given", "axes"), SQUEEZES)
+@pytest.mark.parametrize(("shape_before", "axes"), SQUEEZES)
 @pytest.mark.parametrize("opset", [7, 11, 13, 21])
-def test_squeeze(opset, given, axes):
-    x = np.ones(given, np.float32)
+def test_squeeze(opset, shape_before, axes):
+    x = np.ones(shape_before, np.float32)
     if opset < 13:
         check("Squeeze", [x], {} if axes is None else {"axes": axes}, opset)
     else:
@@ -123,11 +123,11 @@ def test_squeeze_and_unsqueeze_refuse():
 
 @pytest.mark.parametrize("opset", [8, 13])
 @pytest.mark.parametrize(
-    ("given", "shape"),
+    ("shape_before", "shape"),
     [((3, 1), (2, 1, 6)), ((3,), (2, 3)), ((2, 3), (1,)), ((), (2, 2)), ((1, 3), (0, 1))],
 )
-def test_expand(opset, given, shape):
-    check("Expand", [np.ones(given, np.float32), ints(*shape)], {}, opset)
+def test_expand(opset, shape_before, shape):
+    check("Expand", [np.ones(shape_before, np.float32), ints(*shape)], {}, opset)
 
 
 def test_expand_refuses():

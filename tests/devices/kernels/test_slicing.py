@@ -96,7 +96,7 @@ def test_slice_attributes(starts, ends, axes):
     opset=st.sampled_from([10, 11, 13]),
 )
 def test_slice_inputs(bounds, first, opset):
-    # An end of INT_MAX means "to the end" only forwards; ONNX Runtime takes it so backwards too.
+    # An end of INT_MAX means "to the end" only forwards; in ONNX Runtime also backwards.
     bounds = [(a, min(b, 8) if step < 0 else b, step) for a, b, step in bounds]
     starts, ends, steps = (ints(*column) for column in zip(*bounds, strict=True))
     axes = ints(*([first, -1][: len(bounds)]))

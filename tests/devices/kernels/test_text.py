@@ -1,4 +1,4 @@
-"""Operators on text: against ONNX Runtime, and the specification's words where it cannot run."""
+"""Operators on text against ONNX Runtime, or the specification if that has no kernel."""
 
 from __future__ import annotations
 

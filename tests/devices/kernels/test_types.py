@@ -1,7 +1,7 @@
-"""Kernels take every element type that the schema allows, and give the type that it says.
+"""Kernels accept every float type that the schema allows, and return the type that it declares.
 
-Each operator runs on a case of ONNX's suite, whose numbers are converted to each type; what floats
-give is compared with what float64 gives.
+Each operator runs on a case of ONNX's suite, converted to each type; results are compared with
+those of float64.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BFLOAT16 = dtype("tensor(bfloat16)")
 #: Relative and absolute tolerance of a result in this type.
 TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float": 1e-3}
 
-#: Operators whose results say nothing of another type's.
+#: Operators whose results in one type cannot be compared with those in another.
 LEFT_OUT = {
     "Bernoulli": "random",
     "Multinomial": "random",
@@ -52,19 +52,19 @@ LEFT_OUT = {
 @cache
 def samples() -> dict[str, Case]:
     """Return one case of a single node for each operator that reads floats, a seeded choice."""
-    found: dict[str, list[Case]] = {}
+    candidates: dict[str, list[Case]] = {}
     for case in backend_cases():
         if case.kind == "node" and case.case.model is not None:
             nodes = case.case.model.graph.node
             if len(nodes) == 1 and not any(a.HasField("g") for a in nodes[0].attribute):
-                found.setdefault(nodes[0].op_type, []).append(case)
-    chosen = {}
-    for op_type, cases in found.items():
+                candidates.setdefault(nodes[0].op_type, []).append(case)
+    cases_by_operator = {}
+    for op_type, cases in candidates.items():
         domain = cases[0].model().graph.node[0].domain
         real = [c for c in cases if any(is_float(x) for x in c.data_sets(c.model())[0][0])]
         if real and op_type not in LEFT_OUT and KERNELS.versions(domain, op_type):
-            chosen[op_type] = real[zlib.crc32(op_type.encode()) % len(real)]
-    return chosen
+            cases_by_operator[op_type] = real[zlib.crc32(op_type.encode()) % len(real)]
+    return cases_by_operator
 
 
 def is_float(x: Any) -> bool:
@@ -82,8 +82,8 @@ def test_types(op_type: str) -> None:
     (node,) = model.graph.node
     (opset,) = (e.version for e in model.opset_import if e.domain == node.domain)
     schema = onnx.defs.get_schema(op_type, opset, node.domain)
-    given = iter(case.data_sets(model)[0][0])
-    inputs = [next(given) if name else None for name in node.input]
+    values = iter(case.data_sets(model)[0][0])
+    inputs = [next(values) if name else None for name in node.input]
     attributes = {a.name: attribute_value(a) for a in node.attribute}
     formals = [schema.inputs[min(i, len(schema.inputs) - 1)] for i in range(len(inputs))]
     real = {f.type_str for f, x in zip(formals, inputs, strict=True) if is_float(x)}
@@ -103,14 +103,14 @@ def test_types(op_type: str) -> None:
         if f"tensor({name})" not in names:
             continue
         results = zip(run(f"tensor({name})"), exact, schema.outputs, strict=False)
-        for got, wanted, formal in results:
-            if formal.type_str in real and isinstance(got, np.ndarray):
-                assert got.dtype == dtype(f"tensor({name})"), (name, formal.name)
-            if isinstance(got, np.ndarray) and got.dtype.kind in "fV":
+        for actual, expected, formal in results:
+            if formal.type_str in real and isinstance(actual, np.ndarray):
+                assert actual.dtype == dtype(f"tensor({name})"), (name, formal.name)
+            if isinstance(actual, np.ndarray) and actual.dtype.kind in "fV":
                 with np.errstate(over="ignore"):
-                    rounded = wanted.astype(got.dtype).astype(np.float64)
+                    rounded = expected.astype(actual.dtype).astype(np.float64)
                 np.testing.assert_allclose(
-                    got.astype(np.float64),
+                    actual.astype(np.float64),
                     rounded,
                     rtol=TOLERANCES[name],
                     atol=TOLERANCES[name],
@@ -119,5 +119,5 @@ def test_types(op_type: str) -> None:
 
 
 def types_of(schema: OpSchema, type_str: str) -> list[str]:
-    found = [c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str]
-    return list(found[0]) if found else [type_str]
+    types = [c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str]
+    return list(types[0]) if types else [type_str]

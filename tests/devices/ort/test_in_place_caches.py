@@ -93,7 +93,7 @@ def step(
     compiled: CompiledModel, caches: list[Any], past: int, seed: int, *, on_device: bool = True
 ) -> list[Any]:
     inputs = feeds(np.random.default_rng(seed), past, 1)
-    context = RunContext(left=frozenset({1, 2} if on_device else ()))
+    context = RunContext(resident_outputs=frozenset({1, 2} if on_device else ()))
     return list(compiled.run([*inputs.values(), *caches], context))
 
 

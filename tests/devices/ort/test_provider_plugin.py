@@ -21,7 +21,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from hetero.devices.ort import provider as module  # noqa: E402 - needs onnxruntime
 from hetero.devices.ort.provider_plugin import ProviderPlugin, provider_class  # noqa: E402 - as above
 from hetero.devices.ort.providers import provider_plugins  # noqa: E402 - as above
-from hetero.devices.ort.remote import MEMORIES  # noqa: E402 - as above
+from hetero.devices.ort.remote_memory import MEMORIES  # noqa: E402 - as above
 
 ROOT = Path(__file__).parents[3]
 

@@ -106,7 +106,7 @@ def test_export_to_a_stream_and_a_path(core: hetero.Core, blob: bytes, tmp_path:
 def test_only_regular_files_are_replaced(core: hetero.Core, blob: bytes, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with core.import_model(blob) as compiled, pytest.raises(OSError, match="no regular file"):
+    with core.import_model(blob) as compiled, pytest.raises(OSError, match="not a regular file"):
         compiled.export_model(pipe)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]

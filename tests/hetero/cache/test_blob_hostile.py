@@ -124,7 +124,7 @@ def test_a_blob_without_weights_is_no_larger_than_what_is_there(nbytes):
     data = struct.pack("<8sQ", WEIGHTLESS, len(beginning)) + beginning + b"\x01"
     with (
         hetero.Core(executor="inprocess") as core,
-        pytest.raises(BlobError, match="cut or damaged"),
+        pytest.raises(BlobError, match="truncated or damaged"),
     ):
         core.import_model(data, weights=MODEL)
 

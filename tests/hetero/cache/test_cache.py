@@ -400,7 +400,7 @@ def test_a_size_that_cannot_be_removes_nothing(
     arguments = ["cache", "prune", "--dir", str(tmp_path), f"--max-size={size}"]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 2
-    assert "wanted a size" in done.output
+    assert "expected a size" in done.output
     assert entries(tmp_path)
 
 

@@ -34,7 +34,7 @@ def test_entries_that_others_may_have_written_are_misses_and_said_once(core, tmp
         how(tmp_path / name)
     with caplog.at_level(logging.WARNING):
         assert not hit(core, tmp_path)
-    said = [r for r in caplog.records if "other users may have written it" in r.getMessage()]
+    said = [r for r in caplog.records if "other users can write to it" in r.getMessage()]
     assert len(said) == 1
     assert hit(core, tmp_path), "it was written again"
 

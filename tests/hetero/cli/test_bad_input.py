@@ -102,18 +102,18 @@ def test_files_that_are_no_models(
 
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32)
 EXTERNAL: dict[str, tuple[dict[str, object], str]] = {
-    "parent": ({"location": "../outside.bin"}, "outside the model's folder"),
-    "absolute": ({"location": "/etc/hostname"}, "outside the model's folder"),
-    "symlink": ({"location": "link.bin"}, "outside the model's folder"),
+    "parent": ({"location": "../outside.bin"}, "inside the model's folder"),
+    "absolute": ({"location": "/etc/hostname"}, "inside the model's folder"),
+    "symlink": ({"location": "link.bin"}, "inside the model's folder"),
     "missing": ({"location": "absent.bin"}, "does not exist"),
     "short": ({"location": "short.bin"}, "the file has 20"),
     "beyond": ({"location": "weight.bin", "offset": 8, "length": 48}, "the file has 48"),
     "negative": ({"location": "weight.bin", "offset": -8, "length": 48}, "the file has 48"),
     "no number": ({"location": "weight.bin", "offset": "x"}, "not a number"),
-    "another size": ({"location": "weight.bin", "length": 8}, "48 wanted"),
-    "folder": ({"location": "."}, "does not name a file"),
-    "nothing": ({}, "does not name a file"),
-    "null byte": ({"location": "weight\0.bin"}, "does not name a file"),
+    "another size": ({"location": "weight.bin", "length": 8}, "expected 48 bytes"),
+    "folder": ({"location": "."}, "not a file name"),
+    "nothing": ({}, "not a file name"),
+    "null byte": ({"location": "weight\0.bin"}, "not a file name"),
 }
 
 
@@ -147,7 +147,7 @@ def test_links_of_a_download_cache_are_followed_to_where_the_model_is(
         model = core.read_model(path)
         np.testing.assert_array_equal(model.constants["w"].array.ravel(), WEIGHT)
     else:
-        with pytest.raises(errors.ExternalDataError, match=r"outside the model's folder .*r\.$"):
+        with pytest.raises(errors.ExternalDataError, match="inside the model's folder"):
             core.read_model(path)
 
 
@@ -277,8 +277,8 @@ INPUTS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
     "nothing": ({}, errors.TensorNameError, ("'x'", "missing")),
     "misnamed": ({"X": X}, errors.TensorNameError, ("'X'", "'x'")),
     "extra": ({"x": X, "z": X}, errors.TensorNameError, ("'z'", "'x'")),
-    "two for one": ([X, X], errors.TensorNameError, ("2 inputs", "has 1", "'x'")),
-    "two arguments": ((X, X), errors.TensorNameError, ("2 inputs", "has 1", "'x'")),
+    "two for one": ([X, X], errors.TensorNameError, ("at most 1 inputs", "got 2", "'x'")),
+    "two arguments": ((X, X), errors.TensorNameError, ("at most 1 inputs", "got 2", "'x'")),
     "shape": ({"x": X[:, :2]}, errors.TensorShapeError, ("[N, 3]", "[2, 2]")),
     "rank": ({"x": X[0]}, errors.TensorShapeError, ("[N, 3]", "[3]")),
     "complex": ({"x": X + 1j}, errors.TensorTypeError, ("complex", "float")),
@@ -336,13 +336,13 @@ def test_input_files_that_cannot_be(shell: Shell, model: Path, tmp_path: Path, n
 # Properties.
 
 PROPERTIES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "unknown": ({"NUM_STREAM": 1}, errors.UnknownPropertyError, "did you mean NUM_STREAMS"),
-    "far off": ({"FOO": 1}, errors.UnknownPropertyError, "There are"),
-    "ill-typed": ({"NUM_STREAMS": "many"}, errors.PropertyError, "wanted a whole number"),
+    "unknown": ({"NUM_STREAM": 1}, errors.UnknownPropertyError, "Did you mean NUM_STREAMS"),
+    "far off": ({"FOO": 1}, errors.UnknownPropertyError, "Expected "),
+    "ill-typed": ({"NUM_STREAMS": "many"}, errors.PropertyError, "expected an integer"),
     "too small": ({"NUM_STREAMS": 0}, errors.PropertyError, ">= 1"),
-    "no yes or no": ({"PERF_COUNT": "perhaps"}, errors.PropertyError, "wanted YES or NO"),
-    "read-only": ({"FULL_DEVICE_NAME": "x"}, errors.ReadOnlyPropertyError, "can be read, not set"),
-    "threads": ({"INFERENCE_NUM_THREADS": "all"}, errors.PropertyError, "wanted a whole number"),
+    "no yes or no": ({"PERF_COUNT": "perhaps"}, errors.PropertyError, "expected YES or NO"),
+    "read-only": ({"FULL_DEVICE_NAME": "x"}, errors.ReadOnlyPropertyError, "is read-only"),
+    "threads": ({"INFERENCE_NUM_THREADS": "all"}, errors.PropertyError, "expected an integer"),
 }
 
 
@@ -367,7 +367,7 @@ def test_properties_of_a_device_that_gets_no_node_are_checked_too(
     shell: Shell, model: Path
 ) -> None:
     refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "CPU.NUM_STREAMS=many")
-    check_refusal(refused, errors.PropertyError, "wanted a whole number")
+    check_refusal(refused, errors.PropertyError, "expected an integer")
     refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "TPU.NUM_STREAMS=2")
     check_refusal(refused, errors.UnknownPropertyError, "TPU", "ORT, CPU")
 
@@ -379,9 +379,9 @@ def test_a_compiled_models_properties_are_fixed(core: hetero.Core) -> None:
         for name in ("PERF_COUNT", "NUM_STREAMS"):
             with pytest.raises(errors.UnsupportedOperationError, match="compile again"):
                 compiled.set_property({name: 1})
-        with pytest.raises(errors.UnknownPropertyError, match="There are"):
+        with pytest.raises(errors.UnknownPropertyError, match="Expected "):
             compiled.set_property({"FOO": 1})
-        with pytest.raises(errors.UnknownPropertyError, match="There are"):
+        with pytest.raises(errors.UnknownPropertyError, match="Expected "):
             compiled.get_property("FOO")
 
 
@@ -394,7 +394,7 @@ def test_a_compiled_models_properties_are_fixed(core: hetero.Core) -> None:
         ("no.such.module:Plugin", "No module named"),
         ("json:Plugin", "no attribute"),
         ("json", "module:attr"),
-        ("json:loads", "not a subclass"),
+        ("json:loads", "expected a subclass"),
     ],
 )
 def test_a_plugin_that_fails_to_load_is_a_row_and_asking_for_it_says_why(

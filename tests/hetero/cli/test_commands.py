@@ -243,12 +243,12 @@ sys.meta_path.insert(0, Finder())
 """
 LATE = """
 import atexit, os, signal, sys
-from hetero.scheduler.processes.process_end import end_with
+from hetero.scheduler.processes.process_end import run_and_exit
 
 def program():
     atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
 
-end_with(program)
+run_and_exit(program)
 """
 
 

@@ -114,7 +114,7 @@ def test_light_models_are_not_compared_once_they_are_others(shell: Shell) -> Non
         ((1, 3, 7, 9), "--mean 1 --mean 2", "set twice"),
         ((1, 3, 7, 9), "-i {text}", "Pillow cannot read the image"),
         ((1, 3, 7, 9), "--layout NXXW", "each letter"),
-        ((1, 3, 7, 9), "--scale 1,0,2", "none may be 0"),
+        ((1, 3, 7, 9), "--scale 1,0,2", "expected numbers other than 0"),
         ((1, 3, 7, 9), "--mean 1,2", "for each channel"),
     ],
 )

@@ -115,7 +115,7 @@ def test_closing_cancels_what_runs_and_ends_the_threads(
 def test_no_time_left_is_a_deadline_that_has_passed(core: hetero.Core, timeout_s: float) -> None:
     request = core.compile_model(hetero_neg(), "CPU").create_infer_request()
     for start in (request.infer, request.start_async):
-        with pytest.raises(errors.DeadlineError, match="no time is left"):
+        with pytest.raises(errors.DeadlineError, match="timeout_s greater than 0"):
             start({"x": X}, timeout_s=timeout_s)
     np.testing.assert_array_equal(request.infer({"x": X})[0], -X)
 

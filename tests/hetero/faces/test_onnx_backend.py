@@ -80,7 +80,7 @@ def test_what_no_device_takes_is_an_error_and_not_a_wrong_answer() -> None:
 
 
 def test_too_many_inputs_are_refused() -> None:
-    with pytest.raises(errors.TensorNameError, match="takes 1"):
+    with pytest.raises(errors.TensorNameError, match="expected at most 1"):
         hetero.backend.run_model(branches(), [X, X])
 
 

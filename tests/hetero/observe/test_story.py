@@ -82,7 +82,7 @@ def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core, tmp_path: P
         thread.join(60)
     assert second.times.admission_s >= least_s
     assert words(second.story())[1].startswith("attempt 0: waits: 1 of 1 requests")
-    assert hung.story()[-1].what == "cancelled"
+    assert hung.story()[-1].event == "cancelled"
 
 
 def test_times_are_of_a_run_that_has_ended(core: hetero.Core) -> None:

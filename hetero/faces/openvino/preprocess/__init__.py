@@ -1,8 +1,8 @@
-"""Preprocessing and postprocessing as nodes of the model."""
+"""OpenVINO's PrePostProcessor: preprocessing and postprocessing as nodes of the model."""
 
-from hetero.faces.openvino.preprocess.colors import ColorFormat
+from hetero.faces.openvino.preprocess.color_format import ColorFormat
+from hetero.faces.openvino.preprocess.image_steps import ResizeAlgorithm
 from hetero.faces.openvino.preprocess.layout import Layout
-from hetero.faces.openvino.preprocess.pictures import ResizeAlgorithm
 from hetero.faces.openvino.preprocess.processor import (
     InputInfo,
     InputModelInfo,
@@ -14,7 +14,7 @@ from hetero.faces.openvino.preprocess.processor import (
     PrePostProcessor,
     PreProcessSteps,
 )
-from hetero.faces.openvino.preprocess.steps import PaddingMode
+from hetero.faces.openvino.preprocess.tensor_steps import PaddingMode
 
 __all__ = [
     "ColorFormat",

@@ -113,7 +113,7 @@ def test_rotary_embedding(seed: int) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(100))
 def test_group_query_attention(seed: int) -> None:
-    """A prompt, padded on the right, or tokens behind what is cached in a larger buffer."""
+    """Test a prompt padded on the right, or tokens after cached ones in a larger buffer."""
     rng = np.random.default_rng(seed)
     b, g, s = (int(rng.integers(1, 4)) for _ in range(3))
     prompt = rng.random() < 0.5
@@ -151,12 +151,12 @@ def test_group_query_attention(seed: int) -> None:
         sink,
     ]
     arguments = ("GroupQueryAttention", inputs, attributes, 1, MICROSOFT, 3)
-    wanted = run_onnxruntime(*arguments)
+    expected = run_onnxruntime(*arguments)
     y, *present = run_kernel(*arguments)
     check_types("GroupQueryAttention", inputs, attributes, [y, *present])
-    assert [x.shape for x in (y, *present)] == [x.shape for x in wanted]
-    for i, length in enumerate(lengths):  # what is behind the last token is nobody's
+    assert [x.shape for x in (y, *present)] == [x.shape for x in expected]
+    for i, length in enumerate(lengths):  # values after the last token are undefined
         last = length if prompt else s
-        np.testing.assert_allclose(y[i, :last], wanted[0][i, :last], 1e-4, 1e-5)
-        for got, want in zip(present, wanted[1:], strict=True):
-            np.testing.assert_allclose(got[i, :, :length], want[i, :, :length], 1e-5, 1e-6)
+        np.testing.assert_allclose(y[i, :last], expected[0][i, :last], 1e-4, 1e-5)
+        for actual, want in zip(present, expected[1:], strict=True):
+            np.testing.assert_allclose(actual[i, :, :length], want[i, :, :length], 1e-5, 1e-6)

@@ -1,4 +1,4 @@
-"""Integer layers against ONNX Runtime; a step of the result may differ where it rounds."""
+"""Quantised layers against ONNX Runtime; results may differ by one quantisation step."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_pools(seed: int, dtype: Any) -> None:
     last = {"channels_last": int(rng.integers(0, 2))}
     if last["channels_last"]:
         same("NhwcMaxPool", [x[0]], attributes)
-    counted = attributes | {"count_include_pad": int(rng.integers(0, 2)), "ceil_mode": 0}
-    same("QLinearAveragePool", [*x, *to], counted | last | {"kernel_shape": [2, 2]})
+    pooling = attributes | {"count_include_pad": int(rng.integers(0, 2)), "ceil_mode": 0}
+    same("QLinearAveragePool", [*x, *to], pooling | last | {"kernel_shape": [2, 2]})
     same("QLinearGlobalAveragePool", [*x, *to], last)
 
 
@@ -120,7 +120,7 @@ def test_dynamic_quantize_lstm(seed: int) -> None:
         zero,
     ]
     attributes = {"hidden_size": hidden, "direction": direction}
-    # ONNX Runtime's range of a step has the states of sequences that have ended, too.
+    # ONNX Runtime's range of a step includes the states of sequences that have ended.
     off = 1e-3 if inputs[4] is None else 1e-2
     check("DynamicQuantizeLSTM", inputs, attributes, 1e-3, off, n_outputs=3)
 

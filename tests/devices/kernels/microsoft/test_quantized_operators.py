@@ -1,4 +1,4 @@
-"""ONNX Runtime's quantised operators give what it gives of them."""
+"""Quantised operators of com.microsoft in models, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOMAINS = {"com.microsoft": 1}
 
 
 def model_of(
-    name: str, inputs: list[str], x: dict[str, Any], version: int = 17, **given: Any
+    name: str, inputs: list[str], x: dict[str, Any], version: int = 17, **attributes: Any
 ) -> Any:
     """Return a model of one operator; constants have scales and zero points for all."""
     domain = "" if name == "QLinearMatMul" else "com.microsoft"
@@ -34,7 +34,7 @@ def model_of(
         "v": weights_of(np.int8, 3, 8),
         "b": RNG.integers(-900, 900, 3, np.int32),
     }
-    node = helper.make_node(name, inputs, ["y"], name="node", domain=domain, **given)
+    node = helper.make_node(name, inputs, ["y"], name="node", domain=domain, **attributes)
     constants = {key: value for key, value in constants.items() if key in inputs}
     return make_model([node], x, ["y"], constants, opset=version, domains=DOMAINS)
 
@@ -71,12 +71,12 @@ def test_a_quantised_operator(name: str, inputs: list[str], attributes: dict[str
     if ours.dtype == np.float32:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
         return
-    # What lies halfway between two steps may be rounded to either.
+    # A value halfway between two steps may be rounded to either.
     assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
     assert (ours != theirs).mean() < 0.02
 
 
-def test_a_softmax_is_of_the_operator_set_that_it_names() -> None:
+def test_qlinear_softmax_of_each_opset() -> None:
     x = {"x": bytes_of(np.uint8, 2, 3, 4, 4)}
     for opset in (11, 13):
         inputs = [*X, "small", "low"]
@@ -90,7 +90,7 @@ def own_sigmoid(x: Any, *_: Any) -> Any:
     return 255 - x
 
 
-def test_an_extension_of_that_name_comes_first() -> None:
+def test_extension_of_the_same_name_comes_first() -> None:
     x = {"x": bytes_of(np.uint8, 2, 3, 4, 4)}
     with hetero.Core(executor="inprocess") as core:
         core.add_extension(own_sigmoid)

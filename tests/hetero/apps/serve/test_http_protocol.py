@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from hetero.apps.serve.server import Server
+from tests.support.gated_plugin import GatedPlugin
 from tests.support.serving import (
     INFER,
     ask,
@@ -131,3 +132,25 @@ def test_slow_head_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -
     until(lambda: not server._uvicorn.server_state.connections)
     monkeypatch.undo()
     assert_serves(server)
+
+
+def test_pipelined_requests_wait_unparsed() -> None:
+    request = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    count = 3000
+    with (
+        serving("GATED", plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+        connected(server) as client,
+    ):
+        client.sendall(posted(BODY))
+        assert GatedPlugin.began.wait(60)
+        client.sendall(request * count)
+        [connection] = server._uvicorn.server_state.connections
+        until(lambda: len(connection.pipeline) > 0)
+        assert len(connection.pipeline) <= http_protocol.SLICE_NBYTES / len(request) + 1
+        GatedPlugin.gate.set()
+        reader = client.makefile("rb")
+        bodies = [read_answer(reader)[1] for _ in range(count + 1)]
+        assert json.loads(bodies[0])["outputs"][0]["data"] == [2.0, 3.0]
+        assert bodies[1:] == [b'{"live":true}'] * count
+        assert connection.unparsed == b""

@@ -1,0 +1,133 @@
+"""`OperatorPlugin`: refusals, runs with attributes and several outputs, and errors."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import hetero
+from hetero.devices import OperatorPlugin, read_model
+from hetero.devices.conformance.plugin_subject import PluginSubject
+from hetero.devices.errors import KernelError, PluginLoadError
+from hetero.devices.testing import check_device
+from hetero.examples.third_party_plugin import DensePlugin
+
+
+def leaky_relu(x, *, alpha=0.01):
+    return np.where(x < 0, x * np.float32(alpha), x)
+
+
+class MixedPlugin(OperatorPlugin):
+    """Operators with optional inputs, attributes and several outputs, in two element types."""
+
+    name = "MIXED"
+    element_types = ("float", "int64")
+    since = 13
+    operators: ClassVar = {
+        "Clip": lambda x, low=None, high=None: np.clip(x, low, high),
+        "Identity": lambda x: x,
+        "LeakyRelu": leaky_relu,
+        "Relu": lambda x: np.maximum(x, 0),
+        "TopK": lambda x, k: (-np.sort(-x)[: k[0]], np.argsort(-x, kind="stable")[: k[0]]),
+    }
+
+
+class CustomDomainPlugin(OperatorPlugin):
+    """Operators of a custom domain."""
+
+    name = "FOREIGN"
+    domain = "own"
+    element_types = ("float",)
+    since = 1
+    operators: ClassVar = {"Relu": lambda x: x + 100}
+
+
+def model_of(graph, imports='"" : 17, "own" : 1'):
+    return read_model(parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> g {graph}"))
+
+
+def refusals(plugin, graph, imports='"" : 17, "own" : 1'):
+    unsupported = plugin.query_model(model_of(graph, imports)).unsupported
+    return {name: refusal.code for name, by in unsupported.items() for refusal in by.values()}
+
+
+@pytest.mark.parametrize(
+    ("graph", "imports", "code"),
+    [
+        ("(float[2] x) => (float[2] y) {y = own.Relu(x)}", '"" : 17, "own" : 1', "no_kernel"),
+        ("(float[2] x) => (float[2] y) {y = own.Relu(x)}", '"own" : 1', "no_kernel"),
+        ("(float[2] x) => (float[2] y) {y = Sigmoid(x)}", '"" : 17', "no_kernel"),
+        ("(float[2] x) => (float[2] y) {y = Relu(x)}", '"" : 6', "opset"),
+        ("(double[2] x) => (double[2] y) {y = Relu(x)}", '"" : 17', "dtype"),
+        ("(float[2] x) => (y) {h = own.Odd(x) y = Relu(h)}", '"" : 17, "own" : 1', "dtype"),
+    ],
+)
+def test_node_outside_the_table_is_refused(graph, imports, code):
+    assert refusals(DensePlugin(), graph, imports)["y"] == code
+
+
+def test_misspelled_operator_raises_with_suggestions():
+    class MisspelledPlugin(DensePlugin):
+        operators: ClassVar = {**DensePlugin.operators, "Sigmod": np.tanh}
+
+    with pytest.raises(PluginLoadError, match=r"DENSE.*'Sigmod'.*mean Sigmoid or"):
+        MisspelledPlugin()
+    with hetero.Core(executor="inprocess", plugins=[MisspelledPlugin]) as core:
+        (row,) = [d for d in core.device_descriptors if d.plugin == "DENSE"]
+        assert "'Sigmod'" in row.error
+
+
+def test_operator_runs_on_the_plugin_of_its_domain():
+    graph = "(float[2] x) => (float[2] y) <float[2] h> {h = own.Relu(x) y = Relu(h)}"
+    assert refusals(CustomDomainPlugin(), graph) == {"y": "no_kernel"}
+    assert refusals(DensePlugin(), graph) == {"h": "no_kernel"}
+    x = np.array([-1, 2], np.float32)
+    with hetero.Core(executor="inprocess", plugins=[CustomDomainPlugin, DensePlugin]) as core:
+        compiled = core.compile_model(model_of(graph), "HETERO:FOREIGN,DENSE")
+        np.testing.assert_array_equal(compiled({"x": x})["y"], x + 100)
+
+
+def test_attributes_optional_inputs_and_several_outputs_run():
+    model = model_of(
+        "(float[3] x) => (float[2] v, int64[2] i) {two = Constant<value_ints = [2]>() "
+        'one = Constant<value_float = 1.0>() a = LeakyRelu<alpha = 0.5>(x) b = Clip(a, "", one) '
+        "v, i = TopK(b, two)}"
+    )
+    compiled = PluginSubject(MixedPlugin()).compile_model(model, {"PERF_COUNT": True})
+    results = compiled({"x": np.array([-1, 3, 0.5], np.float32)})
+    np.testing.assert_array_equal(results["v"], np.float32([1, 0.5]))
+    np.testing.assert_array_equal(results["i"], [1, 2])
+    rows = compiled.get_runtime_model().nodes
+    assert [row.op_type for row in rows] == ["LeakyRelu", "Clip", "TopK"]
+    assert all(float(row.metadata["execTimeMcs"]) > 0 for row in rows)
+
+
+def test_attribute_without_parameter_is_refused():
+    assert (
+        refusals(MixedPlugin(), "(float[2] x) => (float[2] y) {y = LeakyRelu<alpha = 0.5>(x)}")
+        == {}
+    )
+    graph = "(float[4] x, int64[1] k) => (v, i) {v, i = TopK<largest = 0>(x, k)}"
+    assert refusals(MixedPlugin(), graph) == {"v": "attribute"}
+
+
+def test_output_that_aliases_input_is_copied():
+    graph = "(float[2] x) => (float[2] y, float[2] z) {y = Identity(x) z = Identity(y)}"
+    x = np.array([1, 2], np.float32)
+    results = MixedPlugin().compile_model(model_of(graph))({"x": x})
+    results["y"][...] = -1
+    assert (x.tolist(), results["z"].tolist()) == ([1, 2], [1, 2])
+
+
+def test_exception_of_function_names_the_node():
+    model = model_of("(float[N] a, float[M] b) => (y) {h = Relu(a) y = Add(h, b)}")
+    compiled = DensePlugin().compile_model(model)
+    with pytest.raises(KernelError, match=r"node 'y' \(Add\) on DENSE: ValueError") as caught:
+        compiled({"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)})
+    assert (caught.value.node, caught.value.op_type) == ("y", "Add")
+
+
+@pytest.mark.parametrize("plugin", [DensePlugin, MixedPlugin])
+def test_operator_plugin_passes_conformance_suite(plugin):
+    assert all(result.error is None for result in check_device(plugin()))
