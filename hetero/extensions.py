@@ -16,6 +16,7 @@ from hetero.devices.model.extension import (
     LIBRARIES,
     Extension,
     Operator,
+    extension_origins,
     find_extension,
     library_origin,
     with_extensions,

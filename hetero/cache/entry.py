@@ -171,7 +171,7 @@ class CacheEntry:
             return False
         except Exception as error:  # a plugin's export may raise anything
             kind = type(error).__name__
-            _log.warning("model=%s stage=%d: not cached: %s: %s", model, index, kind, error)
+            _log.warning("model=%s stage=%d: not stored: %s: %s", model, index, kind, error)
             return False
         record = self._request.descriptor(subgraph.device)
 
