@@ -1,4 +1,4 @@
-"""ONNX's backend suite: whatever is said to keep rows apart does, in ONNX Runtime."""
+"""Tests that batches of batchable models of ONNX's suite equal single runs in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,46 +15,48 @@ from hetero.batching.batchability import why_not_batchable
 from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from hetero.devices.model.reader import read_model
 
-#: Cases and choices of inputs with rows that were joined with onnx 1.23 and ONNX Runtime 1.31.
-JOINED = 700
+#: Minimum number of batchable models: there were 700 with onnx 1.23 and ONNX Runtime 1.31.
+MIN_BATCHABLE_MODELS = 700
 
 
-def with_rows(model: onnx.ModelProto, inputs: list[Any], rows: tuple[int, ...]) -> onnx.ModelProto:
-    """Return a model where some inputs have any number of rows and the others are constants."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    ports = list(made.graph.input)
+def open_batch_axis(
+    model: onnx.ModelProto, inputs: list[Any], batched_inputs: tuple[int, ...]
+) -> onnx.ModelProto:
+    """Return a model where the inputs `rows` have an open batch axis and others are constants."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    ports = list(result.graph.input)
     for i, port in enumerate(ports):
-        if i in rows:
+        if i in batched_inputs:
             port.type.tensor_type.shape.dim[0].dim_param = "N"
         else:
-            made.graph.initializer.append(
+            result.graph.initializer.append(
                 onnx.numpy_helper.from_array(np.asarray(inputs[i]), port.name)
             )
-    del made.graph.input[:]
-    made.graph.input.extend(
-        onnx.ValueInfoProto.FromString(ports[i].SerializeToString()) for i in rows
+    del result.graph.input[:]
+    result.graph.input.extend(
+        onnx.ValueInfoProto.FromString(ports[i].SerializeToString()) for i in batched_inputs
     )
-    for port in made.graph.output:
+    for port in result.graph.output:
         if port.type.HasField("tensor_type"):
             port.type.tensor_type.ClearField("shape")
-    return made
+    return result
 
 
-def choices(case: Case) -> Iterator[tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]]:
-    """Yield models of a case with rows, all inputs or one, and two requests of each."""
+def batch_variants(case: Case) -> Iterator[tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]]:
+    """Yield variants of a case with a batch axis of all inputs or one, and two requests each."""
     model = case.model()
     (inputs, _), *_ = case.data_sets(model)
     if len(inputs) != len(model.graph.input) or not all(isinstance(x, np.ndarray) for x in inputs):
         return
-    ported = [bool(port.type.tensor_type.shape.dim) for port in model.graph.input]
-    tensors = [i for i, x in enumerate(inputs) if ported[i] and x.ndim and x.dtype != object]
-    for rows in dict.fromkeys((tuple(tensors), *((i,) for i in tensors[:3]))):
-        if len({inputs[i].shape[0] for i in rows}) != 1:
+    has_shape = [bool(port.type.tensor_type.shape.dim) for port in model.graph.input]
+    tensors = [i for i, x in enumerate(inputs) if has_shape[i] and x.ndim and x.dtype != object]
+    for batched_inputs in dict.fromkeys((tuple(tensors), *((i,) for i in tensors[:3]))):
+        if len({inputs[i].shape[0] for i in batched_inputs}) != 1:
             continue
-        first = {model.graph.input[i].name: inputs[i] for i in rows}
-        other = {name: np.ascontiguousarray(np.flip(x)) for name, x in first.items()}
-        yield with_rows(model, inputs, rows), [first, other]
+        request = {model.graph.input[i].name: inputs[i] for i in batched_inputs}
+        reversed_request = {name: np.ascontiguousarray(np.flip(x)) for name, x in request.items()}
+        yield open_batch_axis(model, inputs, batched_inputs), [request, reversed_request]
 
 
 def run(session: onnxruntime.InferenceSession, request: dict[str, Any]) -> list[Any] | None:
@@ -65,23 +67,23 @@ def run(session: onnxruntime.InferenceSession, request: dict[str, Any]) -> list[
     return outputs
 
 
-def difference(model: onnx.ModelProto, requests: list[dict[str, Any]]) -> str | None:
-    """Return what a joined run gives other than single ones; None where none can be."""
+def compare_batch(model: onnx.ModelProto, requests: list[dict[str, Any]]) -> str | None:
+    """Return the difference of a batch from single runs, "" if equal, None if it cannot run."""
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString())
     except Exception:
         return None
-    alone = [run(session, request) for request in requests]
-    if None in alone:
+    single_outputs = [run(session, request) for request in requests]
+    if None in single_outputs:
         return None
     names = requests[0]
-    joined = run(session, {n: np.concatenate([r[n] for r in requests]) for n in names})
-    if joined is None:
-        return "the joined run failed"
-    for got, *parts in zip(joined, *alone, strict=True):
+    batched_outputs = run(session, {n: np.concatenate([r[n] for r in requests]) for n in names})
+    if batched_outputs is None:
+        return "the batch failed"
+    for batched, *single in zip(batched_outputs, *single_outputs, strict=True):
         try:
             np.testing.assert_allclose(
-                got.astype(np.float64), np.concatenate(parts).astype(np.float64), 1e-3, 1e-5
+                batched.astype(np.float64), np.concatenate(single).astype(np.float64), 1e-3, 1e-5
             )
         except AssertionError as error:
             return str(error)
@@ -89,17 +91,17 @@ def difference(model: onnx.ModelProto, requests: list[dict[str, Any]]) -> str | 
 
 
 @pytest.mark.slow
-def test_what_is_joined_is_what_each_has_alone() -> None:
-    found = {}
+def test_batchable_onnx_cases_batch_equals_single_runs() -> None:
+    differences = {}
     onnxruntime.set_default_logger_severity(4)
     for case in backend_cases():
         if case.kind == "real":
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for model, requests in choices(case):
+            for model, requests in batch_variants(case):
                 if why_not_batchable(read_model(model)) is None:
-                    found[case.name, *requests[0]] = difference(model, requests)
+                    differences[case.name, *requests[0]] = compare_batch(model, requests)
     onnxruntime.set_default_logger_severity(2)
-    assert {case: told for case, told in found.items() if told} == {}
-    assert list(found.values()).count("") >= JOINED
+    assert {case: difference for case, difference in differences.items() if difference} == {}
+    assert list(differences.values()).count("") >= MIN_BATCHABLE_MODELS

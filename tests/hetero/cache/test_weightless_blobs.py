@@ -111,7 +111,9 @@ def test_inspect_shows_weightless_and_reports_damage(
     assert mutated.code == 1
     assert "damaged: the checksum does not match" in mutated.err
     (tmp_path / "empty.blob").touch()
-    assert "is empty; expected an ONNX model" in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
+    assert (
+        "is empty; expected an ONNX model" in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A compilation without devices that are gone: what is left, and where pins go."""
+"""Tests of compilation without lost devices: the remaining devices, pins and stages."""
 
 from __future__ import annotations
 
@@ -28,36 +28,51 @@ def request(core: hetero.Core, **config: object) -> CompileRequest:
     return core._request(model, "HETERO:CPU.0,CPU.1,ORT", config, pins)
 
 
-def test_pins_move_to_a_device_of_the_same_plugin(core: hetero.Core) -> None:
-    left = without_devices(request(core, NUM_REPLICAS=3), ["CPU.1"])
-    assert left.devices == ("CPU.0", "ORT")
-    assert dict(left.pins) == {"tanh": "CPU.0", "matmul": "ORT"}
-    assert left.hetero_config["NUM_REPLICAS"] == 2
+def test_pins_move_to_device_of_the_same_plugin(core: hetero.Core) -> None:
+    remaining = without_devices(request(core, NUM_REPLICAS=3), ["CPU.1"])
+    assert remaining.devices == ("CPU.0", "ORT")
+    assert dict(remaining.pins) == {"tanh": "CPU.0", "matmul": "ORT"}
+    assert remaining.hetero_config["NUM_REPLICAS"] == 2
 
 
 @pytest.mark.parametrize(
-    ("gone", "words"),
-    [(["ORT"], "no other device of plugin ORT"), (["CPU.0", "CPU.1", "ORT"], "no device is left")],
+    ("lost_devices", "pattern"),
+    [(["ORT"], "no other device of plugin ORT"), (["CPU.0", "CPU.1", "ORT"], "no device remains")],
 )
-def test_what_cannot_be_without_them_is_told(
-    core: hetero.Core, gone: list[str], words: str
+def test_compilation_that_needs_lost_devices_is_rejected(
+    core: hetero.Core, lost_devices: list[str], pattern: str
 ) -> None:
-    with pytest.raises(DeviceError, match=words):
-        without_devices(request(core), gone)
+    with pytest.raises(DeviceError, match=pattern):
+        without_devices(request(core), lost_devices)
 
 
-def test_a_cut_goes_to_devices_alike_with_the_least_to_do_and_the_memory(
+def test_stages_move_to_idle_device_of_the_same_plugin(
     core: hetero.Core,
 ) -> None:
     source = request(core)
-    cut = core._compiler.place(read_model(branches()), source, {})[0]
-    assert [s.device for s in cut.plan.stages].count("ORT") == 1
-    rows = source.descriptors
-    found = move_from_lost_devices(cut, ["CPU.1"], [row for row in rows if row.name != "CPU.1"])
-    assert found is not None
-    assert [s.device for s in found.plan.stages] == [
-        {"CPU.1": "CPU.0"}.get(s.device, s.device) for s in cut.plan.stages
+    placement = core._compiler.place(read_model(branches()), source, {})[0]
+    assert [s.device for s in placement.plan.stages].count("ORT") == 1
+    descriptors = source.descriptors
+    new_placement = move_from_lost_devices(
+        placement,
+        ["CPU.1"],
+        [descriptor for descriptor in descriptors if descriptor.name != "CPU.1"],
+    )
+    assert new_placement is not None
+    assert [s.device for s in new_placement.plan.stages] == [
+        {"CPU.1": "CPU.0"}.get(s.device, s.device) for s in placement.plan.stages
     ]
-    assert move_from_lost_devices(cut, ["ORT"], [row for row in rows if row.name != "ORT"]) is None
-    small = [replace(row, memory_nbytes=0) for row in rows if row.name != "CPU.1"]
-    assert move_from_lost_devices(cut, ["CPU.1"], small) is None
+    assert (
+        move_from_lost_devices(
+            placement,
+            ["ORT"],
+            [descriptor for descriptor in descriptors if descriptor.name != "ORT"],
+        )
+        is None
+    )
+    without_memory = [
+        replace(descriptor, memory_nbytes=0)
+        for descriptor in descriptors
+        if descriptor.name != "CPU.1"
+    ]
+    assert move_from_lost_devices(placement, ["CPU.1"], without_memory) is None

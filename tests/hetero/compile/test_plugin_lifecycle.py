@@ -1,4 +1,4 @@
-"""A plugin is closed with its Core, and an export that breaks is a typed error."""
+"""Tests of plugins from loading to closing: faults of compile, export and close, open shapes."""
 
 from pathlib import Path
 
@@ -19,65 +19,65 @@ MODEL = parser.parse_model(
 X = np.float32([-1, 2])
 
 
-class Ending(DensePlugin):
-    """Counts how often it is closed, or raises then."""
+class ClosingPlugin(DensePlugin):
+    """Counts its calls of close, which may raise an exception."""
 
-    name = "ENDING"
-    closed = 0
+    name = "CLOSING"
+    num_closed = 0
     raises = False
 
     def close(self):
-        type(self).closed += 1
+        type(self).num_closed += 1
         if self.raises:
             raise OSError("the backend hung up")
 
 
-class Unending(Ending):
-    name = "UNENDING"
+class FailingClosePlugin(ClosingPlugin):
+    name = "FAILING_CLOSE"
     raises = True
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_plugins_are_closed_once_with_their_core(monkeypatch, used):
-    monkeypatch.setattr(Ending, "closed", 0)
-    core = hetero.Core("inprocess", plugins=[Ending], devices={"ENDING": 2})
+def test_core_closes_used_plugins_once(monkeypatch, used):
+    monkeypatch.setattr(ClosingPlugin, "num_closed", 0)
+    core = hetero.Core("inprocess", plugins=[ClosingPlugin], devices={"CLOSING": 2})
     if used:
-        compiled = core.compile_model(MODEL, "ENDING.1")
+        compiled = core.compile_model(MODEL, "CLOSING.1")
         np.testing.assert_array_equal(compiled({"x": X})["y"], [0, 2])
-        assert Ending.closed == 0
+        assert ClosingPlugin.num_closed == 0
     core.close()
     core.close()
-    assert Ending.closed == int(used)
+    assert ClosingPlugin.num_closed == int(used)
 
 
-def test_a_plugin_that_cannot_be_closed_keeps_no_other_from_its_end(monkeypatch, caplog):
-    monkeypatch.setattr(Ending, "closed", 0)
-    monkeypatch.setattr(Unending, "closed", 0)
-    with hetero.Core("inprocess", plugins=[Unending, Ending]) as core:
-        assert "ENDING" in core.available_devices
-    assert (Ending.closed, Unending.closed) == (1, 1)
-    assert "plugin=UNENDING failed to close" in caplog.text
+def test_failing_close_does_not_prevent_others(monkeypatch, caplog):
+    monkeypatch.setattr(ClosingPlugin, "num_closed", 0)
+    monkeypatch.setattr(FailingClosePlugin, "num_closed", 0)
+    with hetero.Core("inprocess", plugins=[FailingClosePlugin, ClosingPlugin]) as core:
+        assert "CLOSING" in core.available_devices
+    assert (ClosingPlugin.num_closed, FailingClosePlugin.num_closed) == (1, 1)
+    assert "plugin=FAILING_CLOSE failed to close" in caplog.text
 
 
-class Forgetful(DensePlugin):
-    name = "FORGETFUL"
+class NoProgramPlugin(DensePlugin):
+    name = "NO_PROGRAM"
 
     def compile(self, model, config):
         super().compile(model, config)
 
 
-def test_a_plugin_that_compiles_to_nothing_is_told_so():
+def test_compile_without_program_is_rejected():
     with (
-        hetero.Core("inprocess", plugins=[Forgetful]) as core,
-        pytest.raises(errors.InferenceError, match=r"FORGETFUL.*devices\.Program.*NoneType"),
+        hetero.Core("inprocess", plugins=[NoProgramPlugin]) as core,
+        pytest.raises(errors.InferenceError, match=r"NO_PROGRAM.*devices\.Program.*NoneType"),
     ):
-        core.compile_model(MODEL, "FORGETFUL")
+        core.compile_model(MODEL, "NO_PROGRAM")
 
 
-class Unexportable(DensePlugin):
-    """Its programs fail, in its own way, when they are exported."""
+class FailingExportPlugin(DensePlugin):
+    """A plugin whose programs cannot be exported."""
 
-    name = "UNEXPORTABLE"
+    name = "FAILING_EXPORT"
 
     def compile(self, model, config):
         class Program(OperatorProgram):
@@ -87,22 +87,22 @@ class Unexportable(DensePlugin):
         return Program(model, self.operators, self.name)
 
 
-def test_an_export_that_breaks_names_device_and_cause(tmp_path: Path):
-    with hetero.Core("inprocess", plugins=[Unexportable]) as core:
-        compiled = core.compile_model(MODEL, "UNEXPORTABLE")
-        said = r"UNEXPORTABLE.*ZeroDivisionError: by design"
-        with pytest.raises(DeviceError, match=said) as caught:
+def test_export_failure_names_device_and_cause(tmp_path: Path):
+    with hetero.Core("inprocess", plugins=[FailingExportPlugin]) as core:
+        compiled = core.compile_model(MODEL, "FAILING_EXPORT")
+        pattern = r"FAILING_EXPORT.*ZeroDivisionError: by design"
+        with pytest.raises(DeviceError, match=pattern) as error:
             compiled.export_model()
-        assert caught.value.device == "UNEXPORTABLE"
-        cached = core.compile_model(MODEL, "UNEXPORTABLE", {"CACHE_DIR": str(tmp_path)})
+        assert error.value.device == "FAILING_EXPORT"
+        cached = core.compile_model(MODEL, "FAILING_EXPORT", {"CACHE_DIR": str(tmp_path)})
         np.testing.assert_array_equal(cached({"x": X})["y"], [0, 2])
 
 
-def test_open_shapes_go_to_the_device_that_takes_them():
+def test_dynamic_shapes_are_assigned_to_a_supporting_device():
     with hetero.Core("inprocess") as core:
-        fixed = {"NULL_DYNAMIC_SHAPES": False}
-        support = core.query_model(MODEL, "HETERO:NULL,CPU", fixed)
+        config = {"NULL_DYNAMIC_SHAPES": False}
+        support = core.query_model(MODEL, "HETERO:NULL,CPU", config)
         assert dict(support) == {"y": "CPU"}
         assert support.refusals["y"]["NULL"].code == "dynamic_shape"
         with pytest.raises(UnsupportedNodesError, match="requires static shapes"):
-            core.compile_model(MODEL, "NULL", fixed)
+            core.compile_model(MODEL, "NULL", config)

@@ -1,4 +1,4 @@
-"""Several plans that share requests: compiled, kept in the cache, exported, imported; and one."""
+"""Tests of models with several plans: replicas, cache, export, import, stage replicas, queries."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 DEVICES = "HETERO:CPU,ORT"
 
 
-def check(model: Any) -> None:
-    """Both devices answer, and rightly."""
-    ran = set()
+def check_results(model: Any) -> None:
+    """Check that both devices run requests, and their results."""
+    stage_runs = set()
     for _ in range(4):
-        answer = model.submit({"x": X}).future.result()
-        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        ran |= {(run.stage, run.device) for run in answer.stage_timings}
-    assert ran == {(s.index, s.device) for s in model.subgraphs}
-    assert len(ran) == 2
+        response = model.submit({"x": X}).future.result()
+        np.testing.assert_allclose(response.outputs["y"], branches_output(X), rtol=1e-6)
+        stage_runs |= {(timing.stage, timing.device) for timing in response.stage_timings}
+    assert stage_runs == {(s.index, s.device) for s in model.subgraphs}
+    assert len(stage_runs) == 2
 
 
-def test_several_plans_come_back_from_a_blob(core: hetero.Core, tmp_path: Path) -> None:
+def test_export_and_import_of_several_plans(core: hetero.Core, tmp_path: Path) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "m.hetero"
     with core.compile_model(branches(), DEVICES, config) as compiled:
@@ -47,23 +47,23 @@ def test_several_plans_come_back_from_a_blob(core: hetero.Core, tmp_path: Path) 
     assert document["shares"] == pytest.approx([2 / 3, 1 / 3])
     assert [(s["index"], s["device"]) for s in document["stages"]] == [(0, "CPU"), (1, "ORT")]
     for source in (path, blob):
-        with core.import_model(source) as again:
-            assert again.shares == pytest.approx((2 / 3, 1 / 3))
-            assert set(again.deployment.imported) == {0, 1}
-            check(again)
-            assert again.export_model() == blob
-    with core.import_model(blob, remap={"ORT": "CPU"}) as moved:
-        assert {s.device for s in moved.subgraphs} == {"CPU"}
-    with core.import_model(blob, "CPU") as alone:
-        assert len(alone.placements) == 1
-        np.testing.assert_allclose(alone({"x": X})[0], branches_output(X), rtol=1e-6)
+        with core.import_model(source) as imported:
+            assert imported.shares == pytest.approx((2 / 3, 1 / 3))
+            assert set(imported.deployment.imported) == {0, 1}
+            check_results(imported)
+            assert imported.export_model() == blob
+    with core.import_model(blob, remap={"ORT": "CPU"}) as remapped:
+        assert {s.device for s in remapped.subgraphs} == {"CPU"}
+    with core.import_model(blob, "CPU") as imported_on_cpu:
+        assert len(imported_on_cpu.placements) == 1
+        np.testing.assert_allclose(imported_on_cpu({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_a_later_layout_is_refused_by_name(
+def test_import_of_unknown_layout_is_rejected(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
-    monkeypatch.setattr("hetero.cache.blob.SEVERAL_PLANS", 3)
+    monkeypatch.setattr("hetero.cache.blob.MULTI_PLAN_LAYOUT", 3)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         blob = compiled.export_model()
     monkeypatch.undo()
@@ -71,16 +71,16 @@ def test_a_later_layout_is_refused_by_name(
         core.import_model(blob)
 
 
-def test_one_best_plan_is_a_plain_model_that_exports(core: hetero.Core, tmp_path: Path) -> None:
+def test_single_plan_is_exported_without_shares(core: hetero.Core, tmp_path: Path) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e3})
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert len(compiled.placements) == 1
         blob = compiled.export_model()
-    with core.import_model(blob) as again:
-        np.testing.assert_allclose(again({"x": X})[0], branches_output(X), rtol=1e-6)
+    with core.import_model(blob) as imported:
+        np.testing.assert_allclose(imported({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_several_plans_are_kept_and_the_cache_comes_first(
+def test_cached_plans_are_used_before_planning(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "cache"
@@ -89,43 +89,43 @@ def test_several_plans_are_kept_and_the_cache_comes_first(
         assert not compiled.get_property("LOADED_FROM_CACHE")
     assert len(list(folder.glob("*.stage"))) == 2
 
-    def never(*arguments: object, **options: object) -> None:
-        raise AssertionError("planned though the plan is in the cache")
+    def fail(*arguments: object, **options: object) -> None:
+        raise AssertionError("the cached plan was not used")
 
-    monkeypatch.setattr(CostPlanner, "plan", never)
+    monkeypatch.setattr(CostPlanner, "plan", fail)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert compiled.get_property("LOADED_FROM_CACHE")
         assert len(compiled.placements) == 2
-        check(compiled)
+        check_results(compiled)
 
 
 @pytest.fixture
-def questions(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, Any]]:
-    """What is asked of devices, and what is cut."""
-    asked: Counter[tuple[str, Any]] = Counter()
+def call_counts(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, Any]]:
+    """Count the queries of devices and properties, and the partitions by affinity."""
+    counts: Counter[tuple[str, Any]] = Counter()
     executor = core.executor
-    query, get_property, cut = executor.query, executor.get_property, compiler.partition
+    query, get_property, partition = executor.query, executor.get_property, compiler.partition
 
     def counted_query(device: str, model: Model, config: Any = None) -> Any:
-        asked["query", device] += 1
+        counts["query", device] += 1
         return query(device, model, config)
 
     def counted_property(device: str, name: str) -> Any:
-        asked["property", device] += 1
+        counts["property", device] += 1
         return get_property(device, name)
 
-    def counted_cut(model: Model, affinity: Any) -> Any:
-        asked["cut", tuple(sorted(affinity.items()))] += 1
-        return cut(model, affinity)
+    def counted_partition(model: Model, affinity: Any) -> Any:
+        counts["partition", tuple(sorted(affinity.items()))] += 1
+        return partition(model, affinity)
 
     monkeypatch.setattr(executor, "query", counted_query)
     monkeypatch.setattr(executor, "get_property", counted_property)
     for module in (compiler, plan_task):
-        monkeypatch.setattr(module, "partition", counted_cut)
-    return asked
+        monkeypatch.setattr(module, "partition", counted_partition)
+    return counts
 
 
-def test_replicas_share_requests_each_on_devices_of_its_own(
+def test_replicas_use_separate_devices_and_share_requests(
     core: hetero.Core, tmp_path: Path
 ) -> None:
     config = {"NUM_REPLICAS": 2, "CACHE_DIR": str(tmp_path / "cache")}
@@ -133,20 +133,20 @@ def test_replicas_share_requests_each_on_devices_of_its_own(
         first, second = compiled.placements
         assert (set(first.affinity.values()), set(second.affinity.values())) == ({"CPU"}, {"ORT"})
         assert compiled.shares == (0.5, 0.5)
-        levels = [max(cut.plan.levels) + 1 for cut in compiled.placements]
+        levels = [max(placement.plan.levels) + 1 for placement in compiled.placements]
         assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == sum(levels) + 2
     for hit in (False, True):
         with core.compile_model(branches(), DEVICES, config) as compiled:
             assert compiled.get_property("LOADED_FROM_CACHE") is hit
-            check(compiled)
+            check_results(compiled)
             blob = compiled.export_model()
-    with core.import_model(blob) as again:
-        check(again)
-    with pytest.raises(PropertyError, match="NUM_REPLICAS=3 wants a device for each"):
+    with core.import_model(blob) as imported:
+        check_results(imported)
+    with pytest.raises(PropertyError, match="NUM_REPLICAS=3 needs a device for each"):
         core.compile_model(branches(), DEVICES, {"NUM_REPLICAS": 3})
 
 
-def test_a_devices_stages_are_on_its_stand_ins_too_and_the_others_on_one(tmp_path: Path) -> None:
+def test_stage_replicas_run_stages_by_turns(tmp_path: Path) -> None:
     config = {
         "STAGE_REPLICAS": {"CPU.1": ["CPU.2", "CPU.3"]},
         "CACHE_DIR": str(tmp_path / "cache"),
@@ -156,65 +156,65 @@ def test_a_devices_stages_are_on_its_stand_ins_too_and_the_others_on_one(tmp_pat
         for hit in (False, True):
             with core.compile_model(branches(), names, config, affinity=pins) as compiled:
                 assert compiled.get_property("LOADED_FROM_CACHE") is hit
-                turns = taken(compiled, 9)
+                device_counts = count_devices(compiled, 9)
                 blob = compiled.export_model()
             others, tanh = ("CPU.0", "CPU.0"), ("CPU.1", "CPU.2", "CPU.3")
-            assert turns == {tuple(sorted((*others, device))): 3 for device in tanh}
-        with core.import_model(blob) as again:
-            assert taken(again, 9) == turns
-            assert len(again.subgraphs) == 5
-            assert len(again.get_runtime_model().nodes) == len(again.executed_nodes())
+            assert device_counts == {tuple(sorted((*others, device))): 3 for device in tanh}
+        with core.import_model(blob) as imported:
+            assert count_devices(imported, 9) == device_counts
+            assert len(imported.subgraphs) == 5
+            assert len(imported.get_runtime_model().nodes) == len(imported.executed_nodes())
 
 
-def taken(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[str, ...]]:
-    """Return how often each set of devices gave a right answer."""
-    found: Counter[tuple[str, ...]] = Counter()
-    listed = {(s.index, s.device) for s in compiled.subgraphs}
+def count_devices(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[str, ...]]:
+    """Run requests, check their results, and count the sets of devices that ran them."""
+    device_counts: Counter[tuple[str, ...]] = Counter()
+    subgraphs = {(s.index, s.device) for s in compiled.subgraphs}
     for _ in range(count):
-        answer = compiled.submit({"x": X}).future.result(60)
-        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        assert {(run.stage, run.device) for run in answer.stage_timings} <= listed
-        found[tuple(sorted(run.device for run in answer.stage_timings))] += 1
-    return found
+        response = compiled.submit({"x": X}).future.result(60)
+        np.testing.assert_allclose(response.outputs["y"], branches_output(X), rtol=1e-6)
+        assert {(t.stage, t.device) for t in response.stage_timings} <= subgraphs
+        device_counts[tuple(sorted(t.device for t in response.stage_timings))] += 1
+    return device_counts
 
 
-def test_queries_and_plans_give_stand_ins_nothing_either(core: hetero.Core, tmp_path: Path) -> None:
-    stand_ins = {"STAGE_REPLICAS": {"CPU": ["ORT"]}}
-    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-6}) | stand_ins
+def test_plans_assign_no_nodes_to_replica_devices(core: hetero.Core, tmp_path: Path) -> None:
+    stage_replicas = {"STAGE_REPLICAS": {"CPU": ["ORT"]}}
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-6}) | stage_replicas
     report = core.plan_model(branches(), DEVICES, config)
     assert {d for variant in report.variants for d in variant.affinity.values()} == {"CPU"}
-    assert set(core.query_model(branches(), "HETERO:ORT,CPU", stand_ins).values()) == {"CPU"}
-    assert set(core.survey_model(branches(), "HETERO:ORT,CPU", stand_ins).results) == {"CPU"}
+    assert set(core.query_model(branches(), "HETERO:ORT,CPU", stage_replicas).values()) == {"CPU"}
+    assert set(core.survey_model(branches(), "HETERO:ORT,CPU", stage_replicas).results) == {"CPU"}
 
 
 @pytest.mark.parametrize(
-    ("replicas", "words"),
+    ("replicas", "pattern"),
     [
         ({"CPU": ["NULL"]}, "nodes are pinned to it: .'tanh'"),
-        ({"CPU": ["GPU.7"]}, "'GPU.7' is not one of the model's devices: CPU, ORT, NULL"),
-        ({"CPU": ["ORT"], "NULL": ["ORT"]}, "ORT is there more than once"),
+        ({"CPU": ["GPU.7"]}, "expected one of the model's devices CPU, ORT, NULL; got 'GPU.7'"),
+        ({"CPU": ["ORT"], "NULL": ["ORT"]}, "ORT occurs twice"),
         ({"CPU": "ORT"}, "expected a list of devices"),
     ],
 )
-def test_stand_ins_that_make_no_sense_are_refused(
-    core: hetero.Core, replicas: dict[str, Any], words: str
+def test_invalid_stage_replicas_are_rejected(
+    core: hetero.Core, replicas: dict[str, Any], pattern: str
 ) -> None:
     config = {"STAGE_REPLICAS": replicas}
-    with pytest.raises(PropertyError, match=words):
+    with pytest.raises(PropertyError, match=pattern):
         core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config, affinity={"tanh": "NULL"})
 
 
 @pytest.mark.parametrize("variants", [1, 4])
-def test_a_device_is_asked_once_and_an_affinity_cut_once(
-    core: hetero.Core, tmp_path: Path, questions: Counter[tuple[str, Any]], variants: int
+def test_compile_queries_and_partitions_once(
+    core: hetero.Core, tmp_path: Path, call_counts: Counter[tuple[str, Any]], variants: int
 ) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, MAX_VARIANTS=variants)
     with core.compile_model(branches(), DEVICES, config):
         pass
-    assert questions["query", "CPU"] == questions["query", "ORT"] == 1
-    cuts = {what: count for what, count in questions.items() if what[0] == "cut"}
-    assert cuts
-    assert set(cuts.values()) == {1}
+    assert call_counts["query", "CPU"] == call_counts["query", "ORT"] == 1
+    partitions = {key: count for key, count in call_counts.items() if key[0] == "partition"}
+    assert partitions
+    assert set(partitions.values()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_device_is_asked_once_and_an_affinity_cut_once(
     [(False, {"tanh": "ORT"}, {"ORT"}), (True, {}, {"CPU", "ORT"})],
     ids=["by priority", "by cost"],
 )
-def test_devices_that_are_sure_to_be_asked_start_before_any_is(
+def test_devices_start_before_the_first_query(
     core: hetero.Core,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -230,17 +230,17 @@ def test_devices_that_are_sure_to_be_asked_start_before_any_is(
     pins: dict[str, str],
     devices: set[str],
 ) -> None:
-    happened: list[Any] = []
+    events: list[Any] = []
     query = core.executor.query
-    monkeypatch.setattr(core.executor, "start", lambda names: happened.append(set(names)))
-    monkeypatch.setattr(core.executor, "query", lambda *q: happened.append("asked") or query(*q))
+    monkeypatch.setattr(core.executor, "start", lambda names: events.append(set(names)))
+    monkeypatch.setattr(core.executor, "query", lambda *q: events.append("query") or query(*q))
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}) if by_cost else {}
     with core.compile_model(branches(), DEVICES, config, affinity=pins):
-        assert happened[:2] == [devices, "asked"]
+        assert events[:2] == [devices, "query"]
 
 
-def test_a_model_that_was_asked_about_is_not_asked_about_again(
-    core: hetero.Core, tmp_path: Path, questions: Counter[tuple[str, Any]]
+def test_queries_are_reused_by_compile(
+    core: hetero.Core, tmp_path: Path, call_counts: Counter[tuple[str, Any]]
 ) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
     model = core.read_model(branches())
@@ -248,11 +248,11 @@ def test_a_model_that_was_asked_about_is_not_asked_about_again(
     core.plan_model(model, DEVICES, config)
     with core.compile_model(model, DEVICES, config):
         pass
-    assert questions["query", "CPU"] == questions["query", "ORT"] == 1
+    assert call_counts["query", "CPU"] == call_counts["query", "ORT"] == 1
 
 
 @pytest.mark.parametrize("policy", ["AUTO", "PRIORITY"])
-def test_a_hit_asks_no_device_and_starts_those_it_needs(tmp_path: Path, policy: str) -> None:
+def test_cache_hit_queries_no_device(tmp_path: Path, policy: str) -> None:
     with hetero.Core(executor="inprocess") as first:
         config = replica_config(
             first,
@@ -264,25 +264,25 @@ def test_a_hit_asks_no_device_and_starts_those_it_needs(tmp_path: Path, policy: 
         first.compile_model(branches(), DEVICES, config).close()
     with hetero.Core(executor="inprocess") as core:
         executor: Any = core.executor
-        asked: list[str] = []
+        calls: list[str] = []
         for name in ("query", "get_property"):
-            setattr(executor, name, lambda *a, name=name, **k: asked.append(name))
-        started: list[str] = []
-        start = executor._device
+            setattr(executor, name, lambda *a, name=name, **k: calls.append(name))
+        devices: list[str] = []
+        get_device = executor._device
 
-        def watched(name: str) -> Any:
-            started.append(name)
-            return start(name)
+        def device_with_log(name: str) -> Any:
+            devices.append(name)
+            return get_device(name)
 
-        executor._device = watched
+        executor._device = device_with_log
         with core.compile_model(branches(), DEVICES, config) as compiled:
             assert compiled.get_property("LOADED_FROM_CACHE")
             np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
-        assert asked == []
-        assert set(started) == {"CPU"}
+        assert calls == []
+        assert set(devices) == {"CPU"}
 
 
-def test_devices_of_a_node_are_not_planned_more_memory_than_it_has(
+def test_plan_respects_the_memory_of_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = read_model(branches()).constants["w"].array.nbytes
@@ -291,16 +291,16 @@ def test_devices_of_a_node_are_not_planned_more_memory_than_it_has(
         config = replica_config(
             core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, PERFORMANCE_HINT="THROUGHPUT"
         )
-        with pytest.raises(hetero.errors.PlanError) as caught:
+        with pytest.raises(hetero.errors.PlanError) as error:
             core.plan_model(branches(), DEVICES, config)
-        assert caught.value.constraint == "memory"
-        # Two whole replicas need twice the weights: there is room for one, on the device named.
-        room = {"DEVICE_MEMORY_NBYTES": {"CPU": weight}}
-        report = core.plan_model(branches(), DEVICES, config | room)
+        assert error.value.constraint == "memory"
+        # Two replicas need twice the weights, but the memory suffices for one.
+        memory_limits = {"DEVICE_MEMORY_NBYTES": {"CPU": weight}}
+        report = core.plan_model(branches(), DEVICES, config | memory_limits)
     assert {v.affinity["matmul"] for v in report.variants} == {"CPU"}
 
 
-def test_each_replica_keeps_the_pins_on_a_device_of_its_own(core: hetero.Core) -> None:
+def test_replicas_move_pins_to_devices_of_the_same_plugin(core: hetero.Core) -> None:
     config = {"NUM_REPLICAS": 2}
     with pytest.raises(
         PropertyError, match=r"NUM_REPLICAS=2: .* ORT contains no other device of plugin CPU"
@@ -308,24 +308,27 @@ def test_each_replica_keeps_the_pins_on_a_device_of_its_own(core: hetero.Core) -
         core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity={"tanh": "CPU"})
     devices = "HETERO:ORT.0,ORT.1,CPU.0,CPU.1"
     with (
-        hetero.Core(executor="inprocess", devices={"ORT": 2, "CPU": 2}) as twins,
-        twins.compile_model(branches(), devices, config, affinity={"tanh": "CPU.0"}) as compiled,
+        hetero.Core(executor="inprocess", devices={"ORT": 2, "CPU": 2}) as multi_device_core,
+        multi_device_core.compile_model(
+            branches(), devices, config, affinity={"tanh": "CPU.0"}
+        ) as compiled,
     ):
-        assert [cut.affinity["tanh"] for cut in compiled.placements] == ["CPU.0", "CPU.1"]
-        assert {d for cut in compiled.placements for d in cut.affinity.values()} == {
+        affinities = [placement.affinity for placement in compiled.placements]
+        assert [affinity["tanh"] for affinity in affinities] == ["CPU.0", "CPU.1"]
+        assert {device for affinity in affinities for device in affinity.values()} == {
             "ORT.0",
             "ORT.1",
             "CPU.0",
             "CPU.1",
         }
-        check_each(compiled)
+        check_all_devices(compiled)
 
 
-def check_each(model: Any) -> None:
-    """Each copy answers, and rightly."""
-    ran = set()
+def check_all_devices(model: Any) -> None:
+    """Check that all four devices run requests, and their results."""
+    devices = set()
     for _ in range(4):
-        answer = model.submit({"x": X}).future.result()
-        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
-        ran |= {run.device for run in answer.stage_timings}
-    assert len(ran) == 4
+        response = model.submit({"x": X}).future.result()
+        np.testing.assert_allclose(response.outputs["y"], branches_output(X), rtol=1e-6)
+        devices |= {timing.device for timing in response.stage_timings}
+    assert len(devices) == 4
