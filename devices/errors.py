@@ -1,44 +1,44 @@
-"""The error tree: every error this project raises on purpose.
+"""The error tree: all errors that this project raises on purpose.
 
 ::
 
     HeteroError (RuntimeError)
-    ├── ModelError (ValueError)                a model that cannot be used
-    │   ├── ModelTypeError (TypeError)         what is given as a model is not one
+    ├── ModelError (ValueError)                an invalid model
+    │   ├── ModelTypeError (TypeError)         a model argument of the wrong type
     │   ├── ModelNotFoundError (FileNotFoundError)
-    │   ├── ExternalDataError                  weights beside the model: missing, short, outside
-    │   └── UnsupportedOpsetError              an opset newer than the installed onnx knows
-    ├── UnsupportedNodesError (NotImplementedError)   nodes that no device takes, with reasons
-    ├── AffinityError (ValueError)             a pin on no node, no device, or an unsupporting one
+    │   ├── ExternalDataError                  external weights are missing, too short or outside
+    │   └── UnsupportedOpsetError              an opset newer than the installed onnx
+    ├── UnsupportedNodesError (NotImplementedError)   nodes that no device supports, with reasons
+    ├── AffinityError (ValueError)             a pin of an unknown node, or to an invalid device
     ├── DeviceError (RuntimeError)
     │   ├── UnknownDeviceError (LookupError)
-    │   ├── PluginLoadError (ImportError)      a backend that is missing or broken
-    │   └── DeviceLostError (ConnectionError)  a device that died with work in flight
+    │   ├── PluginLoadError (ImportError)      a missing or broken backend
+    │   └── DeviceLostError (ConnectionError)  a device that failed during a request
     ├── PropertyError (ValueError)
     │   ├── UnknownPropertyError (LookupError)
     │   └── ReadOnlyPropertyError (AttributeError)
-    ├── ArgumentError (ValueError)             an argument that a call cannot use
+    ├── ArgumentError (ValueError)             an invalid argument
     │   └── ArgumentTypeError (TypeError)
-    ├── TensorError (ValueError)               an input or output tensor that does not fit its port
+    ├── TensorError (ValueError)               a tensor that does not fit its port
     │   ├── TensorNameError (KeyError)
     │   ├── TensorTypeError (TypeError)
     │   ├── TensorShapeError
-    │   └── TensorLostError (ConnectionError)  kept by a device that is gone
-    ├── KernelError (ValueError)               a node whose inputs break its specification
-    ├── InferenceError (RuntimeError)          a device failed while it ran a stage
-    │   └── DeviceMemoryError (MemoryError)    for want of memory: another device may have more
+    │   └── TensorLostError (ConnectionError)  a resident tensor of a device that failed
+    ├── KernelError (ValueError)               a node with invalid inputs or attributes
+    ├── InferenceError (RuntimeError)          a failure of a device in a stage
+    │   └── DeviceMemoryError (MemoryError)    a device with too little memory for a stage
     ├── RequestBusyError (RuntimeError)
     ├── RequestNotStartedError (RuntimeError)
     ├── RequestCancelledError (RuntimeError)
     ├── DeadlineError (TimeoutError)
-    ├── OverloadedError (RuntimeError)         a bounded queue is full
-    ├── ClusterError (RuntimeError)            Ray cannot start, or cannot be reached
-    ├── BlobError (ValueError)                 a blob that is damaged, foreign or of another version
-    ├── PlanError (ValueError)                 constraints that no plan meets
-    └── UnsupportedOperationError (NotImplementedError)   what a device or plugin does not offer
+    ├── OverloadedError (RuntimeError)         a full queue
+    ├── ClusterError (RuntimeError)            Ray fails to start, or is unreachable
+    ├── BlobError (ValueError)                 a damaged or foreign blob, or one of another version
+    ├── PlanError (ValueError)                 constraints that no plan satisfies
+    └── UnsupportedOperationError (NotImplementedError)   an optional feature that is missing
 
-Each error is also the fitting built-in type, carries its data as attributes and survives pickling.
-A message says where, what was got, what was wanted, and how to fix it.
+Each error is also of the matching built-in type, has its data as attributes, and can be pickled.
+A message states where the error occurred, the expected and the actual value, and the fix.
 """
 
 from __future__ import annotations
@@ -88,25 +88,26 @@ __all__ = [
 ]
 
 
-#: Characters of an exception of a plugin's that are shown.
-_SHOWN: Final = 10_000
+#: Maximum length of the message of a plugin's exception.
+_MAX_LENGTH: Final = 10_000
 
 
-def shown(error: BaseException, show: Callable[[object], str] = str) -> str:
-    """Return what an exception says, in characters that can be encoded.
+def error_text(error: BaseException, convert: Callable[[object], str] = str) -> str:
+    """Return the message of an exception, of limited length and safe to encode.
 
-    A plugin's own may fail to say anything, or say megabytes.
+    The `__str__` of a plugin's exception may raise, or return megabytes.
     """
     try:
-        said = show(error)
-        said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]} ... ({len(said)} characters)"
-        return said.encode(errors="backslashreplace").decode()
+        text = convert(error)
+        if len(text) > _MAX_LENGTH:
+            text = f"{text[:_MAX_LENGTH]} ... ({len(text)} characters)"
+        return text.encode(errors="backslashreplace").decode()
     except Exception:
-        return f"a {type(error).__name__} that cannot be shown"
+        return f"a {type(error).__name__} without a readable message"
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether an exception is the user's Ctrl-C, which comes in the main thread alone."""
+    """Return whether an exception is the user's Ctrl-C, which only the main thread receives."""
     is_main = threading.current_thread() is threading.main_thread()
     return isinstance(error, KeyboardInterrupt) and is_main
 
@@ -116,14 +117,14 @@ def _rebuild(cls: type[HeteroError], message: str, data: dict[str, Any]) -> Hete
 
 
 class HeteroError(RuntimeError):
-    """Base of every error here.
+    """Base class of all errors.
 
     Parameters
     ----------
     message : str
-        Where, what was got, what was wanted, the fix.
+        Where the error occurred, the expected and the actual value, and the fix.
     **data : object
-        What the error is about; each becomes an attribute.
+        Data of the error; each item becomes an attribute.
     """
 
     def __init__(self, message: str, **data: Any) -> None:
@@ -140,75 +141,75 @@ class HeteroError(RuntimeError):
 
 
 class ModelError(HeteroError, ValueError):
-    """The model cannot be used as it is."""
+    """A model is invalid."""
 
 
 class ModelTypeError(ModelError, TypeError):
-    """What is given as a model is neither a path, bytes nor a ModelProto."""
+    """A model argument is neither a path, bytes nor a ModelProto."""
 
 
 class ModelNotFoundError(ModelError, FileNotFoundError):
-    """There is no such model file."""
+    """A model file does not exist or cannot be read."""
 
 
 class ExternalDataError(ModelError):
-    """Weights kept beside the model are missing, too short, or outside the model's folder."""
+    """An external data file is missing, too short, or outside the model's folder."""
 
 
 class UnsupportedOpsetError(ModelError):
-    """The model imports an operator set newer than the installed onnx knows."""
+    """A model imports an opset that is newer than the installed onnx."""
 
 
 class UnsupportedNodesError(HeteroError, NotImplementedError):
-    """No device in the list takes these nodes."""
+    """No listed device supports some of a model's nodes."""
 
-    #: Node name -> {device name: why it refused}.
+    #: Node name -> {device name: refusal}.
     unsupported: Mapping[str, Mapping[str, Refusal]]
 
 
 class AffinityError(HeteroError, ValueError):
-    """A pin names no node, no device, or a device that does not support the node."""
+    """A pin names an unknown node or device, or a device that does not support the node."""
 
 
 class DeviceError(HeteroError, RuntimeError):
-    """Something about a device."""
+    """Base class of errors about devices."""
 
     device: str
 
 
 class UnknownDeviceError(DeviceError, LookupError):
-    """No such device here."""
+    """A device does not exist."""
 
 
 class PluginLoadError(DeviceError, ImportError):
-    """A plugin, or the backend that it needs, could not be loaded."""
+    """A plugin or its backend failed to load."""
 
 
 class DeviceLostError(DeviceError, ConnectionError):
-    """A device died, or stopped answering, with work in flight."""
+    """A device failed, or became unreachable, during a request."""
 
     node: str
     attempt: int
 
 
 class PropertyError(HeteroError, ValueError):
-    """A property's value is not one that it takes."""
+    """A property's value is invalid."""
 
 
 class UnknownPropertyError(PropertyError, LookupError):
-    """No property of that name."""
+    """A property does not exist."""
 
 
 class ReadOnlyPropertyError(PropertyError, AttributeError):
-    """The property can be read, not set."""
+    """A property is read-only."""
 
 
 class ArgumentError(HeteroError, ValueError):
-    """An argument that a call cannot use."""
+    """An argument has an invalid value."""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument of another type than the call takes."""
+    """An argument has an invalid type."""
 
 
 class TensorError(HeteroError, ValueError):
@@ -216,11 +217,11 @@ class TensorError(HeteroError, ValueError):
 
 
 class TensorLostError(TensorError, ConnectionError):
-    """A tensor was kept by a device that is gone; `port` and `device` say which."""
+    """A resident tensor was lost with its device; `port` and `device` identify it."""
 
 
 class TensorNameError(TensorError, KeyError):
-    """A tensor name is missing, unknown, or not one of the ports'."""
+    """A tensor name is missing or unknown."""
 
 
 class TensorTypeError(TensorError, TypeError):
@@ -232,7 +233,7 @@ class TensorShapeError(TensorError):
 
 
 class KernelError(HeteroError, ValueError):
-    """A node's inputs or attributes break its specification."""
+    """A node's inputs or attributes violate its operator's specification."""
 
     node: str
     op_type: str
@@ -244,40 +245,40 @@ class InferenceError(HeteroError, RuntimeError):
 
 
 class DeviceMemoryError(InferenceError, MemoryError):
-    """A device has not the memory for a stage; another may."""
+    """A device has too little memory for a stage; another device may have enough."""
 
 
 class RequestBusyError(HeteroError, RuntimeError):
-    """The request is running; wait for it first."""
+    """A request is running, and the operation requires an idle request."""
 
 
 class RequestNotStartedError(HeteroError, RuntimeError):
-    """The request has not run, so it has no results."""
+    """A request has never run, and therefore has no results."""
 
 
 class RequestCancelledError(HeteroError, RuntimeError):
-    """The request was cancelled."""
+    """A request was cancelled."""
 
 
 class DeadlineError(HeteroError, TimeoutError):
-    """No answer within the time allowed."""
+    """A request exceeded its deadline."""
 
 
 class OverloadedError(HeteroError, RuntimeError):
-    """A bounded queue is full, or the system has no more threads."""
+    """A bounded queue is full, or the system cannot start more threads."""
 
 
 class ClusterError(HeteroError, RuntimeError):
-    """Ray cannot start, or cannot be reached."""
+    """Ray fails to start, or its cluster is unreachable."""
 
 
 class BlobError(HeteroError, ValueError):
-    """A compiled model is damaged, foreign, or of another format version."""
+    """A blob is damaged, foreign, or of another format version."""
 
 
 class PlanError(HeteroError, ValueError):
-    """No plan meets the constraints."""
+    """No plan satisfies the constraints."""
 
 
 class UnsupportedOperationError(HeteroError, NotImplementedError):
-    """The device or plugin does not offer this."""
+    """A device or plugin does not support an optional operation."""

@@ -17,7 +17,7 @@ from hetero.devices.plugin.program import ExecutedNode, Payload, Value, nbytes_o
 from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import Switchboard
@@ -111,7 +111,7 @@ class InProcessDeployment(Deployment):
 
     def submit(
         self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST
-    ) -> Submission | Answered:
+    ) -> Submission | CompletedSubmission:
         """Run a request in the calling thread, or admit it; see `Deployment.submit`."""
         if self._program is not None and self._may_run_directly(inputs, request):
             done = self._program.run(inputs, request)

@@ -1,4 +1,4 @@
-"""The README and the guides: their blocks run and print what they say; no command is missing."""
+"""README and guides: code blocks run and print the output shown; every command is documented."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.command_line import Shell
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-#: Pages that people write, besides those that are made of the code.
+#: Pages with code blocks.
 PAGES = (
     ROOT / "README.md",
     *sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem not in ("reference", "behaviours")),
@@ -29,7 +29,7 @@ PAGES = (
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and the text block after it, which is what comes out."""
+    """A fenced code block with its expected output, the text block after it."""
 
     page: str
     line: int
@@ -39,17 +39,17 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return a page's blocks; an output belongs to the block before it in its section."""
+    """Return a page's blocks; an output belongs to the block before it in the same section."""
     fence = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     content = page.read_text()
-    found = list(fence.finditer(content))
+    matches = list(fence.finditer(content))
     rows = []
-    for block, after in zip_longest(found, found[1:]):
-        told = after is not None and after[1] == "text"
-        if told and "\n#" in content[block.end() : after.start()]:
-            told = False
+    for block, after in zip_longest(matches, matches[1:]):
+        has_output = after is not None and after[1] == "text"
+        if has_output and "\n#" in content[block.end() : after.start()]:
+            has_output = False
         line = content[: block.start()].count("\n") + 1
-        output = after[2] if told and after else ""
+        output = after[2] if has_output and after else ""
         rows.append(Block(page.name, line, block[1], block[2], output))
     return rows
 
@@ -58,7 +58,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def stable(text: str) -> list[str]:
-    """Return an output's words without what differs from run to run: times, versions, machines."""
+    """Return an output's words without varying parts: times, versions, machines."""
     varying = re.compile(r"^(latency: |compiled in | *(OV.CPU|ORT|CPU) +(OV|ORT|CPU) )")
     lines = [line for line in text.splitlines() if not varying.match(line)]
     text = re.sub(r"\d+(\.\d+)? [mµu]?s\b", "", " ".join(lines))
@@ -66,38 +66,39 @@ def stable(text: str) -> list[str]:
 
 
 def commands() -> list[Any]:
-    """Return the commands that run here as they are printed, each line's as one case.
+    """Return the commands to run, with one case for each line.
 
-    Not those that install, test, or need other machines or another interpreter.
+    Lines that install, run tests, need other machines, another interpreter or a file of an
+    earlier line are omitted.
     """
-    mine = "query|run|generate|plan|compile|inspect|compare|bench|serve"
-    here = re.compile(rf"hetero ({mine})\b|python -m hetero\b")
-    found = []
+    tested = "query|run|generate|plan|compile|inspect|compare|bench|serve"
+    runnable = re.compile(rf"hetero ({tested})\b|python -m hetero\b")
+    cases = []
     for block in BLOCKS:
         for line in block.text.splitlines() if block.language == "sh" else ():
             parts = [part.strip() for part in line.partition(" #")[0].split("&&")]
-            run = [part for part in parts if here.match(part) and "@" not in part]
-            if run and "..." not in line and "--address" not in line:
-                only = block.output if block.text.count("\n") == 1 else ""
-                found.append(
-                    pytest.param(run, only, id=f"{block.page}:{block.line}: {run[-1][:40]}")
+            run = [part for part in parts if runnable.match(part) and "@" not in part]
+            if run and not re.search(r"\.\.\.|--address|--costs", line):
+                output = block.output if block.text.count("\n") == 1 else ""
+                cases.append(
+                    pytest.param(run, output, id=f"{block.page}:{block.line}: {run[-1][:40]}")
                 )
-    return found
+    return cases
 
 
 @pytest.mark.parametrize(("parts", "output"), commands())
-def test_its_commands_run_and_print_what_it_says(
+def test_commands_run_and_print_the_output_shown(
     parts: list[str], output: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if any("OV" in part for part in parts):
-        pytest.importorskip("openvino", reason="the command runs three vendors' runtimes")
+        pytest.importorskip("openvino", reason="the command needs OpenVINO")
     monkeypatch.chdir(tmp_path)
     for part in parts:
         words = shlex.split(part)
         if words[0] == "hetero":
-            done = shell(shlex.join(words[1:]), ray="query" in words)
-            assert done.code == 0
-            printed = done.out
+            result = shell(shlex.join(words[1:]), ray="query" in words)
+            assert result.code == 0
+            printed = result.out
         else:
             with monkeypatch.context() as patch:
                 patch.setattr("sys.argv", words[2:])
@@ -111,7 +112,7 @@ def test_its_commands_run_and_print_what_it_says(
     "block",
     [pytest.param(b, id=f"{b.page}:{b.line}") for b in BLOCKS if b.language == "python"],
 )
-def test_its_python_runs_and_prints_what_it_says(
+def test_python_blocks_run_and_print_the_output_shown(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = io.StringIO()
@@ -121,27 +122,27 @@ def test_its_python_runs_and_prints_what_it_says(
     assert stable(printed.getvalue()) == stable(block.output)
 
 
-def test_its_modules_are_files_of_the_package() -> None:
-    """What begins with a docstring is a whole module, which other blocks import."""
+def test_module_blocks_equal_the_examples() -> None:
+    """A block that starts with a docstring is a module of `hetero.examples`."""
     files = {path.read_text() for path in (ROOT / "hetero" / "examples").glob("*.py")}
     modules = [b for b in BLOCKS if b.language == "python" and b.text.startswith('"""')]
     assert [(b.page, b.line) for b in modules if b.text not in files] == []
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
-def test_every_command_is_in_it_and_has_help_with_an_example(shell: Shell, name: str) -> None:
+def test_every_command_is_in_the_readme_and_has_an_example(shell: Shell, name: str) -> None:
     assert re.search(rf"^\| `hetero {name}\b.*` \| .+ \|$", README, re.MULTILINE)
-    told = shell(f"{name} --help", ray=True).out
-    assert f"Usage: hetero {name} [OPTIONS]" in told
-    assert f"hetero {name}" in told.partition("Example:")[2]
+    help_text = shell(f"{name} --help", ray=True).out
+    assert f"Usage: hetero {name} [OPTIONS]" in help_text
+    assert f"hetero {name}" in help_text.partition("Example:")[2]
 
 
-def test_every_command_that_it_names_is_there() -> None:
-    named = set(re.findall(r"^\| `hetero ([\w-]+)", README, re.MULTILINE))
-    assert named == set(cli.commands)
+def test_every_command_in_the_readme_exists() -> None:
+    documented = set(re.findall(r"^\| `hetero ([\w-]+)", README, re.MULTILINE))
+    assert documented == set(cli.commands)
 
 
-def test_the_files_that_it_names_are_there() -> None:
+def test_linked_files_exist() -> None:
     for name in ("CHANGELOG.md", "cluster.yaml", "LICENSE"):
         assert (ROOT / name).is_file()
     for page in PAGES:

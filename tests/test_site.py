@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning and contains every page."""
+"""The documentation site: it builds without a warning and contains every page and term."""
 
 from __future__ import annotations
 
@@ -25,6 +25,23 @@ def test_site_builds_without_warnings_and_contains_every_page(tmp_path: Path) ->
     assert {page.stem for page in DOCS.glob("*.md")} <= built
     listed = re.findall(r"\]\((\S+)\)", (tmp_path / "site" / "llms.txt").read_text())
     assert [name for name in listed if not (tmp_path / "site" / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        "KV cache",
+        "backpressure",
+        "continuous batching",
+        "dynamic shape",
+        "heartbeat",
+        "pipeline parallelism",
+        "prefill",
+    ],
+)
+def test_a_guide_uses_the_term_that_readers_search_for(term: str) -> None:
+    pages = [page for page in DOCS.glob("*.md") if page.stem != "glossary"]
+    assert any(term.lower() in page.read_text().lower() for page in pages)
 
 
 @pytest.mark.slow

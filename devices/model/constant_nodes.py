@@ -28,11 +28,11 @@ def lift_constant_nodes(model: Model) -> Model:
     }
     if not arrays:
         return model
-    lifted = {name: Constant(name, array) for name, array in arrays.items()}
+    constants = {name: Constant(name, array) for name, array in arrays.items()}
     return model.replace(
         nodes=[n for n in model.nodes if not n.is_constant],
-        constants=dict(model.constants) | lifted,
-        specs=dict(model.specs) | {name: c.spec for name, c in lifted.items()},
+        constants=dict(model.constants) | constants,
+        specs=dict(model.specs) | {name: c.spec for name, c in constants.items()},
     )
 
 
@@ -41,15 +41,15 @@ def constant_node_value(node: Node) -> np.ndarray:
 
     Raises ModelError if the value is damaged, or if the node does not have exactly one.
     """
-    attribute, where = constant_node_attribute(node.proto), f"node {node.name!r} (Constant)"
+    attribute, context = constant_node_attribute(node.proto), f"node {node.name!r} (Constant)"
     if attribute.name == "sparse_value":
-        return dense_array(attribute.sparse_tensor, where)
+        return dense_array(attribute.sparse_tensor, context)
     try:
         array = np.asarray(attribute_value(attribute), _TYPES.get(attribute.name))
     except (ValueError, TypeError) as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{where}: {attribute.name} is damaged: {error}.") from error
+        raise ModelError(f"{context}: {attribute.name} is damaged: {error}.") from error
     array.setflags(write=False)
     return array
 

@@ -61,17 +61,17 @@ def instantiate(function: onnx.FunctionProto, call: onnx.NodeProto) -> list[onnx
 
 
 def _resolve(node: onnx.NodeProto, arguments: Mapping[str, AttributeProto]) -> onnx.NodeProto:
-    resolved = deepcopy(node)
-    del resolved.attribute[:]
+    resolved_node = deepcopy(node)
+    del resolved_node.attribute[:]
     for attribute in node.attribute:
         argument = arguments.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
         if argument is None:
             continue
-        copy = resolved.attribute.add()
+        copy = resolved_node.attribute.add()
         copy.CopyFrom(argument)
         copy.name = attribute.name
         for graph in graphs_of(copy) if argument is attribute else ():
             nodes = [_resolve(inner, arguments) for inner in graph.node]
             del graph.node[:]
             graph.node.extend(nodes)
-    return resolved
+    return resolved_node

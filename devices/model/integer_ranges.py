@@ -84,8 +84,8 @@ def value_ranges(
 
     `longest` is the maximum length of a dynamic axis; `hints` are additional ranges of inputs.
     """
-    stored = json.loads(model.metadata.get(RANGES, "{}"))
-    bounds = {n: (int(a), int(b)) for n, (a, b) in stored.items()} | dict(hints or {})
+    stored_ranges = json.loads(model.metadata.get(RANGES, "{}"))
+    bounds = {n: (int(a), int(b)) for n, (a, b) in stored_ranges.items()} | dict(hints or {})
     forward = _forward(model, bounds, longest)
     bounds = _backward(model, forward, bounds)
     return _forward(model, bounds, longest)
@@ -97,8 +97,10 @@ def boundary_ranges(model: Model, values: Mapping[str, TensorSpec]) -> str | Non
     if not names:
         return None
     ranges = model.integer_ranges
-    proven = {n: ranges[n] for n in names if n in ranges and ranges[n] != _type_range(model, n)}
-    return json.dumps(proven, sort_keys=True) if proven else None
+    proven_ranges = {
+        n: ranges[n] for n in names if n in ranges and ranges[n] != _type_range(model, n)
+    }
+    return json.dumps(proven_ranges, sort_keys=True) if proven_ranges else None
 
 
 def _type_range(model: Model, value: str) -> Range | None:
@@ -109,14 +111,14 @@ def _forward(model: Model, bounds: Mapping[str, Range], longest: int) -> dict[st
     """Return the ranges that follow from the inputs; `bounds` are ranges that hold anyway."""
     ranges: dict[str, Range] = {}
 
-    def put(value: str, proven: Range | None) -> None:
-        whole = _type_range(model, value)
-        if whole is None:
+    def put(value: str, proven_range: Range | None) -> None:
+        type_range = _type_range(model, value)
+        if type_range is None:
             return
-        low, high = proven or whole
-        if low < whole[0] or high > whole[1]:  # the computation may overflow
-            low, high = whole
-        bound = bounds.get(value, whole)
+        low, high = proven_range or type_range
+        if low < type_range[0] or high > type_range[1]:  # the computation may overflow
+            low, high = type_range
+        bound = bounds.get(value, type_range)
         ranges[value] = max(low, bound[0]), min(high, bound[1])
 
     for name, constant in model.constants.items():
@@ -290,13 +292,16 @@ def _backward(
 
     values = [value for node in reversed(model.nodes) for value in node.outputs if value]
     for value in (*values, *(port.name for port in model.inputs)):
-        whole, readers = _type_range(model, value), model.consumers.get(value, ())
-        if whole is None or not readers or value in unbounded_outputs or value in ranges:
+        type_range, readers = _type_range(model, value), model.consumers.get(value, ())
+        if type_range is None or not readers or value in unbounded_outputs or value in ranges:
             continue
         limits = [limit for i in readers for limit in node_limits(model.nodes[i], value)]
-        proven = [limit for limit in limits if limit is not None]
-        if len(proven) == len(limits):
-            ranges[value] = max(whole[0], -max(proven)), min(whole[1], max(proven))
+        proven_limits = [limit for limit in limits if limit is not None]
+        if len(proven_limits) == len(limits):
+            ranges[value] = (
+                max(type_range[0], -max(proven_limits)),
+                min(type_range[1], max(proven_limits)),
+            )
     return ranges
 
 

@@ -164,8 +164,8 @@ class Dimension:
     def same_scheme(self, dim: DimensionLike) -> bool:
         """Return whether the lengths are equal, or both are dynamic."""
         other_dimension = _dimension(dim)
-        same = self._low == other_dimension._low or self.is_dynamic
-        return self.is_static == other_dimension.is_static and same
+        is_same = self._low == other_dimension._low or self.is_dynamic
+        return self.is_static == other_dimension.is_static and is_same
 
     def compatible(self, dim: DimensionLike) -> bool:
         """Return whether some length matches both dimensions."""
@@ -237,8 +237,8 @@ class Dimension:
                 other_dimension.symbol,
             )
         if isinstance(other, Dimension):
-            same = (self._low, self._high) == (other._low, other._high)
-            return same and (None in (self.symbol, other.symbol) or self.symbol == other.symbol)
+            is_same = (self._low, self._high) == (other._low, other._high)
+            return is_same and (None in (self.symbol, other.symbol) or self.symbol == other.symbol)
         return NotImplemented
 
     def __hash__(self) -> int:

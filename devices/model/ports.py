@@ -47,9 +47,9 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
             name=None,
         )
     if isinstance(key, str):
-        folded = {port.name.casefold(): port.name for port in ports}
-        matches = difflib.get_close_matches(key.casefold(), folded, 1)
-        hint = f" Did you mean {folded[matches[0]]!r}?" if matches else ""
+        names_by_lowercase = {port.name.casefold(): port.name for port in ports}
+        matches = difflib.get_close_matches(key.casefold(), names_by_lowercase, 1)
+        hint = f" Did you mean {names_by_lowercase[matches[0]]!r}?" if matches else ""
         raise TensorNameError(
             f"no {role} is named {key!r}; the {role}s are {names}.{hint}", name=key
         )
@@ -290,11 +290,11 @@ class OpenVinoModelMethods(PortLookup):
         for node in new.nodes:
             if (problem := _channel_mismatch(node, new)) is not None:
                 raise ModelError(f"model {self.name!r}: node {node.name!r} {problem}.")
-        reshaped: Self = new.replace(
+        reshaped_model: Self = new.replace(
             outputs=[replace(port, shape=new.spec(port.name).shape) for port in self.outputs]
         )
         warn_if_unused("model = model.reshape(...)")
-        return reshaped
+        return reshaped_model
 
 
 def _first_key(*keys: Any) -> Any:

@@ -100,52 +100,54 @@ def _from_file(path: Path) -> Model:
     return _from_proto(_parse(data, str(path)), str(path), path)
 
 
-def _parse(data: bytes, where: str) -> onnx.ModelProto:
+def _parse(data: bytes, context: str) -> onnx.ModelProto:
     if len(data) > PROTOBUF_NBYTES:
         raise ModelError(
-            f"{where}: expected at most {PROTOBUF_NBYTES} bytes, got {len(data)}. Save the model "
+            f"{context}: expected at most {PROTOBUF_NBYTES} bytes, got {len(data)}. Save the model "
             "with external data, and read it by its path."
         )
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
-        raise ModelError(f"{where}: not an ONNX model ({len(data)} bytes: {error}).") from error
+        raise ModelError(f"{context}: not an ONNX model ({len(data)} bytes: {error}).") from error
     return proto
 
 
-def _from_proto(proto: onnx.ModelProto, where: str, file: Path | None) -> Model:
+def _from_proto(proto: onnx.ModelProto, context: str, file: Path | None) -> Model:
     if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
-        raise ModelError(f"{where}: not an ONNX model: it has no graph, or no opset and no nodes.")
-    header = _header(proto, where)
+        raise ModelError(
+            f"{context}: not an ONNX model: it has no graph, or no opset and no nodes."
+        )
+    header = _header(proto, context)
     for function in header.functions:
-        validate_nodes(function.node, where, file)
+        validate_nodes(function.node, context, file)
         for attribute in function.attribute_proto:
-            validate_attribute(attribute, where, file)
-        check_function(function, where)
+            validate_attribute(attribute, context, file)
+        check_function(function, context)
     graph = proto.graph
-    check_text((graph.name,), where)
+    check_text((graph.name,), context)
     for info in graph.value_info:
         TensorSpec.from_proto(info)
-    arrays = {t.name: tensor_array(t, where, file) for t in graph.initializer}
+    arrays = {t.name: tensor_array(t, context, file) for t in graph.initializer}
     for sparse in graph.sparse_initializer:
-        arrays[sparse.values.name] = dense_array(sparse, where, file)
+        arrays[sparse.values.name] = dense_array(sparse, context, file)
     constants = {name: Constant(name, array) for name, array in arrays.items()}
     inputs = [TensorSpec.from_proto(i) for i in graph.input if i.name not in constants]
     # Before IR version 4 every initializer had to be an input as well.
     optional = [i for i in graph.input if i.name in constants and proto.ir_version >= 4]
     outputs = [TensorSpec.from_proto(o) for o in graph.output]
     if duplicates := [n for n, count in Counter(i.name for i in graph.input).items() if count > 1]:
-        raise ModelError(f"{where}: expected unique input names, got {duplicates} several times.")
+        raise ModelError(f"{context}: expected unique input names, got {duplicates} several times.")
     if not outputs and graph.node:
-        raise ModelError(f"{where}: the graph has no outputs; declare the values to compute.")
+        raise ModelError(f"{context}: the graph has no outputs; declare the values to compute.")
     protos = [deepcopy(node) for node in graph.node]
-    validate_nodes(protos, where, file)
+    validate_nodes(protos, context, file)
     sources = {i.name for i in inputs} | set(constants)
-    nodes = _sort(_with_unique_names(protos), sources, [port.name for port in outputs], where)
+    nodes = _sort(_with_unique_names(protos), sources, [port.name for port in outputs], context)
     return Model(
         header,
-        name=Path(where).stem if file and graph.name in _DEFAULT_NAMES else graph.name or "graph",
+        name=Path(context).stem if file and graph.name in _DEFAULT_NAMES else graph.name or "graph",
         nodes=nodes,
         inputs=inputs,
         outputs=outputs,
@@ -155,10 +157,10 @@ def _from_proto(proto: onnx.ModelProto, where: str, file: Path | None) -> Model:
     )
 
 
-def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
+def _header(proto: onnx.ModelProto, context: str) -> onnx.ModelProto:
     if proto.ir_version > onnx.IR_VERSION:
         raise UnsupportedOpsetError(
-            f"{where}: expected at most IR version {onnx.IR_VERSION}, which the installed onnx "
+            f"{context}: expected at most IR version {onnx.IR_VERSION}, which the installed onnx "
             f"{onnx.__version__} supports; got {proto.ir_version}. Install a newer onnx, or export "
             "for an older version."
         )
@@ -175,24 +177,24 @@ def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
     if not header.opset_import:  # IR versions below 3 import no opset and mean opset 1
         header.opset_import.add(domain="", version=1)
     for prop in header.metadata_props:
-        check_text((prop.key, prop.value), where)
-    _check_opsets(header.opset_import, where)
+        check_text((prop.key, prop.value), context)
+    _check_opsets(header.opset_import, context)
     return header
 
 
-def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> None:
-    check_text((entry.domain for entry in imports), where)
+def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], context: str) -> None:
+    check_text((entry.domain for entry in imports), context)
     for entry in imports:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         if not 0 <= entry.version < 2**31:
             raise ModelError(
-                f"{where}: invalid opset {entry.version} of {domain or 'ai.onnx'}. Export the "
+                f"{context}: invalid opset {entry.version} of {domain or 'ai.onnx'}. Export the "
                 "model again."
             )
         newest = SUPPORTED_OPSETS.get(domain)
         if newest is not None and entry.version > newest:
             raise UnsupportedOpsetError(
-                f"{where}: expected at most {domain or 'ai.onnx'} opset {newest}, which the "
+                f"{context}: expected at most {domain or 'ai.onnx'} opset {newest}, which the "
                 f"installed onnx {onnx.__version__} supports; got {entry.version}. Install a newer "
                 "onnx, or export for an older opset.",
                 domain=domain,
@@ -200,16 +202,16 @@ def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> Non
             )
 
 
-def check_function(function: onnx.FunctionProto, where: str) -> None:
+def check_function(function: onnx.FunctionProto, context: str) -> None:
     """Raise ModelError if a function's nodes are not a graph in topological order."""
-    check_text((function.name, function.domain, function.overload), where)
-    check_text((*function.input, *function.output, *function.attribute), where)
-    _check_opsets(function.opset_import, f"{where}: function {function.name!r}")
-    where = f"{where}: function {function.name!r}"
+    check_text((function.name, function.domain, function.overload), context)
+    check_text((*function.input, *function.output, *function.attribute), context)
+    _check_opsets(function.opset_import, f"{context}: function {function.name!r}")
+    context = f"{context}: function {function.name!r}"
     nodes = [Node.from_proto(node) for node in function.node]
-    if _sort(nodes, set(function.input), function.output, where) != nodes:
+    if _sort(nodes, set(function.input), function.output, context) != nodes:
         raise ModelError(
-            f"{where}: expected nodes in topological order; a node reads the output of a later "
+            f"{context}: expected nodes in topological order; a node reads the output of a later "
             "one. Export the model again."
         )
 
@@ -231,7 +233,7 @@ def _with_unique_names(protos: Sequence[onnx.NodeProto]) -> list[Node]:
 
 
 def _sort(
-    nodes: Sequence[Node], sources: set[str], outputs: Iterable[str], where: str
+    nodes: Sequence[Node], sources: set[str], outputs: Iterable[str], context: str
 ) -> list[Node]:
     """Return nodes in topological order, in their original order if that is topological.
 
@@ -243,7 +245,7 @@ def _sort(
             if value in producer or value in sources:
                 other = nodes[producer[value]].name if value in producer else "the inputs"
                 raise ModelError(
-                    f"{where}: expected unique value names, but {other!r} and {node.name!r} both "
+                    f"{context}: expected unique value names, but {other!r} and {node.name!r} both "
                     f"write {value!r}."
                 )
             producer[value] = i
@@ -251,12 +253,12 @@ def _sort(
         for value in node.reads:
             if value not in producer and value not in sources:
                 raise ModelError(
-                    f"{where}: node {node.name!r} ({node.op_type}) reads {value!r}, which is not "
+                    f"{context}: node {node.name!r} ({node.op_type}) reads {value!r}, which is not "
                     "an output of a node, an input or an initializer."
                 )
     for output in outputs:
         if output not in producer and output not in sources:
-            raise ModelError(f"{where}: no node computes output {output!r}.")
+            raise ModelError(f"{context}: no node computes output {output!r}.")
     if all(producer.get(v, -1) < i for i, node in enumerate(nodes) for v in node.reads):
         return list(nodes)
     predecessors = {
@@ -267,5 +269,5 @@ def _sort(
     except CycleError as error:
         cycle = [nodes[i].name for i in error.args[1][:10]]
         raise ModelError(
-            f"{where}: expected an acyclic graph; nodes {cycle} form a cycle."
+            f"{context}: expected an acyclic graph; nodes {cycle} form a cycle."
         ) from error

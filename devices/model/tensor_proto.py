@@ -22,7 +22,7 @@ PROTOBUF_NBYTES: Final = 2**31 - 1
 
 
 def tensor_array(
-    tensor: onnx.TensorProto, where: str = "the model", file: Path | None = None
+    tensor: onnx.TensorProto, context: str = "the model", file: Path | None = None
 ) -> np.ndarray:
     """Return the contents of a tensor as a read-only array; external contents are memory-mapped.
 
@@ -30,7 +30,7 @@ def tensor_array(
     ----------
     tensor : onnx.TensorProto
         The tensor.
-    where : str
+    context : str
         The model or node that contains the tensor, for error messages.
     file : Path, optional
         The model's file: external data is in the same folder. Without it, the tensor's contents
@@ -44,9 +44,9 @@ def tensor_array(
         The external data file is missing, too short or outside the model's folder, or the element
         type cannot be external.
     """
-    label = f"{where}: tensor {tensor.name!r}"
+    label = f"{context}: tensor {tensor.name!r}"
     shape = tuple(tensor.dims)
-    check_tensor(tensor, where)
+    check_tensor(tensor, context)
     try:
         if tensor.data_location == TensorProto.EXTERNAL:
             array = _external_array(tensor, label, file)
@@ -63,36 +63,36 @@ def tensor_array(
     return array
 
 
-def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
+def check_tensor(tensor: onnx.TensorProto, context: str) -> None:
     """Raise ModelError if the name, element type or shape of a tensor is invalid."""
-    check_text((tensor.name,), where)
+    check_text((tensor.name,), context)
     if tensor.data_type not in DTYPES:
         raise ModelError(
-            f"{where}: tensor {tensor.name!r}: ONNX does not define element type "
+            f"{context}: tensor {tensor.name!r}: ONNX does not define element type "
             f"{tensor.data_type}. Export the model again."
         )
     if min(tensor.dims, default=0) < 0:
         raise ModelError(
-            f"{where}: tensor {tensor.name!r}: expected sizes of 0 or more, got "
+            f"{context}: tensor {tensor.name!r}: expected sizes of 0 or more, got "
             f"{tuple(tensor.dims)}."
         )
 
 
 def dense_array(
-    sparse: onnx.SparseTensorProto, where: str = "the model", file: Path | None = None
+    sparse: onnx.SparseTensorProto, context: str = "the model", file: Path | None = None
 ) -> np.ndarray:
     """Return a sparse tensor as a dense array.
 
     The indices are either flat or one row of coordinates per value. Parameters and errors are those
     of `tensor_array`; an index outside the shape raises ModelError.
     """
-    values = tensor_array(sparse.values, where, file)
-    indices = tensor_array(sparse.indices, where, file)
+    values = tensor_array(sparse.values, context, file)
+    indices = tensor_array(sparse.indices, context, file)
     shape = tuple(sparse.dims)
     nbytes = math.prod(shape) * values.dtype.itemsize
     if nbytes > PROTOBUF_NBYTES:
         raise ModelError(
-            f"{where}: sparse tensor {sparse.values.name!r} of shape {shape}: expected at most "
+            f"{context}: sparse tensor {sparse.values.name!r} of shape {shape}: expected at most "
             f"{PROTOBUF_NBYTES} bytes as a dense tensor, got {nbytes}. Make it a dense tensor with "
             "external data."
         )
@@ -102,7 +102,7 @@ def dense_array(
         dense.reshape(-1)[flat] = values
     except (ValueError, TypeError, IndexError, MemoryError) as error:
         raise ModelError(
-            f"{where}: sparse tensor {sparse.values.name!r}: the contents do not match shape "
+            f"{context}: sparse tensor {sparse.values.name!r}: the contents do not match shape "
             f"{shape}: {error}. Export the model again."
         ) from error
     dense.setflags(write=False)
@@ -136,8 +136,10 @@ def _external_array(tensor: onnx.TensorProto, label: str, file: Path | None) -> 
     if not count:
         return np.zeros(shape, dtype)
     if tensor.data_type in _PACKED:
-        packed = np.memmap(path, np.uint8, "r", offset, (nbytes,))
-        inline = TensorProto(data_type=tensor.data_type, dims=shape, raw_data=packed.tobytes())
+        packed_bytes = np.memmap(path, np.uint8, "r", offset, (nbytes,))
+        inline = TensorProto(
+            data_type=tensor.data_type, dims=shape, raw_data=packed_bytes.tobytes()
+        )
         return numpy_helper.to_array(inline)
     array = np.memmap(path, dtype, "r", offset, shape or (1,)).reshape(shape)
     # Runtimes use the array's memory directly, and their vector instructions require alignment.
@@ -162,9 +164,9 @@ def _external_path(location: str, label: str, file: Path | None) -> Path:
     if path == root:
         raise ExternalDataError(f"{label}, which is not a file name in {root}.")
     # In a download cache, the model's folder contains links to files in another folder.
-    normalized = Path(os.path.normpath(root / location))
+    normalized_path = Path(os.path.normpath(root / location))
     is_inside = path.is_relative_to(root) or path.parent == home
-    if not (is_inside and normalized.is_relative_to(root)) or Path(location).is_absolute():
+    if not (is_inside and normalized_path.is_relative_to(root)) or Path(location).is_absolute():
         raise ExternalDataError(
             f"{label}; expected a file inside the model's folder {root}. Move the file there."
         )

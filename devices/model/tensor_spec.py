@@ -148,13 +148,13 @@ class TensorSpec:
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Return whether an array of `shape` fits this spec."""
-        own = self.shape
-        if own is None or tuple.__eq__(own, shape):
+        own_shape = self.shape
+        if own_shape is None or tuple.__eq__(own_shape, shape):
             return True
-        for dimension, size in zip(own, shape, strict=False):  # faster than `all`
+        for dimension, size in zip(own_shape, shape, strict=False):  # faster than `all`
             if dimension != size and isinstance(dimension, int):
                 return False
-        return len(own) == len(shape)
+        return len(own_shape) == len(shape)
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -211,15 +211,15 @@ def type_string(proto: onnx.TypeProto) -> str:
     return ""
 
 
-def check_text(texts: Iterable[str], where: str) -> None:
+def check_text(texts: Iterable[str], context: str) -> None:
     """Raise ModelError if a name is not UTF-8: protobuf then returns bytes instead of str."""
     texts = tuple(texts)
     try:
         "".join(texts)
     except TypeError as error:
-        wrong = next(text for text in texts if not isinstance(text, str))
+        invalid = next(text for text in texts if not isinstance(text, str))
         raise ModelError(
-            f"{where}: the name {wrong!r} is not UTF-8. Export the model again."
+            f"{context}: the name {invalid!r} is not UTF-8. Export the model again."
         ) from error
 
 

@@ -65,15 +65,15 @@ def without_shape(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
 
 
 def clear_declared_shapes(
-    graph: onnx.GraphProto, computed: Container[str], reliable: Iterable[onnx.ValueInfoProto]
+    graph: onnx.GraphProto, computed_values: Container[str], reliable: Iterable[onnx.ValueInfoProto]
 ) -> None:
     """Remove, in place, the declared shapes that may be wrong.
 
-    Outputs that are not in `computed` (the values that nodes compute) and duplicate outputs are
+    Outputs that are not in `computed_values` (the outputs of nodes) and duplicate outputs are
     removed. `reliable` are declarations to keep.
     """
     keep = {info.name: info for info in reliable}
-    outputs = {port.name: port for port in graph.output if port.name in computed}
+    outputs = {port.name: port for port in graph.output if port.name in computed_values}
     del graph.output[:]
     graph.output.extend(keep.get(name) or without_shape(port) for name, port in outputs.items())
     nodes = (inner for node in graph.node for inner in with_bodies(node))
@@ -139,9 +139,9 @@ def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
                 f"model {model.graph.name!r}: its shapes and types contradict each other: "
                 f"{content.decode(errors='replace')}. Export it again, or run onnx.checker on it."
             )
-        typed = onnx.ModelProto()
-        typed.ParseFromString(content)
-        return typed.graph
+        typed_model = onnx.ModelProto()
+        typed_model.ParseFromString(content)
+        return typed_model.graph
     raise ModelError(
         f"model {model.graph.name!r}: the shape inference of onnx {onnx.__version__} crashes or "
         "does not terminate on this model; an attribute or shape is probably far out of range. Run "

@@ -169,22 +169,22 @@ def _skip_layer_normalization(call: _NodeContext) -> None:
 
 def _embed_layer_normalization(call: _NodeContext) -> None:
     ids, word = call.shape(0), call.shape(2)
-    whole = None if ids is None or word is None else [*ids, word[1]]
-    call.set_output(0, call.type(2), whole)
+    output_shape = None if ids is None or word is None else [*ids, word[1]]
+    call.set_output(0, call.type(2), output_shape)
     call.set_output(1, onnx.TensorProto.INT32, None if ids is None else ids[:1])
-    call.set_output(2, call.type(2), whole)
+    call.set_output(2, call.type(2), output_shape)
 
 
 def _attention(element: int, past: int) -> Rule:
     def rule(call: _NodeContext) -> None:
-        x, weights, cached = call.shape(0), call.shape(1), call.shape(past)
+        x, weights, cache_shape = call.shape(0), call.shape(1), call.shape(past)
         sizes = call.attribute("qkv_hidden_sizes", ())
         width = sizes[2] if sizes else None if weights is None else _divide(weights[1], 3)
         call.set_output(0, call.type(element), None if x is None else [*x[:2], width])
         heads = call.attribute("num_heads", 1)
         if x is not None:
-            cached = cached or [2, x[0], heads, None, _divide(width, heads)]
-            call.set_output(1, call.type(element), [*cached[:3], None, cached[4]])
+            cache_shape = cache_shape or [2, x[0], heads, None, _divide(width, heads)]
+            call.set_output(1, call.type(element), [*cache_shape[:3], None, cache_shape[4]])
 
     return rule
 
@@ -212,8 +212,8 @@ def _group_query_attention(call: _NodeContext) -> None:
     width = _divide(query[2], heads if call.type(1) else heads + 2 * groups)
     call.set_output(0, call.type(0), [*query[:2], _multiply(heads, width)])
     for i in (1, 2):
-        cached = [query[0], groups, None, past[3] if past else width]
-        call.set_output(i, call.type(2 + i) or call.type(0), cached)
+        cache_shape = [query[0], groups, None, past[3] if past else width]
+        call.set_output(i, call.type(2 + i) or call.type(0), cache_shape)
 
 
 def _fused_matmul(call: _NodeContext) -> None:
@@ -235,11 +235,11 @@ def _gather_block_quantized(call: _NodeContext) -> None:
     data, indices = call.shape(0), call.shape(1)
     shape: Shape = None
     if data is not None and indices is not None:
-        packed = call.type(0) == onnx.TensorProto.UINT8
-        each = 8 // call.attribute("bits", 4) if packed else 1
+        is_packed = call.type(0) == onnx.TensorProto.UINT8
+        elements_per_byte = 8 // call.attribute("bits", 4) if is_packed else 1
         axis = call.attribute("gather_axis", 0) % len(data)
-        whole = [*data[:-1], _multiply(data[-1], each)]
-        shape = [*whole[:axis], *indices, *whole[axis + 1 :]]
+        unpacked_shape = [*data[:-1], _multiply(data[-1], elements_per_byte)]
+        shape = [*unpacked_shape[:axis], *indices, *unpacked_shape[axis + 1 :]]
     call.set_output(0, call.type(2), shape)
 
 
@@ -248,20 +248,23 @@ def _concat(call: _NodeContext) -> None:
     call.set_output(0, call.type(1), *call.standard("Concat", *shapes))
 
 
-def _pool(op_type: str, last: int = 0) -> Rule:
-    """Return a rule for a pool; `last` is the default of the attribute ``channels_last``."""
+def _pool(op_type: str, channels_last: int = 0) -> Rule:
+    """Return a rule for a pool; `channels_last` is the default of the attribute."""
 
     def rule(call: _NodeContext) -> None:
         x = call.shape(0)
-        is_last = call.attribute("channels_last", last)
+        is_last = call.attribute("channels_last", channels_last)
         if x is not None and is_last:
             x = [x[0], x[-1], *x[1:-1]]
         (y,) = call.standard(op_type, x)[:1]
         if y is not None and call.attribute(
             "ceil_mode", 0
         ):  # sizes that depend on the padding stay unknown
-            (more,) = call.standard(op_type, x, ceil_mode=1)[:1]
-            y = [size if size == other else None for size, other in zip(y, more or y, strict=True)]
+            (ceil_shape,) = call.standard(op_type, x, ceil_mode=1)[:1]
+            y = [
+                size if size == other else None
+                for size, other in zip(y, ceil_shape or y, strict=True)
+            ]
         if y is not None and is_last:
             y = [y[0], *y[2:], y[1]]
         call.set_output(0, call.type(0), y)

@@ -15,9 +15,11 @@ def infer(request: bytes) -> bytes:
     The response is a flag byte (whether inference failed) and the typed model or the error message.
     """
     try:
-        typed: bytes = shape_inference.infer_shapes(request[1:], False, False, bool(request[0]))
+        typed_model: bytes = shape_inference.infer_shapes(
+            request[1:], False, False, bool(request[0])
+        )
     except MemoryError:
         raise
     except Exception as error:
         return b"\1" + str(error).encode(errors="replace")
-    return b"\0" + typed
+    return b"\0" + typed_model

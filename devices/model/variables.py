@@ -44,9 +44,9 @@ def with_states(model: Model, states: Mapping[str, str]) -> Model:
             "states: expected a dict of input and output names such as "
             f'{{"past": "present"}}, got {states!r}.'
         )
-    declared = model.replace(header=header_with(model, {STATES: json.dumps(dict(states))}))
-    variables_of(declared)
-    return declared
+    model_with_states = model.replace(header=header_with(model, {STATES: json.dumps(dict(states))}))
+    variables_of(model_with_states)
+    return model_with_states
 
 
 def variables_of(model: Model) -> tuple[Variable, ...]:
@@ -129,15 +129,15 @@ def _variable(model: Model, port: TensorSpec, name: str) -> Variable:
             f"are {', '.join(repr(other.name) for other in model.outputs)}.",
             name=name,
         )
-    where = f"model {model.name!r}: state {port.name!r} is {port}, its output {name!r} {output}"
+    context = f"model {model.name!r}: state {port.name!r} is {port}, its output {name!r} {output}"
     if port.dtype is None or port.type != output.type:
         raise TensorTypeError(
-            f"{where}; expected tensors of the same type. Cast the output, or omit the pair.",
+            f"{context}; expected tensors of the same type. Cast the output, or omit the pair.",
             port=port.name,
         )
     if not port.partial_shape.compatible(output.partial_shape):
         raise TensorShapeError(
-            f"{where}; expected compatible shapes. Reshape the output, or omit the pair.",
+            f"{context}; expected compatible shapes. Reshape the output, or omit the pair.",
             port=port.name,
         )
     return Variable(port, output)

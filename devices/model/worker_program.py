@@ -22,8 +22,8 @@ _DATA_FIELD: Final = 5
 
 def _limit(memory_nbytes: int, time_s: float) -> None:
     """Set kernel limits that end this process if a request exceeds them."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = used.ru_utime + used.ru_stime + time_s
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = usage.ru_utime + usage.ru_stime + time_s
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - faster than pathlib
         data = int(file.read().split()[_DATA_FIELD])
     memory = data * _PAGE_NBYTES + memory_nbytes

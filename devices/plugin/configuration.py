@@ -65,7 +65,7 @@ class Configuration:
             An entry is invalid; the message lists the valid ones.
         """
         check_mapping(config, self.owner)
-        parsed = {}
+        typed_values = {}
         for name, value in config.items():
             row = self.table.get(name)
             if row is None:
@@ -75,18 +75,18 @@ class Configuration:
                     f"{self.owner}: property {name} is read-only.", property=name
                 )
             try:
-                parsed[name] = row.parse(value)
+                typed_values[name] = row.parse(value)
             except PropertyError as error:
                 raise type(error)(f"{self.owner}: {error.message}", **error.data) from None
         if self._check is not None:
-            self._check(parsed)
-        return parsed
+            self._check(typed_values)
+        return typed_values
 
     def set(self, config: Config) -> None:
         """Set all values, or none of them if one is invalid."""
-        parsed = self.parse(config)
+        typed_values = self.parse(config)
         with self._lock:  # readers see the old mapping or the new one
-            self._values = self._values | parsed
+            self._values = self._values | typed_values
 
     def get(self, name: str, device_id: str = "") -> Any:
         """Return a property's value: the set value, otherwise the device's value.
@@ -104,8 +104,8 @@ class Configuration:
 
     def effective(self, config: Config | None = None) -> dict[str, Any]:
         """Return all mutable properties; `config` overrides set values, which override defaults."""
-        parsed = self.parse({} if config is None else config)
-        values = self.values | parsed
+        typed_values = self.parse({} if config is None else config)
+        values = self.values | typed_values
         return {
             name: values[name] if name in values else self._unset_value(name)
             for name in self.table.mutable

@@ -8,8 +8,8 @@ from typing import Any, Final
 #: Waits without a timeout are split into waits of this many seconds. Otherwise Python would not
 #: handle a Ctrl-C that arrives just before the wait begins.
 WAIT_SLICE_S: Final = 0.5
-#: Held while a gate is made: there is one for all who wait.
-_MAKING: Final = Lock()
+#: Guards the creation of gates: all waiting threads share one gate.
+_GATE_CREATION: Final = Lock()
 
 
 class OneShotEvent:
@@ -19,7 +19,7 @@ class OneShotEvent:
 
     def __init__(self) -> None:
         self._is_set = False
-        #: Locked until it is set; made by the first who waits.
+        #: A lock that is held until the event is set; the first waiting thread creates it.
         self._gate: Any = None
 
     def is_set(self) -> bool:
@@ -42,13 +42,14 @@ class OneShotEvent:
             gate = self._gate
             if gate is None:
                 gate = self._make_gate()
-            # Whoever sets it looks for a gate after that, and whoever makes one looks before.
+            # `set` reads the gate after it sets the flag, and this thread reads the flag after it
+            # creates the gate, so that no wakeup is lost.
             if not self._is_set and gate.acquire(timeout=timeout_s):
                 gate.release()
         return self._is_set
 
     def _make_gate(self) -> Any:
-        with _MAKING:
+        with _GATE_CREATION:
             if self._gate is None:
                 gate = Lock()
                 gate.acquire()

@@ -162,7 +162,7 @@ class Plugin(ABC):
             The device does not support some nodes; the error lists them with the reasons.
         """
         model, effective = read_model(model), self.effective_config(config)
-        support, transformed = self._query_all(model, effective)
+        support, transformed_model = self._query_all(model, effective)
         if support.unsupported:
             lines = [
                 f"  {name} ({model.nodes[model.index_of[name]].op_type}): {reason}"
@@ -177,7 +177,7 @@ class Plugin(ABC):
                 f"HETERO:{self.name},CPU.",
                 unsupported=support.unsupported,
             )
-        program = self.compile(transformed, effective)
+        program = self.compile(transformed_model, effective)
         if not isinstance(program, Program):
             raise InferenceError(
                 f"plugin {self.name}: expected a devices.Program from compile, got "
@@ -308,18 +308,22 @@ class Plugin(ABC):
         """Query all nodes; return the support of the original nodes, and the transformed model."""
         device = f"{self.name}.{config['DEVICE_ID']}"
         refusals = schema_violations(model)
-        transformed = self.transform_model(_without(model, refusals), config)
-        verdicts = self.prepare_query(transformed, config)
+        transformed_model = self.transform_model(_without(model, refusals), config)
+        verdicts = self.prepare_query(transformed_model, config)
         notes: dict[str, str] = {}
-        for node in transformed.nodes:
+        for node in transformed_model.nodes:
             verdict = verdicts.get(node.name)
             refusal = (
-                verdict if isinstance(verdict, Refusal) else self.refuse(node, transformed, config)
+                verdict
+                if isinstance(verdict, Refusal)
+                else self.refuse(node, transformed_model, config)
             )
             if refusal:
                 refusals |= dict.fromkeys(node.covers, refusal)
                 continue
-            note = verdict if isinstance(verdict, str) else self.note(node, transformed, config)
+            note = (
+                verdict if isinstance(verdict, str) else self.note(node, transformed_model, config)
+            )
             if note:
                 notes |= dict.fromkeys(node.covers, note)
         for node in reversed(model.nodes):
@@ -336,7 +340,7 @@ class Plugin(ABC):
             unsupported,
             {n: notes[n] for n in model.node_names if n in notes and n not in refusals},
         )
-        return support, transformed
+        return support, transformed_model
 
 
 def _without(model: Model, names: Collection[str]) -> Model:
@@ -344,8 +348,8 @@ def _without(model: Model, names: Collection[str]) -> Model:
     if not names:
         return model
     positions = [i for i, node in enumerate(model.nodes) if node.name not in names]
-    computed = {value for i in positions for value in model.nodes[i].writes}
+    computed_values = {value for i in positions for value in model.nodes[i].writes}
     values = [value for name in names for value in model.nodes[model.index_of[name]].reads]
     values += [port.name for port in model.outputs]
-    outputs = [value for value in dict.fromkeys(values) if value in computed]
+    outputs = [value for value in dict.fromkeys(values) if value in computed_values]
     return model.extract(positions, outputs)

@@ -81,8 +81,8 @@ class _Validator:
         if problem := _body_input_types(node, shift, types):
             return Refusal("dtype", problem)
         outer = {name: types.get(name, "") for name in node.reads}
-        (typed,) = self._infer([proto], opsets, outer).node
-        for name, graph in bodies(typed):
+        (typed_node,) = self._infer([proto], opsets, outer).node
+        for name, graph in bodies(typed_node):
             if inner := self._check_graph(graph, opsets, outer):
                 return Refusal(inner.code, f"in {name} of {node.op_type}: {inner.message}")
         return None
@@ -138,15 +138,15 @@ class _Validator:
 
     def _reachable_functions(self, nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.FunctionProto]:
         """Yield the functions that `nodes` call, directly or indirectly."""
-        pending = list(nodes) if self._functions else []
+        stack = list(nodes) if self._functions else []
         seen: set[FunctionKey] = set()
-        while pending:
-            for node in with_bodies(pending.pop()):
+        while stack:
+            for node in with_bodies(stack.pop()):
                 key = function_key(Node.from_proto(node))
                 if key in self._functions and key not in seen:
                     seen.add(key)
                     yield self._functions[key]
-                    pending += self._functions[key].node
+                    stack += self._functions[key].node
 
 
 @lru_cache(maxsize=20_000)
@@ -190,8 +190,8 @@ def _attributes(schema: OpSchema, attributes: tuple[tuple[str, int], ...]) -> st
             return f"unknown attribute {name!r}; ONNX defines {valid}"
         expected: Any = definition.type  # the type stub lacks the members of enums
         if expected.value != kind:
-            actual = onnx.AttributeProto.AttributeType.Name(kind)
-            return f"expected attribute {name!r} of type {expected.name}, got {actual}"
+            actual_type = onnx.AttributeProto.AttributeType.Name(kind)
+            return f"expected attribute {name!r} of type {expected.name}, got {actual_type}"
     names = {name for name, _ in attributes}
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in names:
@@ -227,8 +227,8 @@ def _body_port_counts(node: Node, shift: int) -> str | None:
     inputs, outputs = counts.get(node.op_type, (0, 0))
     for name, graph in bodies(node.proto) if node.op_type in counts else ():
         defaults = {tensor.name for tensor in graph.initializer}
-        required = sum(port.name not in defaults for port in graph.input)
-        if not required <= inputs <= len(graph.input) or len(graph.output) < outputs:
+        num_required = sum(port.name not in defaults for port in graph.input)
+        if not num_required <= inputs <= len(graph.input) or len(graph.output) < outputs:
             return (
                 f"{node.op_type}: expected {name} with {inputs} inputs and {outputs} outputs, got "
                 f"{len(graph.input)} and {len(graph.output)}"
@@ -240,11 +240,11 @@ def _body_input_types(node: Node, shift: int, types: _Types) -> str | None:
     """Describe an input of a subgraph that is declared with another type than the node's input."""
     for name, graph in bodies(node.proto) if node.op_type in ("Loop", "Scan") else ():
         for port, value in zip(graph.input, node.inputs[shift:], strict=False):
-            declared, actual = type_string(port.type), types.get(value, "")
-            if declared and actual and declared != actual:
+            declared_type, actual_type = type_string(port.type), types.get(value, "")
+            if declared_type and actual_type and declared_type != actual_type:
                 return (
-                    f"{node.op_type}: {name} declares input {port.name!r} as {declared}, but gets "
-                    f"{actual}"
+                    f"{node.op_type}: {name} declares input {port.name!r} as {declared_type}, but "
+                    f"gets {actual_type}"
                 )
     return None
 

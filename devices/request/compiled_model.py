@@ -14,8 +14,8 @@ from hetero.devices.errors import (
     DeviceMemoryError,
     HeteroError,
     InferenceError,
+    error_text,
     is_interrupt,
-    shown,
 )
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -108,6 +108,9 @@ class CompiledModel:
                 with _locked(self._run_lock, context):
                     start_s = time.perf_counter()
                     outputs = self._program.run(inputs, context)
+            end_s = time.perf_counter()
+            # Copies of outputs need memory too: a view may be larger than its array.
+            results = check_outputs(outputs, inputs, self._output_specs, self.source, self.device)
         except BaseException as error:  # a sys.exit in a plugin must not end the process
             if isinstance(error, HeteroError) or is_interrupt(error):
                 raise
@@ -119,12 +122,10 @@ class CompiledModel:
             kind = DeviceMemoryError if isinstance(error, MemoryError) else InferenceError
             raise kind(
                 f"{self.device} failed on model {self.name!r} with inputs {shapes or 'none'}: "
-                f"{type(error).__name__}: {shown(error)}",
+                f"{type(error).__name__}: {error_text(error)}",
                 device=self.device,
             ) from error
-        end_s = time.perf_counter()
         context.infer_s = end_s - start_s - context.upload_s - context.download_s
-        results = check_outputs(outputs, inputs, self._output_specs, self.source, self.device)
         context.download_s += time.perf_counter() - end_s
         if context.profile and not context.node_times_s:
             # The backend does not time nodes, so the profile shows the model as one node.

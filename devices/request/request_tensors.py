@@ -302,8 +302,10 @@ class RequestTensors:
             return {}
         if isinstance(inputs, Mapping):
             return {self._input(key).name: v for key, v in inputs.items()}
-        only = self._inputs[0] if len(self._inputs) == 1 else None
-        if isinstance(inputs, list | tuple) and not (only and not _lists_inputs(inputs, only)):
+        only_port = self._inputs[0] if len(self._inputs) == 1 else None
+        if isinstance(inputs, list | tuple) and not (
+            only_port and not _lists_inputs(inputs, only_port)
+        ):
             if len(inputs) > len(self._inputs):
                 raise TensorNameError(
                     f"expected at most {len(self._inputs)} inputs "
@@ -311,7 +313,9 @@ class RequestTensors:
                     missing=[],
                 )
             return {port.name: v for port, v in zip(self._inputs, inputs, strict=False)}
-        if isinstance(inputs, str | bytes) and (only is None or only.element_type != "string"):
+        if isinstance(inputs, str | bytes) and (
+            only_port is None or only_port.element_type != "string"
+        ):
             raise ArgumentTypeError(
                 f"expected inputs as a dict or list of arrays, got {inputs!r}; the model's inputs "
                 f"are {', '.join(f'{p.name!r} ({p})' for p in self._inputs) or 'none'}."

@@ -29,7 +29,7 @@ from hetero.devices.errors import (
     TensorTypeError,
 )
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.devices.request.request_tensors import RequestTensors
@@ -195,7 +195,7 @@ class RequestStateMachine:
                 may_run_inline = (inline or None) if timeout_s is None else False
                 request = self._request(run.timeout_s, inline=may_run_inline)
                 submission = self._target.submit(values, request)
-                if type(submission) is Answered:
+                if type(submission) is CompletedSubmission:
                     self._store(run, submission)
                     run.request_id = submission.request_id
                     run.story = partial(submission.story_of, submission.request_id)
@@ -337,7 +337,7 @@ class RequestStateMachine:
             self.state = State.IDLE
         self._end(run)
 
-    def _store(self, run: Run, response: Response | Answered) -> None:
+    def _store(self, run: Run, response: Response | CompletedSubmission) -> None:
         run.outputs = response.outputs
         if self.states.variables:
             with self._lock:

@@ -9,7 +9,7 @@ from typing import Protocol
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import ExecutedNode, Value
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import NodeTimes, Response
@@ -79,7 +79,9 @@ class RequestTarget(Protocol):
     def callback_executor(self) -> Executor:
         """Executor of callbacks, whose threads never run models."""
 
-    def submit(self, values: Mapping[str, Value], request: Request) -> Submission | Answered:
+    def submit(
+        self, values: Mapping[str, Value], request: Request
+    ) -> Submission | CompletedSubmission:
         """Start a run, or run it in the calling thread.
 
         Waits for admission if too many requests are in flight.

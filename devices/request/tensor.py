@@ -70,8 +70,10 @@ class Tensor:
         begin: Any = None,
         **contents: Any,
     ) -> None:
-        if unknown := contents.keys() - _DATA_NAMES:
-            raise ArgumentTypeError(f"Tensor: unknown arguments {', '.join(sorted(unknown))}.")
+        if unknown_names := contents.keys() - _DATA_NAMES:
+            raise ArgumentTypeError(
+                f"Tensor: unknown arguments {', '.join(sorted(unknown_names))}."
+            )
         sources = [value for value in (data, *map(contents.get, _DATA_NAMES)) if value is not None]
         if len(sources) > 1 and not isinstance(sources[0], TensorSpec):
             raise ArgumentTypeError(
@@ -98,25 +100,25 @@ class Tensor:
         else:
             self._data, self._shared = _zeros(Type(source), shape), False
 
-    def _set_content(self, value: Any, shared: bool) -> None:
+    def _set_content(self, value: Any, is_shared: bool) -> None:
         """Set the contents: share or copy arrays, copy text, and store other values unchanged."""
         if isinstance(value, list | tuple):
             self._data = _list_content(value)
             return
         if hasattr(value, "__array_interface__") and not isinstance(value, _ARRAY_TYPES):
-            value, shared = np.asarray(value), False  # an image
+            value, is_shared = np.asarray(value), False  # an image
         if not isinstance(value, _ARRAY_TYPES):
             self._data = value
             return
         array = np.asarray(value)
         if array.dtype.kind in "SUT":
-            if shared and isinstance(value, np.ndarray):
+            if is_shared and isinstance(value, np.ndarray):
                 raise TensorTypeError(
                     "memory of text cannot be shared; pass shared_memory=False to copy it."
                 )
-            array, shared = as_text(array), True
-        self._data = array if shared else np.array(array)
-        self._shared = shared
+            array, is_shared = as_text(array), True
+        self._data = array if is_shared else np.array(array)
+        self._shared = is_shared
 
     @property
     def data(self) -> Value:
@@ -349,23 +351,23 @@ def _list_content(items: Sequence[Any]) -> Value:
 
 def _port_memory(port: TensorSpec, array: np.ndarray | None) -> np.ndarray:
     """Return memory for a port: new memory, or the memory of an array."""
-    empty: np.ndarray = empty_tensor(port).data
+    empty_array: np.ndarray = empty_tensor(port).data
     if array is None:
-        return empty
+        return empty_array
     memory = np.asarray(array)
-    if memory.dtype != empty.dtype or memory.size < empty.size:
+    if memory.dtype != empty_array.dtype or memory.size < empty_array.size:
         raise TensorShapeError(
             f"port {port.name!r}: expected an array of the type and at least the size of {port}, "
             f"got {memory.dtype}{list(memory.shape)}."
         )
-    if memory.size > empty.size:
+    if memory.size > empty_array.size:
         warnings.warn(
-            f"port {port.name!r} is {port}: the tensor uses the first {empty.size} of the array's "
-            f"{memory.size} elements.",
+            f"port {port.name!r} is {port}: the tensor uses the first {empty_array.size} of the "
+            f"array's {memory.size} elements.",
             RuntimeWarning,
             stacklevel=4,
         )
-    return _view(memory, empty.shape, None)
+    return _view(memory, empty_array.shape, None)
 
 
 def _view(array: np.ndarray, shape: Sequence[int], kind: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Graph transformations of devices that interpret: pure functions from Model to Model."""
+"""Graph transformations for interpreting devices: pure functions from Model to Model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hetero.devices.transforms.inline_functions import inline_functions
 
 
 class Pass(NamedTuple):
-    """A transformation, and the oldest opset whose operators it understands."""
+    """A transformation, and the oldest opset that it supports."""
 
     run: Callable[[Model], Model]
-    #: Since opset 7 Add, Mul and their like broadcast from the last axis, as numpy does, and
-    #: BatchNormalization and Dropout no longer say by an attribute whether they train.
+    #: Since opset 7, binary operators broadcast as in numpy, and BatchNormalization and Dropout
+    #: have no attribute for the training mode.
     oldest_opset: int = 7
 
 
-#: Dead nodes go first and last: first, so that patterns do not count them as readers.
+#: Passes before others that match patterns: patterns must not count dead nodes as readers.
 CLEANUP_PASSES: Final = (
     Pass(inline_functions, oldest_opset=0),
     Pass(lift_constant_nodes, oldest_opset=0),
@@ -44,10 +44,10 @@ PASSES: Final = (*CLEANUP_PASSES, *OPTIMIZATION_PASSES)
 
 
 def transform(model: Model, passes: Sequence[Pass] = PASSES) -> Model:
-    """Return the model as the device runs it."""
-    # Shapes that the author noted for inner values may be out of date; inferred ones are not.
+    """Apply passes to a model."""
+    # Declared shapes of inner values may be wrong; inferred shapes are not.
     model = model.replace(value_info=())
-    with np.errstate(all="ignore"):  # as in a run
+    with np.errstate(all="ignore"):  # as during a run
         for step in passes:
             if model.opset_imports.get("", 0) >= step.oldest_opset:
                 model = step.run(model)

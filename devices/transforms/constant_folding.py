@@ -1,4 +1,4 @@
-"""Pass: what depends on constants alone is computed once."""
+"""Pass: constant folding."""
 
 from __future__ import annotations
 
@@ -20,40 +20,41 @@ from hetero.devices.plugin.program import RunContext
 from hetero.devices.plugin.support import Refusal
 from hetero.devices.transforms.rewriting import Rewrite
 
-#: A result larger than this, and than what it was made from, is not kept.
-MOST_NBYTES: Final = 1 << 29
+#: A folded result may exceed this size only if its inputs are larger.
+MAX_NBYTES: Final = 1 << 29
 
 
 def fold_constants(model: Model) -> Model:
-    """Return the model with constant subgraphs replaced by their values.
+    """Return the model with nodes of constant inputs replaced by their values.
 
-    `Shape` and `Size` of values whose shape is known count as constant too. A node that fails is
-    left for the run to report; outputs of the graph stay with the node that makes them.
+    This includes `Shape` and `Size` of values with a static shape. A node that fails stays in the
+    graph, so that the run reports its error. Nodes that compute graph outputs also stay.
     """
     rewrite, scope = Rewrite(model), Scope.of_model(model)
-    known = {name: constant.array for name, constant in model.constants.items()}
+    arrays = {name: constant.array for name, constant in model.constants.items()}
     outputs = {port.name for port in model.outputs}
     for i, node in enumerate(model.nodes):
         if any(value in outputs for value in node.writes):
             continue
-        folded = _known_shape(node, model) if node.reads else None
-        if folded is None and all(name in known for name in node.reads):
-            folded = _computed(model, node, known, scope)
-        if folded is None:
+        results = _static_shape(node, model) if node.reads else None
+        if results is None and all(name in arrays for name in node.reads):
+            results = _compute(model, node, arrays, scope)
+        if results is None:
             continue
         rewrite.remove(i)
-        for value, array in folded.items():
-            known[value] = array
+        for value, array in results.items():
+            arrays[value] = array
             rewrite.set_constant(value, array)
     return rewrite.apply()
 
 
-def _computed(
-    model: Model, node: Node, known: dict[str, np.ndarray], scope: Scope
+def _compute(
+    model: Model, node: Node, arrays: dict[str, np.ndarray], scope: Scope
 ) -> dict[str, np.ndarray] | None:
-    if node.captures or _is_left(node, scope):
+    """Return the outputs of a node with constant inputs, or None if it cannot be folded."""
+    if node.captures or _runs_per_request(node, scope):
         return None
-    if any((model.spec(value).nbytes or 0) > MOST_NBYTES for value in node.writes):
+    if any((model.spec(value).nbytes or 0) > MAX_NBYTES for value in node.writes):
         return None
     if isinstance(find_implementation(node, scope), Refusal):
         return None
@@ -62,30 +63,31 @@ def _computed(
             [node], inputs=node.reads, outputs=node.writes, constants={}, scope=scope
         )
         with np.errstate(all="ignore"):
-            values = block.run([known[name] for name in node.reads], RunContext())
+            values = block.run([arrays[name] for name in node.reads], RunContext())
     except (HeteroError, MemoryError):
         return None
     if not all(isinstance(value, np.ndarray) for value in values):
         return None
-    used = sum(known[name].nbytes for name in node.reads)
-    if sum(value.nbytes for value in values) > max(MOST_NBYTES, used):
+    input_nbytes = sum(arrays[name].nbytes for name in node.reads)
+    if sum(value.nbytes for value in values) > max(MAX_NBYTES, input_nbytes):
         return None
     return dict(zip(node.writes, values, strict=True))
 
 
-def _is_left(node: Node, scope: Scope) -> bool:
-    """Tell whether the run has to do the node, or one in its bodies or in the function called."""
+def _runs_per_request(node: Node, scope: Scope) -> bool:
+    """Return whether a node, its subgraphs or its function contain an operator that must run."""
     if node.op_type in NOT_FOLDABLE:
         return True
     inner = [proto for _, graph in bodies(node.proto) for proto in graph.node]
-    found = find_implementation(node, scope)
-    if isinstance(found, Implementation) and found.kind == "function":
-        scope = scope.of_function(found.definition)
-        inner.extend(found.definition.node)
-    return any(_is_left(Node.from_proto(proto), scope) for proto in inner)
+    implementation = find_implementation(node, scope)
+    if isinstance(implementation, Implementation) and implementation.kind == "function":
+        scope = scope.of_function(implementation.definition)
+        inner.extend(implementation.definition.node)
+    return any(_runs_per_request(Node.from_proto(proto), scope) for proto in inner)
 
 
-def _known_shape(node: Node, model: Model) -> dict[str, np.ndarray] | None:
+def _static_shape(node: Node, model: Model) -> dict[str, np.ndarray] | None:
+    """Return the output of Shape or Size if it follows from static shapes."""
     if node.domain or node.op_type not in ("Shape", "Size"):
         return None
     spec = model.spec(node.inputs[0])
@@ -94,5 +96,5 @@ def _known_shape(node: Node, model: Model) -> dict[str, np.ndarray] | None:
     shape = np.asarray(spec.shape, np.int64)
     if node.op_type == "Size":
         return {node.outputs[0]: np.asarray(shape.prod(), np.int64)}
-    cut = slice(node.attributes.get("start"), node.attributes.get("end"))
-    return {node.outputs[0]: shape[cut]}
+    axes = slice(node.attributes.get("start"), node.attributes.get("end"))
+    return {node.outputs[0]: shape[axes]}

@@ -1,8 +1,10 @@
-"""Pass: a batch normalisation, a product or a sum after a convolution goes into its weights.
+"""Pass: folds a batch normalization, product or sum into the weights of the preceding convolution.
 
-1. ``BatchNormalization(Conv(x, W, B))`` with constant parameters, at inference.
-2. ``Mul(Conv(x, W, B), s)`` with a constant per channel, or one number.
-3. ``Add(Conv(x, W, B), t)`` likewise.
+It matches these patterns:
+
+1. ``BatchNormalization(Conv(x, W, B))`` with constant parameters, in inference mode.
+2. ``Mul(Conv(x, W, B), s)`` with one constant per channel, or one for all.
+3. ``Add(Conv(x, W, B), t)`` with one constant per channel, or one for all.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ from hetero.devices.transforms.rewriting import Rewrite, with_inputs
 
 
 def fold_batchnorm_into_conv(model: Model) -> Model:
-    """Return the model with what follows a convolution channel by channel merged into it."""
-    while True:  # several in a row merge one after another
+    """Return the model with per-channel scales and shifts folded into convolutions."""
+    while True:  # repeated for several foldable nodes in a row
         rewrite = Rewrite(model)
         for i, node in enumerate(model.nodes):
             if rewrite.is_op(i, "Conv"):
                 _fold(rewrite, i, node)
-        changed = rewrite.apply()
-        if changed is model:
+        new_model = rewrite.apply()
+        if new_model is model:
             return model
-        model = changed
+        model = new_model
 
 
 def _fold(rewrite: Rewrite, i: int, conv: Node) -> None:
@@ -32,53 +34,55 @@ def _fold(rewrite: Rewrite, i: int, conv: Node) -> None:
     bias = rewrite.constant(conv.inputs[2]) if has_bias else None
     if weights is None or weights.dtype.kind != "f" or (has_bias and bias is None):
         return
-    after = rewrite.sole_reader(conv.outputs[0])
-    if after is None or (bias is not None and bias.shape != weights.shape[:1]):
+    reader = rewrite.sole_reader(conv.outputs[0])
+    if reader is None or (bias is not None and bias.shape != weights.shape[:1]):
         return
-    found = _channel_affine(rewrite, after, conv.outputs[0], weights.shape[0], weights.ndim)
-    if found is None:
+    affine = _channel_affine(rewrite, reader, conv.outputs[0], weights.shape[0], weights.ndim)
+    if affine is None:
         return
-    scale, shift = found
-    merged = shift if bias is None else bias * scale + shift
+    scale, shift = affine
+    new_bias = shift if bias is None else bias * scale + shift
     per_channel = scale.reshape(-1, *(1,) * (weights.ndim - 1))
     w = conv.inputs[1]
     if not np.array_equal(scale, np.ones_like(scale)):
         w = rewrite.add_constant(
             f"{conv.name}/weights", (weights * per_channel).astype(weights.dtype)
         )
-    b = rewrite.add_constant(f"{conv.name}/bias", merged.astype(weights.dtype))
-    node = rewrite.model.nodes[after]
-    rewrite.replace((i, after), with_inputs(conv, [conv.inputs[0], w, b], node.outputs[:1], node))
+    b = rewrite.add_constant(f"{conv.name}/bias", new_bias.astype(weights.dtype))
+    node = rewrite.model.nodes[reader]
+    rewrite.replace((i, reader), with_inputs(conv, [conv.inputs[0], w, b], node.outputs[:1], node))
 
 
 def _channel_affine(
-    rewrite: Rewrite, at: int, value: str, channels: int, rank: int
+    rewrite: Rewrite, position: int, value: str, channels: int, rank: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return what a reader of `value` multiplies each channel by and adds, in float64, or None."""
-    node = rewrite.model.nodes[at]
-    if rewrite.is_op(at, "BatchNormalization") and node.inputs[0] == value:
-        found = _batchnorm_affine(rewrite, node)
-        return found if found and found[0].shape == (channels,) else None
-    if not rewrite.is_op(at, "Mul", "Add"):
+    """Return scale and shift per channel, in float64, of a node that reads `value`, or None."""
+    node = rewrite.model.nodes[position]
+    if rewrite.is_op(position, "BatchNormalization") and node.inputs[0] == value:
+        affine = _batchnorm_affine(rewrite, node)
+        return affine if affine and affine[0].shape == (channels,) else None
+    if not rewrite.is_op(position, "Mul", "Add"):
         return None
     (other,) = (name for name in node.inputs if name != value)
-    factor = rewrite.constant(other)
-    if factor is None or factor.dtype.kind != "f":
+    operand = rewrite.constant(other)
+    if operand is None or operand.dtype.kind != "f":
         return None
-    per_channel = (channels, *(1,) * (rank - 2))
-    is_one = factor.size == 1 and factor.ndim <= rank
-    if not is_one and factor.shape not in (per_channel, (1, *per_channel)):
+    channel_shape = (channels, *(1,) * (rank - 2))
+    is_scalar = operand.size == 1 and operand.ndim <= rank
+    if not is_scalar and operand.shape not in (channel_shape, (1, *channel_shape)):
         return None
-    full = np.broadcast_to(factor.reshape(-1), (channels,)).astype(np.float64)
-    return (full, np.zeros(channels)) if node.op_type == "Mul" else (np.ones(channels), full)
+    per_channel = np.broadcast_to(operand.reshape(-1), (channels,)).astype(np.float64)
+    if node.op_type == "Mul":
+        return per_channel, np.zeros(channels)
+    return np.ones(channels), per_channel
 
 
 def _batchnorm_affine(rewrite: Rewrite, node: Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the factor and summand per channel; None for parameters that vary, or in training."""
+    """Return scale and shift per channel; None in training mode or without constant parameters."""
     attributes = node.attributes
     parameters = [rewrite.constant(name) for name in node.inputs[1:5]]
-    trains = attributes.get("training_mode") or len(node.writes) > 1
-    if trains or not attributes.get("spatial", 1):
+    is_training = attributes.get("training_mode") or len(node.writes) > 1
+    if is_training or not attributes.get("spatial", 1):
         return None
     if len(parameters) < 4 or any(p is None or p.dtype.kind != "f" for p in parameters):
         return None

@@ -1,8 +1,8 @@
-"""Pass: quantised models compute in float32, whose products have a BLAS.
+"""Pass: computes quantized models in float32, for which numpy has a fast matrix product.
 
-QuantizeLinear and DequantizeLinear that undo each other become ``hetero::FakeQuantize``, which
-rounds floats to the values that the integers stand for; a Relu before it that its range implies
-goes.
+It replaces a pair of QuantizeLinear and DequantizeLinear with the same parameters by
+``hetero::FakeQuantize``, which rounds floats to the values that the integers represent. It also
+removes a preceding Relu if the quantized range excludes negative values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hetero.devices.transforms.rewriting import Rewrite, fused_node
 
 
 def fuse_fake_quantize(model: Model) -> Model:
-    """Return the model with pairs of quantisation and its inverse as one operator on floats."""
+    """Return the model with each quantize-dequantize pair fused into FakeQuantize."""
     rewrite = Rewrite(model)
     for i, node in enumerate(model.nodes):
         if rewrite.is_op(i, "DequantizeLinear"):
@@ -23,36 +23,42 @@ def fuse_fake_quantize(model: Model) -> Model:
     return rewrite.apply()
 
 
-def _fuse_pair(rewrite: Rewrite, i: int, back: Node) -> None:
-    before = rewrite.producer(back.inputs[0])
-    if before is None or not rewrite.is_op(before, "QuantizeLinear"):
+def _fuse_pair(rewrite: Rewrite, i: int, dequantize: Node) -> None:
+    quantize_position = rewrite.producer(dequantize.inputs[0])
+    if quantize_position is None or not rewrite.is_op(quantize_position, "QuantizeLinear"):
         return
-    node, nodes = rewrite.model.nodes[before], rewrite.model.nodes
-    there, backs = _grid(rewrite, node), rewrite.readers(back.inputs[0])
-    if there is None or rewrite.model.spec(node.inputs[0]).element_type != "float":
+    nodes = rewrite.model.nodes
+    quantize = nodes[quantize_position]
+    grid, readers = _grid(rewrite, quantize), rewrite.readers(dequantize.inputs[0])
+    if grid is None or rewrite.model.spec(quantize.inputs[0]).element_type != "float":
         return
-    for other in backs:
-        is_back = rewrite.is_op(other, "DequantizeLinear") and _grid(rewrite, nodes[other]) == there
-        if not is_back or not (other == i or rewrite.is_free(nodes[other].outputs[0])):
+    for reader in readers:
+        is_inverse = (
+            rewrite.is_op(reader, "DequantizeLinear") and _grid(rewrite, nodes[reader]) == grid
+        )
+        if not is_inverse or not (reader == i or rewrite.can_rename(nodes[reader].outputs[0])):
             return
-    if not backs:
+    if not readers:
         return
-    scale, low, high = there
-    parts, positions, x = [node, back], [before, i], node.inputs[0]
-    for other in set(backs) - {i}:
-        rewrite.remove(other)
-        rewrite.rename(nodes[other].outputs[0], back.outputs[0])
+    scale, low, high = grid
+    parts, positions, x = [quantize, dequantize], [quantize_position, i], quantize.inputs[0]
+    for reader in set(readers) - {i}:
+        rewrite.remove(reader)
+        rewrite.rename(nodes[reader].outputs[0], dequantize.outputs[0])
     relu = rewrite.producer(x)
-    if low == 0 and rewrite.is_op(relu, "Relu") and rewrite.sole_reader(x) == before:
+    if low == 0 and rewrite.is_op(relu, "Relu") and rewrite.sole_reader(x) == quantize_position:
         assert relu is not None
-        first = nodes[relu]
-        parts, positions, x = [first, *parts], [relu, *positions], first.inputs[0]
+        parts, positions, x = [nodes[relu], *parts], [relu, *positions], nodes[relu].inputs[0]
     attributes = {"scale": scale, "low": float(low), "high": float(high)}
-    rewrite.replace(positions, fused_node("FakeQuantize", [x], back.outputs, parts, attributes))
+    node = fused_node("FakeQuantize", [x], dequantize.outputs, parts, attributes)
+    rewrite.replace(positions, node)
 
 
 def _grid(rewrite: Rewrite, node: Node) -> tuple[float, int, int] | None:
-    """Return the scale, and the least and greatest multiple of it, of one scale for all."""
+    """Return the scale of a quantization, and its minimum and maximum as multiples of the scale.
+
+    Returns None unless the node has one scale and one zero point for all elements.
+    """
     if set(node.attributes) - {"axis", "saturate"} or len(node.inputs) < 3:
         return None
     scale, zero = (rewrite.constant(name) for name in node.inputs[1:3])

@@ -1,7 +1,7 @@
-"""Pass: calls of the model's own functions give way to their nodes, so that patterns see them.
+"""Pass: inlines calls of the model's functions, so that other passes see their nodes.
 
-A call stays, and runs as a call, where the function imports other versions than the model, has
-nodes with bodies, or holds something that the device does not run.
+A call is not inlined if the function imports other opsets than the model, has nodes with subgraphs,
+or contains operators that the device does not support.
 """
 
 from __future__ import annotations
@@ -16,58 +16,60 @@ from hetero.devices.model.model import Model, Node
 from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.plugin.support import Refusal
 
-#: More nodes than this, added by replacing calls, are not worth it.
-_MOST_NODES: Final = 50_000
+#: Maximum number of nodes that inlining adds to a model.
+_MAX_NEW_NODES: Final = 50_000
 
 
 def inline_functions(model: Model) -> Model:
-    """Return the model with calls replaced by the nodes of the functions, which cover the call."""
+    """Return the model with calls replaced by the functions' nodes, which cover the calls."""
     scope = Scope.of_model(model)
     if not scope.functions:
         return model
     names = UniqueNames(model.node_names)
     values = UniqueNames.of_values(model)
-    inlined = False
+    is_changed = False
     nodes: list[Node] = []
-    waiting = list(reversed(model.nodes))
-    while waiting and len(nodes) + len(waiting) < len(model.nodes) + _MOST_NODES:
-        node = waiting.pop()
+    stack = list(reversed(model.nodes))
+    while stack and len(nodes) + len(stack) < len(model.nodes) + _MAX_NEW_NODES:
+        node = stack.pop()
         function = scope.functions.get(function_key(node))
         if function is None or not _can_inline(node, function, scope):
             nodes.append(node)
         else:
-            waiting += reversed(_expanded(node, function, names, values))
-            inlined = True
-    return model.replace(nodes=[*nodes, *reversed(waiting)]) if inlined else model
+            stack += reversed(_expand(node, function, names, values))
+            is_changed = True
+    return model.replace(nodes=[*nodes, *reversed(stack)]) if is_changed else model
 
 
 def _can_inline(node: Node, function: onnx.FunctionProto, scope: Scope) -> bool:
     imports = function_opsets(function)
-    same = all(scope.opsets.get(domain) == version for domain, version in imports.items())
-    if not same or isinstance(find_implementation(node, scope), Refusal):
+    has_same_opsets = all(scope.opsets.get(domain) == v for domain, v in imports.items())
+    if not has_same_opsets or isinstance(find_implementation(node, scope), Refusal):
         return False
-    bodies = any(a.HasField("g") or a.graphs for inner in function.node for a in inner.attribute)
-    # Outputs that are inputs, or one another, would need their caller's readers renamed.
-    own = set(function.output) - set(function.input)
-    return not bodies and len(own) == len(function.output)
+    has_bodies = any(
+        a.HasField("g") or a.graphs for inner in function.node for a in inner.attribute
+    )
+    # An output that is an input or another output would require renaming in the caller's readers.
+    own_outputs = set(function.output) - set(function.input)
+    return not has_bodies and len(own_outputs) == len(function.output)
 
 
-def _expanded(
+def _expand(
     call: Node, function: onnx.FunctionProto, names: UniqueNames, values: UniqueNames
 ) -> list[Node]:
-    """Return the function's nodes; what they are named and make is added to what is taken."""
-    outside = dict.fromkeys(function.input, "") | {"": ""}
-    outside |= dict(zip(function.input, call.inputs, strict=False))
-    outside |= {
+    """Return the function's nodes for a call, with unique names of nodes and values."""
+    outer_names = dict.fromkeys(function.input, "") | {"": ""}
+    outer_names |= dict(zip(function.input, call.inputs, strict=False))
+    outer_names |= {
         inner: outer for inner, outer in zip(function.output, call.outputs, strict=False) if outer
     }
-    expanded = []
+    nodes = []
     for proto in instantiate(function, call.proto):
         proto.name = names.make(f"{call.name}/{proto.name or proto.op_type}")
         for value in proto.output:
-            if value not in outside:
-                outside[value] = values.make(f"{call.name}/{value}")
-        proto.input[:] = [outside[value] for value in proto.input]
-        proto.output[:] = [outside[value] for value in proto.output]
-        expanded.append(Node.from_proto(proto, covers=call.covers))
-    return expanded
+            if value not in outer_names:
+                outer_names[value] = values.make(f"{call.name}/{value}")
+        proto.input[:] = [outer_names[value] for value in proto.input]
+        proto.output[:] = [outer_names[value] for value in proto.output]
+        nodes.append(Node.from_proto(proto, covers=call.covers))
+    return nodes

@@ -1,4 +1,4 @@
-"""Rewriting: the questions that passes ask of a model, and the changes that they collect."""
+"""Graph rewriting: queries of a model's graph, and a set of changes that is applied at once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hetero.devices.model.unique_names import UniqueNames
 
 
 class Rewrite:
-    """Changes to one model, applied at once.
+    """A set of changes to a model.
 
-    Questions are answered from the model as it was, except that a node that is replaced or removed
-    is no longer found: patterns do not overlap.
+    Queries refer to the original model, without the nodes that are already replaced or removed, so
+    that matches of patterns do not overlap.
     """
 
     def __init__(self, model: Model) -> None:
         self.model: Final = model
-        self._gone: set[int] = set()
-        self._new: dict[int, Node] = {}
+        self._removed_positions: set[int] = set()
+        self._new_nodes: dict[int, Node] = {}
         self._constants: dict[str, np.ndarray] = {}
-        self._renamed: dict[str, str] = {}
+        self._new_names: dict[str, str] = {}
 
     @cached_property
     def _names(self) -> UniqueNames:
@@ -35,28 +35,28 @@ class Rewrite:
 
     @cached_property
     def _fixed(self) -> frozenset[str]:
-        """Values that must stay as they are: outputs, and what bodies capture."""
-        captured = (name for node in self.model.nodes for name in node.captures)
-        return frozenset([*(port.name for port in self.model.outputs), *captured])
+        """Values that cannot be renamed: outputs, and values that subgraphs capture."""
+        captured_values = (name for node in self.model.nodes for name in node.captures)
+        return frozenset([*(port.name for port in self.model.outputs), *captured_values])
 
     def producer(self, value: str) -> int | None:
-        """Return the position of the untouched node that makes `value`, or None."""
-        at = self.model.producers.get(value)
-        return None if at is None or at in self._gone else at
+        """Return the position of the unchanged node that computes `value`, or None."""
+        position = self.model.producers.get(value)
+        return None if position is None or position in self._removed_positions else position
 
     def readers(self, value: str) -> tuple[int, ...]:
-        """Return the positions of the nodes that read `value`; none where it must stay."""
+        """Return the positions of the nodes that read `value`; empty if it cannot be renamed."""
         return () if value in self._fixed else self.model.consumers.get(value, ())
 
     def sole_reader(self, value: str) -> int | None:
-        """Return the position of the only node that reads `value`, and only once, or None."""
+        """Return the position of the node with the only use of `value`, or None."""
         readers = self.readers(value)
-        if len(readers) != 1 or readers[0] in self._gone:
+        if len(readers) != 1 or readers[0] in self._removed_positions:
             return None
         return readers[0] if self.model.nodes[readers[0]].inputs.count(value) == 1 else None
 
-    def is_free(self, value: str) -> bool:
-        """Tell whether `value` is neither an output nor captured, so that it may be renamed."""
+    def can_rename(self, value: str) -> bool:
+        """Return whether `value` is neither an output nor captured by a subgraph."""
         return value not in self._fixed
 
     def constant(self, value: str) -> np.ndarray | None:
@@ -64,46 +64,46 @@ class Rewrite:
         constant = self.model.constants.get(value)
         return None if constant is None else constant.array
 
-    def is_op(self, at: int | None, *op_types: str) -> bool:
-        """Tell whether the node at a position is one of these standard operators."""
-        if at is None or at in self._gone:
+    def is_op(self, position: int | None, *op_types: str) -> bool:
+        """Return whether the node at a position is one of these standard operators."""
+        if position is None or position in self._removed_positions:
             return False
-        node = self.model.nodes[at]
+        node = self.model.nodes[position]
         return not node.domain and node.op_type in op_types
 
     def replace(self, positions: Collection[int], node: Node) -> None:
-        """Put `node` where the last of `positions` is, and drop the others."""
-        self._gone.update(positions)
-        self._new[max(positions)] = node
+        """Replace the nodes at `positions` by `node`, at the last of the positions."""
+        self._removed_positions.update(positions)
+        self._new_nodes[max(positions)] = node
 
     def remove(self, position: int) -> None:
-        """Drop a node whose outputs nobody reads any more."""
-        self._gone.add(position)
+        """Remove a node whose outputs are not read any more."""
+        self._removed_positions.add(position)
 
     def rename(self, old: str, new: str) -> None:
-        """Let the readers of `old` read `new`."""
-        self._renamed[old] = self._renamed.get(new, new)
+        """Make the readers of `old` read `new`."""
+        self._new_names[old] = self._new_names.get(new, new)
 
     def add_constant(self, name: str, array: np.ndarray) -> str:
-        """Add a constant under a name made from `name`; return the name."""
+        """Add a constant with a unique name that begins with `name`; return the unique name."""
         unique = self._names.make(name)
         self.set_constant(unique, array)
         return unique
 
     def set_constant(self, value: str, array: np.ndarray) -> None:
-        """Make a value that a dropped node made a constant."""
+        """Set the value of a constant, which may have been the output of a removed node."""
         array.setflags(write=False)
         self._constants[value] = array
 
     def apply(self) -> Model:
-        """Return the changed model; types of surviving values carry over."""
-        if not (self._gone or self._new or self._constants or self._renamed):
+        """Return the changed model, or the original without changes; value types are retained."""
+        if not (self._removed_positions or self._new_nodes or self._constants or self._new_names):
             return self.model
         model, nodes = self.model, []
         for i, node in enumerate(model.nodes):
-            kept = self._new.get(i) if i in self._gone else node
-            if kept is not None:
-                nodes.append(self._with_renamed(kept))
+            new_node = self._new_nodes.get(i) if i in self._removed_positions else node
+            if new_node is not None:
+                nodes.append(self._rename_inputs(new_node))
         constants = dict(model.constants) | {
             name: Constant(name, array) for name, array in self._constants.items()
         }
@@ -113,14 +113,14 @@ class Rewrite:
             header.opset_import.add(domain=FUSED, version=1)
         return model.replace(header=header, nodes=nodes, constants=constants, specs=model.specs)
 
-    def _with_renamed(self, node: Node) -> Node:
-        if not any(name in self._renamed for name in node.inputs):
+    def _rename_inputs(self, node: Node) -> Node:
+        if not any(name in self._new_names for name in node.inputs):
             return node
-        return with_inputs(node, [self._last_name(name) for name in node.inputs], node.outputs)
+        return with_inputs(node, [self._final_name(name) for name in node.inputs], node.outputs)
 
-    def _last_name(self, name: str) -> str:
-        while name in self._renamed:
-            name = self._renamed[name]
+    def _final_name(self, name: str) -> str:
+        while name in self._new_names:
+            name = self._new_names[name]
         return name
 
 
@@ -131,22 +131,22 @@ def fused_node(
     parts: Sequence[Node],
     attributes: Mapping[str, Any],
 ) -> Node:
-    """Return a fused operator that stands for `parts` and bears the first one's name."""
+    """Return a fused operator that covers `parts` and has the name of the first."""
     proto = onnx.helper.make_node(op_type, inputs, outputs, name=parts[0].name, domain=FUSED)
     for name, value in attributes.items():
-        known = isinstance(value, onnx.AttributeProto)
-        proto.attribute.append(value if known else onnx.helper.make_attribute(name, value))
-    return Node.from_proto(proto, covers=_covered(parts))
+        is_proto = isinstance(value, onnx.AttributeProto)
+        proto.attribute.append(value if is_proto else onnx.helper.make_attribute(name, value))
+    return Node.from_proto(proto, covers=_covered_names(parts))
 
 
 def with_inputs(node: Node, inputs: Sequence[str], outputs: Sequence[str], *more: Node) -> Node:
-    """Return the same operator on other values, which now stands for `more` nodes as well."""
+    """Return a copy of a node with other inputs and outputs, which also covers `more` nodes."""
     proto = deepcopy(node.proto)
     proto.input[:] = inputs
     proto.output[:] = outputs
-    return Node.from_proto(proto, covers=_covered((node, *more)))
+    return Node.from_proto(proto, covers=_covered_names((node, *more)))
 
 
-def _covered(parts: Sequence[Node]) -> tuple[str, ...]:
-    """Return what the parts stand for, each name once; a function call is in several."""
+def _covered_names(parts: Sequence[Node]) -> tuple[str, ...]:
+    """Return the names that nodes cover, without duplicates: several may cover one call."""
     return tuple(dict.fromkeys(name for part in parts for name in part.covers))

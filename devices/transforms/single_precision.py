@@ -1,8 +1,8 @@
-"""Pass: what is in half precision is computed in single, from the inputs to the outputs.
+"""Pass: computes models of half precision in single precision, between their inputs and outputs.
 
-numpy computes with halves one by one, and converts them to floats and back for each product. The
-values between are as exact or more; where a node makes halves of other types, by a cast for
-instance, they are rounded as it says.
+numpy converts half-precision arrays to float32 and back in every operation, which is slow. Inner
+values become at least as exact. If a node converts other types to half precision, such as a Cast,
+its result is still rounded to half precision.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.transforms.rewriting import with_inputs
 
-#: Element type -> its number.
-_HALVES: Final = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-#: The pass pays for models with one of these, and the others keep every rounding.
+#: Half-precision element type -> its ONNX number.
+_HALF_TYPES: Final = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+#: Operators that are much faster in single precision; models without them are not changed.
 _PRODUCTS: Final = {"Attention", "Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN"}
-#: Operators that see how halves are stored, or divide in their type.
-_EXACT: Final = {"BitCast", "DequantizeLinear", "QuantizeLinear"}
-#: Attributes that say what type the outputs have.
-_TYPES: Final = ("dtype", "output_dtype", "to")
+#: Operators whose result depends on the half-precision type itself.
+_TYPE_DEPENDENT: Final = {"BitCast", "DequantizeLinear", "QuantizeLinear"}
+#: Attributes with the element type of an output.
+_TYPE_ATTRIBUTES: Final = ("dtype", "output_dtype", "to")
 
 
 def promote_to_single_precision(model: Model) -> Model:
-    """Return the model with float32 for float16 and bfloat16 inside."""
-    halves = {name: c for name, c in model.constants.items() if c.spec.element_type in _HALVES}
-    inputs = [port.name for port in model.inputs if port.element_type in _HALVES]
-    if not (halves or inputs) or not _is_open(model):
+    """Return the model with inner float16 and bfloat16 values in float32."""
+    halves = {name: c for name, c in model.constants.items() if c.spec.element_type in _HALF_TYPES}
+    inputs = [port.name for port in model.inputs if port.element_type in _HALF_TYPES]
+    if not (halves or inputs) or not _can_promote(model):
         return model
     singles = {}
     for name, constant in halves.items():
@@ -42,21 +42,23 @@ def promote_to_single_precision(model: Model) -> Model:
         singles[name] = Constant(name, single)
     outputs = {port.name: model.spec(port.name).element_type for port in model.outputs}
     names = UniqueNames.of_values(model)
-    made = (n for n, kind in outputs.items() if kind in _HALVES and n in model.producers)
-    inner = {name: names.make(f"{name}/single") for name in (*inputs, *made)}
-    nodes = list(_converted(model, inputs, inner, names))
+    computed_outputs = (
+        n for n, kind in outputs.items() if kind in _HALF_TYPES and n in model.producers
+    )
+    inner = {name: names.make(f"{name}/single") for name in (*inputs, *computed_outputs)}
+    nodes = list(_promote_nodes(model, inputs, inner, names))
     nodes += [
-        _cast(inner[name], name, _HALVES[kind], model.nodes[model.producers[name]])
+        _cast(inner[name], name, _HALF_TYPES[kind], model.nodes[model.producers[name]])
         for name, kind in outputs.items()
-        if kind in _HALVES and name in model.producers
+        if kind in _HALF_TYPES and name in model.producers
     ]
     return model.replace(nodes=nodes, constants=dict(model.constants) | singles)
 
 
-def _is_open(model: Model) -> bool:
-    """Tell whether every node may be given floats for halves, and one is worth it."""
+def _can_promote(model: Model) -> bool:
+    """Return whether all nodes accept float32 instead, and some are faster in it."""
     if any("float16" in spec.type and not spec.is_tensor for spec in model.specs.values()):
-        return False  # a sequence of halves would become one of floats
+        return False  # the type of a sequence would change
     ports = {port.name for port in model.inputs}
     if any(p.name in model.constants or not model.spec(p.name).type for p in model.outputs):
         return False
@@ -64,24 +66,24 @@ def _is_open(model: Model) -> bool:
         return False
     for node in model.nodes:
         to_text = node.op_type == "Cast" and node.attributes.get("to") == TensorProto.STRING
-        if node.domain or node.op_type in _EXACT or to_text or any(bodies(node.proto)):
+        if node.domain or node.op_type in _TYPE_DEPENDENT or to_text or any(bodies(node.proto)):
             return False
     return any(node.op_type in _PRODUCTS for node in model.nodes)
 
 
-def _converted(
+def _promote_nodes(
     model: Model, inputs: list[str], inner: dict[str, str], names: UniqueNames
 ) -> Iterator[Node]:
-    """Yield the nodes on other names, with casts after the inputs and after what makes halves."""
-    waiting = set(inputs)
+    """Yield the nodes on inner values, with casts of inputs and of half-precision outputs."""
+    uncast_inputs = set(inputs)
     for node in model.nodes:
         for name in dict.fromkeys(node.inputs):
-            if name in waiting:
-                waiting.remove(name)
+            if name in uncast_inputs:
+                uncast_inputs.remove(name)
                 yield _cast(name, inner[name], TensorProto.FLOAT, node)
         reads = [inner.get(name, name) for name in node.inputs]
         writes = [inner.get(name, name) for name in node.outputs]
-        if _makes_halves(node):
+        if _returns_half(node):
             half = names.make(f"{writes[0]}/half")
             yield with_inputs(node, reads, [half])
             yield _cast(half, writes[0], TensorProto.FLOAT, node)
@@ -89,16 +91,16 @@ def _converted(
             yield with_inputs(node, reads, writes)
 
 
-def _makes_halves(node: Node) -> bool:
-    """Tell whether an attribute, not the inputs, makes the output of half precision."""
+def _returns_half(node: Node) -> bool:
+    """Return whether an attribute, as opposed to the inputs, sets a half-precision output type."""
     attributes: dict[str, Any] = {a.name: a for a in node.proto.attribute}
-    kinds = {attributes[name].i for name in _TYPES if name in attributes}
+    kinds = {attributes[name].i for name in _TYPE_ATTRIBUTES if name in attributes}
     kinds |= {a.t.data_type for a in attributes.values() if a.type == onnx.AttributeProto.TENSOR}
-    return bool(kinds & {*_HALVES.values()})
+    return bool(kinds & {*_HALF_TYPES.values()})
 
 
-def _cast(x: str, y: str, to: int, beside: Node) -> Node:
-    """Return a cast that stands for nothing but the node `beside` it."""
+def _cast(x: str, y: str, to: int, neighbor: Node) -> Node:
+    """Return a Cast node that covers the same original nodes as its neighbor."""
     return Node.from_proto(
-        helper.make_node("Cast", [x], [y], f"{y}/cast", to=to), covers=beside.covers
+        helper.make_node("Cast", [x], [y], f"{y}/cast", to=to), covers=neighbor.covers
     )

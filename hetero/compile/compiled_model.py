@@ -21,8 +21,8 @@ from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import ExecutedNode, Value
 from hetero.devices.plugin.properties import Config, unknown_property
 from hetero.devices.plugin.remote_memory import RemoteContext
-from hetero.devices.request.answered import Answered
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.plan_report import PlanReport
@@ -165,7 +165,7 @@ class CompiledModel(BaseCompiledModel):
 
     def submit(
         self, values: Mapping[str, Value], *, timeout_s: float | None = None, priority: int = 0
-    ) -> Submission | Answered:
+    ) -> Submission | CompletedSubmission:
         """Start a request with checked values; `InferRequest` uses it.
 
         Parameters

@@ -16,7 +16,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable, visible_ports
 from hetero.devices.plugin.program import ExecutedNode, Value
 from hetero.devices.plugin.remote_memory import RemoteContext
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import NodeTimes
 from hetero.scheduler.executor import Deployment, Submission
@@ -61,7 +61,9 @@ class DeployedModel:
         """Executor of the requests' callbacks."""
         return self._deployment.callback_executor
 
-    def submit(self, values: Mapping[str, Value], request: Request) -> Submission | Answered:
+    def submit(
+        self, values: Mapping[str, Value], request: Request
+    ) -> Submission | CompletedSubmission:
         """Start a request with checked values.
 
         The first request with a certain set of optional inputs compiles the model for it.

@@ -16,7 +16,7 @@ import numpy as np
 from hetero.devices.errors import PlanError, TensorLostError, TensorNameError
 from hetero.devices.plugin.program import ExecutedNode, Payload, Value, nbytes_of
 from hetero.devices.plugin.remote_memory import RemoteContext, ResidentTensor
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.channel import Channel, Receiver
@@ -161,7 +161,7 @@ class Deployment(ABC):
 
     def submit(
         self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST
-    ) -> Submission | Answered:
+    ) -> Submission | CompletedSubmission:
         """Admit a request; block while as many are in flight as may be, if `request.waits`.
 
         `inputs`: one for each input of the plan, already checked and converted. The caller must not

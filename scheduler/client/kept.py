@@ -1,4 +1,4 @@
-"""What stands for tensors that a device keeps, and for what is made of rows of them."""
+"""Client-side references to resident tensors: bundles, remote tensors, and their lineage."""
 
 from __future__ import annotations
 
@@ -23,48 +23,51 @@ from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor, Te
 from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.response import StageTiming
 
-#: Tensors that are to be made of rows of others, by name, and how rows lie.
+#: Joins by the name of the new tensor: the source tensors with their row indices, and the layout.
 Joining = Mapping[str, tuple[Sequence[tuple[RemoteTensor, Sequence[int]]], RowLayout]]
 _numbers = itertools.count()
 
 
 class Memory(Protocol):
-    """What a bundle and its tensors ask of their client's memory."""
+    """Interface of the client's memory that bundles and their tensors use."""
 
     def let_go(self, address: str, key: str) -> None:
-        """Take in that nobody holds a bundle; finalizers call this anywhere, locks held or not."""
+        """Schedule a bundle to be freed. Finalizers call it in any thread, under any lock."""
 
     def put(self, device: str, address: str, array: np.ndarray) -> ResidentTensor[DeviceBundle]:
-        """Have a device keep a copy of an array."""
+        """Store a copy of an array on a device."""
 
-    def fetch(self, kept: ResidentTensor[DeviceBundle]) -> np.ndarray:
+    def fetch(self, tensor: ResidentTensor[DeviceBundle]) -> np.ndarray:
         """Return a copy of a tensor."""
 
-    def join(self, made: Joining) -> dict[str, Value]:
-        """Return tensors made of rows of others."""
+    def join(self, joins: Joining) -> dict[str, Value]:
+        """Build tensors from rows of other tensors."""
 
 
 class Past:
-    """A run or a join that made states.
+    """Lineage node: a run or a join that produced states.
 
-    `before`: what its own states were made by.
-    `restore`: has bundles made again that it, or what came before it, made.
+    `before`: the nodes that produced the states it read.
+    `restore`: recomputes bundles that this node or its ancestors produced.
     """
 
     __slots__ = ("nbytes", "number", "restore")
 
     def __init__(
-        self, before: Iterable[Past], nbytes: int, restore: Callable[[Sequence[DeviceBundle]], None]
+        self,
+        parents: Iterable[Past],
+        nbytes: int,
+        restore: Callable[[Sequence[DeviceBundle]], None],
     ) -> None:
         self.restore = restore
-        #: Ascends: those before it have lower ones.
+        #: Ascending number: ancestors have lower ones.
         self.number = next(_numbers)
-        #: Of all that is kept for it and for those before it.
-        self.nbytes: int = nbytes + sum(past.nbytes for past in set(before))
+        #: Bytes retained for this node and its ancestors.
+        self.nbytes: int = nbytes + sum(past.nbytes for past in set(parents))
 
 
 class DeviceBundle(TensorBundle):
-    """Tensors in a device's process; freed there once nothing here holds this any more."""
+    """Reference to tensors in a device's process; the device frees them once it is collected."""
 
     def __init__(
         self,
@@ -79,55 +82,55 @@ class DeviceBundle(TensorBundle):
         self.address = address
         self.key = key
         self.specs = specs
-        #: What made it, if it can be made again.
+        #: The lineage node that produced it; None if it cannot be recomputed.
         self.past: Past | None = None
-        #: Whether its device has still to make it; about how large its past will be, if it has one.
+        #: Whether its device has not produced it yet, and the expected bytes of its lineage.
         self.is_awaited = False
         self.past_nbytes: int | None = None
-        #: Those of them that were answered as well.
+        #: Copies of those tensors that the device also returned to the client.
         self.copies: Mapping[str, Value] = {}
 
     def __del__(self) -> None:
         self.memory.let_go(self.address, self.key)
 
     def move_to(self, other: DeviceBundle) -> None:
-        """Be where another is, which was made as this one was; that is then where this was."""
+        """Swap locations with a recomputed bundle of equal contents."""
         self.device, other.device = other.device, self.device
         self.address, other.address = other.address, self.address
         self.key, other.key = other.key, self.key
 
     def tensor(self, name: str) -> DeviceTensor:
-        """Return one of them as its user sees it."""
+        """Return one of the tensors as a public `DeviceTensor`."""
         return DeviceTensor(ResidentTensor(self, name))
 
 
 class DeviceTensor(RemoteTensor):
-    """A tensor that a device's process keeps for its client: input and output of requests.
+    """A resident tensor of a device, as an input or output of requests.
 
-    It is freed once it is closed or dropped and no request reads it any more.
+    The device frees it once it is closed or garbage-collected and no request reads it.
     """
 
     by_reference = True
 
-    def __init__(self, kept: ResidentTensor[DeviceBundle]) -> None:
-        kind, self.shape = kept.bundle.specs[kept.name]
+    def __init__(self, reference: ResidentTensor[DeviceBundle]) -> None:
+        kind, self.shape = reference.bundle.specs[reference.name]
         self.dtype = dtype_of(kind)
-        self.memory: Final = kept.bundle.memory
-        self._kept: ResidentTensor[DeviceBundle] | None = kept
+        self.memory: Final = reference.bundle.memory
+        self._kept: ResidentTensor[DeviceBundle] | None = reference
 
     @property
     def kept(self) -> ResidentTensor[DeviceBundle]:
-        """What stands for it, TensorError once it is closed."""
+        """The reference to the resident tensor; raises TensorError if it is closed."""
         if self._kept is None:
             raise TensorError(
-                "a remote tensor was closed; make another with create_tensor, or keep the output "
-                "again."
+                "expected an open remote tensor, got a closed one; create another with "
+                "create_tensor, or run the request again."
             )
         return self._kept
 
     @property
-    def device(self) -> str:  # type: ignore[override]  # read-only: it is where it was made last
-        """Whose process it is in."""
+    def device(self) -> str:  # type: ignore[override]  # read-only: recomputation moves it
+        """Name of the device that holds the tensor."""
         return self.kept.bundle.device
 
     @property
@@ -136,8 +139,8 @@ class DeviceTensor(RemoteTensor):
         return self._kept is None
 
     def __repr__(self) -> str:
-        where = "closed" if self._kept is None else f"on {self._kept.bundle.device}"
-        return f"<DeviceTensor {self.dtype}{list(self.shape)} {where}>"
+        location = "closed" if self._kept is None else f"on {self._kept.bundle.device}"
+        return f"<DeviceTensor {self.dtype}{list(self.shape)} {location}>"
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedOperationError(
@@ -151,27 +154,27 @@ class DeviceTensor(RemoteTensor):
         Raises
         ------
         DeviceLostError
-            Its device is gone.
+            The device is lost.
         TensorError
-            It was closed, or the device was started again.
+            The tensor was closed, or the device was restarted.
         """
         return self.memory.fetch(self.kept)
 
-    def joined(self, made: Joining) -> dict[str, Value]:
-        """Return tensors made of rows of such ones, by name; see `RemoteMemory.join`."""
-        return self.memory.join(made)
+    def joined(self, joins: Joining) -> dict[str, Value]:
+        """Build tensors from rows of remote tensors; see `RemoteMemory.join`."""
+        return self.memory.join(joins)
 
     def copy_from(self, source_tensor: ArrayLike | RemoteTensor) -> None:
-        """Take over the contents of an array or tensor of the same shape and type.
+        """Replace the contents with those of an array or tensor of the same shape and type.
 
-        A remote tensor of the same Core is not copied: both then are one, where that one is.
+        A remote tensor of the same Core is not copied: both objects then refer to its memory.
 
         Raises
         ------
         TensorShapeError, TensorTypeError
-            It is of another shape or type.
+            The source has another shape or type.
         DeviceLostError
-            The device is gone.
+            The device is lost.
         """
         bundle = self.kept.bundle
         array = source_tensor
@@ -180,8 +183,8 @@ class DeviceTensor(RemoteTensor):
         self.check_shape(array)
         if array.dtype != self.dtype:
             raise TensorTypeError(
-                f"a tensor on {bundle.device} has dtype {self.dtype}, got {array.dtype}; give "
-                f"array.astype({self.dtype}), or create one that fits."
+                f"tensor on {bundle.device}: expected dtype {self.dtype}, got {array.dtype}; pass "
+                f"array.astype({self.dtype}), or create a tensor of that dtype."
             )
         if isinstance(array, DeviceTensor) and array.memory is self.memory:
             self._kept = array.kept
@@ -190,37 +193,39 @@ class DeviceTensor(RemoteTensor):
             self._kept = self.memory.put(bundle.device, bundle.address, contents)
 
     def close(self) -> None:
-        """Have it freed, once no request in flight reads it; again is harmless."""
+        """Release the tensor; the device frees it after the last request that reads it."""
         self._kept = None
 
 
 @cache
 def dtype_of(kind: str) -> np.dtype:
-    """Return the dtype of an element type, as messages have it."""
+    """Return the dtype of an element type's name, as messages carry it."""
     return Type(kind).to_dtype()
 
 
 def kept_specs(outputs: Sequence[str], run: StageTiming) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return element type and shape, by name, of what the device keeps of a stage's run.
+    """Return the element types and shapes, by name, of a stage run's resident outputs.
 
     Raises BlobError: the stage has no such outputs.
     """
     try:
         return {outputs[i]: (kind, shape) for kind, shape, at in run.resident for i in at}
     except IndexError as error:
-        raise BlobError(f"{run} keeps outputs that its stage has not: {outputs}.") from error
+        raise BlobError(
+            f"{run}: expected resident outputs among {outputs}, got an index out of range."
+        ) from error
 
 
 def as_answered(name: str, value: Value) -> Value:
-    """Return an output of stages as its caller has it: as the copy that came, if one did."""
+    """Return an output as the caller receives it: the copy on the host, if there is one."""
     return value.bundle.copies.get(name, value) if type(value) is ResidentTensor else value
 
 
 def lost_tensor(port: str, bundle: DeviceBundle) -> TensorLostError:
-    """Return the error of a request that cannot have an input, as who kept it is gone."""
+    """Return the error of a request whose resident input was lost with its device."""
     return TensorLostError(
-        f"input {port!r} was kept by device {bundle.device}, which is gone, and the tensor with "
-        "it. Make it anew; of a state, reset_state().",
+        f"input {port!r} was lost with device {bundle.device}. Create the tensor again; for a "
+        "state, call reset_state().",
         port=port,
         device=bundle.device,
     )

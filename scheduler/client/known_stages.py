@@ -1,4 +1,7 @@
-"""Stages that make the same for every request: it is made once, and loaded with its readers."""
+"""Constant folding at deployment: stages without request inputs run once.
+
+Their outputs are loaded as constants with the stages that read them.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from hetero.devices.plugin.program import Value
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.vocabulary.placement import Placement
 
-#: Domains whose operators, but for those that draw, are known to be functions of their inputs.
+#: Domains whose operators, except for the random ones, are pure functions of their inputs.
 _KNOWN: Final = frozenset(["", "ai.onnx", "ai.onnx.ml", "com.microsoft"])
 
 
 class KnownStages:
-    """What such stages of a placement made."""
+    """Outputs of the constant stages of a placement."""
 
     def __init__(self) -> None:
-        #: By stage, their outputs by name.
+        #: By stage, the outputs by name.
         self.made: dict[int, dict[str, Constant]] = {}
 
     def given(self, placement: Placement, stage: int) -> dict[str, Constant]:
-        """Return a stage's inputs that are known, by name; of several routes', the last one's."""
+        """Return a stage's constant inputs by name; of several routes, those of the last one."""
         if not self.made:
             return {}
         return {
@@ -41,25 +44,27 @@ class KnownStages:
         }
 
     def includes(self, placement: Placement, stage: int, model: Model) -> bool:
-        """Whether a stage, given what is known, makes the same for every request."""
-        given = self.given(placement, stage)
+        """Return whether all inputs of a stage are constant and its operators deterministic."""
+        constants = self.given(placement, stage)
         return (
-            all(spec.name in given for spec in model.inputs)  # first: known before it is read
+            all(
+                spec.name in constants for spec in model.inputs
+            )  # first: it does not read the model's nodes
             and bool(model.nodes)
             and all(node.domain in _KNOWN and not is_random(node.proto) for node in model.nodes)
         )
 
-    def make(self, stage: int, make: Callable[[], Mapping[str, Value]]) -> None:
-        """Have a loaded stage make its outputs, unless they are known.
+    def make(self, stage: int, run: Callable[[], Mapping[str, Value]]) -> None:
+        """Run a loaded constant stage, unless its outputs are stored already.
 
-        What fails, or is no tensor, each request makes.
+        If the run fails or an output is not a tensor, each request runs the stage instead.
         """
         if stage not in self.made:
             with suppress(InferenceError):
-                made = make()
-                if all(isinstance(value, np.ndarray) for value in made.values()):
-                    self.made[stage] = {n: Constant(n, read_only(v)) for n, v in made.items()}
+                outputs = run()
+                if all(isinstance(value, np.ndarray) for value in outputs.values()):
+                    self.made[stage] = {n: Constant(n, read_only(v)) for n, v in outputs.items()}
 
     def keep(self, num_stages: int) -> None:
-        """Forget the stages from a number on."""
-        self.made = {stage: made for stage, made in self.made.items() if stage < num_stages}
+        """Drop the outputs of stages numbered `num_stages` or higher."""
+        self.made = {stage: outputs for stage, outputs in self.made.items() if stage < num_stages}

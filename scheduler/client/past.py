@@ -1,8 +1,8 @@
-"""What states were made by: the runs and joins before, of which they can be made again. Pure.
+"""Lineage of states: the runs and joins that produced them, for recomputation. No I/O.
 
-A run that keeps its states has its inputs copied here, and its devices keep what they sent to each
-other. So the stages of a device that is lost can run again, alone and in order, on what they had:
-the same runs of the same shapes give the same bits, however an element type rounds.
+A run that produces states has its inputs copied here, and its devices retain the tensors that they
+sent to each other. If a device is lost, its stages run again, alone and in order, on the same
+inputs. The same runs with the same shapes give the same bits, whatever the element type.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from hetero.scheduler.client.kept import DeviceBundle, Past
 from hetero.scheduler.vocabulary.placement import Route
 from hetero.scheduler.vocabulary.plan import Plan
 
-#: Bytes that a request's past may have, here and on devices, before it is forgotten: what 2,000
-#: tokens' values of width 4,096 take over two cuts; their caches are far larger.
+#: Maximum size of a request's lineage in bytes, on the client and on devices; a larger lineage is
+#: dropped. It holds 2,000 tokens of width 4,096 over two cuts; KV caches are far larger.
 MOST_NBYTES: Final = 2**26
-#: What is kept of a run beside its tensors takes about so much.
+#: Approximate bytes that the record of a run takes, without its tensors.
 _RUN_NBYTES: Final = 2**11
-#: Seconds that a run which is made again takes beside its stage's own: messages there and back.
+#: Overhead of a recomputed run in seconds: the messages to the device and back.
 _TURN_S: Final = 0.0005
 
 
 class Origin(NamedTuple):
-    """What made a state, and the state's name there."""
+    """Reference to a state: the lineage node that produced it, and its name there."""
 
     past: Past
     name: str
 
 
 class PastRun(Past):
-    """A run of a request: what it was given and what its devices sent to each other, by name.
+    """Lineage node of a request's run.
 
-    `route`, `runs`: which way it took, and how its stages went.
+    `inputs`: the inputs by name; states refer to their own lineage.
+    `sent`: the tensors that devices sent to each other, by name.
+    `route`, `runs`: the route of the run, and the timings of its stages.
     """
 
     __slots__ = ("inputs", "route", "runs", "sent")
@@ -56,32 +58,32 @@ class PastRun(Past):
         runs: Sequence[StageTiming],
         restore: Callable[[Sequence[DeviceBundle]], None],
     ) -> None:
-        before = [value.past for value in inputs.values() if isinstance(value, Origin)]
-        own = nbytes_of([v for v in inputs.values() if not isinstance(v, Origin)])
-        super().__init__(before, _RUN_NBYTES + own + sent_nbytes, restore)
+        parents = [value.past for value in inputs.values() if isinstance(value, Origin)]
+        own_nbytes = nbytes_of([v for v in inputs.values() if not isinstance(v, Origin)])
+        super().__init__(parents, _RUN_NBYTES + own_nbytes + sent_nbytes, restore)
         self.inputs: Final = inputs
         self.sent: Final = sent
         self.route: Final = route
         self.runs: Final = runs
 
     def took_s(self, plan: Plan, stages: Collection[int]) -> float:
-        """Return how long stages of a plan ran; all stages, where it is cut otherwise."""
-        own = zip(self.route.plan.stages, self.route.stages, strict=True)
-        place_of = {stage.node_names: place for stage, place in own}
-        places = {place_of.get(plan.stages[stage].node_names) for stage in stages}
-        return sum(run.run_s for run in self.runs if None in places or run.stage in places)
+        """Return the run time of stages; of all stages if the plan is cut differently."""
+        numbered_stages = zip(self.route.plan.stages, self.route.stages, strict=True)
+        number_of = {stage.node_names: place for stage, place in numbered_stages}
+        numbers = {number_of.get(plan.stages[stage].node_names) for stage in stages}
+        return sum(run.run_s for run in self.runs if None in numbers or run.stage in numbers)
 
 
 class PastJoin(Past):
-    """States made of rows of others: of each, rows of what, and how they lie."""
+    """Lineage node of a join: by state, the rows of other states that form it, and their layout."""
 
     __slots__ = ("parts",)
 
     def __init__(
         self, parts: Mapping[str, tuple[Sequence[tuple[Origin, Sequence[int]]], RowLayout]]
     ) -> None:
-        before = [origin.past for rows, _ in parts.values() for origin, _ in rows]
-        super().__init__(before, _RUN_NBYTES, before[0].restore)
+        parents = [origin.past for rows, _ in parts.values() for origin, _ in rows]
+        super().__init__(parents, _RUN_NBYTES, parents[0].restore)
         self.parts: Final = parts
 
     @classmethod
@@ -91,26 +93,27 @@ class PastJoin(Past):
             str, tuple[list[tuple[ResidentTensor[DeviceBundle], Sequence[int]]], RowLayout]
         ],
     ) -> PastJoin | None:
-        """Return the join of states, None if one of them cannot be made again."""
-        known = {
+        """Return the lineage node of a join; None if one state cannot be recomputed."""
+        origins = {
             name: (
                 [
-                    (Origin(kept.bundle.past, kept.name), which)
-                    for kept, which in rows
-                    if kept.bundle.past is not None
+                    (Origin(tensor.bundle.past, tensor.name), indices)
+                    for tensor, indices in rows
+                    if tensor.bundle.past is not None
                 ],
                 layout,
             )
             for name, (rows, layout) in parts.items()
         }
-        is_whole = all(len(rows) == len(parts[name][0]) for name, (rows, _) in known.items())
-        return cls(known) if known and is_whole else None
+        is_whole = all(len(rows) == len(parts[name][0]) for name, (rows, _) in origins.items())
+        return cls(origins) if origins and is_whole else None
 
 
 class Step(NamedTuple):
-    """A run or a join that is made again: which values of it are wanted, by which stages.
+    """Recomputation step: a run or a join to repeat.
 
-    `stages`: of the plan's, in order; none for a join.
+    `names`: the values that the step has to produce.
+    `stages`: the plan's stages to run, in order; none for a join.
     """
 
     past: Past
@@ -121,101 +124,106 @@ class Step(NamedTuple):
 def copied(value: Value) -> Value:
     """Return a value whose arrays are read-only copies."""
     if isinstance(value, np.ndarray):
-        made = value.copy(order="K")
-        made.flags.writeable = False
-        return made
+        copy = value.copy(order="K")
+        copy.flags.writeable = False
+        return copy
     if isinstance(value, Mapping):
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def past_nbytes(inputs: Mapping[str, Value]) -> int | None:
-    """Return how much is kept for the states among inputs; None if one cannot be made again."""
-    pasts: set[Past] = set()
+    """Return the size of the lineage of input states; None if one cannot be recomputed."""
+    nodes: set[Past] = set()
     pending_nbytes = 0
     for value in inputs.values():
         if type(value) is ResidentTensor:
             bundle: DeviceBundle = value.bundle
             if bundle.past is not None:
-                pasts.add(bundle.past)
+                nodes.add(bundle.past)
             elif bundle.past_nbytes is not None:
                 pending_nbytes = max(pending_nbytes, bundle.past_nbytes)
             else:
                 return None
-    return pending_nbytes + sum(past.nbytes for past in pasts)
+    return pending_nbytes + sum(past.nbytes for past in nodes)
 
 
 def steps(
-    lost: Collection[DeviceBundle],
+    lost_bundles: Collection[DeviceBundle],
     plan: Plan,
     is_given: Callable[[int, str], bool],
     is_lost: Callable[[str], bool],
     most_s: float,
 ) -> tuple[list[Step], Counter[Origin]]:
-    """Return what has to be made again, in order, for states that are lost; and what uses what.
+    """Return the steps that recompute lost states, in order, and the number of uses of each state.
 
-    `plan`: whose stages run; `is_given` says of one's inputs whether it was loaded with it.
-    `is_lost`: whether nothing is heard of an address.
-    `most_s`: seconds that the runs may take.
-    Raises TensorLostError: it cannot be done, or not in that time.
+    `plan`: the plan whose stages run.
+    `is_given`: whether an input of a stage is a constant that was loaded with the stage.
+    `is_lost`: whether the process at an address is unreachable.
+    `most_s`: maximum run time of all steps in seconds.
+    Raises TensorLostError: recomputation is impossible or exceeds `most_s`.
     """
-    wanted: dict[Past, set[str]] = {}
+    required_names: dict[Past, set[str]] = {}
     uses: Counter[Origin] = Counter()
-    due: list[tuple[int, Past]] = []
+    queue: list[tuple[int, Past]] = []
 
-    def want(origin: Origin) -> None:
+    def require(origin: Origin) -> None:
         uses[origin] += 1
-        if origin.past not in wanted:
-            wanted[origin.past] = set()
-            heappush(due, (-origin.past.number, origin.past))
-        wanted[origin.past].add(origin.name)
+        if origin.past not in required_names:
+            required_names[origin.past] = set()
+            heappush(queue, (-origin.past.number, origin.past))
+        required_names[origin.past].add(origin.name)
 
-    for bundle in lost:
+    for bundle in lost_bundles:
         if bundle.past is None:
-            raise _gone(bundle.device, "its past was not kept")
+            raise _recompute_error(bundle.device, "they have no lineage")
         for name in bundle.specs:
-            want(Origin(bundle.past, name))
-    heapify(due)
-    found: list[Step] = []
-    took_s = 0.0
-    while due:
-        _, past = heappop(due)
-        names = frozenset(wanted[past])
+            require(Origin(bundle.past, name))
+    heapify(queue)
+    replay_steps: list[Step] = []
+    duration_s = 0.0
+    while queue:
+        _, past = heappop(queue)
+        names = frozenset(required_names[past])
         if isinstance(past, PastJoin):
             for name in names:
                 for origin, _ in past.parts[name][0]:
-                    want(origin)
-            found.append(Step(past, names))
+                    require(origin)
+            replay_steps.append(Step(past, names))
             continue
         assert isinstance(past, PastRun)
         stages: set[int] = set()
-        read: set[Origin] = set()
-        left = list(names)
-        while left:
-            name = left.pop()
+        input_origins: set[Origin] = set()
+        pending_names = list(names)
+        while pending_names:
+            name = pending_names.pop()
             if (value := past.inputs.get(name)) is not None:
                 if isinstance(value, Origin):
-                    read.add(value)
+                    input_origins.add(value)
             elif name not in past.sent or is_lost(past.sent[name].bundle.address):
                 stage = plan.producers.get(name)
                 if stage is None:
-                    raise _gone("", f"{name!r} is not made any more")
+                    raise _recompute_error("", f"no stage of the current plan produces {name!r}")
                 if stage not in stages:
                     stages.add(stage)
-                    left += [n for n in plan.stages[stage].inputs if not is_given(stage, n)]
-        took_s += len(stages) * _TURN_S + past.took_s(plan, stages)
-        for origin in read:
-            want(origin)
-        found.append(Step(past, names, tuple(sorted(stages))))
-        if took_s > most_s:
-            raise _gone("", f"its runs would take {took_s:.3f} s again, of {most_s:.3f} s")
-    return found[::-1], uses
+                    pending_names += [
+                        n for n in plan.stages[stage].inputs if not is_given(stage, n)
+                    ]
+        duration_s += len(stages) * _TURN_S + past.took_s(plan, stages)
+        for origin in input_origins:
+            require(origin)
+        replay_steps.append(Step(past, names, tuple(sorted(stages))))
+        if duration_s > most_s:
+            raise _recompute_error(
+                "", f"their runs take {duration_s:.3f} s, more than the limit of {most_s:.3f} s"
+            )
+    return replay_steps[::-1], uses
 
 
-def _gone(device: str, why: str) -> TensorLostError:
+def _recompute_error(device: str, why: str) -> TensorLostError:
     return TensorLostError(
-        f"states were lost with their device, and cannot be had back: {why}. Begin anew with "
-        "reset_state().",
+        f"states were lost with their device and cannot be recomputed: {why}. Call "
+        "reset_state() and start again.",
         port="",
         device=device,
     )

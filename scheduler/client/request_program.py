@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels.memory import read_only
@@ -24,7 +24,7 @@ from hetero.scheduler.vocabulary import events
 from hetero.scheduler.vocabulary.placement import Placement
 
 #: Makes a tuple without a call of Python's.
-_answered: Final[Callable[..., Answered]] = tuple.__new__
+_completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__
 
 
 class Stage(Protocol):
@@ -107,7 +107,9 @@ class RequestProgram:
         self._outputs = tuple(zip(plan.output_names, numbered(plan.output_names), strict=True))
         self._names = tuple(numbers)
 
-    def run(self, inputs: Mapping[str, Value], request: Request) -> Submission | Answered | None:
+    def run(
+        self, inputs: Mapping[str, Value], request: Request
+    ) -> Submission | CompletedSubmission | None:
         """Run a request in the calling thread.
 
         Returns None for a request that has to be submitted, and a submission for one that the
@@ -152,7 +154,9 @@ class RequestProgram:
             raise
         self._learn(took_s, nbytes)
         outputs = {name: values[number] for name, number in self._outputs}
-        return _answered(Answered, (outputs, tuple(sorted(ended)), run.request_id, runner.story))
+        return _completed(
+            CompletedSubmission, (outputs, tuple(sorted(ended)), run.request_id, runner.story)
+        )
 
     def _adopt(
         self,

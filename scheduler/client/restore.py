@@ -1,4 +1,4 @@
-"""Lost states made again: the stages that made them run again, alone, on what was kept."""
+"""Recomputes lost states by rerunning the stages recorded in their lineage."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ from hetero.scheduler.vocabulary.placement import Placement, Route
 
 _log = logging.getLogger(__name__)
 
-#: How often it is tried, devices being lost meanwhile.
+#: Maximum attempts while devices keep failing.
 _TRIES: Final = 3
-#: Seconds that a route is waited for where no request does it, and after which it is looked for
-#: again.
+#: Seconds to wait for a live route if no request waits for one, and seconds between two checks.
 _ROUTE_S: Final = 60.0
 _LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where stages run again.
+    """Target of a recomputation: the route whose stages run again.
 
-    `route`: of `placement`, with devices that are all heard.
-    `is_given`: whether an input was loaded with a stage of the placement.
+    `route`: a route of `placement` whose devices are all reachable.
+    `is_given`: whether an input of a stage is a constant that was loaded with the stage.
     """
 
     placement: Placement
@@ -55,10 +54,11 @@ class Way:
 
 
 class Restorer:
-    """Has stages of a deployment run again.
+    """Recomputation of a deployment's lost states.
 
-    `ids`: gives request ids, ascending, as its requests' own.
-    `live_route`: returns a route that has all its devices, None where there is none now.
+    `ids`: yields ascending request ids, shared with the deployment's requests.
+    `way`: returns the target for a route's number.
+    `live_route`: returns the number of a route whose devices are all live, or None.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Restorer:
     ) -> None:
         self._way = way
         self._live_route = live_route
-        #: Requests whose states are being made again.
+        #: Requests whose states are being recomputed.
         self._begun: set[Request] = set()
         self._closed = False
         self._key = key
         self._memory = memory
         self._clock = clock
         self._ids = ids
-        #: What runs now, by request id, and the devices that give its inputs.
+        #: By request id: the promise of a stage that runs now, and the devices it depends on.
         self._awaited: dict[int, tuple[Promise[Mapping[str, Value]], set[str]]] = {}
 
     def remember(
@@ -89,165 +89,179 @@ class Restorer:
         route: Route,
         addresses: Mapping[str, str],
         inputs: Mapping[str, Value],
-        made: Mapping[str, Value],
+        outputs: Mapping[str, Value],
         runs: Sequence[StageTiming],
     ) -> None:
-        """Have the states that an attempt made know what they were made by."""
-        sent: dict[str, ResidentTensor[DeviceBundle]] = {}
+        """Record the lineage of the states that an attempt produced."""
+        transfers: dict[str, ResidentTensor[DeviceBundle]] = {}
         bundles: dict[int, DeviceBundle] = {}
         for number, name in route.plan.crossing:
             if number not in bundles:
                 device = route.plan.stages[number].device
                 task = Task(request, route.stages[number])
                 bundles[number] = self._memory.sent(device, addresses[device], task)
-            sent[name] = ResidentTensor(bundles[number], name)
-        own = {value.bundle for value in made.values() if type(value) is ResidentTensor}
-        given: dict[str, Value | Origin] = {}
+            transfers[name] = ResidentTensor(bundles[number], name)
+        bundles_of_states = {
+            value.bundle for value in outputs.values() if type(value) is ResidentTensor
+        }
+        run_inputs: dict[str, Value | Origin] = {}
         for name, value in inputs.items():
             if type(value) is not ResidentTensor:
-                given[name] = copied(value)
+                run_inputs[name] = copied(value)
             elif value.name in value.bundle.copies:
-                given[name] = value.bundle.copies[value.name]
+                run_inputs[name] = value.bundle.copies[value.name]
             elif value.bundle.past is not None:
-                given[name] = Origin(value.bundle.past, value.name)
-            else:  # it was still to be made as this run began, and has no past now
-                for bundle in own:
+                run_inputs[name] = Origin(value.bundle.past, value.name)
+            else:  # the run that was to produce this input ended without a lineage
+                for bundle in bundles_of_states:
                     bundle.past_nbytes = None
                 return
-        nbytes = sum(run.output_nbytes for run in runs) - sum(map(_size, made.values()))
+        nbytes = sum(run.output_nbytes for run in runs) - sum(map(_size, outputs.values()))
         restore = partial(self.restore_idle, request.restore_s)
-        past = PastRun(given, sent, max(0, nbytes), route, runs, restore)
-        for bundle in own:
+        past = PastRun(run_inputs, transfers, max(0, nbytes), route, runs, restore)
+        for bundle in bundles_of_states:
             bundle.past = past
 
     def begin(
         self,
-        lost: Sequence[DeviceBundle],
+        lost_bundles: Sequence[DeviceBundle],
         request: Request,
         *,
         is_wanted: Callable[[], bool],
         then: Callable[[], object],
         failed: Callable[[BaseException], object],
     ) -> None:
-        """Have an attempt's states made again, in a thread, while somebody waits for it.
+        """Recompute the states that an attempt reads, in a thread, while its request waits.
 
-        `then`, `failed`: one of them is called at the end, if it is still wanted.
+        `is_wanted`: whether the request still waits for the states.
+        `then`, `failed`: called on success or failure, if the request still waits.
         """
         if request in self._begun:
-            return  # that looks itself at what is lost
+            return  # the recomputation in progress checks for lost states itself
 
         def work() -> None:
             try:
                 try:
-                    self._restore(lost, self._way(request.route), request.restore_s, is_wanted)
+                    self._restore(
+                        lost_bundles, self._way(request.route), request.restore_s, is_wanted
+                    )
                 finally:
                     self._begun.discard(request)
                 if is_wanted():
                     then()
             except RequestCancelledError:
                 return
-            except Exception as error:  # whatever it is, the caller must hear of it
+            except Exception as error:  # whatever it is, the caller must receive it
                 failed(error.with_traceback(None))
 
         self._begun.add(request)
         self._clock.spawn(work, f"{self._key}-restore")
 
-    def restore_idle(self, most_s: float, lost: Sequence[DeviceBundle]) -> None:
-        """Have states made again that no request reads now, once a route has its devices.
+    def restore_idle(self, most_s: float, lost_bundles: Sequence[DeviceBundle]) -> None:
+        """Recompute states that no request reads now, once a route is live.
 
-        Raises TensorLostError: that cannot be.
+        Raises TensorLostError: recomputation is impossible.
         """
         until_s, pause = self._clock.now_s() + _ROUTE_S, self._clock.event()
         while (route := self._live_route()) is None:
             if self._closed or self._clock.now_s() > until_s:
-                raise lost_tensor("", lost[0])
+                raise lost_tensor("", lost_bundles[0])
             pause.wait(_LOOK_S)
-        self._restore(lost, self._way(route), most_s, lambda: not self._closed)
+        self._restore(lost_bundles, self._way(route), most_s, lambda: not self._closed)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop the recomputations of idle states."""
         self._closed = True
 
     def _restore(
-        self, lost: Sequence[DeviceBundle], way: Way, most_s: float, is_wanted: Callable[[], bool]
+        self,
+        lost_bundles: Sequence[DeviceBundle],
+        way: Way,
+        most_s: float,
+        is_wanted: Callable[[], bool],
     ) -> None:
-        """Have states that are lost made again, in no more than `most_s` of stages' runs.
+        """Recompute lost states in at most `most_s` seconds of stage runs.
 
-        Raises TensorLostError: that cannot be; RequestCancelledError: nobody waits any more.
+        Raises TensorLostError: recomputation is impossible; RequestCancelledError: the caller no
+            longer waits.
         """
         plan, route = way.route.plan, way.route
-        for left in reversed(range(_TRIES)):
-            todo, uses = steps(
-                lost,
+        for retries in reversed(range(_TRIES)):
+            replay_steps, uses = steps(
+                lost_bundles,
                 plan,
                 lambda i, n: way.is_given(route.stages[i], n),
                 self._memory.is_lost,
                 most_s,
             )
-            num_runs = sum(len(step.stages) for step in todo)
+            num_runs = sum(len(step.stages) for step in replay_steps)
             _log.info(
-                "model=%s: states that device %s had are made again by %d runs",
+                "model=%s: recomputing the states of lost device %s in %d stage runs",
                 plan.name,
-                lost[0].device,
+                lost_bundles[0].device,
                 num_runs,
             )
             try:
-                made = self._made(todo, uses, way, is_wanted)
-                new = [_moved(bundle, made) for bundle in lost]
+                results = self._made(replay_steps, uses, way, is_wanted)
+                replacements = [_replacement(bundle, results) for bundle in lost_bundles]
             except RequestCancelledError:
                 raise
             except HeteroError as error:
-                error.with_traceback(None)  # it leads to the tensors
-                if not left:
+                error.with_traceback(None)  # its frames refer to the tensors
+                if not retries:
                     raise TensorLostError(
-                        f"states of device {lost[0].device} are lost with it, and could not be "
-                        f"made again: {error}",
+                        f"states were lost with device {lost_bundles[0].device} and could not be "
+                        f"recomputed: {error}",
                         port="",
-                        device=lost[0].device,
+                        device=lost_bundles[0].device,
                     ) from error
             else:
-                for bundle, other in zip(lost, new, strict=True):
+                for bundle, other in zip(lost_bundles, replacements, strict=True):
                     bundle.move_to(other)
                 return
 
     def received(
-        self, request: Request, made: Mapping[str, Value], error: BaseException | None
+        self, request: Request, outputs: Mapping[str, Value], error: BaseException | None
     ) -> None:
-        """Take in what came of a run; what comes too late is freed."""
+        """Complete a stage run with its outputs or its error; ignore late results."""
         promise, _ = self._awaited.pop(request.id, (None, ()))
         if promise is None:
             return
         if error is None:
-            promise.set_result(made)
+            promise.set_result(outputs)
         else:
             promise.set_exception(error)
 
     def interrupt(self, device: str) -> None:
-        """Have what waits for a device's tensors tried again: what it sends may be lost."""
+        """Fail the stage runs that wait for tensors of a device, so that they are retried."""
         for number, (promise, holders) in list(self._awaited.items()):
             if device in holders and number in self._awaited:
                 del self._awaited[number]
-                promise.set_exception(_lost(device))
+                promise.set_exception(_device_lost(device))
 
     def _made(
-        self, todo: Sequence[Step], uses: dict[Origin, int], way: Way, is_wanted: Callable[[], bool]
+        self,
+        replay_steps: Sequence[Step],
+        uses: dict[Origin, int],
+        way: Way,
+        is_wanted: Callable[[], bool],
     ) -> dict[Origin, Value]:
-        """Do what is to be done; return what nothing of it has used."""
-        made: dict[Origin, Value] = {}
+        """Execute the steps; return the values that no later step has consumed."""
+        results: dict[Origin, Value] = {}
 
         def take(origin: Origin) -> Value:
             uses[origin] -= 1
-            return made[origin] if uses[origin] else made.pop(origin)
+            return results[origin] if uses[origin] else results.pop(origin)
 
-        for step in todo:
+        for step in replay_steps:
             past = step.past
             if isinstance(past, PastJoin):
                 values = self._joined(past, step, take)
             else:
                 assert isinstance(past, PastRun)
                 values = self._run(past, step, take, way, is_wanted)
-            made.update((Origin(past, name), values[name]) for name in step.names)
-        return made
+            results.update((Origin(past, name), values[name]) for name in step.names)
+        return results
 
     def _joined(
         self, past: PastJoin, step: Step, take: Callable[[Origin], Value]
@@ -255,7 +269,7 @@ class Restorer:
         parts = {}
         for name in step.names:
             rows, layout = past.parts[name]
-            tensors = [(take(origin).tensor, which) for origin, which in rows]
+            tensors = [(take(origin).tensor, indices) for origin, indices in rows]
             parts[name] = tensors, layout
         return self._memory.join(parts)
 
@@ -267,7 +281,7 @@ class Restorer:
         way: Way,
         is_wanted: Callable[[], bool],
     ) -> Mapping[str, Value]:
-        """Run stages again; return what they made, and have their devices keep what they did."""
+        """Rerun the stages of a step; return their outputs, which stay on their devices."""
         plan, route = way.route.plan, way.route
         values: dict[str, Value] = {}
         wires = {wire.tensor for wire in plan.wires}
@@ -284,14 +298,18 @@ class Restorer:
                 inputs[name] = values[name]
             keep = tuple(name for name in stage.outputs if name in step.names)
             try:
-                made, sent = self._run_stage(place, inputs, keep, way, is_wanted)
-            except TensorError as error:  # it had to give way there
+                outputs, bundle = self._run_stage(place, inputs, keep, way, is_wanted)
+            except TensorError as error:  # the device has evicted the tensor
                 past.sent.pop(error.data.get("port", ""), None)
                 raise
-            again = {name: ResidentTensor(sent, name) for name in stage.outputs if name in wires}
-            past.sent.update((name, kept) for name, kept in again.items() if name in crossing)
-            values |= again
-            values |= made
+            resident = {
+                name: ResidentTensor(bundle, name) for name in stage.outputs if name in wires
+            }
+            past.sent.update(
+                (name, tensor) for name, tensor in resident.items() if name in crossing
+            )
+            values |= resident
+            values |= outputs
         return values
 
     def _run_stage(
@@ -302,7 +320,7 @@ class Restorer:
         way: Way,
         is_wanted: Callable[[], bool],
     ) -> tuple[Mapping[str, Value], DeviceBundle]:
-        """Run a stage again; return what is kept of its outputs, and what it would have sent."""
+        """Rerun a stage; return its resident outputs, and the bundle of its transferred ones."""
         stage = way.placement.stages[number]
         address = way.addresses[stage.device]
         request = Request(
@@ -317,8 +335,8 @@ class Restorer:
         bundles = [value.bundle for value in inputs.values() if type(value) is ResidentTensor]
         holders = {bundle.device: bundle.address for bundle in bundles}
         promise: Promise[Mapping[str, Value]] = Promise()
-        answered = self._clock.event()
-        promise.add_done_callback(lambda _: answered.set())
+        completion = self._clock.event()
+        promise.add_done_callback(lambda _: completion.set())
         self._awaited[request.id] = promise, {stage.device, *holders}
         self._memory.again.add(request.id)
         try:
@@ -328,16 +346,16 @@ class Restorer:
                 way.channel.send(address, Values(task, others))
             while not promise.done():
                 if not is_wanted():
-                    raise RequestCancelledError("nobody waits for these states any more.")
+                    raise RequestCancelledError("no request waits for these states any more.")
                 if any(map(self._memory.is_lost, {address, *holders.values()})):
-                    raise _lost(stage.device)
-                answered.wait(WAIT_SLICE_S)
+                    raise _device_lost(stage.device)
+                completion.wait(WAIT_SLICE_S)
             error = promise.exception()
             if error is None:
                 return promise.result(), self._memory.sent(stage.device, address, task)
             try:
                 raise error
-            finally:  # else it would hold itself, and with it the tensors
+            finally:  # otherwise the error refers to itself, and keeps the tensors alive
                 del promise, error
         except BaseException:
             self._awaited.pop(request.id, None)
@@ -348,31 +366,32 @@ class Restorer:
 
 
 def _size(value: Value) -> int:
-    """Return the bytes of an output, wherever it is."""
+    """Return the size of an output in bytes, on the host or on a device."""
     return value.tensor.nbytes if type(value) is ResidentTensor else nbytes_of(value)
 
 
-def _moved(old: DeviceBundle, made: Mapping[Origin, Value]) -> DeviceBundle:
-    """Return where a bundle's tensors are that were made again.
+def _replacement(lost_bundle: DeviceBundle, results: Mapping[Origin, Value]) -> DeviceBundle:
+    """Return the bundle that holds the recomputed tensors of a lost bundle.
 
-    Raises TensorLostError: they are not together.
+    Raises TensorLostError: several bundles hold them.
     """
-    assert old.past is not None
-    values = [made[Origin(old.past, name)] for name in old.specs]
+    assert lost_bundle.past is not None
+    values = [results[Origin(lost_bundle.past, name)] for name in lost_bundle.specs]
     bundles: set[DeviceBundle | None] = {
         value.bundle if type(value) is ResidentTensor else None for value in values
     }
-    found = bundles.pop() if len(bundles) == 1 else None
-    if found is None:
+    bundle = bundles.pop() if len(bundles) == 1 else None
+    if bundle is None:
         raise TensorLostError(
-            f"states that device {old.device} kept are made by several now; make them anew.",
+            f"states of lost device {lost_bundle.device} were recomputed on several devices; call "
+            "reset_state() and start again.",
             port="",
-            device=old.device,
+            device=lost_bundle.device,
         )
-    return found
+    return bundle
 
 
-def _lost(device: str) -> DeviceLostError:
+def _device_lost(device: str) -> DeviceLostError:
     return DeviceLostError(
-        f"device {device} is gone as states were made again.", device=device, node="", attempt=0
+        f"device {device} was lost while it recomputed states.", device=device, node="", attempt=0
     )

@@ -22,8 +22,8 @@ from hetero.devices.errors import (
     HeteroError,
     InferenceError,
     UnsupportedOperationError,
+    error_text,
     is_interrupt,
-    shown,
 )
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.plugin import Plugin
@@ -285,7 +285,7 @@ class DeviceHost:
         """Return the error of a request whose stage raised: it names stage, device and request."""
         cause = error.__cause__ if isinstance(error, HeteroError) else error
         if not isinstance(error, HeteroError):
-            error = InferenceError(f"{type(error).__name__}: {shown(error)}")
+            error = InferenceError(f"{type(error).__name__}: {error_text(error)}")
         where = {
             "stage": stage,
             "device": self.descriptor.name,
@@ -294,7 +294,7 @@ class DeviceHost:
             "attempt": request.attempt,
         }
         if isinstance(error, InferenceError):
-            shown_cause = shown(cause, repr) if cause else error.message
+            shown_cause = error_text(cause, repr) if cause else error.message
             placed: HeteroError = type(error)(
                 f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
                 f"request {request.id}, attempt {request.attempt}: {error.message}",
@@ -329,11 +329,12 @@ class _Typed:
             return
         name, node = self._descriptor.name, self._descriptor.node
         raise DeviceError(
-            f"device {name} on node {node} {self._what}: {type(error).__name__}: {shown(error)}. "
+            f"device {name} on node {node} {self._what}: {type(error).__name__}: "
+            f"{error_text(error)}. "
             "That is a fault of its plugin: leave the device out, or report it.",
             device=name,
             node=node,
-            cause=shown(error, repr),
+            cause=error_text(error, repr),
         ) from (error if _is_plain(error) else None)
 
 
@@ -353,6 +354,6 @@ def _positions(names: tuple[str, ...], wanted: frozenset[str]) -> frozenset[int]
 def _is_plain(error: BaseException) -> bool:
     """Return whether an exception can be printed: a device's process ends where Ray cannot."""
     try:
-        return str(error) == shown(error)
+        return str(error) == error_text(error)
     except Exception:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from hetero.devices import errors
-from hetero.devices.errors import BlobError, HeteroError, shown
+from hetero.devices.errors import BlobError, HeteroError, error_text
 from hetero.scheduler.formats.value_tree import Place, check_nesting, tree_of
 
 _CLASSES: Final[dict[str, type[HeteroError]]] = {
@@ -33,8 +33,8 @@ def error_entry(error: BaseException, place: Place, causes: int = _MAX_CAUSES) -
     bases = ((base.__name__, base) for base in type(error).__mro__)
     name = next((name for name, base in bases if _CLASSES.get(name) is base), None)
     if name is None or not isinstance(error, HeteroError):
-        name, message = "InferenceError", f"{type(error).__name__}: {shown(error)}"
-        data: dict[str, Any] = {"cause": shown(error, repr)}
+        name, message = "InferenceError", f"{type(error).__name__}: {error_text(error)}"
+        data: dict[str, Any] = {"cause": error_text(error, repr)}
     else:
         message, data = str(error), error.data
     trees = {key: _tree(value, place) for key, value in data.items()}

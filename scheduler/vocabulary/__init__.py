@@ -1,7 +1,7 @@
-"""The words of the scheduler, which import nothing of it.
+"""Value types that all parts of the scheduler share; they import no other part.
 
-A `plan` is a model cut into stages, a `placement` the routes through devices that have them; `rows`
-and `names` are the devices of a cluster. `messages` go between a deployment's client and its
-devices; `events` and instructions are what their two machines receive and ask for; a `record` is
-what a request's life leaves, within the `limits` of its deployment.
+`plan`: a model split into stages. `placement`: stages on devices, and routes through them.
+`device_descriptor`, `device_names`: the devices of a cluster. `messages`: between the client of a
+deployment and its devices. `events`: inputs and instructions of the two state machines.
+`request_record`: state and history of a request. `limits`: bounds of a deployment.
 """

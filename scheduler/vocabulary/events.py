@@ -1,8 +1,8 @@
-"""Events and instructions of the two machines: what they receive, and what they ask for.
+"""Events and instructions of the client's and the device's state machine.
 
-Both machines are pure: time comes in events, and what values are is nothing to them. Events
-and instructions are small records, so that a test is a list of the one and a list of the other;
-frozen where they are few, as to make a frozen one takes three times as long.
+Both state machines are pure: time is part of each event, and tensor values are opaque. Events and
+instructions are small records, so that a test is a list of events and a list of instructions.
+Frequent ones are not frozen, because creating a frozen dataclass takes three times as long.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from hetero.devices.request.response import StageTiming
 from hetero.scheduler.vocabulary.messages import Failure, Task
 from hetero.scheduler.vocabulary.placement import Route
 
-# What the client's machine receives.
+# Events of the client's state machine.
 
 
 @dataclass(slots=True)
 class Submitted:
-    """A caller wants an answer by `deadline_s`; `nbytes` is the size of what it brings.
+    """A caller submitted a request.
 
-    Where `waits` is False, it is refused rather than made to wait for room; where it is None, only
-    while devices are away. Of those that wait, the ones of greater `priority` are admitted first.
-    It goes by the devices that are `near`, as they keep some of its inputs, where a route does. Its
-    story names the `trace` that it is of.
-    Where requests are joined, its `rows` can be with those of its `group`; of none: with no others.
+    `nbytes`: size of its inputs.
+    `deadline_s`: time at which it expires.
+    `waits`: whether it may wait for admission; None waits only while devices are missing.
+    `priority`: waiting requests of higher priority are admitted first.
+    `near`: devices that hold some of its inputs; routes through them are preferred.
+    `trace`: trace that its history names.
+    `group`, `rows`: dynamic batching joins rows of requests of the same group; None is never
+        batched.
     """
 
     now_s: float
@@ -45,9 +48,9 @@ class Submitted:
 
 @dataclass(slots=True)
 class Adopted:
-    """A request whose program ran on its caller's thread goes on as an attempt.
+    """The state machine takes over a request whose program ran on the caller's thread.
 
-    `outputs`, `runs`: what has come of it so far.
+    `outputs`, `runs`: results and stage timings so far.
     """
 
     now_s: float
@@ -58,10 +61,10 @@ class Adopted:
 
 @dataclass(slots=True)
 class PartArrived:
-    """Outputs of the model that an attempt's stages made, by name, and how stages went.
+    """Stages of an attempt returned outputs of the model, by name, with their timings.
 
-    The last part makes the answer whole. `nbytes` is what the stages made of a request that was
-    joined with others, of whom their runs tell as well.
+    The last part completes the result. `nbytes` is the size of the stage outputs of one request of
+    a batch, because the timings cover the whole batch.
     """
 
     now_s: float
@@ -84,7 +87,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """A caller no longer wants the answer."""
+    """A caller cancelled its request."""
 
     now_s: float
     request_id: int
@@ -92,17 +95,17 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """It is `now_s`; what was to happen before is due."""
+    """Time advanced to `now_s`; everything due before happens now."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost:
-    """A device is away, with all that was sent to it; it may return.
+    """A device failed, and all tasks that were sent to it; it may return.
 
-    `on_the_way`: messages alone were lost, and the device is well.
-    `may_live`: it is not heard, and may go on all the same; `DeviceEnded` says if it does not.
+    `on_the_way`: only messages were lost; the device is alive.
+    `may_live`: the device misses heartbeats and may still run; `DeviceEnded` reports its end.
     """
 
     now_s: float
@@ -115,7 +118,7 @@ class DeviceLost:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnded:
-    """The process of a device that was not heard has ended, or is being ended."""
+    """The process of a device that missed heartbeats has ended, or is being ended."""
 
     now_s: float
     device: str
@@ -123,7 +126,7 @@ class DeviceEnded:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRemoved:
-    """A device is away for good: nobody need wait for it."""
+    """A device will not return."""
 
     now_s: float
     device: str
@@ -133,7 +136,7 @@ class DeviceRemoved:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost:
-    """Every device is gone, and whatever else the cluster had."""
+    """The cluster failed, with all devices."""
 
     now_s: float
     error: ClusterError
@@ -141,9 +144,9 @@ class ClusterLost:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReturned:
-    """A lost device is back, its stages loaded.
+    """A lost device returned and has loaded its stages.
 
-    `is_steady`: whether it can be relied on; else `DeviceSteady` says when.
+    `is_steady`: whether it is used without restriction; otherwise `DeviceSteady` follows.
     """
 
     now_s: float
@@ -153,7 +156,7 @@ class DeviceReturned:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSteady:
-    """A device that came back has been heard for long enough to be relied on."""
+    """A device that returned has been alive long enough to be used without restriction."""
 
     now_s: float
     device: str
@@ -161,7 +164,7 @@ class DeviceSteady:
 
 @dataclass(frozen=True, slots=True)
 class RoutesAdded:
-    """There are more routes, numbered after those that were there; their stages are loaded."""
+    """New routes are available, numbered after the existing ones; their stages are loaded."""
 
     now_s: float
     routes: tuple[Route, ...]
@@ -169,7 +172,7 @@ class RoutesAdded:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """No more requests; those in flight are cancelled."""
+    """The deployment was closed; requests in flight are cancelled."""
 
     now_s: float
 
@@ -191,21 +194,21 @@ ClientEvent = (
     | Closed
 )
 
-# What the client's machine asks for.
+# Instructions of the client's state machine.
 
 
 @dataclass(slots=True)
 class Admitted:
-    """Have the caller go on: its request waits for others to be joined with."""
+    """Let the caller continue: its request waits for its batch to fill."""
 
     request_id: int
 
 
 @dataclass(slots=True)
 class StartAttempt:
-    """Send the request's inputs to the route's stages that take them, as this attempt.
+    """Send the inputs of a request to the first stages of a route, as this attempt.
 
-    It may be one of several requests, the first among them, whose rows go together.
+    `joined`: requests of the same batch, if it has several; this request is the first.
     """
 
     request_id: int
@@ -216,10 +219,7 @@ class StartAttempt:
 
 @dataclass(frozen=True, slots=True)
 class DropAttempt:
-    """Stop the attempt where it runs and forget it where it waits.
-
-    Of one of several requests any of them is named.
-    """
+    """Cancel an attempt on all devices. For a batch, any of its requests is named."""
 
     request_id: int
     attempt: int
@@ -228,7 +228,7 @@ class DropAttempt:
 
 @dataclass(slots=True)
 class Deliver:
-    """Give the caller what its stages made of the model's outputs, and how they went, in order."""
+    """Return the outputs to the caller, with the stage timings in order."""
 
     request_id: int
     outputs: Mapping[str, Any]
@@ -237,7 +237,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Give the caller its error."""
+    """Raise an error at the caller."""
 
     request_id: int
     error: BaseException
@@ -247,7 +247,7 @@ ClientInstruction = Admitted | StartAttempt | DropAttempt | Deliver | Fail
 
 
 class Send(NamedTuple):
-    """Where outputs go: a stage, on the device at an address."""
+    """Destination of outputs: a stage on the device at an address."""
 
     address: str
     stage: int
@@ -256,40 +256,39 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageOpened:
-    """What a device is to know of a stage that is loaded there."""
+    """Description of a loaded stage, for its device."""
 
     deployment: str
     stage: int
-    #: What must be there before it runs.
+    #: Tensors that it needs to run.
     inputs: tuple[str, ...]
-    #: The most stages on a path before it.
+    #: Length of the longest path of stages before it.
     level: int
-    #: Route -> where its outputs go, one entry for each consumer.
+    #: Route -> destinations of its outputs, one for each consumer.
     sends: Mapping[int, tuple[Send, ...]] = field(default_factory=dict)
-    #: Its outputs that are the model's.
+    #: Its outputs that are outputs of the model.
     outputs: tuple[str, ...] = ()
-    #: How many of its tasks may run at once.
+    #: Maximum number of its tasks that run at once.
     num_streams: int = 1
-    #: The client's address.
+    #: Address of the client.
     client: str = ""
-    #: Seconds that it may run; 0: any.
+    #: Time limit of a run in seconds; 0 for none.
     timeout_s: float = 0.0
-    #: Ascends with what a deployment says of its stages: what is older comes too late.
+    #: Sequence number of the deployment's descriptions; older ones are ignored.
     number: int = 0
 
 
-# What a device's machine asks for.
+# Instructions of the device's state machine.
 
 
 @dataclass(slots=True)
 class Run:
-    """Run the task on its inputs, which are all there since `ready_s`; then tell of this object.
+    """Run a task; at its end, send its outputs to the next stages and to the client.
 
-    Once it has ended: send what it gave to the stages that take it, and to the client.
-
-    `runs`: how the stages before went.
-    `stage`, `state`, `nbytes`: the machine's own.
-    `context`, `outputs`: of the run, and what it gave, by name; set by whoever runs it.
+    `tensors`: inputs by name, complete since `ready_s`.
+    `runs`: timings of earlier stages.
+    `stage`, `state`, `nbytes`: private to the state machine.
+    `context`, `outputs`: context and outputs of the run; set by the caller that runs it.
     """
 
     task: Task
@@ -304,10 +303,10 @@ class Run:
 
 
 class Stop(NamedTuple):
-    """Ask a task that runs, or is about to, to stop at its next node."""
+    """Stop a running task before its next node."""
 
     run: Run
 
 
-#: A failure is sent to the task's client.
+#: A failure is sent to the client of the task.
 DeviceInstruction = Run | Failure | Stop

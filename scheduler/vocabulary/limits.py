@@ -1,4 +1,4 @@
-"""Limits: the bounds of a deployment's queues, and how its requests are joined."""
+"""Limits of a deployment: queue bounds, timeouts, retries and dynamic batching."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from hetero.devices.request.run import MAX_TIMEOUT_S
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How requests are joined.
+    """Parameters of dynamic batching.
 
-    `size`: rows of a batch at most, >= 1; a request that brings more is a batch of its own.
-    `timeout_s`: seconds that a request waits for others at most.
-    `busy`: batches in flight, >= 1, with which the pipeline is busy; with fewer, none waits.
-    `most`: batches in flight at most, >= `busy`.
+    `size`: maximum rows of a batch, >= 1; a larger request is a batch of its own.
+    `timeout_s`: maximum wait of a request for its batch to fill.
+    `busy`: number of batches in flight, >= 1, that keeps the pipeline busy; with fewer, requests
+        do not wait.
+    `most`: maximum number of batches in flight, >= `busy`.
     """
 
     size: int
@@ -25,23 +26,22 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a deployment's queues, and the order of its answers.
+    """Bounds of a deployment, and the order of its results.
 
-    `requests`: requests in flight at once, >= 1; where they are joined, so many for each row of a
-        batch.
-    `nbytes`: bytes in flight, of all deployments of the executor, at which requests wait: of inputs
-        and of what stages are expected to make. One request of the deployment may exceed it.
-    `waiting`: callers that may wait for admission.
-    `timeout_s`: seconds until a request without a deadline of its own expires.
-    `remembered`: ended requests whose story is kept.
-    `admission_timeout_s`: seconds that a request waits for admission at most.
-    `attempts`: how often a request that may itself be why its attempts fail is tried at most, >= 1.
-        What is lost with a device among others is replayed free; lost so twice, it is replayed
-        alone, and each further loss counts. 1: nothing is replayed.
-    `stage_timeout_s`: seconds that a stage may run before its device's process is ended; 0: any.
-    `in_order`: whether answers come in the order of admission; else each as soon as it is there.
-    `batching`: how requests are joined into batches, each an attempt of several; None: they are
-        not.
+    `requests`: maximum requests in flight, >= 1; with batching, this many per row of a batch.
+    `nbytes`: bytes in flight, over all deployments of the executor, above which requests wait:
+        inputs plus expected stage outputs. One request of the deployment may exceed it.
+    `waiting`: maximum number of callers that wait for admission.
+    `timeout_s`: time until a request without its own deadline expires.
+    `remembered`: number of ended requests whose history is kept.
+    `admission_timeout_s`: maximum wait for admission.
+    `attempts`: maximum attempts of a request that may cause its own failures, >= 1. If a device is
+        lost with several requests, these are replayed without counting. A request that was lost
+        twice is in quarantine: it is replayed alone, and each further loss counts. 1 disables
+        replay.
+    `stage_timeout_s`: maximum run time of a stage, after which its device is restarted; 0 for none.
+    `in_order`: whether results are delivered in the order of admission.
+    `batching`: parameters of dynamic batching; None disables it.
     """
 
     requests: int = 32
@@ -56,5 +56,5 @@ class Limits:
     batching: Batching | None = None
 
     def deadline_s(self, now_s: float, timeout_s: float | None) -> float:
-        """Return when a request that is submitted now expires; `timeout_s`: its own time-out."""
+        """Return the time at which a request expires; `timeout_s` is its own limit."""
         return now_s + min(self.timeout_s if timeout_s is None else timeout_s, MAX_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""The messages between a deployment's client and its devices.
+"""Messages between the client of a deployment and its devices.
 
-Each says by its task or request to which attempt it belongs; what comes twice or late changes
-nothing. They are tuples because several are made for each request.
+Each message names its attempt by its task or request; duplicates and late messages have no effect.
+Messages are tuples, because each request creates several.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Task(NamedTuple):
 
 
 class Values(NamedTuple):
-    """To a device: inputs of a task, and how the stages before it went."""
+    """To a device: inputs of a task, with the timings of earlier stages."""
 
     task: Task
     tensors: Mapping[str, Value]
@@ -31,10 +31,11 @@ class Values(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """To the client: a stage ended that gives outputs of the model, or nothing to any stage.
+    """To the client: outputs of the model from a stage, with stage timings.
 
-    Outputs that a device keeps are told by its stage's run, in place of them; they are one bundle,
-    under `bundle_key`. Where a stage gives no others, its run comes with those of later stages.
+    Outputs that stay resident on the device are not included: the timing of the stage describes
+    them, and `bundle_key` identifies their bundle. A stage that also has consumers sends its timing
+    with those of later stages.
     """
 
     task: Task
@@ -43,22 +44,22 @@ class Outputs(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """To the client: a task raised, or cannot be run where it was sent."""
+    """To the client: a task raised an error, or cannot run on the device."""
 
     task: Task
     error: BaseException
 
 
 class Dropped(NamedTuple):
-    """To a device: nobody waits for the attempt any more."""
+    """To a device: the attempt is cancelled."""
 
     request: Request
 
 
 class Keep(NamedTuple):
-    """To a device: hold a bundle of a client's tensors, by name, over what it held under the key.
+    """To a device: store a bundle of resident tensors, replacing the bundle of that key.
 
-    It answers the client with `Values` of the task, without tensors, or with a `Failure`.
+    The device replies with `Values` of the task, without tensors, or with a `Failure`.
     """
 
     task: Task
@@ -68,11 +69,12 @@ class Keep(NamedTuple):
 
 
 class Give(NamedTuple):
-    """To a device: send what it keeps as `Values` of a task to an address.
+    """To a device: send resident tensors as `Values` of a task to an address.
 
-    `wanted`: of bundles, by key, which of its tensors each input is. Where it has not got them, the
-    client is told of a `Failure`; with `awaits`, they are sent once it has them. It lets go of the
-    bundles in `free` besides.
+    `wanted`: bundle key -> input name -> tensor of the bundle.
+    `free`: keys of bundles to free afterwards.
+    `awaits`: whether the device waits for missing bundles; otherwise it sends a `Failure` to the
+        client.
     """
 
     task: Task
@@ -83,14 +85,14 @@ class Give(NamedTuple):
     awaits: bool = False
 
 
-#: How rows lie, and which they are: of a bundle's key, a tensor's name and positions.
+#: Layout of rows, and their origins: bundle key, tensor name and row positions.
 RowsOf = tuple[RowLayout, tuple[tuple[str, str, tuple[int, ...]], ...]]
 
 
 class Join(NamedTuple):
-    """To a device: hold a bundle of tensors made of rows of others that it keeps.
+    """To a device: build a bundle of resident tensors from rows of other resident tensors.
 
-    It answers the client with `Values` of the task, without tensors, or with a `Failure`.
+    The device replies with `Values` of the task, without tensors, or with a `Failure`.
     """
 
     task: Task
@@ -100,7 +102,7 @@ class Join(NamedTuple):
 
 
 class Free(NamedTuple):
-    """To a device: let go of the bundles that it keeps under keys."""
+    """To a device: free resident bundles."""
 
     keys: tuple[str, ...]
 
@@ -109,10 +111,10 @@ Message = Values | Outputs | Failure | Dropped | Keep | Give | Join | Free
 
 
 def bundle_key(request: Request, stage: int | str) -> str:
-    """Return the key of what a stage keeps of an attempt; of no stage, what those begin with."""
+    """Return the key of the resident outputs of a stage; an empty stage gives the common prefix."""
     return f"{request.deployment}/{request.id}/{request.attempt}/{stage}"
 
 
 def sent_key(request: Request, stage: int) -> str:
-    """Return the key of what a stage of an attempt sent to others."""
+    """Return the key of the copies of tensors that a stage sent to other stages."""
     return f"{bundle_key(request, stage)}/sent"

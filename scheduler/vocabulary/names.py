@@ -1,7 +1,7 @@
-"""Device names: reading ``HETERO:ORT,CPU``, and finding the device that a name means.
+"""Device names: parsing of device strings, and resolution of names to devices.
 
-``CPU`` and ``CPU.0`` are one device. A name without an id means the plugin's first device. Ids may
-be names, as in ``OV.CPU`` and ``OV.GPU.0``.
+``CPU`` and ``CPU.0`` are the same device. A name without an id means the plugin's first device. Ids
+may be names, as in ``OV.CPU`` and ``OV.GPU.0``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Final
 
 from hetero.devices.errors import ArgumentTypeError, UnknownDeviceError
 
-#: What asks for several devices.
+#: Prefix of a priority list of devices.
 HETERO: Final = "HETERO"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """What a device string asks for.
+    """A parsed device string.
 
-    `hetero`: whether the model may be cut.
-    `names`: devices in order of priority, each once; empty for a bare ``HETERO``: all there are.
+    `hetero`: whether the model may be split.
+    `names`: devices in order of priority, without repetition; empty for a bare ``HETERO``, which
+        means all devices.
     """
 
     hetero: bool
@@ -31,16 +32,16 @@ class DeviceRequest:
 
 
 def parse_device(text: str) -> DeviceRequest:
-    """Read a device string: ``CPU``, ``ORT.1``, ``HETERO``, ``HETERO:ORT,CPU``.
+    """Parse a device string: ``CPU``, ``ORT.1``, ``HETERO``, ``HETERO:ORT,CPU``.
 
     Spaces are ignored and repetitions dropped.
 
-    Raises UnknownDeviceError: it is empty, has an empty place, or lists several devices without
-        ``HETERO:``; ArgumentTypeError: it is no text.
+    Raises UnknownDeviceError: it is empty, has an empty entry, or lists several devices without
+        ``HETERO:``; ArgumentTypeError: it is not a string.
     """
     if not isinstance(text, str):
         raise ArgumentTypeError(
-            f"device {text!r}: wanted text, as 'CPU' or '{HETERO}:ORT,CPU', got "
+            f"device {text!r}: expected a string such as 'CPU' or '{HETERO}:ORT,CPU', got "
             f"{type(text).__name__}."
         )
     head, colon, tail = text.strip().partition(":")
@@ -49,69 +50,70 @@ def parse_device(text: str) -> DeviceRequest:
         return DeviceRequest(True, ())
     parts = [part.strip() for part in (tail if colon else head).split(",")]
     if head == "AUTO" and not colon:
-        wrong = "is OpenVINO's; to have devices chosen and the model cut over them write "
-        wrong += f"{HETERO}, or {HETERO}:ORT,CPU"
+        problem = "is a device of OpenVINO; to split the model over devices, write "
+        problem += f"{HETERO}, or {HETERO}:ORT,CPU"
     elif colon and head != HETERO:
-        wrong = f"has a list after its colon, which {HETERO} alone takes; write "
-        wrong += f"{HETERO}:{tail.strip().upper() or 'CPU'}"
+        problem = f"has a list after its colon, which only {HETERO} accepts; write "
+        problem += f"{HETERO}:{tail.strip().upper() or 'CPU'}"
     elif not all(parts):
-        wrong = f"has an empty place; write names divided by commas, as in {HETERO}:ORT,CPU"
+        problem = f"has an empty entry; separate names by commas, as in {HETERO}:ORT,CPU"
     elif not colon and len(parts) > 1:
-        wrong = f"names {len(parts)} devices; to cut a model between them write "
-        wrong += f"{HETERO}:{','.join(parts)}"
+        problem = f"names {len(parts)} devices; to split a model between them, write "
+        problem += f"{HETERO}:{','.join(parts)}"
     else:
         return DeviceRequest(bool(colon), tuple({split_name(p): p for p in parts}.values()))
-    raise UnknownDeviceError(f"device {text!r} {wrong}.", device=text)
+    raise UnknownDeviceError(f"device {text!r} {problem}.", device=text)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return a device name's plugin and id; the id is ``0`` where the name has none."""
+    """Return the plugin and the id of a device name; the default id is ``0``."""
     plugin, _, device_id = name.strip().partition(".")
     return plugin, device_id or "0"
 
 
 def match_name(name: str, available: Iterable[str]) -> str | None:
-    """Return the one of `available` that `name` means, or None.
+    """Return the device of `available` that a name means, or None.
 
-    ``CPU`` and ``CPU.0`` are one; of ids that are names the first is meant: ``OV`` means the first
-    of ``OV.CPU`` and ``OV.GPU``, and ``OV.GPU`` the first of ``OV.GPU.0`` and ``OV.GPU.1``.
+    ``CPU`` and ``CPU.0`` are the same. If ids are names, the first one is meant: ``OV`` is the
+    first of ``OV.CPU`` and ``OV.GPU``, and ``OV.GPU`` the first of ``OV.GPU.0`` and ``OV.GPU.1``.
     """
-    known = {split_name(device): device for device in available}
+    devices = {split_name(device): device for device in available}
     name = name.strip()
-    below = (d for d in known.values() if d.startswith(f"{name}."))
-    named = (d for d in below if "." in name or not d[len(name) + 1].isdigit())
-    return known.get(split_name(name)) or next(named, None)
+    candidates = (d for d in devices.values() if d.startswith(f"{name}."))
+    by_prefix = (d for d in candidates if "." in name or not d[len(name) + 1].isdigit())
+    return devices.get(split_name(name)) or next(by_prefix, None)
 
 
 def resolve_name(name: str, available: Collection[str]) -> str:
-    """Return the one of `available` that `name` means.
+    """Return the device of `available` that a name means.
 
-    Raises UnknownDeviceError: listing what there is, and the nearest to what was asked for.
+    Raises UnknownDeviceError: lists the available devices and the closest match.
     """
     if name in available:
         return name
-    known = {split_name(device): device for device in available}
-    found = match_name(name, known.values())
-    if found is not None:
-        return found
+    devices = {split_name(device): device for device in available}
+    match = match_name(name, devices.values())
+    if match is not None:
+        return match
     plugin, _ = split_name(name)
-    ids = [device for (other, _), device in known.items() if other == plugin]
-    # Of three letters two may be alike by chance: GPU is not CPU misspelt.
-    near = difflib.get_close_matches(name.upper(), known.values(), 1, 0.7)
+    ids = [device for (other, _), device in devices.items() if other == plugin]
+    # GPU is not a misspelling of CPU, although two of three letters are equal.
+    close_matches = difflib.get_close_matches(name.upper(), devices.values(), 1, 0.7)
     if ids:
         hint = (
             f" {plugin} has {', '.join(ids)}; ask for more with devices={{{plugin!r}: 2}} or "
             f"--devices {plugin}=2."
         )
     else:
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = f" Did you mean {close_matches[0]}?" if close_matches else ""
     raise UnknownDeviceError(
-        f"no device {name!r}; there are {', '.join(known.values()) or 'none'}.{hint}", device=name
+        f"no device {name!r}; available: {', '.join(devices.values()) or 'none'}.{hint}",
+        device=name,
     )
 
 
 def resolve_device(text: str, available: Sequence[str]) -> tuple[str, ...]:
-    """Return the devices that a device string means, in order of priority."""
+    """Return the devices of a device string, in order of priority."""
     request = parse_device(text)
     if request.hetero and not request.names:
         return tuple(available)
@@ -121,12 +123,12 @@ def resolve_device(text: str, available: Sequence[str]) -> tuple[str, ...]:
 def assign_names(families: Sequence[str]) -> tuple[str, ...]:
     """Name devices by their families, in the cluster's order.
 
-    A family's only device has its name; several are numbered from 0.
+    The only device of a family has its name; several are numbered from 0.
     """
     totals = Counter(families)
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names = []
     for family in families:
-        names.append(family if totals[family] == 1 else f"{family}.{taken[family]}")
-        taken[family] += 1
+        names.append(family if totals[family] == 1 else f"{family}.{counts[family]}")
+        counts[family] += 1
     return tuple(names)

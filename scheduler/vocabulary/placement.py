@@ -1,7 +1,7 @@
-"""The placement: which stages there are on which devices, and the routes of requests through them.
+"""Placement: stages on devices, and the routes of requests through them.
 
-It stands beside the plan. A whole plan, or a stage of one, may be there several times; a request
-takes one route. Stages are numbered through all routes.
+A plan or a stage may have several replicas; a request takes one route. Stages are numbered across
+all routes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hetero.scheduler.vocabulary.plan import Plan, Stage
 
 @dataclass(frozen=True)
 class Route:
-    """One way of an attempt.
+    """The devices that an attempt uses, one for each stage.
 
-    `plan`: what it runs, each stage on the device of this route.
-    `stages`: the placement's numbers of the plan's stages.
-    `share`: of the requests, in proportion to the other routes' shares; positive.
-    `origin`: what whoever made the plan keeps with it.
+    `plan`: plan of the attempt, with the devices of this route.
+    `stages`: numbers of the plan's stages in the placement.
+    `share`: share of the requests relative to other routes; positive.
+    `origin`: opaque value of the planner.
     """
 
     plan: Plan
@@ -35,10 +35,10 @@ class Route:
 class Placement:
     """Stages on devices, and routes through them.
 
-    `stages`: each with its number through all routes.
-    `routes`: at least one; all have the same ports.
-    Raises PlanError: no route, a share that is not positive, ports that differ, or a route that
-        gives a stage another number.
+    `stages`: stages, numbered across all routes.
+    `routes`: at least one route; all have the same ports.
+    Raises PlanError: there is no route, a share is not positive, ports differ, or the stage
+        numbers of a route do not match its plan.
     """
 
     stages: tuple[Stage, ...]
@@ -46,27 +46,27 @@ class Placement:
 
     def __post_init__(self) -> None:
         if not self.routes:
-            raise PlanError("a placement has no route; give at least one plan.")
+            raise PlanError("a placement has no route; pass at least one plan.")
         first = self.plan
         for number, route in enumerate(self.routes):
             plan = route.plan
             where = f"placement of {first.name!r}: route {number}"
             if not route.share > 0:
-                raise PlanError(f"{where} has the share {route.share}; wanted a positive number.")
+                raise PlanError(f"{where} has the share {route.share}; expected a positive number.")
             if (plan.inputs, plan.outputs) != (first.inputs, first.outputs):
-                raise PlanError(f"{where} has other ports than route 0; wanted the same.")
+                raise PlanError(f"{where} does not have the ports of route 0.")
             if len(route.stages) != len(plan.stages) or any(
                 self._stage(i) != replace(stage, index=i)
                 for i, stage in zip(route.stages, plan.stages, strict=True)
             ):
-                raise PlanError(f"{where} says {route.stages}, which are not its plan's stages.")
+                raise PlanError(f"{where} has stages {route.stages}, which do not match its plan.")
 
     def _stage(self, number: int) -> Stage | None:
         return self.stages[number] if 0 <= number < len(self.stages) else None
 
     @property
     def plan(self) -> Plan:
-        """The first route's: ports, and whatever else of a model routes have in common."""
+        """Plan of the first route: ports and other properties that all routes share."""
         return self.routes[0].plan
 
     @cached_property
@@ -77,14 +77,14 @@ class Placement:
     @cached_property
     def on(self) -> Mapping[str, Sequence[Stage]]:
         """The stages of each device."""
-        found: dict[str, list[Stage]] = {name: [] for name in self.devices}
+        stages: dict[str, list[Stage]] = {name: [] for name in self.devices}
         for stage in self.stages:
-            found[stage.device].append(stage)
-        return found
+            stages[stage.device].append(stage)
+        return stages
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """Each stage's level: the most stages on a path before it, on any route."""
+        """Level of each stage: the length of the longest path before it, on any route."""
         levels = [0] * len(self.stages)
         for route in self.routes:
             for number, level in zip(route.stages, route.plan.levels, strict=True):
@@ -93,23 +93,23 @@ class Placement:
 
     @cached_property
     def sends(self) -> tuple[Mapping[int, tuple[tuple[int, tuple[str, ...]], ...]], ...]:
-        """For each stage: route -> (consumer, tensors that it takes), one for each consumer."""
-        found: list[dict[int, tuple[tuple[int, tuple[str, ...]], ...]]] = [{} for _ in self.stages]
+        """For each stage: route -> (consumer, tensors that it reads), one for each consumer."""
+        sends: list[dict[int, tuple[tuple[int, tuple[str, ...]], ...]]] = [{} for _ in self.stages]
         for number, route in enumerate(self.routes):
             for producer, place in enumerate(route.stages):
                 tensors: dict[int, list[str]] = {}
                 for wire in route.plan.wires:
                     if wire.producer == producer:
                         tensors.setdefault(route.stages[wire.consumer], []).append(wire.tensor)
-                found[place][number] = tuple((c, tuple(names)) for c, names in tensors.items())
-        return tuple(found)
+                sends[place][number] = tuple((c, tuple(names)) for c, names in tensors.items())
+        return tuple(sends)
 
     def readers(self, stage: int) -> set[int]:
-        """Return the stages that take a stage's outputs, on any route."""
+        """Return the stages that read outputs of a stage, on any route."""
         return {consumer for targets in self.sends[stage].values() for consumer, _ in targets}
 
     def extended(self, more: Placement) -> Placement:
-        """Return this placement with more routes, and with those stages that it has not got."""
+        """Return the placement with additional routes and their stages."""
         numbers = {replace(stage, index=0): stage.index for stage in self.stages}
         places = [numbers.setdefault(replace(s, index=0), len(numbers)) for s in more.stages]
         routes = (replace(r, stages=tuple(places[n] for n in r.stages)) for r in more.routes)
@@ -118,19 +118,19 @@ class Placement:
 
 
 def alone(plan: Plan | Placement) -> Placement:
-    """Return the placement of one plan, or the placement that is given."""
+    """Return the placement of a single plan; a placement is returned unchanged."""
     return plan if isinstance(plan, Placement) else share([plan], [1.0])
 
 
 def share(plans: Sequence[Plan], shares: Sequence[float], origins: Sequence[Any] = ()) -> Placement:
-    """Return the placement of plans of one model that share the requests, replicas included.
+    """Return the placement of several plans of a model, which share the requests.
 
-    What several plans do alike on one device is one stage.
+    Equal stages of several plans on one device become one stage.
 
-    Raises PlanError: plans whose ports differ, or shares that are not one positive number each.
+    Raises PlanError: ports differ, or there is not one positive share for each plan.
     """
     if len(plans) != len(shares):
-        raise PlanError(f"{len(plans)} plans have {len(shares)} shares; wanted one each.")
+        raise PlanError(f"{len(plans)} plans have {len(shares)} shares; expected one each.")
     numbers: dict[Stage, int] = {}
     routes: list[Route] = []
     for plan, part, origin in zip(plans, shares, origins or [None] * len(plans), strict=True):

@@ -1,7 +1,7 @@
-"""The plan: which stage runs where, and which tensors cross between stages.
+"""Plan: the stages of a model, their devices, and the tensors that cross between them.
 
-A plan is made once, when a model is compiled, and handed to the devices when it is deployed. It
-holds names and types only; models, weights and options travel separately.
+A plan is made when a model is compiled, and sent to the devices at deployment. It contains only
+names and types; models, weights and options are sent separately.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgpack
 from hetero.devices.errors import BlobError, PlanError
 from hetero.devices.model.tensor_spec import TensorSpec
 
-#: First entry of the serialized form.
+#: First entry of the serialised form.
 _FORMAT: Final = "hetero-plan"
-#: Raised whenever the serialized form changes.
+#: Incremented with each change of the serialised form.
 _VERSION: Final = 1
 
 
@@ -25,8 +25,7 @@ _VERSION: Final = 1
 class Stage:
     """A subgraph on its device.
 
-    `inputs`, `outputs`: values it takes and gives, by their names in the whole model, in port
-        order.
+    `inputs`, `outputs`: names of its values in the whole model, in port order.
     """
 
     index: int
@@ -38,7 +37,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A tensor that goes from one stage to another; once for each consumer."""
+    """A tensor that crosses from one stage to another; one wire for each consumer."""
 
     tensor: str
     producer: int
@@ -47,15 +46,15 @@ class Wire:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model cut into stages.
+    """A model split into stages.
 
-    `name`, `inputs`, `outputs`: the model's name and ports; an output may be listed twice.
-    `stages`: each after every stage that it takes a value from.
+    `name`, `inputs`, `outputs`: name and ports of the model; an output may be listed twice.
+    `stages`: stages in topological order.
     `passthrough`: inputs that are also outputs.
     `constant_outputs`: outputs that depend on no input and no node.
-    `draws`: whether a node draws random numbers: a stage that runs again may make something else.
-    Raises PlanError: a stage takes what is not there before it, a value is made twice, or an output
-        has no source.
+    `draws`: whether a node draws random numbers, so that a replay may give another result.
+    Raises PlanError: a stage reads a value that no earlier stage computes, a value is computed
+        twice, or an output has no source.
     """
 
     name: str
@@ -67,61 +66,63 @@ class Plan:
     draws: bool = False
 
     def __post_init__(self) -> None:
-        given = {spec.name for spec in self.inputs}
-        made: dict[str, int] = {}
+        input_names = {spec.name for spec in self.inputs}
+        producers: dict[str, int] = {}
         for i, stage in enumerate(self.stages):
             where = f"plan of {self.name!r}: stage {i} on {stage.device}"
             if stage.index != i:
-                raise PlanError(f"{where} says that its index is {stage.index}.")
+                raise PlanError(f"{where} has index {stage.index}; expected {i}.")
             for tensor in stage.inputs:
-                if tensor not in given and tensor not in made:
+                if tensor not in input_names and tensor not in producers:
                     raise PlanError(
-                        f"{where} takes {tensor!r}, which is no input of the model and which no "
-                        "stage before it makes; order stages so that each follows its producers.",
+                        f"{where} reads {tensor!r}, which is neither an input of the model nor an "
+                        "output of an earlier stage; order the stages topologically.",
                         stage=i,
                         tensor=tensor,
                     )
             for tensor in stage.outputs:
-                if tensor in given or tensor in made:
-                    other = f"stage {made[tensor]}" if tensor in made else "the model's inputs"
+                if tensor in input_names or tensor in producers:
+                    other = "an input of the model"
+                    if tensor in producers:
+                        other = f"an output of stage {producers[tensor]}"
                     raise PlanError(
-                        f"{where} makes {tensor!r}, which {other} already gives.",
+                        f"{where} computes {tensor!r}, which is already {other}.",
                         stage=i,
                         tensor=tensor,
                     )
-                made[tensor] = i
+                producers[tensor] = i
         outputs = {spec.name for spec in self.outputs}
         for kind, names, allowed in (
-            ("passthrough", self.passthrough, given & outputs),
-            ("constant output", self.constant_outputs, outputs - given - set(made)),
+            ("passthrough", self.passthrough, input_names & outputs),
+            ("constant output", self.constant_outputs, outputs - input_names - set(producers)),
         ):
-            if wrong := [name for name in names if name not in allowed]:
-                raise PlanError(f"plan of {self.name!r}: {wrong} cannot be a {kind}.")
-        known = {*made, *self.passthrough, *self.constant_outputs}
-        if missing := sorted(outputs - known):
+            if invalid := [name for name in names if name not in allowed]:
+                raise PlanError(f"plan of {self.name!r}: {invalid} cannot be a {kind}.")
+        sources = {*producers, *self.passthrough, *self.constant_outputs}
+        if missing := sorted(outputs - sources):
             raise PlanError(
-                f"plan of {self.name!r}: outputs {missing} have no source: no stage makes them, "
+                f"plan of {self.name!r}: outputs {missing} have no source: no stage computes them, "
                 "and they are neither passthrough nor constant.",
                 tensors=missing,
             )
 
     @cached_property
     def producers(self) -> dict[str, int]:
-        """Value name -> index of the stage that makes it."""
+        """Value name -> index of the stage that computes it."""
         return {tensor: stage.index for stage in self.stages for tensor in stage.outputs}
 
     @cached_property
     def consumers(self) -> dict[str, tuple[int, ...]]:
-        """Value name -> indices of the stages that take it, ascending; graph inputs included."""
-        found: dict[str, list[int]] = {}
+        """Value name -> indices of the stages that read it, ascending; including model inputs."""
+        stages: dict[str, list[int]] = {}
         for stage in self.stages:
             for tensor in dict.fromkeys(stage.inputs):
-                found.setdefault(tensor, []).append(stage.index)
-        return {tensor: tuple(readers) for tensor, readers in found.items()}
+                stages.setdefault(tensor, []).append(stage.index)
+        return {tensor: tuple(indices) for tensor, indices in stages.items()}
 
     @cached_property
     def wires(self) -> tuple[Wire, ...]:
-        """Every tensor that crosses, by producer, output position and consumer."""
+        """All tensors that cross between stages, by producer, output position and consumer."""
         return tuple(
             Wire(tensor, stage.index, consumer)
             for stage in self.stages
@@ -131,7 +132,7 @@ class Plan:
 
     @cached_property
     def crossing(self) -> tuple[tuple[int, str], ...]:
-        """Every tensor that goes to another device, once, and the stage that makes it."""
+        """The cut edges between devices: producer stage and tensor, each once."""
         stages = self.stages
         return tuple(
             dict.fromkeys(
@@ -143,7 +144,7 @@ class Plan:
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """Each stage's level: the most stages on a path before it."""
+        """Level of each stage: the length of the longest path before it."""
         levels: list[int] = []
         for stage in self.stages:
             before = [levels[self.producers[t]] for t in stage.inputs if t in self.producers]
@@ -152,7 +153,7 @@ class Plan:
 
     @cached_property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, each once, in port order."""
+        """Names of the outputs in port order, without repetition."""
         return tuple(dict.fromkeys(spec.name for spec in self.outputs))
 
     @cached_property
@@ -161,7 +162,7 @@ class Plan:
         return tuple(dict.fromkeys(stage.device for stage in self.stages))
 
     def to_bytes(self) -> bytes:
-        """Return the plan as msgpack; equal plans give equal bytes."""
+        """Serialise the plan as msgpack; equal plans give equal bytes."""
         body = [
             self.name,
             [pack_spec(spec) for spec in self.inputs],
@@ -176,15 +177,18 @@ class Plan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
-        """Read what `to_bytes` wrote; BlobError if `data` is no plan, or one of another version."""
+        """Deserialise a plan.
+
+        Raises BlobError: the data are not a plan, or of another version.
+        """
         try:
             form, version, body = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise BlobError(f"not a plan: {error}.") from error
         if form != _FORMAT or version != _VERSION:
             raise BlobError(
-                f"not a plan of version {_VERSION}: got {form!r} version {version!r}. Compile the "
-                "model again with this version."
+                f"expected a plan of version {_VERSION}, got {form!r} version {version!r}. Compile "
+                "the model again with this version of hetero."
             )
         try:
             name, inputs, outputs, stages, passthrough, constant_outputs, *draws = body
@@ -193,8 +197,8 @@ class Plan:
                 tuple(unpack_spec(spec) for spec in inputs),
                 tuple(unpack_spec(spec) for spec in outputs),
                 tuple(
-                    Stage(i, device, tuple(takes), tuple(gives), tuple(nodes))
-                    for i, (device, takes, gives, nodes) in enumerate(stages)
+                    Stage(i, device, tuple(stage_inputs), tuple(stage_outputs), tuple(nodes))
+                    for i, (device, stage_inputs, stage_outputs, nodes) in enumerate(stages)
                 ),
                 tuple(passthrough),
                 tuple(constant_outputs),
@@ -205,12 +209,12 @@ class Plan:
 
 
 def pack_spec(spec: TensorSpec) -> list[Any]:
-    """Return a type as [name, type, shape or None], and a layout where there is one."""
+    """Serialise a port as [name, type, shape or None], and its layout if it has one."""
     layout = [spec.layout] if spec.layout else []
     return [spec.name, spec.type, None if spec.shape is None else list(spec.shape), *layout]
 
 
 def unpack_spec(entry: list[Any]) -> TensorSpec:
-    """Return the type that `pack_spec` packed."""
+    """Deserialise a port."""
     name, kind, shape, *layout = entry
     return TensorSpec(name, kind, None if shape is None else tuple(shape), *layout)

@@ -1,4 +1,4 @@
-"""What the client's machine keeps of a request, its story included."""
+"""Record of a request in the client's state machine: state, attempts and history."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from hetero.scheduler.vocabulary import events
 
 
 class RequestState(Enum):
-    """Where a request is in its life."""
+    """State of a request."""
 
     NEW = "new"
-    #: Not admitted yet: there is no room, or no route has all its devices.
+    #: Not admitted yet: the queue is full, or no route has all its devices.
     WAITING = "waiting"
-    #: Admitted; its program runs on its caller's thread.
+    #: Admitted; its program runs on the caller's thread.
     DIRECT = "direct"
-    #: Admitted, and waits for others that it can be joined with.
+    #: Admitted; waits for its batch to fill.
     JOINING = "joining"
     RUNNING = "running"
-    #: Admitted; its attempt failed, and the next is made once there is a route, or after a pause.
+    #: Admitted; its attempt failed. The next one starts when a route is free, or after a pause.
     PARKED = "parked"
-    #: Answered, and waits for the answers of those before it.
+    #: Complete; waits for earlier requests, because results are delivered in order.
     HELD = "held"
     ANSWERED = "answered"
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
-    __hash__ = object.__hash__  # members are one object each; Enum's own is slow
+    __hash__ = object.__hash__  # members are unique objects; the hash of Enum is slow
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request that was submitted."""
+    """State and history of a request."""
 
     submitted: events.Submitted
-    #: Its number.
+    #: Number of the request.
     id: int
-    #: When it must be admitted.
+    #: Time by which it must be admitted.
     admit_by_s: float
-    #: What it is counted for once it is admitted: its inputs, and what its stages may make.
+    #: Bytes in flight that it counts for: its inputs and the expected outputs of stages.
     nbytes: int = 0
     state: RequestState = RequestState.NEW
-    #: When it was admitted, and when it ended.
+    #: Times of admission and end.
     admitted_s: float | None = None
     ended_s: float | None = None
     attempt: int = 0
-    #: The attempt's route.
+    #: Route of the attempt.
     route: int = 0
-    #: Routes on which it need not be tried again.
+    #: Routes that are not tried again.
     avoided: frozenset[int] = frozenset()
-    #: Where it is parked: why, and until when at least.
+    #: Error of the last attempt, and earliest time of the next, while parked.
     error: BaseException | None = None
     resume_s: float = 0.0
-    #: How many failures of attempts may be its own fault.
+    #: Number of failures that the request itself may have caused.
     num_failed: int = 0
-    #: How often a device was lost with it, and whether it may be why: it was there twice.
+    #: Number of device losses during its attempts; with two, it may be a poison request.
     num_lost: int = 0
     is_suspect: bool = False
-    #: The device that is not heard since it was there.
+    #: Device of its attempt that misses heartbeats.
     silent_on: str = ""
-    #: What has come of the attempt: outputs by name, runs by stage.
+    #: Outputs by name and timings by stage of the current attempt.
     outputs: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, StageTiming] = field(default_factory=dict)
-    #: Where requests are joined: the attempt that it is in with others; whether its rows have
-    #: failed with theirs, and are tried alone; whether it is the first to tell of its runs.
+    #: With dynamic batching: its batch; whether it is tried alone after its batch failed; whether
+    #: it is the first of its batch, which reports the timings.
     batch: Any = None
     is_alone: bool = False
     is_first: bool = True
@@ -77,26 +77,26 @@ class RequestRecord:
 
     @property
     def where(self) -> str:
-        """Where it is, for errors."""
+        """Request and attempt, for error messages."""
         attempt = f", attempt {self.attempt}" if self.attempt else ""
         return f"request {self.id}{attempt}"
 
-    def note(self, now_s: float, what: str) -> None:
-        """Add a line to its story."""
-        self.story.append(tuple.__new__(StoryLine, (now_s, self.attempt, what)))
+    def note(self, now_s: float, text: str) -> None:
+        """Add a line to the history."""
+        self.story.append(tuple.__new__(StoryLine, (now_s, self.attempt, text)))
 
     def note_submission(self) -> None:
-        """Add the first line to its story."""
+        """Add the first line to the history."""
         trace = f", of trace {self.submitted.trace}" if self.submitted.trace else ""
         self.note(self.submitted.now_s, f"submitted with {self.submitted.nbytes} bytes{trace}")
 
-    def begin_attempt(self, now_s: float, what: str, route: int, *, names_route: bool) -> None:
-        """Count one more attempt, on a route."""
+    def begin_attempt(self, now_s: float, text: str, route: int, *, names_route: bool) -> None:
+        """Begin the next attempt, on a route, and add a line to the history."""
         self.attempt += 1
         self.route = route
         self.outputs, self.runs = {}, {}
-        self.note(now_s, f"{what} on route {route}" if names_route else what)
+        self.note(now_s, f"{text} on route {route}" if names_route else text)
 
     def lines(self) -> tuple[str, ...]:
-        """Return its story as text."""
+        """Return the history as text."""
         return format_story(self.story)

@@ -1,4 +1,4 @@
-"""A cluster's list of devices: one row for each, and for each plugin that is broken."""
+"""Descriptors of the devices of a cluster, and of plugins that failed to load."""
 
 from __future__ import annotations
 
@@ -8,48 +8,47 @@ from typing import Final
 from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 
-#: The node of devices in this process.
+#: Node name of devices in this process.
 THIS_PROCESS: Final = "local"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDescriptor:
-    """A device of the cluster, or a plugin that could not be loaded.
+    """A device of the cluster, or a plugin that failed to load.
 
     Attributes
     ----------
     name : str
-        ``PLUGIN`` where the cluster has one such device, else ``PLUGIN.<id>``, ids counted
-        through the cluster, the head node's first.
+        ``PLUGIN`` if the cluster has one such device, otherwise ``PLUGIN.<id>``. Ids are counted
+        across the cluster, starting with the head node.
     plugin : str
-        The plugin's name.
+        Name of the plugin.
     device_id : str
-        Its id for the plugin, on its node: what ``DEVICE_ID`` is set to.
+        Id of the device within its plugin and node; the value of ``DEVICE_ID``.
     node : str
-        The node's name for people; ``local`` in process.
+        Display name of the node; ``local`` in process.
     full_name, version, fingerprint : str
-        As the plugin gives them.
+        Values that the plugin reports.
     capabilities : tuple of str
         The plugin's ``OPTIMIZATION_CAPABILITIES``.
     error : str or None
-        Why the plugin cannot be used; such a row takes no work.
+        Reason why the plugin cannot be used.
     memory_nbytes : int or None
-        Memory of its own, or its share of its node's with those that compute there too.
+        Memory of the device, or its share of the node's memory.
     num_threads : int
-        What ``INFERENCE_NUM_THREADS=0`` comes to for a model that uses no other device of the
-        node: its cores. Devices of one node that a model uses share them. 1 for a device that
-        computes elsewhere.
+        Threads for ``INFERENCE_NUM_THREADS=0`` if a model uses no other device of the node: its
+        cores, which the devices of a model on one node share. 1 for an accelerator.
     automatic : bool
-        Whether a bare ``HETERO`` means it too.
+        Whether a bare ``HETERO`` includes it.
     rank : int
-        Its place in a bare ``HETERO``, lower first.
+        Priority in a bare ``HETERO``, lower first.
     shares_memory : bool
-        Whether `memory_nbytes` is the node's, which the node's other devices use too.
+        Whether `memory_nbytes` is memory of the node that other devices use too.
     properties : PropertyTable
-        The plugin's, with the device's own id, which its name says already: read-only.
+        Properties of the plugin; ``DEVICE_ID`` is read-only, because the name determines it.
     source : PluginSource or None
-        The plugin, where it is of another interpreter than the node's own, which then runs the
-        device; None for the node's own.
+        The plugin of another Python interpreter, which runs the device; None for a plugin of the
+        node's own interpreter.
     """
 
     name: str
@@ -73,6 +72,6 @@ class DeviceDescriptor:
 
     @property
     def family(self) -> str:
-        """What it is numbered among: its plugin, or ``OV.GPU`` where ids are names."""
-        named = self.device_id and not self.device_id.isdigit()
-        return f"{self.plugin}.{self.device_id}" if named else self.plugin
+        """Group in which the device is numbered: its plugin, or ``OV.GPU`` if ids are names."""
+        has_named_id = self.device_id and not self.device_id.isdigit()
+        return f"{self.plugin}.{self.device_id}" if has_named_id else self.plugin

@@ -48,9 +48,9 @@ def test_future_has_error_of_its_run(control, infer_request):
 
 def test_late_future_has_results_of_its_own_run(control, infer_request, monkeypatch):
     end, runs, machine = threading.Event(), [], infer_request._machine
-    answer_futures = machine._answer_futures
+    set_futures = machine._set_futures
     hold_back = lambda run: (runs.append(run), end.set())  # noqa: E731  # one expression
-    monkeypatch.setattr(machine, "_answer_futures", hold_back)
+    monkeypatch.setattr(machine, "_set_futures", hold_back)
     control.gate.clear()
     infer_request.start_async({"x": X})
     future = infer_request.future()
@@ -59,7 +59,7 @@ def test_late_future_has_results_of_its_own_run(control, infer_request, monkeypa
     memory = np.zeros((2, 3), np.float32)
     infer_request.set_tensor("y", memory)
     infer_request.infer({"x": X + 1})
-    answer_futures(runs[0])
+    set_futures(runs[0])
     np.testing.assert_array_equal(future.result(300)["y"], X * 2)
     np.testing.assert_array_equal(memory, (X + 1) * 2)
 

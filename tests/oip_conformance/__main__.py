@@ -9,63 +9,68 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.oip_conformance.rules import RULES
-from tests.oip_conformance.subject import Broken, NotHere, Subject
+from tests.oip_conformance.server_under_test import NotSupported, RuleFailed, ServerUnderTest
 
 
 class Verdict(NamedTuple):
-    """What came of a rule: kept, broken or not here, and how."""
+    """The outcome of a rule: passed, failed or not supported, and the reason."""
 
     name: str
-    says: str
-    verdict: str
-    how: str = ""
+    rule: str
+    outcome: str
+    reason: str = ""
 
 
-def verdicts(server: Subject) -> Iterator[Verdict]:
-    """Yield what comes of each rule, in order."""
-    listed: list[str] | None = None
+def check_rules(server: ServerUnderTest) -> Iterator[Verdict]:
+    """Yield the verdict of each rule, in order."""
+    extensions: list[str] | None = None
     for rule in RULES:
-        verdict, how = "kept", ""
+        outcome, reason = "passed", ""
         try:
-            if rule.extension and listed is None:
-                listed = server.ask("/v2").json().get("extensions", [])
-            if rule.extension and rule.extension not in (listed or ()):
-                raise NotHere(f"extension {rule.extension} is not listed")
-            answer = rule.ask(server)
-            if not rule.expect(server, answer):
-                verdict, how = "broken", f"{answer.status}: {str(answer.body)[:160]}"
-        except NotHere as why:
-            verdict, how = "not here", f"{why}"
-        except Broken as why:
-            verdict, how = "broken", f"{why}"
-        except (LookupError, TypeError, ValueError, AttributeError) as error:  # of its documents
-            verdict, how = "broken", f"{type(error).__name__}: {error}"
-        yield Verdict(rule.name, rule.says, verdict, how)
+            if rule.extension and extensions is None:
+                extensions = server.send("/v2").json().get("extensions", [])
+            if rule.extension and rule.extension not in (extensions or ()):
+                raise NotSupported(f"extension {rule.extension} is not listed")
+            response = rule.request(server)
+            if not rule.check(server, response):
+                outcome, reason = "failed", f"{response.status}: {str(response.body)[:160]}"
+        except NotSupported as error:
+            outcome, reason = "not supported", f"{error}"
+        except RuleFailed as error:
+            outcome, reason = "failed", f"{error}"
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # in its documents
+            outcome, reason = "failed", f"{type(error).__name__}: {error}"
+        yield Verdict(rule.name, rule.text, outcome, reason)
 
 
 def main() -> int:
     """Run the suite; return the exit code."""
-    reader = argparse.ArgumentParser("python -m tests.oip_conformance", description=__doc__)
-    reader.add_argument("url", help="where the server is, as http://localhost:8000")
-    reader.add_argument("--model", required=True, help="a model of it; inputs are ones")
-    reader.add_argument("--grpc", default="", help="HOST:PORT of its gRPC form")
-    reader.add_argument("--json", action="store_true", help="print JSON for programs")
-    given = reader.parse_args()
-    server = Subject(given.url.rstrip("/"), given.model, given.grpc)
-    found = []
-    for row in verdicts(server):
-        found.append(row)
-        if not given.json:
-            print(f"{row.verdict:8}  {row.name:22}  {row.says}")
-            if row.how:
-                print(f"{'':8}  {'':22}  -> {row.how}")
-    broken = sum(row.verdict == "broken" for row in found)
-    if given.json:
-        print(json.dumps([row._asdict() for row in found], indent=2))
+    parser = argparse.ArgumentParser("python -m tests.oip_conformance", description=__doc__)
+    parser.add_argument("url", help="the server's URL, as http://localhost:8000")
+    parser.add_argument("--model", default="", help="a model; by default the first ready one")
+    parser.add_argument("--grpc", default="", help="HOST:PORT of its gRPC form")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    arguments = parser.parse_args()
+    server = ServerUnderTest(arguments.url.rstrip("/"), arguments.model, arguments.grpc)
+    verdicts = []
+    try:
+        for verdict in check_rules(server.with_model()):
+            verdicts.append(verdict)
+            if not arguments.json:
+                print(f"{verdict.outcome:13}  {verdict.name:22}  {verdict.rule}")
+                if verdict.reason:
+                    print(f"{'':13}  {'':22}  -> {verdict.reason}")
+    except RuleFailed as error:
+        parser.exit(2, f"{error}\n")
+    counts = {
+        outcome: sum(verdict.outcome == outcome for verdict in verdicts)
+        for outcome in ("passed", "failed", "not supported")
+    }
+    if arguments.json:
+        print(json.dumps([verdict._asdict() for verdict in verdicts], indent=2))
     else:
-        kept = sum(row.verdict == "kept" for row in found)
-        print(f"{kept} kept, {broken} broken, {len(found) - kept - broken} not here")
-    return 1 if broken else 0
+        print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    return 1 if counts["failed"] else 0
 
 
 if __name__ == "__main__":

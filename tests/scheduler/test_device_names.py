@@ -31,9 +31,9 @@ def test_parse(text: str, wanted: DeviceRequest) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "empty place"),
-        ("HETERO:", "empty place"),
-        ("HETERO:CPU,,ORT", "empty place"),
+        ("", "empty entry"),
+        ("HETERO:", "empty entry"),
+        ("HETERO:CPU,,ORT", "empty entry"),
         ("CPU,ORT", "write HETERO:CPU,ORT"),
         ("MULTI:CPU", "write HETERO:CPU"),
         ("AUTO", "write HETERO"),

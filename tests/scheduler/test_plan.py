@@ -54,8 +54,11 @@ def test_golden_plan_is_read_and_written_the_same() -> None:
     [
         ((Stage(0, "A", ("q",), ("y",), ()),), "'q'"),
         ((Stage(0, "A", ("b",), ("y",), ()), Stage(1, "A", ("x",), ("b",), ())), "stage 0"),
-        ((Stage(0, "A", ("x",), ("y",), ()), Stage(1, "A", ("x",), ("y",), ())), "stage 0 already"),
-        ((Stage(0, "A", ("x",), ("x",), ()),), "inputs already"),
+        (
+            (Stage(0, "A", ("x",), ("y",), ()), Stage(1, "A", ("x",), ("y",), ())),
+            "already an output of stage 0",
+        ),
+        ((Stage(0, "A", ("x",), ("x",), ()),), "already an input of the model"),
         ((Stage(1, "A", ("x",), ("y",), ()),), "index"),
         ((Stage(0, "A", ("x",), ("z",), ()),), r"\['y'\] have no source"),
     ],

@@ -25,7 +25,7 @@ from hetero.devices.errors import (
     RequestCancelledError,
     UnsupportedOperationError,
 )
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.scheduler import InProcessExecutor, Limits, create_executor
 from hetero.scheduler.client import deployment as deployment_module
@@ -95,7 +95,7 @@ def test_a_short_request_is_answered_by_its_callers_thread(
 ) -> None:
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
     made = deployment.submit({"x": X}, request_)
-    assert isinstance(made, Answered)
+    assert isinstance(made, CompletedSubmission)
     np.testing.assert_array_equal(made.outputs["y"], 2 - 4 * X)
     assert [run.stage for run in made.stage_timings] == [0, 1, 2, 3]
     assert made.waited_s == 0
@@ -169,7 +169,7 @@ def test_a_started_request_is_submitted_while_workers_are_busy_or_if_it_is_large
     gate.set()
     deployment = warm(executor.deploy(*chain("TOY.0")))
     other = executor.deploy(*chain("TOY.1"))
-    assert isinstance(deployment.submit({"x": X}, STARTS), Answered)
+    assert isinstance(deployment.submit({"x": X}, STARTS), CompletedSubmission)
     larger = deployment.submit({"x": np.ones(5, np.float32)}, STARTS)
     assert isinstance(larger, Submission)
     larger.future.result(PATIENCE_S)
@@ -208,7 +208,7 @@ def test_inputs_are_read_only_to_stages_and_outputs_are_the_callers(
     monkeypatch.setattr(ToyProgram, "run", noted)
     mine = X.copy()
     made = deployment.submit({"x": mine}, WAITS)
-    assert isinstance(made, Answered)
+    assert isinstance(made, CompletedSubmission)
     assert writeable == [False, False]
     assert mine.flags.writeable
     assert all(made.outputs[name].flags.writeable for name in "yz")
@@ -219,7 +219,7 @@ def test_routes_take_turns(executor: InProcessExecutor) -> None:
     placed = replicate(plan, {0: {"TOY.0": 2.0, "TOY.2": 1.0}})
     deployment = warm(executor.deploy(placed, [*sources, sources[0]]))
     made = [deployment.submit({"x": X}, WAITS) for _ in range(9)]
-    assert all(isinstance(one, Answered) for one in made)
+    assert all(isinstance(one, CompletedSubmission) for one in made)
     runs = Counter(
         tuple((run.stage, run.device) for run in one.future.result().stage_timings) for one in made
     )
@@ -291,7 +291,7 @@ def test_a_task_that_waits_for_a_callers_stream_runs_once_the_caller_leaves(
     gate.set()
     np.testing.assert_array_equal(other.future.result(PATIENCE_S).outputs["t0"], X + 2)
     caller.join(PATIENCE_S)
-    assert isinstance(made[0], Answered)
+    assert isinstance(made[0], CompletedSubmission)
     assert held_nothing(executor, deployment)
 
 
@@ -417,7 +417,7 @@ def test_ctrl_c_at_any_call_leaves_nothing_reserved(
         finally:
             sys.setprofile(before)
         assert held_nothing(executor, deployment), number
-        assert isinstance(deployment.submit({"x": X}, WAITS), Answered), number
+        assert isinstance(deployment.submit({"x": X}, WAITS), CompletedSubmission), number
     assert number > 50
 
 

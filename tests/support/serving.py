@@ -70,10 +70,16 @@ def connected(server: Server) -> socket.socket:
 
 
 def read_answer(reader: BinaryIO) -> tuple[bytes, bytes]:
-    """Read one answer of a known length; return its head and its body."""
-    head = b"".join(iter(reader.readline, b"\r\n"))
+    """Read a response of a known length; return its head and its body."""
+    head = read_head(reader)
     length = next(w for w in head.lower().split(b"\r\n") if w.startswith(b"content-length"))
     return head, reader.read(int(length.split()[1]))
+
+
+def read_head(reader: BinaryIO) -> bytes:
+    """Read the head of a response; return it without its date."""
+    lines = iter(reader.readline, b"\r\n")
+    return b"".join(line for line in lines if not line.startswith(b"date:"))
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Small models for the transformations, and the check that those change no result."""
+"""Small models for tests of transformations, and a check that these do not change results."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def check(
     feeds: dict[str, np.ndarray],
     oracle: Callable[..., list[Any]] = run_onnxruntime,
 ) -> None:
-    """Compare transformed and untransformed runs with the oracle, and check what is covered."""
-    wanted = oracle(model, feeds)
-    for raw in (True, False):
-        got = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
-        for a, b in zip(got, wanted, strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    """Compare runs with and without transformations to the oracle, and check the covered nodes."""
+    references = oracle(model, feeds)
+    for is_disabled in (True, False):
+        results = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=is_disabled)
+        for result, expected in zip(results, references, strict=True):
+            assert result.dtype == expected.dtype
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     check_covers(read_model(model))
 
 
 def check_covers(model: Model) -> None:
-    """Each original node is covered at most once; those that are not, needed no running."""
+    """Check that each original node is covered at most once, and that the ports are unchanged."""
     transformed = transform(model)
-    covered = [name for n in transformed.nodes for name in n.covers]
-    assert len(set(covered)) == len(covered)
-    assert set(covered) <= set(model.node_names)
+    names = [name for n in transformed.nodes for name in n.covers]
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(model.node_names)
     assert [p.name for p in transformed.inputs] == [p.name for p in model.inputs]
     assert [p.name for p in transformed.outputs] == [p.name for p in model.outputs]

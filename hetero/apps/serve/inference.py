@@ -19,7 +19,7 @@ from hetero.apps.serve.inference_request import (
 from hetero.apps.serve.served_model import ServedModel
 from hetero.apps.serve.shared_memory import SharedMemoryRegions
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response
 from hetero.scheduler.executor import Submission
@@ -55,7 +55,7 @@ class Inference:
         self.request: InferenceRequest
         self._regions = regions
         self._values: Mapping[str, Value]
-        self._submission: Submission | Answered
+        self._submission: Submission | CompletedSubmission
         self._response: Response
         self._is_running = False
         self._start_s = time.perf_counter()

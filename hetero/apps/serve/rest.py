@@ -25,7 +25,7 @@ from hetero.apps.serve.rest_messages import (
 )
 from hetero.apps.serve.routes import Names, Route, Router, openapi
 from hetero.apps.serve.service import CALLS, LARGE_NBYTES, Service
-from hetero.apps.serve.sites import check_site
+from hetero.apps.serve.sites import SiteRules
 from hetero.apps.serve.statistics import metrics_text
 from hetero.apps.serve.tensors import Raw
 from hetero.devices.errors import HeteroError
@@ -47,6 +47,7 @@ class RestApplication:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._sites = SiteRules(service.options)
         self._router = Router(self._routes())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -69,7 +70,7 @@ class RestApplication:
 
     def _check_access(self, exchange: Exchange) -> None:
         if not exchange.path.startswith("/v2/health/"):
-            check_site(self._service.options, exchange.headers)
+            self._sites.check(exchange.headers)
             self._service.check_token(exchange.headers.get(b"authorization", b""))
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -83,7 +84,7 @@ class RestApplication:
         texts, call = Completions(self._service), self._call
         models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
         regions = ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}")
-        loads = "/v2/repository/models/{model_name}"
+        loads = "/v2/repository/models/{name}"
         return [
             Route("GET", "/v2", call("ServerMetadata"), "Server metadata", "server"),
             Route("GET", "/v2/health/live", call("ServerLive"), "Liveness", "live"),

@@ -17,7 +17,7 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import TensorNameError, TensorShapeError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.answered import Answered
+from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.devices.request.tensor_conversion import convert
 from hetero.devices.request.variable_states import RequestStates
@@ -100,7 +100,9 @@ class ServedModel:
             values |= RequestStates(variables, tuple(self._inputs.values())).values_for(values)
         return values
 
-    def submit(self, values: Mapping[str, Value], request: Request) -> Submission | Answered:
+    def submit(
+        self, values: Mapping[str, Value], request: Request
+    ) -> Submission | CompletedSubmission:
         """Start a request; see `hetero.scheduler.executor.Deployment.submit`."""
         return self.compiled.target.submit(values, request)
 

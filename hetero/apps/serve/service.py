@@ -165,6 +165,12 @@ class Call(NamedTuple):
     is_slow: bool = False
 
 
+def _model_name(fields: Mapping[str, Any]) -> str:
+    """Return the name of a model: gRPC's field, or the name in REST's path."""
+    name: str = fields["name"] if "name" in fields else fields["model_name"]
+    return name
+
+
 #: Calls by gRPC's names.
 CALLS: Final[dict[str, Call]] = {
     "ServerLive": Call(lambda service, _: {"live": True}),
@@ -182,11 +188,11 @@ CALLS: Final[dict[str, Call]] = {
         }
     ),
     "RepositoryModelLoad": Call(
-        lambda service, fields: service.load(fields["model_name"], fields.get("parameters")),
+        lambda service, fields: service.load(_model_name(fields), fields.get("parameters")),
         is_slow=True,
     ),
     "RepositoryModelUnload": Call(
-        lambda service, fields: service.unload(fields["model_name"]), is_slow=True
+        lambda service, fields: service.unload(_model_name(fields)), is_slow=True
     ),
     "SystemSharedMemoryStatus": Call(
         lambda service, fields: {

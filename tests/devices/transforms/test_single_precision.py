@@ -1,4 +1,4 @@
-"""Models in half precision are computed in single, and round where they say so."""
+"""Half-precision models in single precision: results, explicit casts and names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def halves(*shape: int) -> np.ndarray:
 
 
 def element_types(model: ModelProto) -> set[str]:
-    """Return the element types of what the device's nodes make."""
+    """Return the element types of the executed nodes' outputs."""
     plugin = CPUPlugin()
     transformed = plugin.transform_model(read_model(model), plugin.effective_config())
     return {transformed.spec(name).element_type for n in transformed.nodes for name in n.writes}
@@ -36,14 +36,14 @@ NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
         ],
         ["y"],
     ),
-    "output that is read": (
+    "inner output": (
         [
             helper.make_node("Conv", ["x", "w"], ["c"]),
             helper.make_node("Exp", ["c"], ["y"]),
         ],
         ["y", "c"],
     ),
-    "made of a shape": (
+    "constant of shape": (
         [
             helper.make_node("Conv", ["x", "w"], ["c"]),
             helper.make_node("Shape", ["c"], ["s"]),
@@ -57,7 +57,7 @@ NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
         ],
         ["y"],
     ),
-    "weights that are an output": (
+    "weights as output": (
         [
             helper.make_node("Conv", ["x", "w"], ["c"]),
             helper.make_node("Identity", ["w"], ["y"]),
@@ -68,28 +68,28 @@ NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_results_are_those_of_half_precision(name: str) -> None:
+def test_result_equals_onnxruntime(name: str) -> None:
     nodes, outputs = NETWORKS[name]
     x = halves(2, 4, 6, 5)
     model = make_model(nodes, {"x": x}, outputs, {"w": halves(3, 4, 3, 3)})
-    ours, theirs = run_cpu(model, {"x": x}), run_onnxruntime(model, {"x": x})
+    results, references = run_cpu(model, {"x": x}), run_onnxruntime(model, {"x": x})
     assert "float" in element_types(model)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.dtype == np.float16
-        np.testing.assert_allclose(mine, other, rtol=4e-3, atol=4e-3)
+    for result, expected in zip(results, references, strict=True):
+        assert result.dtype == np.float16
+        np.testing.assert_allclose(result, expected, rtol=4e-3, atol=4e-3)
 
 
-def test_bfloat16_is_computed_in_single() -> None:
+def test_bfloat16_product_equals_rounded_float_product() -> None:
     x, w = (RNG.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((5, 8), (8, 3)))
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     model = make_model(nodes, {"x": x}, ["y"], {"w": w})
     (y,) = run_cpu(model, {"x": x})
     assert y.dtype == ml_dtypes.bfloat16
-    wanted = (x.astype(np.float32) @ w.astype(np.float32)).astype(ml_dtypes.bfloat16)
-    np.testing.assert_allclose(y.astype(np.float32), wanted.astype(np.float32), rtol=1e-2)
+    expected = (x.astype(np.float32) @ w.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    np.testing.assert_allclose(y.astype(np.float32), expected.astype(np.float32), rtol=1e-2)
 
 
-def test_an_explicit_cast_rounds_and_overflows_as_it_says() -> None:
+def test_explicit_cast_rounds_and_overflows() -> None:
     x = np.array([[1e6, -1e6, 1 / 3, 70000]], np.float32)
     nodes = [
         helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
@@ -106,19 +106,19 @@ def test_an_explicit_cast_rounds_and_overflows_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "why"),
+    ("node", "reason"),
     [
-        (helper.make_node("Exp", ["x"], ["y"]), "no product pays for it"),
-        (helper.make_node("Cast", ["c"], ["y"], to=TensorProto.STRING), "text shows the type"),
+        (helper.make_node("Exp", ["x"], ["y"]), "the model has no product"),
+        (helper.make_node("Cast", ["c"], ["y"], to=TensorProto.STRING), "text depends on the type"),
     ],
 )
-def test_other_models_keep_every_rounding(node: NodeProto, why: str) -> None:
+def test_other_models_stay_in_half_precision(node: NodeProto, reason: str) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["c"])] if "c" in node.input else []
     model = make_model([*nodes, node], {"x": halves(2, 3)}, ["y"], {"w": halves(3, 4)})
-    assert "float" not in element_types(model), why
+    assert "float" not in element_types(model), reason
 
 
-def test_nodes_keep_their_names() -> None:
+def test_executed_nodes_have_original_names() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
         helper.make_node("Exp", ["c"], ["y"], name="exp"),
@@ -132,7 +132,7 @@ def test_nodes_keep_their_names() -> None:
     assert len(names) == len(set(names))
 
 
-def test_names_that_the_pass_would_give_may_be_taken() -> None:
+def test_pass_avoids_names_in_use() -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y/single"]),
         helper.make_node("Add", ["y/single", "x"], ["y"]),
@@ -140,7 +140,7 @@ def test_names_that_the_pass_would_give_may_be_taken() -> None:
     ]
     x = np.ones((2, 2), np.float16)
     model = make_model(nodes, {"x": x}, ["y", "z"], {"w": np.eye(2, dtype=np.float16) * 3})
-    for ours, theirs in zip(
+    for result, expected in zip(
         run_cpu(model, {"x": x}), run_onnxruntime(model, {"x": x}), strict=True
     ):
-        assert np.array_equal(ours, theirs)
+        assert np.array_equal(result, expected)

@@ -1,4 +1,4 @@
-"""Transformations: what each pattern becomes, when it must not, and that results stay the same."""
+"""Graph transformations: patterns, their conditions, and equal results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetero.devices.transforms import transform
 from tests.support.small_models import make_model, run_cpu, run_reference
 from tests.support.transformed import check, check_covers, floats, node, operators
 
-#: Networks with so many weights or nodes that a plain run leaves them out.
+#: Networks with many weights or nodes; only slow runs test them.
 LARGE = ("bvlc_alexnet", "densenet121", "resnet50", "vgg19", "zfnet512")
 
 
@@ -41,7 +41,7 @@ WEIGHTS: dict[str, Any] = {
     "row": floats(6),
 }
 
-#: Nodes, and the operators that they become; the last node's output is the graph's.
+#: Nodes and the operators after transformation; the last node's output is the graph's output.
 PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     "conv_batchnorm": ([CONV, NORM], ["Conv"]),
     "conv_batchnorm_scale_shift_relu": (
@@ -90,7 +90,7 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     "dead": ([node("Exp", "x", "dead"), node("Relu", "x", "y")], ["Relu"]),
 }
 
-MORE: dict[str, Any] = WEIGHTS | {
+CONSTANTS: dict[str, Any] = WEIGHTS | {
     "k1": floats(5, 4, 1, 1),
     "b3": floats(4, 1, 1),
     "w6": floats(6, 6),
@@ -101,21 +101,21 @@ MORE: dict[str, Any] = WEIGHTS | {
 
 
 def pattern_model(nodes: list[onnx.NodeProto], *, outputs: tuple[str, ...] = ()) -> Any:
-    used = {name for n in nodes for name in n.input}
-    weights = {name: value for name, value in MORE.items() if name in used}
+    names = {name for n in nodes for name in n.input}
+    weights = {name: value for name, value in CONSTANTS.items() if name in names}
     return make_model(nodes, {"x": X4}, [nodes[-1].output[0], *outputs], weights)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_pattern(name: str) -> None:
-    nodes, wanted = PATTERNS[name]
+def test_pattern_is_transformed(name: str) -> None:
+    nodes, expected = PATTERNS[name]
     model = pattern_model(nodes)
-    assert operators(model) == wanted
+    assert operators(model) == expected
     check(model, {"x": X4 - 1})
 
 
 @pytest.mark.parametrize("name", [n for n, (nodes, _) in PATTERNS.items() if len(nodes) > 1])
-def test_every_inner_value_stays_where_it_is_an_output(name: str) -> None:
+def test_inner_value_of_pattern_can_be_an_output(name: str) -> None:
     nodes, _ = PATTERNS[name]
     for inner in nodes[:-1]:
         if inner.op_type in ("Shape", "Gather", "Unsqueeze", "Concat"):
@@ -123,20 +123,20 @@ def test_every_inner_value_stays_where_it_is_an_output(name: str) -> None:
         check(pattern_model(nodes, outputs=(inner.output[0],)), {"x": X4 - 1})
 
 
-def test_every_inner_value_stays_where_it_has_another_reader() -> None:
+def test_inner_value_of_pattern_can_have_another_reader() -> None:
     nodes, _ = PATTERNS["conv_batchnorm"]
     for inner in nodes[:-1]:
-        more = [*nodes, node("Neg", inner.output[0], "other")]
+        all_nodes = [*nodes, node("Neg", inner.output[0], "other")]
         model = make_model(
-            more,
+            all_nodes,
             {"x": X4},
             [nodes[-1].output[0], "other"],
-            {k: v for k, v in MORE.items() if any(k in n.input for n in more)},
+            {k: v for k, v in CONSTANTS.items() if any(k in n.input for n in all_nodes)},
         )
         check(model, {"x": X4 - 1})
 
 
-def test_a_value_that_a_body_reads_keeps_its_name() -> None:
+def test_value_captured_by_subgraph_keeps_its_name() -> None:
     graph = helper.make_graph(
         [helper.make_node("Neg", ["c"], ["t"])],
         "body",
@@ -151,12 +151,12 @@ def test_a_value_that_a_body_reads_keeps_its_name() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_pattern_in_other_widths(dtype: type) -> None:
-    nodes, wanted = PATTERNS["conv_batchnorm"]
-    used = {value for n in nodes for value in n.input}
-    weights: dict[str, Any] = {k: np.asarray(v, dtype) for k, v in MORE.items() if k in used}
+def test_pattern_of_other_float_types_is_transformed(dtype: type) -> None:
+    nodes, expected = PATTERNS["conv_batchnorm"]
+    names = {value for n in nodes for value in n.input}
+    weights: dict[str, Any] = {k: np.asarray(v, dtype) for k, v in CONSTANTS.items() if k in names}
     model = make_model(nodes, {"x": X4.astype(dtype)}, [nodes[-1].output[0]], weights)
-    assert operators(model) == wanted
+    assert operators(model) == expected
     x: np.ndarray = (X4 - 1).astype(dtype)
     exact = make_model(
         nodes,
@@ -164,14 +164,14 @@ def test_pattern_in_other_widths(dtype: type) -> None:
         [nodes[-1].output[0]],
         {k: v.astype(np.float64) for k, v in weights.items()},
     )
-    (got,) = run_cpu(model, {"x": x})
-    (best,) = run_reference(exact, {"x": x.astype(np.float64)})
-    assert got.dtype == dtype
+    (result,) = run_cpu(model, {"x": x})
+    (reference,) = run_reference(exact, {"x": x.astype(np.float64)})
+    assert result.dtype == dtype
     tolerance = 1e-2 if dtype is np.float16 else 1e-7
-    np.testing.assert_allclose(got.astype(np.float64), best, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(result.astype(np.float64), reference, rtol=tolerance, atol=tolerance)
 
 
-def test_noted_shapes_of_inner_values_are_not_trusted() -> None:
+def test_declared_shape_of_inner_value_is_ignored() -> None:
     nodes = [node("Relu", "x", "r"), node("Shape", "r", "s1"), node("Identity", "s1", "y")]
     model = make_model(nodes, {"x": X4}, ["y"])
     dimension = model.graph.input[0].type.tensor_type.shape.dim[0]
@@ -181,8 +181,8 @@ def test_noted_shapes_of_inner_values_are_not_trusted() -> None:
     assert run_cpu(model, {"x": x})[0].tolist() == [3, 4, 6, 6]
 
 
-def test_patterns_below_opset_7_broadcast_otherwise() -> None:
-    """Mul and Add then put a constant along the axis that they name, not along the last one."""
+def test_pattern_below_opset_7_is_not_transformed() -> None:
+    """Before opset 7, Mul and Add broadcast along the axis in their attribute."""
     old = {"broadcast": 1, "axis": 0}
     nodes = [
         node("ReduceMean", "x", "m", axes=[-1]),
@@ -200,24 +200,24 @@ def test_patterns_below_opset_7_broadcast_otherwise() -> None:
     model = make_model(nodes, {"x": x}, ["y"], weights, opset=6)
     assert operators(model) == [n.op_type for n in nodes]
     d = x - x.mean(-1, keepdims=True)
-    wanted = d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5)
-    wanted = wanted * weights["s"][:, None] + weights["t"][:, None]
-    np.testing.assert_allclose(run_cpu(model, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
+    expected = d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5)
+    expected = expected * weights["s"][:, None] + weights["t"][:, None]
+    np.testing.assert_allclose(run_cpu(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_constants_of_one_element_may_add_axes() -> None:
+def test_scalar_of_higher_rank_is_not_folded() -> None:
     nodes = [CONV, node("Mul", "c six", "y")]
-    weights = {k: np.asarray(MORE[k]) for k in ("k", "b", "six")}
-    for shape, wanted in (((), ["Conv"]), ((1,) * 5, ["Conv", "Mul"])):
+    weights = {k: np.asarray(CONSTANTS[k]) for k in ("k", "b", "six")}
+    for shape, expected in (((), ["Conv"]), ((1,) * 5, ["Conv", "Mul"])):
         weights["six"] = weights["six"].reshape(shape)
         model = make_model(nodes, {"x": X4}, ["y"], weights)
-        assert operators(model) == wanted
+        assert operators(model) == expected
         check(model, {"x": X4 - 1}, run_reference)
 
 
 def random_graph() -> onnx.GraphProto:
-    draw = helper.make_node("RandomNormal", [], ["r"], shape=[50])
-    return helper.make_graph([draw], "g", [], [helper.make_tensor_value_info("r", 1, [50])])
+    random_node = helper.make_node("RandomNormal", [], ["r"], shape=[50])
+    return helper.make_graph([random_node], "g", [], [helper.make_tensor_value_info("r", 1, [50])])
 
 
 LOOP_BODY = helper.make_graph(
@@ -232,7 +232,7 @@ LOOP_BODY = helper.make_graph(
 
 
 @pytest.mark.parametrize(
-    "draws",
+    "random_node",
     [
         helper.make_node("RandomNormal", [], ["t"], shape=[50]),
         helper.make_node("Dice", [], ["t"], domain="own"),
@@ -241,9 +241,9 @@ LOOP_BODY = helper.make_graph(
         ),
         helper.make_node("Loop", ["two", ""], ["t"], body=LOOP_BODY),
     ],
-    ids=lambda draws: draws.op_type,
+    ids=lambda random_node: random_node.op_type,
 )
-def test_random_numbers_are_drawn_in_each_run(draws: onnx.NodeProto) -> None:
+def test_random_numbers_differ_between_runs(random_node: onnx.NodeProto) -> None:
     function = helper.make_function(
         "own",
         "Dice",
@@ -254,10 +254,10 @@ def test_random_numbers_are_drawn_in_each_run(draws: onnx.NodeProto) -> None:
     )
     constants = {"on": np.array(True), "two": np.array(2)}
     model = make_model(
-        [draws, node("Add", "x t", "y")],
+        [random_node, node("Add", "x t", "y")],
         {"x": np.zeros(1, np.float32)},
         ["y"],
-        {k: v for k, v in constants.items() if k in draws.input},
+        {k: v for k, v in constants.items() if k in random_node.input},
         functions=[function],
         domains={"own": 1},
     )
@@ -266,10 +266,10 @@ def test_random_numbers_are_drawn_in_each_run(draws: onnx.NodeProto) -> None:
     assert not np.array_equal(compiled.run([x])[0], compiled.run([x])[0])
 
 
-def test_all_of_bert_is_covered() -> None:
+def test_executed_nodes_cover_all_nodes_of_bert() -> None:
     model = read_model(bert(layers=1, width=64, length=8))
-    covered = {name for n in transform(model).nodes for name in n.covers}
-    assert covered == set(model.node_names)
+    names = {name for n in transform(model).nodes for name in n.covers}
+    assert names == set(model.node_names)
 
 
 @pytest.mark.parametrize(
@@ -279,17 +279,17 @@ def test_all_of_bert_is_covered() -> None:
         for name in light_model_names()
     ],
 )
-def test_light_models_lose_no_node_but_literals(name: str) -> None:
+def test_executed_nodes_of_light_model_cover_all_except_folded_nodes(name: str) -> None:
     model = read_model(f"light:{name}")
     check_covers(model)
-    covered = {name for n in transform(model).nodes for name in n.covers}
-    lost = {model.nodes[model.index_of[n]].op_type for n in set(model.node_names) - covered}
-    assert lost <= {"Constant", "ConstantOfShape", "Dropout", "Reshape", "Unsqueeze"}
+    names = {name for n in transform(model).nodes for name in n.covers}
+    missing = {model.nodes[model.index_of[n]].op_type for n in set(model.node_names) - names}
+    assert missing <= {"Constant", "ConstantOfShape", "Dropout", "Reshape", "Unsqueeze"}
 
 
 @st.composite
 def networks(draw: st.DrawFn) -> onnx.ModelProto:
-    """Draw a network of fusable pieces in any order, some of their values outputs as well."""
+    """Draw a network of fusable nodes in random order, with some inner values as outputs."""
     nodes: list[onnx.NodeProto] = []
     values = ["x"]
     pieces: list[Callable[[str, str], onnx.NodeProto]] = [
@@ -318,26 +318,26 @@ def networks(draw: st.DrawFn) -> onnx.ModelProto:
             nodes.append(node(op_type, f"{latest} {other}", output))
         else:
             nodes.append(draw(st.sampled_from(pieces))(latest, output))
-        # Kept small, so that a tolerance means the same for every network.
+        # Tanh limits the values, so that one tolerance suits every network.
         nodes.append(node("Tanh", output, f"h{i}")) if draw(st.integers(0, 2)) == 0 else None
         values.append(nodes[-1].output[0])
     outputs = {values[-1], *draw(st.lists(st.sampled_from(values[1:]), max_size=2))}
-    used = {name for n in nodes for name in n.input}
-    weights = {k: v / 4 if k == "k" else v for k, v in MORE.items() if k in used}
+    names = {name for n in nodes for name in n.input}
+    weights = {k: v / 4 if k == "k" else v for k, v in CONSTANTS.items() if k in names}
     return make_model(nodes, {"x": X4}, sorted(outputs), weights)
 
 
 @given(networks())
-def test_random_networks_give_the_same_transformed(model: onnx.ModelProto) -> None:
+def test_transformed_random_network_equals_original(model: onnx.ModelProto) -> None:
     feeds = {"x": X4 - 1}
-    plain = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=True)
-    for a, b in zip(run_cpu(model, feeds), plain, strict=True):
-        scale = float(np.abs(b).max()) + 1e-3
-        np.testing.assert_allclose(a / scale, b / scale, rtol=1e-3, atol=1e-4)
+    references = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=True)
+    for result, expected in zip(run_cpu(model, feeds), references, strict=True):
+        scale = float(np.abs(expected).max()) + 1e-3
+        np.testing.assert_allclose(result / scale, expected / scale, rtol=1e-3, atol=1e-4)
     check_covers(read_model(model))
 
 
-def test_a_loop_of_constants_is_left_to_the_run() -> None:
+def test_loop_with_constant_inputs_is_not_folded() -> None:
     body = onnx.parser.parse_graph(
         "b (int64 i, bool c, float v) => (bool d, float o) { d = Identity(c) o = Neg(v) }"
     )
@@ -347,9 +347,7 @@ def test_a_loop_of_constants_is_left_to_the_run() -> None:
 
 
 @pytest.mark.parametrize(("bias", "scale", "mean"), [(4, 3, 3), (3, 16, 3), (3, 3, 4)])
-def test_parameters_that_fit_no_channel_are_left_to_the_run(
-    bias: int, scale: int, mean: int
-) -> None:
+def test_batchnorm_with_mismatched_channels_is_not_folded(bias: int, scale: int, mean: int) -> None:
     sizes = {"b": bias, "s": scale, "m": mean, "v": scale}
     constants = {"w": floats(3, 2, 1, 1)} | {name: floats(size) for name, size in sizes.items()}
     nodes = [node("Conv", "x w b", "c"), node("BatchNormalization", "c s s m v", "y")]

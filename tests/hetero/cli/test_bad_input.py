@@ -241,13 +241,13 @@ def test_affinity_files_that_are_none(
 
 
 DEVICES = {
-    "TPU": "there are CPU",
+    "TPU": "available: CPU",
     "cpu": "Did you mean CPU?",
     "ORT.1": "devices={'ORT': 2}",
     "ORT,CPU": "write HETERO:ORT,CPU",
-    "HETERO:ORT,,CPU": "empty place",
-    "HETERO:": "empty place",
-    "": "empty place",
+    "HETERO:ORT,,CPU": "empty entry",
+    "HETERO:": "empty entry",
+    "": "empty entry",
     "CPU:ORT": "write HETERO:ORT",
 }
 
@@ -448,7 +448,7 @@ def test_a_list_goes_on_without_a_broken_plugin_and_says_so(
         compiled = core.compile_model(model, "HETERO:BROKEN,CPU")
         assert compiled(X)[0].shape == (2, 4)
         (told,) = caplog.messages
-        assert told.startswith("BROKEN: left out of HETERO:BROKEN,CPU: ")
+        assert told.startswith("BROKEN: removed from HETERO:BROKEN,CPU: ")
         assert "pip install broken-runtime" in told
         with pytest.raises(errors.UnknownDeviceError, match="BROKN"):
             core.compile_model(model, "HETERO:BROKN,CPU")

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import hetero
-from tests.support.quantized import bytes_of, plain, run_cpu, weights_of
+from tests.support.quantized import bytes_of, run_cpu, run_unoptimized, weights_of
 from tests.support.small_models import make_model
 
 RNG = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def test_a_quantised_operator(name: str, inputs: list[str], attributes: dict[str
     x = {"m": bytes_of(np.uint8, 5, 8)} if name == "QGemm" else x
     x = {key: value for key, value in x.items() if key in inputs}
     model = model_of(name, inputs, x, **attributes)
-    (ours,), (theirs,) = run_cpu(model, x), plain(model, x)
+    (ours,), (theirs,) = run_cpu(model, x), run_unoptimized(model, x)
     assert ours.dtype == theirs.dtype
     if ours.dtype == np.float32:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
@@ -81,7 +81,7 @@ def test_qlinear_softmax_of_each_opset() -> None:
     for opset in (11, 13):
         inputs = [*X, "small", "low"]
         model = model_of("QLinearSoftmax", inputs, x, version=12, axis=1, opset=opset)
-        (ours,), (theirs,) = run_cpu(model, x), plain(model, x)
+        (ours,), (theirs,) = run_cpu(model, x), run_unoptimized(model, x)
         assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
 
 

@@ -124,18 +124,18 @@ def good_client(server: Server, token: str = "") -> Iterator[None]:
 
 def open_calls(server: Server, method: str, count: int, stack: ExitStack) -> list[Any]:
     """Open calls whose messages never arrive."""
-    ended = threading.Event()
-    stack.callback(ended.set)
+    stop_event = threading.Event()
+    stack.callback(stop_event.set)
 
     def silent() -> Iterator[bytes]:
-        ended.wait()
+        stop_event.wait()
         yield from ()
 
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}"))
-    opened = [channel.stream_stream(f"/{FILE.service}/{method}")(silent()) for _ in range(count)]
-    for one in opened:
+    calls = [channel.stream_stream(f"/{FILE.service}/{method}")(silent()) for _ in range(count)]
+    for one in calls:
         stack.callback(one.cancel)
-    return opened
+    return calls
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ServerLive"])
@@ -158,9 +158,9 @@ def test_silent_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
         good_client(server),
     ):
         for method in ("ModelInfer", "ModelStreamInfer"):
-            for opened in open_calls(server, method, 3, stack):
+            for calls in open_calls(server, method, 3, stack):
                 with pytest.raises(grpc.RpcError) as caught:
-                    next(opened)
+                    next(calls)
                 assert caught.value.code().name == "DEADLINE_EXCEEDED"
 
 
@@ -180,9 +180,9 @@ def test_token_is_checked_before_a_message_or_body_arrives() -> None:
     with serving(grpc_port=0, options=options, plus=plus_one()) as server, ExitStack() as stack:
         stack.enter_context(good_client(server, token="secret"))
         for method in ("ModelInfer", "ModelStreamInfer", "RepositoryIndex"):
-            [opened] = open_calls(server, method, 1, stack)
+            [calls] = open_calls(server, method, 1, stack)
             with pytest.raises(grpc.RpcError) as caught:
-                next(opened)
+                next(calls)
             assert caught.value.code().name == "UNAUTHENTICATED"
         with connected(server) as client:
             client.sendall(posted(bytes(1000))[:-1000])
@@ -274,16 +274,16 @@ def test_large_json_is_refused(encoding: str) -> None:
     with serving(options={"json_nbytes": 10**6}, plus=plus_one()) as server, good_client(server):
         body = json_body(600_000, [600_000])
         body = gzip.compress(body) if encoding else body
-        refused = ask(server, INFER, body, headers=headers)
-        assert refused.status == 413
-        assert "raw bytes" in refused.json["error"]
+        response = ask(server, INFER, body, headers=headers)
+        assert response.status == 413
+        assert "raw bytes" in response.json["error"]
 
 
 def test_body_is_bounded_when_it_is_decompressed(limited: Server) -> None:
     body = gzip.compress(b" " * (2 * LIMIT))
     with good_client(limited):
-        refused = ask(limited, INFER, body, headers={"content-encoding": "gzip"})
-        assert refused.status == 413
+        response = ask(limited, INFER, body, headers={"content-encoding": "gzip"})
+        assert response.status == 413
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
@@ -297,8 +297,8 @@ def test_many_strings_are_refused(server: Server, is_raw: bool) -> None:
         headers = {"inference-header-content-length": str(len(body))}
         body += bytes(4 * count)
     with good_client(server):
-        refused = ask(server, "/v2/models/text/infer", body, headers=headers)
-        assert refused.status == 413
+        response = ask(server, "/v2/models/text/infer", body, headers=headers)
+        assert response.status == 413
 
 
 def test_bodies_are_bounded_together(limited: Server) -> None:
@@ -307,9 +307,9 @@ def test_bodies_are_bounded_together(limited: Server) -> None:
         with connected(limited) as holder:
             holder.sendall(posted(bytes(LIMIT))[:-1])
             until(lambda: bodies.used >= LIMIT - 1)
-            refused = ask(limited, INFER, bytes(LIMIT))
-            assert refused.status == 503
-            assert refused.headers["retry-after"]
+            response = ask(limited, INFER, bytes(LIMIT))
+            assert response.status == 503
+            assert response.headers["retry-after"]
             message = FILE.messages["ModelInferRequest"](model_name="plus")
             message.raw_input_contents.append(bytes(LIMIT - 100))
             assert code_of(limited, "ModelInfer", message.SerializeToString()) == "UNAVAILABLE"
@@ -354,8 +354,8 @@ def test_numbers_out_of_range_are_bad_requests(
     if model == "text":
         entry |= {"datatype": '"BYTES"', "data": "[]"}
     fields = ", ".join(f'"{name}": {text}' for name, text in entry.items())
-    refused = ask(server, f"/v2/models/{model}/infer", f'{{"inputs": [{{{fields}}}]}}'.encode())
-    assert refused.status == 400
+    response = ask(server, f"/v2/models/{model}/infer", f'{{"inputs": [{{{fields}}}]}}'.encode())
+    assert response.status == 400
 
 
 @pytest.mark.parametrize("name", ["timeout", "priority"])
@@ -371,7 +371,7 @@ def test_prompt_for_a_model_that_is_no_decoder_is_a_bad_request(
     server: Server, prompt: object, path: str
 ) -> None:
     messages = [{"role": "user", "content": "hello"}]
-    asked = {"messages": messages} if "chat" in path else {"prompt": prompt}
-    refused = ask(server, path, {"model": "plus", **asked})
-    assert refused.status == 400
-    assert "was not read as a decoder" in refused.json["error"]["message"]
+    fields = {"messages": messages} if "chat" in path else {"prompt": prompt}
+    response = ask(server, path, {"model": "plus", **fields})
+    assert response.status == 400
+    assert "was not read as a decoder" in response.json["error"]["message"]

@@ -1,4 +1,4 @@
-"""Our own suite: this server keeps every rule, and one that breaks them is found out."""
+"""The protocol's conformance suite: this server passes it, and a careless one fails."""
 
 from __future__ import annotations
 
@@ -15,25 +15,34 @@ from tests.support.serving import identity, plus_one, serving
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("grpc")
-from tests.oip_conformance.__main__ import verdicts
-from tests.oip_conformance.subject import Subject
+from tests.oip_conformance.__main__ import check_rules, main
+from tests.oip_conformance.server_under_test import ServerUnderTest
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(grpc_port=0, plus=plus_one(), text=identity(TensorProto.STRING)) as made:
-        yield made
+    with serving(grpc_port=0, plus=plus_one(), text=identity(TensorProto.STRING)) as server:
+        yield server
 
 
 @pytest.mark.parametrize("model", ["plus", "text"])
-def test_we_keep_every_rule(server: Server, model: str) -> None:
-    found = list(verdicts(Subject(server.url, model, f"127.0.0.1:{server.grpc_port}")))
-    assert [row for row in found if row.verdict != "kept"] == []
-    assert len(found) > 40
+def test_server_passes_every_rule(server: Server, model: str) -> None:
+    subject = ServerUnderTest(server.url, model, f"127.0.0.1:{server.grpc_port}")
+    verdicts = list(check_rules(subject))
+    assert [verdict for verdict in verdicts if verdict.outcome != "passed"] == []
+    assert len(verdicts) > 40
 
 
-class _Careless(BaseHTTPRequestHandler):
-    """Says yes to everything."""
+def test_command_takes_the_first_model(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["oip_conformance", server.url])
+    assert main() == 0
+    assert ", 0 failed, " in capsys.readouterr().out
+
+
+class _CarelessHandler(BaseHTTPRequestHandler):
+    """Answers every request with the same document."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -64,16 +73,16 @@ class _Careless(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_careless_server_is_found_out() -> None:
-    careless = ThreadingHTTPServer(("127.0.0.1", 0), _Careless)
+def test_careless_server_fails() -> None:
+    careless = ThreadingHTTPServer(("127.0.0.1", 0), _CarelessHandler)
     threading.Thread(target=careless.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        found = verdicts(Subject(f"http://127.0.0.1:{careless.server_port}", "plus"))
-        by_name = {row.name: row.verdict for row in found}
+        verdicts = check_rules(ServerUnderTest(f"http://127.0.0.1:{careless.server_port}", "plus"))
+        outcomes = {verdict.name: verdict.outcome for verdict in verdicts}
     finally:
         careless.shutdown()
         careless.server_close()
-    assert by_name["live"] == "kept"
+    assert outcomes["live"] == "passed"
     for name in ("infer", "id", "unknown model", "no JSON", "negative size", "raw output"):
-        assert by_name[name] == "broken", name
-    assert by_name["statistics"] == by_name["gRPC: raw"] == "not here"
+        assert outcomes[name] == "failed", name
+    assert outcomes["statistics"] == outcomes["gRPC: raw"] == "not supported"

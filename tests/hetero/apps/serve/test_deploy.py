@@ -1,4 +1,4 @@
-"""What `deploy/` holds: its commands are ones that there are, its probes are answered."""
+"""Files in `deploy/`: their commands and options exist, and their probes are answered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def parsed(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a ``hetero`` command, as the command line reads them."""
+    """Return the options of a ``hetero`` command, parsed by the command line."""
     assert Path(words[0]).name == "hetero"
     command: Any = cli
     rest = list(words[1:])
@@ -44,22 +44,23 @@ def instructions() -> list[tuple[str, str]]:
     ]
 
 
-def test_the_image_has_what_it_copies_and_starts_what_there_is() -> None:
-    found = instructions()
-    for word, rest in found:
+def test_dockerfile_copies_and_starts_existing_things() -> None:
+    rows = instructions()
+    for word, rest in rows:
         if word == "COPY":
             for name in rest.split()[:-1]:
                 assert (ROOT / name).exists(), name
-    extras = re.search(r"\.\[([\w,]+)\]", " ".join(rest for word, rest in found if word == "RUN"))
+    commands = " ".join(rest for word, rest in rows if word == "RUN")
+    extras = re.search(r"\.\[([\w,]+)\]", commands)
     assert extras
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
-    named = dict(found)
-    options = parsed(json.loads(named["ENTRYPOINT"]) + json.loads(named["CMD"]))
-    assert {str(options["port"]), str(options["grpc_port"])} == set(named["EXPOSE"].split())
+    by_name = dict(rows)
+    options = parsed(json.loads(by_name["ENTRYPOINT"]) + json.loads(by_name["CMD"]))
+    assert {str(options["port"]), str(options["grpc_port"])} == set(by_name["EXPOSE"].split())
 
 
-def test_the_cluster_starts_what_there_is_and_probes_what_is_answered() -> None:
+def test_kuberay_manifest_has_valid_options_and_probes() -> None:
     pytest.importorskip("uvicorn")
     cluster, deployment, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -82,7 +83,7 @@ def test_the_cluster_starts_what_there_is_and_probes_what_is_answered() -> None:
 
 
 @pytest.mark.parametrize("name", ["hetero-pool", "hetero-serve"])
-def test_the_units_start_what_there_is(name: str, tmp_path: Path) -> None:
+def test_systemd_units_have_valid_commands(name: str, tmp_path: Path) -> None:
     reader = configparser.RawConfigParser(strict=True)
     reader.optionxform = str  # type: ignore[assignment,method-assign]
     reader.read(DEPLOY / f"{name}.service")

@@ -1,4 +1,4 @@
-"""Generated text by HTTP: OpenAI's forms and Triton's, of a decoder cut over two devices."""
+"""Generated text over HTTP, in OpenAI's and Triton's forms, by a decoder on two devices."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer whose words are w0, w1, ..., w0 before a text, and a template for chats."""
+    """Write a tokenizer with words w0, w1, ... that puts w0 before a text, and a chat template."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = {
         "version": "1.0",
@@ -110,28 +110,28 @@ def events(answer: Response) -> list[Any]:
     return [line.removeprefix("data: ") for line in lines]
 
 
-def test_tokens_for_tokens(server: Server) -> None:
+def test_token_ids_are_completed(server: Server) -> None:
     answer = complete(server)
     assert answer.status == 200, answer.body
-    told = answer.json
-    [choice] = told["choices"]
+    document = answer.json
+    [choice] = document["choices"]
     assert choice["token_ids"] == greedy(PROMPT, 6)
     assert choice["finish_reason"] == "length"
-    assert told["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
-    assert (told["object"], told["model"]) == ("text_completion", "little")
+    assert document["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
+    assert (document["object"], document["model"]) == ("text_completion", "little")
     assert ask(server, "/v1/models").json["data"][0]["id"] == "little"
     assert ask(server, "/v1/models/ending").json["id"] == "ending"
     assert ask(server, "/v1/models/none").status == 404
 
 
-def test_texts_are_counted(server: Server) -> None:
+def test_generations_are_counted(server: Server) -> None:
     def counted() -> dict[str, float]:
         text = ask(server, "/metrics").body.decode()
         of_little = (
             r'^hetero_serve_(\w+)_total\{model="little",(?:result="(\w+)",)?version="1"\} (\S+)$'
         )
-        found = re.findall(of_little, text, re.MULTILINE)
-        return {name + result: float(value) for name, result, value in found}
+        samples = re.findall(of_little, text, re.MULTILINE)
+        return {name + result: float(value) for name, result, value in samples}
 
     before = counted()
     assert complete(server, prompt=[PROMPT, PROMPT], stream=True).status == 200
@@ -139,20 +139,20 @@ def test_texts_are_counted(server: Server) -> None:
         assert complete(server, prompt=[unknown]).status == 400
     after = counted()
     grown = {name: after[name] - before[name] for name in after}
-    wanted = {"requestssuccess": 1, "requestsfail": 3, "inferences": 2, "tokens": 12}
-    assert grown == wanted
+    expected = {"requestssuccess": 1, "requestsfail": 3, "inferences": 2, "tokens": 12}
+    assert grown == expected
     assert (
         'hetero_serve_requests_in_flight{model="little",version="1"} 0.0'
         in ask(server, "/metrics").body.decode()
     )
 
 
-def test_of_both_names_of_a_limit_the_newer_one_counts(server: Server) -> None:
-    told = complete(server, max_tokens=6, max_completion_tokens=2).json
-    assert told["choices"][0]["token_ids"] == greedy(PROMPT, 2)
+def test_newer_name_of_the_token_limit_takes_precedence(server: Server) -> None:
+    document = complete(server, max_tokens=6, max_completion_tokens=2).json
+    assert document["choices"][0]["token_ids"] == greedy(PROMPT, 2)
 
 
-def test_a_stream_has_what_the_whole_has(server: Server) -> None:
+def test_stream_has_the_tokens_of_the_whole_response(server: Server) -> None:
     answer = complete(server, stream=True, stream_options=USAGE)
     *chunks, usage, done = events(answer)
     assert done == "[DONE]"
@@ -162,22 +162,22 @@ def test_a_stream_has_what_the_whole_has(server: Server) -> None:
     assert json.loads(usage)["usage"]["completion_tokens"] == 6
 
 
-def test_texts_and_chats(server: Server) -> None:
+def test_text_prompts_and_stops(server: Server) -> None:
     pytest.importorskip("tokenizers")
-    wanted = f" {words(greedy([0, *PROMPT], 6))}"  # it goes on with the prompt
-    assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == wanted
-    at = wanted.rindex(" w")
-    for stream, stop in product((False, True), (wanted[at + 1 :], wanted[at - 1 : at + 2])):
+    expected = f" {words(greedy([0, *PROMPT], 6))}"  # it continues the prompt
+    assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == expected
+    at = expected.rindex(" w")
+    for stream, stop in product((False, True), (expected[at + 1 :], expected[at - 1 : at + 2])):
         answer = complete(server, prompt=words(PROMPT), stop=["none", stop], stream=stream)
-        until = wanted[: wanted.index(stop)]
-        told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
-        assert "".join(part["choices"][0]["text"] for part in told) == until
-        assert told[-1]["choices"][0]["finish_reason"] == "stop"
+        until = expected[: expected.index(stop)]
+        chunks = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+        assert "".join(part["choices"][0]["text"] for part in chunks) == until
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     assert complete(server, prompt=[PROMPT]).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_others_are_answered_while_a_long_prompt_becomes_tokens(
+def test_other_requests_are_answered_during_tokenization(
     server: Server, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     pytest.importorskip("tokenizers")
@@ -186,10 +186,10 @@ def test_others_are_answered_while_a_long_prompt_becomes_tokens(
 
     def slow(tokenizer: PromptTokenizer, text: str, **options: bool) -> list[int]:
         is_read.set()
-        was_told.append(may_end.wait(5))
+        waits_ended.append(may_end.wait(5))
         return read(tokenizer, text, **options)
 
-    was_told: list[bool] = []
+    waits_ended: list[bool] = []
     monkeypatch.setattr(PromptTokenizer, "encode", slow)
     prompt = {"messages": CHAT, "prompt": None} if "chat" in path else {"prompt": words(PROMPT)}
     with ThreadPoolExecutor(1) as clients:
@@ -198,17 +198,17 @@ def test_others_are_answered_while_a_long_prompt_becomes_tokens(
         assert ask(server, "/v2/health/live").status == 200
         may_end.set()
         assert answer.result().status == 200
-    assert was_told == [True]
+    assert waits_ended == [True]
 
 
-def test_only_what_may_be_a_stop_is_held(server: Server) -> None:
+def test_only_the_beginning_of_a_stop_is_delayed(server: Server) -> None:
     pytest.importorskip("tokenizers")
-    wanted = words(greedy(PROMPT, 6))
-    stops = [f"{wanted[-1]}!", *(f"{word[-1]}?" for word in wanted.split())]
+    expected = words(greedy(PROMPT, 6))
+    stops = [f"{expected[-1]}!", *(f"{word[-1]}?" for word in expected.split())]
     chunks = [json.loads(e) for e in events(complete(server, stream=True, stop=stops))[:-1]]
     texts = [chunk["choices"][0]["text"] for chunk in chunks]
-    assert texts[0] == f" {wanted.split()[0][:-1]}"
-    assert "".join(texts) == f" {wanted}"
+    assert texts[0] == f" {expected.split()[0][:-1]}"
+    assert "".join(texts) == f" {expected}"
 
 
 CHAT = [{"role": "user", "content": words(PROMPT)}]
@@ -216,7 +216,7 @@ PARTS = [{"type": "text", "text": words(PROMPT[:3])}, {"type": "text", "text": w
 
 
 @pytest.mark.parametrize("model", ["little", "ending"])
-def test_chats(server: Server, model: str) -> None:
+def test_chat_completions(server: Server, model: str) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     fields = {
@@ -225,37 +225,35 @@ def test_chats(server: Server, model: str) -> None:
         "ignore_eos": True,
         "response_format": {"type": "text"},
     }
-    path, wanted = "/v1/chat/completions", words(greedy(PROMPT, 6))  # the template puts no w0
+    path, expected = "/v1/chat/completions", words(greedy(PROMPT, 6))  # the template puts no w0
     answer = complete(server, path, messages=CHAT, **fields)
-    assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": wanted}
+    assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": expected}
     answer = complete(server, path, messages=CHAT, stream=True, **fields)
     parts = [json.loads(e)["choices"][0]["delta"] for e in events(answer)[:-1]]
-    assert "".join(part["content"] for part in parts) == wanted
+    assert "".join(part["content"] for part in parts) == expected
     assert [part.get("role") for part in parts] == ["assistant", *[None] * (len(parts) - 1)]
-    told = {"messages": [{"role": "user", "content": PARTS[:1]}], **fields}
-    more = {"chat_template_kwargs": {"after": PARTS[1]["text"]}}
-    answer = complete(server, path, **told, **more)
-    assert answer.json["choices"][0]["message"]["content"] == wanted
+    messages = [{"role": "user", "content": PARTS[:1]}]
+    variables = {"after": PARTS[1]["text"]}
+    answer = complete(server, path, messages=messages, chat_template_kwargs=variables, **fields)
+    assert answer.json["choices"][0]["message"]["content"] == expected
     spaced = [PARTS[0], {"type": "text", "text": " "}, PARTS[1]]
     answer = complete(server, path, messages=[{"role": "user", "content": spaced}], **fields)
-    assert answer.json["choices"][0]["message"]["content"] == wanted
+    assert answer.json["choices"][0]["message"]["content"] == expected
 
 
-def test_a_chat_goes_on_to_the_end_of_the_context(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_fills_the_context_by_default(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     monkeypatch.setattr(generation, "_DEFAULT_TOKENS", 3)  # of the model that says nothing
     fields = {"prompt": None, "ignore_eos": True, "max_tokens": None, "messages": CHAT}
     for model, total in (("ending", ENDS_AT), ("little", len(PROMPT) + 3)):
-        told = complete(server, "/v1/chat/completions", **{"model": model, **fields}).json
-        assert told["usage"]["total_tokens"] == total
-        assert told["choices"][0]["finish_reason"] == "length"
+        document = complete(server, "/v1/chat/completions", **{"model": model, **fields}).json
+        assert document["usage"]["total_tokens"] == total
+        assert document["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "words_of_error"),
     [
         ({"role": "none", "content": "w1"}, "no such role"),
         ({"content": "w1"}, "role"),
@@ -263,25 +261,25 @@ def test_a_chat_goes_on_to_the_end_of_the_context(
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "type: text"),
     ],
 )
-def test_chats_that_are_none(server: Server, message: Any, said: str) -> None:
+def test_bad_messages_are_refused(server: Server, message: Any, words_of_error: str) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     answer = complete(server, "/v1/chat/completions", prompt=None, messages=[message])
     assert answer.status == 400
-    assert said in answer.json["error"]["message"]
+    assert words_of_error in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    "told", ["{", "[]", '{"chat_template": [{}]}', '{"bos_token": {}, "eos_token": {"id": 2}}']
+    "document", ["{", "[]", '{"chat_template": [{}]}', '{"bos_token": {}, "eos_token": {"id": 2}}']
 )
-def test_a_configuration_that_is_damaged_says_so(tmp_path: Path, told: str) -> None:
+def test_damaged_tokenizer_configuration_is_an_error(tmp_path: Path, document: str) -> None:
     _write_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(told)
+    (tmp_path / "tokenizer_config.json").write_text(document)
     with pytest.raises(ArgumentError, match=r"tokenizer_config\.json or chat_template\.jinja"):
         PromptTokenizer(tmp_path)
 
 
-def test_a_template_that_is_damaged_says_so(tmp_path: Path) -> None:
+def test_damaged_chat_template_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     _write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for")
@@ -290,12 +288,12 @@ def test_a_template_that_is_damaged_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_token_that_ends_a_text_is_no_part_of_it(server: Server, stream: bool) -> None:
+def test_end_token_is_not_part_of_the_text(server: Server, stream: bool) -> None:
     pytest.importorskip("tokenizers")
     answer = complete(server, model="ending", stream=stream)
-    told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+    chunks = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
     until = greedy(PROMPT, 6).index(END)
-    choices = [part["choices"][0] for part in told]
+    choices = [part["choices"][0] for part in chunks]
     assert "".join(choice["text"] for choice in choices) == "".join(
         f" {word}" for word in words(greedy(PROMPT, 6)[:until]).split()
     )
@@ -304,38 +302,38 @@ def test_the_token_that_ends_a_text_is_no_part_of_it(server: Server, stream: boo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_texts_of_several_prompts(server: Server, stream: bool) -> None:
+def test_several_sequences_of_several_prompts(server: Server, stream: bool) -> None:
     pytest.importorskip("tokenizers")
     prompts = [PROMPT, [7, 8]]
-    wanted = [greedy(prompt, 6) for prompt in prompts for _ in range(2)]
-    stop = f"w{wanted[2][2]} "  # it ends only the two of them
+    expected = [greedy(prompt, 6) for prompt in prompts for _ in range(2)]
+    stop = f"w{expected[2][2]} "  # it ends only the two of them
     answer = complete(server, prompt=prompts, n=2, stop=stop, stream=stream, stream_options=USAGE)
-    told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+    chunks = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
     texts, reasons, count = [""] * 4, [""] * 4, 0
-    for choice in (choice for part in told for choice in part["choices"]):
+    for choice in (choice for part in chunks for choice in part["choices"]):
         texts[choice["index"]] += choice["text"]
         reasons[choice["index"]] = choice["finish_reason"]
         count += len(choice["token_ids"])
-    wholes = ["".join(f" {word}" for word in words(ids).split()) for ids in wanted]
+    wholes = ["".join(f" {word}" for word in words(ids).split()) for ids in expected]
     assert texts == [whole.partition(stop)[0] for whole in wholes]
     assert reasons == ["length" if stop not in whole else "stop" for whole in wholes]
     assert {"length", "stop"} == {*reasons}
     usage = {"prompt_tokens": 8, "completion_tokens": count, "total_tokens": 8 + count}
-    assert told[-1]["usage"] == usage
-    assert all(part["usage"] is None for part in told[:-1])
+    assert chunks[-1]["usage"] == usage
+    assert all(part["usage"] is None for part in chunks[:-1])
 
 
-def test_several_texts_are_drawn_each(server: Server) -> None:
-    told = complete(server, n=3, seed=-5, temperature=50).json["choices"]
+def test_sequences_of_a_prompt_have_their_own_seeds(server: Server) -> None:
+    choices = complete(server, n=3, seed=-5, temperature=50).json["choices"]
     alone = [complete(server, seed=-5 + i, temperature=50).json["choices"][0] for i in range(3)]
-    assert [one["token_ids"] for one in told] == [one["token_ids"] for one in alone]
-    assert len({tuple(one["token_ids"]) for one in told}) == 3
+    assert [one["token_ids"] for one in choices] == [one["token_ids"] for one in alone]
+    assert len({tuple(one["token_ids"]) for one in choices}) == 3
 
 
 def test_the_generate_extension(server: Server) -> None:
     body = {"text_input": PROMPT, "max_tokens": 4}
-    told = ask(server, "/v2/models/little/generate", body).json
-    assert (told["model_name"], told["token_ids"]) == ("little", greedy(PROMPT, 4))
+    document = ask(server, "/v2/models/little/generate", body).json
+    assert (document["model_name"], document["token_ids"]) == ("little", greedy(PROMPT, 4))
     parts = events(ask(server, "/v2/models/little/generate_stream", body))
     tokens = [token for part in parts for token in json.loads(part)["token_ids"]]
     assert tokens == greedy(PROMPT, 4)
@@ -363,13 +361,13 @@ def test_the_generate_extension(server: Server) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_bad_requests(server: Server, fields: Any, status: int, stream: bool) -> None:
+def test_bad_requests_are_refused(server: Server, fields: Any, status: int, stream: bool) -> None:
     answer = complete(server, stream=stream, **fields)
     assert answer.status == status, answer.body
     assert answer.json["error"]["message"]
 
 
-def test_a_stream_that_fails_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_stream_ends_with_an_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     step = BatchGeneration.__next__
 
     def fails_soon(self: BatchGeneration) -> list[int | None]:
@@ -385,7 +383,7 @@ def test_a_stream_that_fails_says_so(server: Server, monkeypatch: pytest.MonkeyP
     assert complete(server).status == 503
 
 
-def test_a_client_that_leaves_ends_its_text(server: Server) -> None:
+def test_disconnect_during_a_stream_leaves_the_model_usable(server: Server) -> None:
     body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 60, "stream": True})
     with connected(server) as leaver:
         leaver.sendall(posted(body.encode(), "/v1/completions"))
@@ -423,9 +421,7 @@ def test_large_request_for_text_is_refused(server: Server) -> None:
     assert complete(server, prompt="a" * (2**22 + 1)).status == 413
 
 
-def test_client_that_leaves_stops_its_generation(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disconnect_cancels_the_generation(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     step, cancel = BatchGeneration.__next__, BatchGeneration.cancel
     steps, cancelled = threading.Semaphore(0), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Bounds of the HTTP protocol: heads, trailers, chunks and refused bodies, beside a good client."""
+"""Bounds of the HTTP protocol: heads, trailers, chunks, pipelines and refused bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that die under a server: every request is answered, and readiness follows."""
+"""Lost devices of a server: every request is answered, and readiness is updated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
 
 
-def test_a_model_without_devices_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_devices_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving("CPU", plus=plus_one()) as server:
         model = server.service.repository.find("plus")
         assert ask(server, "/v2/models/plus/ready").status == 200
@@ -31,7 +31,7 @@ def test_a_model_without_devices_is_not_ready(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_device_that_is_killed_costs_no_answer() -> None:
+def test_killed_device_loses_no_response() -> None:
     pytest.importorskip("ray")
     with hetero.Core("ray", devices={"CPU": 2}) as core:
         compiled = core.compile_model(
@@ -42,15 +42,15 @@ def test_a_device_that_is_killed_costs_no_answer() -> None:
             killed = threading.Event()
 
             def answered() -> int:
-                """Ask again where the server says so: where it is slow, both devices seem lost."""
+                """Send a request again after 503: on a slow machine both devices may seem lost."""
                 while (answer := ask(server, INFER, BODY)).status == 503:
                     time.sleep(int(answer.headers["retry-after"]))
                 return answer.status
 
             def requests(_: int) -> list[int]:
-                told = [answered() for _ in range(10)]
+                earlier = [answered() for _ in range(10)]
                 assert killed.wait(60)
-                return [*told, *(answered() for _ in range(30))]
+                return [*earlier, *(answered() for _ in range(30))]
 
             with ThreadPoolExecutor(4) as pool:
                 running = [pool.submit(requests, number) for number in range(4)]
@@ -58,6 +58,6 @@ def test_a_device_that_is_killed_costs_no_answer() -> None:
                 device = executor._devices.device("CPU.0")  # type: ignore[attr-defined]
                 os.kill(executor._ask(device, "ping"), signal.SIGKILL)  # type: ignore[attr-defined]
                 killed.set()
-                statuses = [status for made in running for status in made.result(300)]
+                statuses = [status for future in running for status in future.result(300)]
             assert statuses == [200] * 160
             assert ask(server, "/v2/health/ready").status == 200

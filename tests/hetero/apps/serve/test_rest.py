@@ -1,4 +1,4 @@
-"""The protocol's REST form, as a client without a library sees it."""
+"""The protocol's REST form, with http.client as the client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def server() -> Iterator[Server]:
 
 
 def binary(entries: list[dict[str, Any]], raws: list[bytes], **more: Any) -> tuple[bytes, dict]:
-    """Return a body with raw tensors, and the header that it needs."""
+    """Return a body with raw tensors, and its header."""
     for entry, raw in zip(entries, raws, strict=True):
         entry.pop("data", None)
         entry["parameters"] = {"binary_data_size": len(raw)}
@@ -60,47 +60,47 @@ def binary(entries: list[dict[str, Any]], raws: list[bytes], **more: Any) -> tup
 
 
 def raw_outputs(answer: Any) -> list[bytes]:
-    """Return the raw bytes behind an answer's JSON."""
+    """Return the raw bytes after a response's JSON."""
     at = int(answer.headers["inference-header-content-length"])
-    found = []
+    outputs = []
     for output in json.loads(answer.body[:at])["outputs"]:
         nbytes = output["parameters"]["binary_data_size"]
-        found.append(answer.body[at : at + nbytes])
+        outputs.append(answer.body[at : at + nbytes])
         at += nbytes
     assert at == len(answer.body)
-    return found
+    return outputs
 
 
-def test_what_the_server_says_of_itself(server: Server) -> None:
+def test_server_metadata(server: Server) -> None:
     assert ask(server, "/v2/health/live").json == {"live": True}
     assert ask(server, "/v2/health/ready").json == {"ready": True}
-    told = ask(server, "/v2").json
-    assert told["name"] == "hetero"
-    assert "binary_tensor_data" in told["extensions"]
+    document = ask(server, "/v2").json
+    assert document["name"] == "hetero"
+    assert "binary_tensor_data" in document["extensions"]
 
 
-def test_what_a_model_is(server: Server) -> None:
+def test_model_metadata(server: Server) -> None:
     port = {"datatype": "FP32", "shape": [-1]}
-    wanted = {
+    expected = {
         "name": "plus",
         "versions": ["1"],
         "platform": "onnx_onnxv1",
         "inputs": [{"name": "x", **port}],
         "outputs": [{"name": "y", **port}],
     }
-    assert ask(server, "/v2/models/plus").json == wanted
-    assert ask(server, "/v2/models/plus/versions/1").json == wanted
+    assert ask(server, "/v2/models/plus").json == expected
+    assert ask(server, "/v2/models/plus/versions/1").json == expected
     assert ask(server, "/v2/models/plus/ready").json == {"name": "plus", "ready": True}
     config = ask(server, "/v2/models/plus/config").json
     assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}]
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_json_in_and_out(server: Server, nested: bool) -> None:
-    given = tensor("x", "FP32", X)
+def test_json_infer(server: Server, nested: bool) -> None:
+    entry = tensor("x", "FP32", X)
     if nested:
-        given["data"] = X.tolist()
-    answer = ask(server, INFER, {"id": "seven", "inputs": [given], "parameters": {"mine": 1}})
+        entry["data"] = X.tolist()
+    answer = ask(server, INFER, {"id": "seven", "inputs": [entry], "parameters": {"mine": 1}})
     assert answer.status == 200
     assert answer.json["id"] == "seven"
     assert (answer.json["model_name"], answer.json["model_version"]) == ("plus", "1")
@@ -136,28 +136,30 @@ def test_every_datatype_as_raw_bytes(server: Server, datatype: str) -> None:
     assert raw_outputs(answer) == [raw]
 
 
-@pytest.mark.parametrize("sent", ["", "gzip", "deflate"])
+@pytest.mark.parametrize("encoding", ["", "gzip", "deflate"])
 @pytest.mark.parametrize("accepted", ["", "gzip", "deflate;q=0.5, gzip;q=0.2", "br, *;q=0"])
-def test_packed_bodies(server: Server, sent: str, accepted: str) -> None:
+def test_compressed_bodies(server: Server, encoding: str, accepted: str) -> None:
     body, headers = binary(
         [tensor("x", "FP32", X)],
         [X.tobytes()],
         outputs=[{"name": "y", "parameters": {"binary_data": True}}],
     )
-    if sent:
-        body = gzip.compress(body) if sent == "gzip" else zlib.compress(body)
-        headers["Content-Encoding"] = sent
+    if encoding:
+        body = gzip.compress(body) if encoding == "gzip" else zlib.compress(body)
+        headers["Content-Encoding"] = encoding
     if accepted:
         headers["Accept-Encoding"] = accepted
     answer = ask(server, INFER, body, headers=headers)
     assert answer.status == 200, answer.body
-    encoding = answer.headers.get("content-encoding", "")
-    assert encoding == {"gzip": "gzip", "deflate;q=0.5, gzip;q=0.2": "deflate"}.get(accepted, "")
-    data = zlib.decompress(answer.body, 47) if encoding else answer.body
+    response_encoding = answer.headers.get("content-encoding", "")
+    assert response_encoding == {"gzip": "gzip", "deflate;q=0.5, gzip;q=0.2": "deflate"}.get(
+        accepted, ""
+    )
+    data = zlib.decompress(answer.body, 47) if response_encoding else answer.body
     np.testing.assert_array_equal(np.frombuffer(data[-12:], np.float32), X + 1)
 
 
-def test_numbers_that_json_has_no_form_for(server: Server) -> None:
+def test_nan_in_a_json_output_is_refused(server: Server) -> None:
     values = np.array([np.nan], np.float32)
     body, headers = binary([tensor("x", "FP32", values)], [values.tobytes()])
     answer = ask(server, INFER, body, headers=headers)
@@ -167,8 +169,8 @@ def test_numbers_that_json_has_no_form_for(server: Server) -> None:
 
 def bad_bodies() -> Iterator[Any]:
     def case(name: str, body: Any, status: int = 400, **headers: str) -> Any:
-        named = {key.replace("_", "-"): value for key, value in headers.items()}
-        return pytest.param(body, named, status, id=name)
+        request_headers = {key.replace("_", "-"): value for key, value in headers.items()}
+        return pytest.param(body, request_headers, status, id=name)
 
     good = tensor("x", "FP32", X)
     yield case("no JSON", b"{")
@@ -212,7 +214,7 @@ def bad_bodies() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("body", "headers", "status"), [*bad_bodies()])
-def test_bad_requests(server: Server, body: Any, headers: Any, status: int) -> None:
+def test_bad_requests_are_refused(server: Server, body: Any, headers: Any, status: int) -> None:
     answer = ask(server, INFER, body, headers=headers)
     assert answer.status == status, answer.body
     assert answer.json["error"]
@@ -234,7 +236,7 @@ def test_bad_requests(server: Server, body: Any, headers: Any, status: int) -> N
         ("/v2/repository/index", 405),
     ],
 )
-def test_what_is_not_there(server: Server, path: str, status: int) -> None:
+def test_unknown_paths_are_refused(server: Server, path: str, status: int) -> None:
     answer = ask(server, path)
     assert answer.status == status
     assert answer.json["error"]
@@ -243,9 +245,9 @@ def test_what_is_not_there(server: Server, path: str, status: int) -> None:
 def test_statistics_and_metrics_count(server: Server) -> None:
     def counted() -> tuple[int, int, int]:
         [row] = ask(server, "/v2/models/plus/stats").json["model_stats"]
-        told = row["inference_stats"]
-        assert told["success"]["ns"] >= told["compute_infer"]["ns"] > 0
-        return told["success"]["count"], told["fail"]["count"], row["inference_count"]
+        document = row["inference_stats"]
+        assert document["success"]["ns"] >= document["compute_infer"]["ns"] > 0
+        return document["success"]["count"], document["fail"]["count"], row["inference_count"]
 
     ask(server, INFER, {"inputs": [tensor("x", "FP32", X)]})
     before = counted()
@@ -321,7 +323,7 @@ def test_models_are_unloaded_and_loaded() -> None:
 
 def test_models_are_not_unloaded_by_default(server: Server) -> None:
     for action in ("load", "unload"):
-        refused = ask(server, f"/v2/repository/models/plus/{action}", b"")
-        assert refused.status == 403
-        assert "--model-control explicit" in refused.json["error"]
+        response = ask(server, f"/v2/repository/models/plus/{action}", b"")
+        assert response.status == 403
+        assert "--model-control explicit" in response.json["error"]
     assert ask(server, "/v2/models/plus/ready").status == 200

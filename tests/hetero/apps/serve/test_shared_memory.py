@@ -128,8 +128,8 @@ def test_tensor_is_read_and_written(folder: Path, regions: SharedMemoryRegions) 
     request = decode_request(RestMessage(body, None, 1000), regions)
     np.testing.assert_array_equal(request.inputs["x"], np.frombuffer(DATA, np.float32, 2))
     result = np.array([1.5, -2], np.float32)
-    [written] = requested_outputs(request, ["y"], {"y": result}, regions)
-    assert written.location == output["parameters"]
+    [output_tensor] = requested_outputs(request, ["y"], {"y": result}, regions)
+    assert output_tensor.location == output["parameters"]
     assert (folder / "key").read_bytes() == DATA[:8] + result.tobytes() + DATA[16:]
 
 

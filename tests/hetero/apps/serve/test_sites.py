@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("orjson")
 from hetero.apps.serve.errors import ProtocolError
 from hetero.apps.serve.options import ServerOptions
-from hetero.apps.serve.sites import check_site
+from hetero.apps.serve.sites import SiteRules
 from tests.support.serving import INFER, ask, plus_one, serving, tensor
 
 LOCAL, OPEN = ServerOptions(), ServerOptions(host="0.0.0.0")
@@ -18,7 +18,7 @@ PAGE = {"host": "localhost:8000", "origin": "http://evil.example"}
 
 
 def check(options: ServerOptions, headers: dict[str, str]) -> None:
-    check_site(options, {name.encode(): value.encode() for name, value in headers.items()})
+    SiteRules(options).check({name.encode(): value.encode() for name, value in headers.items()})
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_server_refuses_foreign_requests_except_health_checks() -> None:
     with serving(plus=plus_one()) as server:
         for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
             for path in ("/v2", "/v2/models/plus", "/metrics"):
-                refused = ask(server, path, headers=headers)
-                assert refused.status == 403
+                response = ask(server, path, headers=headers)
+                assert response.status == 403
             body = {"inputs": [tensor("x", "FP32", [1.0])]}
             assert ask(server, INFER, body, headers=headers).status == 403
             assert ask(server, "/v2/health/ready", headers=headers).status == 200

@@ -58,8 +58,8 @@ def test_json_is_decoded_flat_and_nested(data: Any, datatype: str, shape: list[i
             array = decode_json("x", datatype, shape, text)
             assert array.dtype == dtype
             np.testing.assert_array_equal(array, expected)
-    written = np.array(json.loads(encode_json("x", expected)), dtype)
-    np.testing.assert_array_equal(written, expected.ravel())
+    decoded = np.array(json.loads(encode_json("x", expected)), dtype)
+    np.testing.assert_array_equal(decoded, expected.ravel())
     raw = encode_raw(expected)
     np.testing.assert_array_equal(decode_raw("x", datatype, shape, raw), expected)
 

@@ -1,6 +1,6 @@
-"""Triton's own client: each of its calls, and both forms in every combination of their encodings.
+"""Triton's client: each of its calls, and REST and gRPC in every combination of encodings.
 
-It is not among the test extras, as it needs protobuf 6: these run where it is installed.
+It is not one of the test extras because it needs protobuf 6; these tests run if it is installed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PACKINGS = (None, "gzip", "deflate")
 def server() -> Iterator[Server]:
     same = {"text": identity(TensorProto.STRING), "small": identity(TensorProto.INT8)}
     options = {"shared_memory": True, "model_control": "explicit"}
-    with serving(grpc_port=0, options=options, plus=plus_one(), **same) as made:
-        yield made
+    with serving(grpc_port=0, options=options, plus=plus_one(), **same) as server:
+        yield server
 
 
 @pytest.fixture(params=["http", "grpc"])
 def form(request: pytest.FixtureRequest, server: Server) -> tuple[Any, Any]:
-    """The module of one form, and its client."""
+    """The module of a protocol, and its client."""
     module = tritonclient_http if request.param == "http" else tritonclient_grpc
     return module, module.InferenceServerClient(address(server, request.param))
 
@@ -44,24 +44,24 @@ def address(server: Server, form: str) -> str:
 
 
 def given(module: Any, array: np.ndarray = X, datatype: str = "FP32", **options: Any) -> Any:
-    made = module.InferInput("x", list(array.shape), datatype)
-    made.set_data_from_numpy(array, **options)
-    return made
+    tensor = module.InferInput("x", list(array.shape), datatype)
+    tensor.set_data_from_numpy(array, **options)
+    return tensor
 
 
 @pytest.mark.parametrize(
-    ("raw_in", "raw_out", "sent", "accepted"),
+    ("raw_in", "raw_out", "encoding", "accepted"),
     [*product([False, True], [False, True], PACKINGS, PACKINGS[:2])],
 )
-def test_every_encoding_by_http(
-    server: Server, raw_in: bool, raw_out: bool, sent: str | None, accepted: str | None
+def test_encodings_over_http(
+    server: Server, raw_in: bool, raw_out: bool, encoding: str | None, accepted: str | None
 ) -> None:
     module = tritonclient_http
     answer = module.InferenceServerClient(address(server, "http")).infer(
         "plus",
         [given(module, binary_data=raw_in)],
         outputs=[module.InferRequestedOutput("y", binary_data=raw_out)],
-        request_compression_algorithm=sent,
+        request_compression_algorithm=encoding,
         response_compression_algorithm=accepted,
         request_id="seven",
         timeout=60_000_000,
@@ -72,13 +72,13 @@ def test_every_encoding_by_http(
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_every_encoding_by_grpc(server: Server, packing: str | None) -> None:
+def test_encodings_over_grpc(server: Server, packing: str | None) -> None:
     client = tritonclient_grpc.InferenceServerClient(address(server, "grpc"))
     answer = client.infer("plus", [given(tritonclient_grpc)], compression_algorithm=packing)
     np.testing.assert_array_equal(answer.as_numpy("y"), X + 1)
 
 
-def test_every_call(form: tuple[Any, Any]) -> None:
+def test_calls(form: tuple[Any, Any]) -> None:
     module, client = form
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -106,27 +106,27 @@ def test_shared_memory(form: tuple[Any, Any]) -> None:
         memory.set_shared_memory_region(regions[0], [X])
         for name in ("in", "out"):
             client.register_system_shared_memory(name, f"/hetero_{name}", 12)
-        sent = module.InferInput("x", [3], "FP32")
-        sent.set_shared_memory("in", 12)
-        wanted = module.InferRequestedOutput("y")
-        wanted.set_shared_memory("out", 12)
-        client.infer("plus", [sent], outputs=[wanted])
-        got = memory.get_contents_as_numpy(regions[1], np.float32, [3])
-        np.testing.assert_array_equal(got, X + 1)
+        tensor = module.InferInput("x", [3], "FP32")
+        tensor.set_shared_memory("in", 12)
+        output = module.InferRequestedOutput("y")
+        output.set_shared_memory("out", 12)
+        client.infer("plus", [tensor], outputs=[output])
+        results = memory.get_contents_as_numpy(regions[1], np.float32, [3])
+        np.testing.assert_array_equal(results, X + 1)
     finally:
         client.unregister_system_shared_memory()
         for region in regions:
             memory.destroy_shared_memory_region(region)
 
 
-def test_a_stream(server: Server) -> None:
+def test_stream(server: Server) -> None:
     client = tritonclient_grpc.InferenceServerClient(address(server, "grpc"))
-    got: list[Any] = []
+    results: list[Any] = []
     all_there = threading.Event()
 
     def take(result: Any, error: Any) -> None:
-        got.append(error or result.get_response().id)
-        if len(got) == 4:
+        results.append(error or result.get_response().id)
+        if len(results) == 4:
             all_there.set()
 
     client.start_stream(take)
@@ -135,8 +135,8 @@ def test_a_stream(server: Server) -> None:
     client.async_stream_infer("none", [given(tritonclient_grpc)])
     assert all_there.wait(60)
     client.stop_stream()
-    assert got[:3] == ["0", "1", "2"]
-    assert "no model 'none'" in str(got[3])
+    assert results[:3] == ["0", "1", "2"]
+    assert "no model 'none'" in str(results[3])
 
 
 @pytest.mark.parametrize("form_name", ["http", "grpc"])

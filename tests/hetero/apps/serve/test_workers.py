@@ -1,4 +1,4 @@
-"""Several server processes on one port: one that dies is replaced, and a signal ends all."""
+"""Several server processes on one port: a killed one is replaced, and a signal ends all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 120
 
 
 def answers(port: int) -> bool:
-    """Return whether an inference is answered."""
+    """Return whether the server answers an inference."""
     body = json.dumps({"inputs": [tensor("x", "FP32", [1.0])]})
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -36,14 +36,14 @@ def answers(port: int) -> bool:
 
 
 def wait_for(server: subprocess.Popen[str], port: int) -> None:
-    """Wait for an answer, however long workers take to start, while there is a server."""
+    """Wait until a worker answers, while the server runs."""
     while not answers(port):
         assert server.poll() is None
         time.sleep(0.1)
 
 
 @pytest.mark.slow
-def test_workers_share_a_port(tmp_path: Path) -> None:
+def test_killed_worker_is_replaced(tmp_path: Path) -> None:
     model = tmp_path / "plus.onnx"
     model.write_bytes(plus_one().SerializeToString())
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -66,20 +66,20 @@ def test_workers_share_a_port(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
-            told = ""
-            while not (found := re.search(r"workers: \[(\d+), (\d+)\]", told)):
-                told += server.stderr.readline()
+            line = ""
+            while not (match := re.search(r"workers: \[(\d+), (\d+)\]", line)):
+                line += server.stderr.readline()
             wait_for(server, port)
-            victim = int(found[1])
+            victim = int(match[1])
             os.kill(victim, signal.SIGKILL)
-            told = ""
-            while not (found := re.search(r"workers: \[(\d+), (\d+)\]", told)):
-                told += server.stderr.readline()
-            assert victim not in map(int, found.groups())
+            line = ""
+            while not (match := re.search(r"workers: \[(\d+), (\d+)\]", line)):
+                line += server.stderr.readline()
+            assert victim not in map(int, match.groups())
             wait_for(server, port)
         finally:
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=PATIENCE_S)
     assert server.returncode == 143
     with pytest.raises(ProcessLookupError):
-        os.kill(int(found[1]), 0)
+        os.kill(int(match[1]), 0)

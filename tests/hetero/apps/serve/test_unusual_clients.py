@@ -1,4 +1,4 @@
-"""Clients that offer another protocol, send numbers without an end, or are there when it ends."""
+"""Clients that offer another protocol, pipeline requests, or wait while the server ends."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.support.serving import (
     connected,
     plus_one,
     read_answer,
+    read_head,
     serving,
     tensor,
 )
@@ -26,27 +27,27 @@ from tests.support.serving import (
 pytest.importorskip("uvicorn")
 
 BODY = json.dumps({"inputs": [tensor("x", "FP32", np.ones(4))]}).encode()
-#: What Java's client and ``curl --http2`` send first.
+#: Offer of HTTP/2 by Java's client and ``curl --http2``.
 OFFER = (
     b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
 )
 
 
 def answer(server: Server, *pieces: bytes, count: int = 1) -> list[tuple[bytes, bytes]]:
-    """Send pieces; return so many answers' first lines and bodies."""
-    with connected(server) as made:
+    """Send pieces; return the status lines and bodies of responses."""
+    with connected(server) as client:
         for piece in pieces:
-            made.sendall(piece)
-        reader = made.makefile("rb")
-        found = [read_answer(reader) for _ in range(count)]
-        return [(head.split(b"\r\n")[0], body) for head, body in found]
+            client.sendall(piece)
+        reader = client.makefile("rb")
+        responses = [read_answer(reader) for _ in range(count)]
+        return [(head.split(b"\r\n")[0], body) for head, body in responses]
 
 
 def head(more: bytes, method: bytes = b"POST", path: str = INFER) -> bytes:
     return b"%s %s HTTP/1.1\r\nhost: localhost\r\n%s\r\n" % (method, path.encode(), more)
 
 
-def test_an_offer_of_another_protocol_is_not_taken() -> None:
+def test_offer_of_another_protocol_is_ignored() -> None:
     length = b"content-length: %d\r\n" % len(BODY)
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
     with serving(plus=plus_one()) as server:
@@ -66,47 +67,46 @@ def test_an_offer_of_another_protocol_is_not_taken() -> None:
         assert status == b"HTTP/1.1 400 Bad Request"
 
 
-def test_requests_one_behind_the_other() -> None:
-    """A slow one, one by a name that is not known, HEAD, refused ones, and many quick ones."""
+def test_pipelined_requests_are_answered_in_order() -> None:
     length = b"content-length: %d\r\n" % len(BODY)
     token, traced = b"authorization: Bearer a\r\n", b"traceparent: 00-0-0-00\r\n"
     good, slow = (head(length + more) + BODY for more in (token, token + traced))
-    refused = head(b"content-length: 400000\r\n") + bytes(400_000)
+    unauthorised = head(b"content-length: 400000\r\n") + bytes(400_000)
     none = head(token, b"GET", "/v2/models/none")
     with serving(options={"tokens": ("a",)}, plus=plus_one()) as server:
         [plain] = answer(server, good)
         assert plain[0] == b"HTTP/1.1 200 OK"
-        told = answer(server, slow, none, refused, refused + good, slow, count=6)
-        assert told[:1] + told[4:] == [plain] * 3
-        assert [line.split()[1] for line, _ in told[1:4]] == [b"404", b"401", b"401"]
+        responses = answer(server, slow, none, unauthorised, unauthorised + good, slow, count=6)
+        assert responses[:1] + responses[4:] == [plain] * 3
+        assert [line.split()[1] for line, _ in responses[1:4]] == [b"404", b"401", b"401"]
         assert answer(server, *[good * 500] * 4, count=2000) == [plain] * 2000
-        with connected(server) as made:
-            made.sendall(head(token, b"HEAD", "/v2") + head(token, b"GET", "/v2"))
-            reader = made.makefile("rb")
-            heads = [b"".join(iter(reader.readline, b"\r\n")) for _ in range(2)]
+        with connected(server) as client:
+            client.sendall(head(token, b"HEAD", "/v2") + head(token, b"GET", "/v2"))
+            reader = client.makefile("rb")
+            heads = [read_head(reader) for _ in range(2)]
             assert heads[0] == heads[1]
-        with connected(server) as made:
-            reader = made.makefile("rb")
-            made.sendall(head(token + length + b"expect: 100-continue\r\n"))
+        with connected(server) as client:
+            reader = client.makefile("rb")
+            client.sendall(head(token + length + b"expect: 100-continue\r\n"))
             assert reader.readline() == b"HTTP/1.1 100 Continue\r\n"
-            made.sendall(BODY)
+            client.sendall(BODY)
             assert reader.readline() + reader.readline() == b"\r\nHTTP/1.1 200 OK\r\n"
-        with connected(server) as made:
-            made.sendall(good.replace(b"HTTP/1.1", b"HTTP/1.0"))
-            assert made.makefile("rb").read().endswith(plain[1])  # the connection ends
+        with connected(server) as client:
+            client.sendall(good.replace(b"HTTP/1.1", b"HTTP/1.0"))
+            assert client.makefile("rb").read().endswith(plain[1])  # the connection closes
 
 
-def test_numbers_of_very_many_digits() -> None:
+def test_long_numbers_in_headers() -> None:
     digits = "9" * 5000
     with serving(plus=plus_one()) as server:
         timeout = {"x-envoy-expected-rq-timeout-ms": digits}
         assert ask(server, INFER, BODY, headers=timeout).status == 200
-        refused = ask(server, INFER, BODY, headers={"inference-header-content-length": digits})
-        assert refused.status == 400
+        response = ask(server, INFER, BODY, headers={"inference-header-content-length": digits})
+        assert response.status == 400
 
 
 @pytest.mark.parametrize("parameters", [[1], "x", 1])
-def test_parameters_that_are_no_object(parameters: object) -> None:
+def test_parameters_have_to_be_an_object(parameters: object) -> None:
     with serving(plus=plus_one()) as server:
         body = {"text_input": [1], "parameters": parameters}
         for call in ("generate", "generate_stream"):
@@ -114,42 +114,42 @@ def test_parameters_that_are_no_object(parameters: object) -> None:
 
 
 @pytest.mark.parametrize("stop", [["a"] * 17, "a" * 257])
-def test_a_text_has_few_ends_to_look_for(stop: object) -> None:
+def test_stops_are_bounded(stop: object) -> None:
     with serving(plus=plus_one()) as server:
         body = {"model": "plus", "prompt": [1], "stop": stop}
-        refused = ask(server, "/v1/completions", body)
-        assert refused.status == 400
-        assert "stop" in refused.json["error"]["message"]
+        response = ask(server, "/v1/completions", body)
+        assert response.status == 400
+        assert "stop" in response.json["error"]["message"]
 
 
-def test_who_is_not_answered_before_the_end_is_told_so() -> None:
+def test_request_that_outlasts_the_drain_time_is_answered_503() -> None:
     with (
         serving("GATED", options={"drain_s": 1}, plugins=(GatedPlugin,), plus=plus_one()) as server,
         GatedPlugin.closed(),
         ThreadPoolExecutor(1) as pool,
     ):
-        asked = pool.submit(ask, server, INFER, BODY)
+        future = pool.submit(ask, server, INFER, BODY)
         assert GatedPlugin.began.wait(PATIENCE_S)
         server.close()
-        told = asked.result(PATIENCE_S)
-        assert told.status == 503
-        assert told.json["error"]
+        responses = future.result(PATIENCE_S)
+        assert responses.status == 503
+        assert responses.json["error"]
 
 
-def test_after_ctrl_c_what_runs_is_answered() -> None:
+def test_running_request_is_answered_after_ctrl_c() -> None:
     with (
         serving("GATED", plugins=(GatedPlugin,), plus=plus_one()) as server,
         GatedPlugin.closed(),
         ThreadPoolExecutor(1) as pool,
     ):
-        asked = pool.submit(ask, server, INFER, BODY)
+        future = pool.submit(ask, server, INFER, BODY)
         assert GatedPlugin.began.wait(PATIENCE_S)
         with pytest.raises(KeyboardInterrupt):
             _wait_interrupted(server)
         threading.Timer(0.2, GatedPlugin.gate.set).start()
         server.close()
         assert GatedPlugin.gate.is_set()
-        assert asked.result(PATIENCE_S).status == 200
+        assert future.result(PATIENCE_S).status == 200
 
 
 def _wait_interrupted(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""A request that was answered while it was submitted: its caller's thread ran it."""
+"""Submission of a request that the caller's thread ran to its end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hetero.devices.request.response import Response, StageTiming
 from hetero.devices.request.story import StoryLine
 
 
-class Answered(NamedTuple):
-    """The answer of a request, in place of its submission; it can be used as one.
+class CompletedSubmission(NamedTuple):
+    """The response of a request, with the interface of a submission.
 
     Attributes
     ----------
     outputs, stage_timings
-        As of `hetero.devices.request.response.Response`.
+        See `hetero.devices.request.response.Response`.
     request_id : int
-        The request's number.
+        Number of the request.
     story_of : callable
-        Returns the story of a request by its number.
+        Returns the history of a request by its number.
     """
 
     outputs: Mapping[str, Value]
@@ -32,19 +32,19 @@ class Answered(NamedTuple):
 
     @property
     def waited_s(self) -> float:
-        """Seconds until it was admitted: none."""
+        """Seconds until admission: 0."""
         return 0.0
 
     @property
     def future(self) -> Promise[Response]:
-        """The answer, as of a request that is awaited."""
+        """A future that already has the response."""
         promise: Promise[Response] = Promise()
         promise.set_result(Response(self.outputs, self.stage_timings))
         return promise
 
     @property
     def story(self) -> Callable[[], Sequence[StoryLine]]:
-        """What returns the request's story; it holds nothing else of the request."""
+        """A function that returns the request's history, without references to its tensors."""
         return partial(self.story_of, self.request_id)
 
     def cancel(self) -> bool:
@@ -52,5 +52,5 @@ class Answered(NamedTuple):
         return False
 
     def pending_outputs(self) -> Mapping[str, Value]:
-        """Return nothing: no output is to come."""
+        """Return an empty mapping, because the run has ended."""
         return {}

@@ -1,4 +1,4 @@
-"""Bodies that the kernel writes to where their tensors stay: on one connection, and cut off."""
+"""Large bodies: several on a connection, pipelined, and truncated."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COUNT = 300_000
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving("CPU", plus=plus_one(), same=identity(TensorProto.FLOAT)) as made:
-        yield made
+    with serving("CPU", plus=plus_one(), same=identity(TensorProto.FLOAT)) as server:
+        yield server
 
 
 def body_of(array: np.ndarray, **more: Any) -> tuple[bytes, dict[str, str]]:
@@ -48,7 +48,7 @@ def infer(connection: HTTPConnection, model: str, array: np.ndarray, **more: Any
     return np.frombuffer(data[int(answer.headers[LENGTH]) :], np.float32)
 
 
-def test_one_after_the_other_on_a_connection(server: Server) -> None:
+def test_requests_of_a_connection_have_their_own_tensors(server: Server) -> None:
     rng = np.random.default_rng(0)
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
         for turn, (model, count) in enumerate(
@@ -63,8 +63,8 @@ def test_one_after_the_other_on_a_connection(server: Server) -> None:
             ]
         ):
             array = rng.standard_normal(count, np.float32)
-            got = infer(connection, model, array, id="i" * turn)
-            np.testing.assert_array_equal(got, array + 1 if model == "plus" else array)
+            result = infer(connection, model, array, id="i" * turn)
+            np.testing.assert_array_equal(result, array + 1 if model == "plus" else array)
 
 
 def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
@@ -72,8 +72,7 @@ def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
     return posted(body, f"/v2/models/{model}/infer", more)
 
 
-def test_a_body_stays_while_the_next_is_read() -> None:
-    """The second request comes while a device still has the first one's tensor."""
+def test_tensor_is_kept_while_the_next_request_is_read() -> None:
     arrays = [np.full(COUNT, value, np.float32) for value in (1.0, 2.0)]
     first, second = (sent("plus", *body_of(array)) for array in arrays)
     with (
@@ -84,21 +83,21 @@ def test_a_body_stays_while_the_next_is_read() -> None:
         client.sendall(first)
         assert GatedPlugin.began.wait(60)
         client.sendall(second[:300_000])
-        until(lambda: any(made.pipeline for made in server._uvicorn.server_state.connections))
+        until(lambda: any(c.pipeline for c in server._uvicorn.server_state.connections))
         GatedPlugin.gate.set()
         client.sendall(second[300_000:])
         read = client.makefile("rb")
         for array in arrays:
             head, data = read_answer(read)
             assert head.startswith(b"HTTP/1.1 200")
-            got = np.frombuffer(data[-array.nbytes :], np.float32)
-            np.testing.assert_array_equal(got, array + 1)
+            result = np.frombuffer(data[-array.nbytes :], np.float32)
+            np.testing.assert_array_equal(result, array + 1)
 
 
-def test_a_client_that_leaves_in_the_middle_harms_nobody(server: Server) -> None:
+def test_truncated_body_affects_no_other_client(server: Server) -> None:
     body, headers = body_of(np.ones(COUNT, np.float32))
     with connected(server) as leaver:
         leaver.sendall(sent("plus", body, headers)[:500_000])
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
-        got = infer(connection, "plus", np.zeros(COUNT, np.float32))
-        np.testing.assert_array_equal(got, np.ones(COUNT))
+        result = infer(connection, "plus", np.zeros(COUNT, np.float32))
+        np.testing.assert_array_equal(result, np.ones(COUNT))

@@ -1,6 +1,6 @@
-"""What requests leave behind in a server, however they end: no object of theirs, nor their memory.
+"""Memory of requests, which is free as soon as they end, in whichever way.
 
-Collections of garbage are off meanwhile: what refers to itself keeps a request's tensors until one.
+The garbage collector is off: a reference cycle would keep a request's tensors.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def large(name: str = "x", count: int = COUNT) -> bytes:
         "parameters": {"binary_data_size": 4 * count},
     }
     head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
-    told = f"inference-header-content-length: {len(head)}\r\n"
-    return posted(head + bytes(4 * count), more=told)
+    header = f"inference-header-content-length: {len(head)}\r\n"
+    return posted(head + bytes(4 * count), more=header)
 
 
 def text(**fields: Any) -> bytes:
@@ -70,33 +70,33 @@ def text(**fields: Any) -> bytes:
 
 
 def answered(*requests: bytes, status: int = 200) -> Callable[[Server], None]:
-    """Return a client that reads its answers and closes the connection."""
+    """Return a client that reads its responses and closes the connection."""
 
     def ask(server: Server) -> None:
-        with connected(server) as made, made.makefile("rb") as reader:
+        with connected(server) as client, client.makefile("rb") as reader:
             for request in requests:
-                made.sendall(request)
+                client.sendall(request)
                 assert read_answer(reader)[0].startswith(b"HTTP/1.1 %d" % status)
 
     return ask
 
 
-def left(sent: bytes, *, reset: bool, reads: int = 0) -> Callable[[Server], None]:
-    """Return a client that sends this, reads so many bytes, and goes."""
+def left(data: bytes, *, reset: bool, reads: int = 0) -> Callable[[Server], None]:
+    """Return a client that sends data, reads a number of bytes, and disconnects."""
 
     def ask(server: Server) -> None:
-        with connected(server) as made:
-            made.sendall(sent)
+        with connected(server) as client:
+            client.sendall(data)
             if reads:
-                assert made.recv(reads)
+                assert client.recv(reads)
             if reset:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     return ask
 
 
 def by_grpc(name: str, gives_up: bool) -> Callable[[Server], None]:
-    """Return a client whose calls fail, or that gives up soon."""
+    """Return a client whose calls fail, or that cancels them."""
 
     def ask(server: Server) -> None:
         message = FILE.messages["ModelInferRequest"](model_name="plus")
@@ -106,11 +106,11 @@ def by_grpc(name: str, gives_up: bool) -> Callable[[Server], None]:
             call = channel.unary_unary(
                 f"/{FILE.service}/ModelInfer", lambda message: message.SerializeToString()
             )
-            made = call.future(message, timeout=PATIENCE_S)
+            client = call.future(message, timeout=PATIENCE_S)
             if gives_up:
-                made.cancel()
+                client.cancel()
             else:
-                assert made.exception(PATIENCE_S).code().name == "INVALID_ARGUMENT"
+                assert client.exception(PATIENCE_S).code().name == "INVALID_ARGUMENT"
 
     return ask
 
@@ -147,7 +147,7 @@ def test_request_leaves_no_tensor_to_the_garbage_collector(
     try:
         for _ in range(5):
             client(server)
-        # What remains is less than half of one request of 1.2 MB.
+        # Less than half of one request of 1.2 MB.
         until(lambda: tracemalloc.get_traced_memory()[0] < 2 * COUNT)
     finally:
         tracemalloc.stop()
@@ -155,7 +155,7 @@ def test_request_leaves_no_tensor_to_the_garbage_collector(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_UNREAD_MS", 100)
     with serving(plus=plus_one()) as server, connected(server) as client:
         client.sendall(large(count=40 * COUNT))

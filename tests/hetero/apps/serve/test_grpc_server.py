@@ -1,4 +1,4 @@
-"""The protocol's gRPC form, by grpcio alone."""
+"""The protocol's gRPC form, with grpcio as the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.serving import ask, identity, plus_one, serving, tensor
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
-from hetero.apps.serve import proto_file as proto_file_  # noqa: E402 - it needs what may be missing
+from hetero.apps.serve import proto_file as proto_file_  # noqa: E402 - optional packages
 from hetero.apps.serve.proto_file import proto_file  # noqa: E402 - the same
 
 FILE = proto_file("open_inference.proto")
@@ -31,10 +31,12 @@ class Client:
 
     def __call__(self, method_name: str, document: Any = None, **fields: Any) -> Any:
         method = next(m for m in FILE.methods if m.name == method_name)
-        asked, told = (FILE.messages[m.name] for m in (method.input_type, method.output_type))
-        request, streams = document or asked(**fields), method.client_streaming
+        input_type, output_type = method.input_type.name, method.output_type.name
+        request_type, response_type = FILE.messages[input_type], FILE.messages[output_type]
+        request, streams = document or request_type(**fields), method.client_streaming
         kind = self._channel.stream_stream if streams else self._channel.unary_unary
-        call = kind(f"/{FILE.service}/{method_name}", asked.SerializeToString, told.FromString)
+        path = f"/{FILE.service}/{method_name}"
+        call = kind(path, request_type.SerializeToString, response_type.FromString)
         return call(iter(request) if streams else request, timeout=60)
 
     def fails(self, method_name: str, document: Any) -> tuple[str, str]:
@@ -48,8 +50,8 @@ def server() -> Iterator[Server]:
     models = {"text": identity(TensorProto.STRING), "half": identity(TensorProto.FLOAT16)}
     options = {"model_control": "explicit"}
     small = identity(TensorProto.INT8)
-    with serving(grpc_port=0, options=options, plus=plus_one(), small=small, **models) as made:
-        yield made
+    with serving(grpc_port=0, options=options, plus=plus_one(), small=small, **models) as message:
+        yield message
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +62,23 @@ def client(server: Server) -> Client:
 def request(
     model: str, datatype: str, shape: list[int], raw: bytes | None = None, **more: Any
 ) -> Any:
-    made = FILE.messages["ModelInferRequest"](model_name=model, id="seven")
-    entry = made.inputs.add(name="x", datatype=datatype, shape=shape)
+    message = FILE.messages["ModelInferRequest"](model_name=model, id="seven")
+    entry = message.inputs.add(name="x", datatype=datatype, shape=shape)
     for name, values in more.items():
         getattr(entry.contents, name).extend(values)
     if raw is not None:
-        made.raw_input_contents.append(raw)
-    return made
+        message.raw_input_contents.append(raw)
+    return message
 
 
-def test_what_is_told(client: Client) -> None:
+def test_metadata(client: Client) -> None:
     assert client("ServerLive").live
     assert client("ServerReady").ready
     assert client("ServerMetadata").name == "hetero"
     assert client("ModelReady", name="plus").ready
     assert not client("ModelReady", name="none").ready
-    told = client("ModelMetadata", name="plus", version="1")
-    assert [(p.name, p.datatype, list(p.shape)) for p in told.inputs] == [("x", "FP32", [-1])]
+    metadata = client("ModelMetadata", name="plus", version="1")
+    assert [(p.name, p.datatype, list(p.shape)) for p in metadata.inputs] == [("x", "FP32", [-1])]
     assert client("ModelConfig", name="text").config.input[0].data_type == 13
     assert {row.name for row in client("RepositoryIndex").models} == {
         "plus",
@@ -86,13 +88,13 @@ def test_what_is_told(client: Client) -> None:
     }
 
 
-def test_raw_bytes_in_and_out(client: Client) -> None:
+def test_raw_contents(client: Client) -> None:
     answer = client("ModelInfer", request("plus", "FP32", [3], X.tobytes()))
     assert (answer.model_name, answer.model_version, answer.id) == ("plus", "1", "seven")
     assert list(answer.raw_output_contents) == [(X + 1).tobytes()]
 
 
-def test_contents_in_and_out(client: Client) -> None:
+def test_typed_contents(client: Client) -> None:
     answer = client("ModelInfer", request("plus", "FP32", [3], fp32_contents=X))
     np.testing.assert_array_equal(np.float32(answer.outputs[0].contents.fp32_contents), X + 1)
     answer = client("ModelInfer", request("text", "BYTES", [2], bytes_contents=[b"", "ü".encode()]))
@@ -118,20 +120,20 @@ def test_contents_in_and_out(client: Client) -> None:
         (FILE.messages["ModelInferRequest"](model_name="plus"), "INVALID_ARGUMENT"),
     ],
 )
-def test_bad_requests(client: Client, bad: Any, code: str) -> None:
-    got, told = client.fails("ModelInfer", bad)
-    assert got == code, told
-    assert told
+def test_bad_requests_are_refused(client: Client, bad: Any, code: str) -> None:
+    actual, message = client.fails("ModelInfer", bad)
+    assert actual == code, message
+    assert message
 
 
-def test_a_stream_goes_on_behind_an_error(client: Client) -> None:
+def test_stream_continues_after_an_error(client: Client) -> None:
     good = request("plus", "FP32", [3], X.tobytes())
     answers = list(client("ModelStreamInfer", [good, request("none", "FP32", [0]), good]))
     assert [bool(answer.error_message) for answer in answers] == [False, True, False]
     assert answers[2].infer_response.raw_output_contents[0] == (X + 1).tobytes()
 
 
-def test_both_forms_have_one_repository_and_count_together(server: Server, client: Client) -> None:
+def test_rest_and_grpc_share_repository_and_statistics(server: Server, client: Client) -> None:
     before = client("ModelStatistics", name="plus").model_stats[0].inference_stats.success.count
     ask(server, "/v2/models/plus/infer", {"inputs": [tensor("x", "FP32", [1, 2])]})
     client("ModelInfer", request("plus", "FP32", [3], X.tobytes()))
@@ -143,7 +145,7 @@ def test_both_forms_have_one_repository_and_count_together(server: Server, clien
     assert ask(server, "/v2/models/small").status == 200
 
 
-def test_health_as_probes_ask_for_it(server: Server) -> None:
+def test_health_check(server: Server) -> None:
     health = proto_file("health.proto")
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         check = channel.unary_unary(
@@ -154,13 +156,13 @@ def test_health_as_probes_ask_for_it(server: Server) -> None:
         assert check(health.messages["HealthCheckRequest"](), timeout=60).status == 1
 
 
-def test_the_messages_are_what_protoc_makes_of_the_proto_files(tmp_path: Path) -> None:
+def test_descriptors_are_protocs_output(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc")
     folder = Path(proto_file_.__file__).parent
-    made = tmp_path / "protocol.binpb"
+    message = tmp_path / "protocol.binpb"
     names = ["open_inference.proto", "health.proto"]
-    assert protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={made}", *names]) == 0
+    assert protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={message}", *names]) == 0
     ours, theirs = FileDescriptorSet(), FileDescriptorSet()
     ours.ParseFromString((folder / "protocol.binpb").read_bytes())
-    theirs.ParseFromString(made.read_bytes())
+    theirs.ParseFromString(message.read_bytes())
     assert ours == theirs

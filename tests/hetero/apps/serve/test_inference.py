@@ -1,4 +1,4 @@
-"""Small requests of quick models, which are answered without a task: with the same answers."""
+"""Small requests of quick models, which run on the event loop's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X = np.array([0.5, -2.0, 3e5], np.float32)
 GOOD = json.dumps({"inputs": [tensor("x", "FP32", X)], "id": "7"}).encode()
 BYTES_OF_X = {"name": "x", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
 RAW = json.dumps({"inputs": [BYTES_OF_X], "parameters": {"binary_data_output": True}}).encode()
-#: Bodies and headers of one request each.
+#: Name -> body and headers of a request.
 REQUESTS = {
     "good": (GOOD, ""),
     "raw": (RAW + X.tobytes(), f"inference-header-content-length: {len(RAW)}\r\n"),
@@ -35,8 +35,8 @@ REQUESTS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(options={"tokens": ("secret",)}, plus=plus_one()) as made:
-        yield made
+    with serving(options={"tokens": ("secret",)}, plus=plus_one()) as client:
+        yield client
 
 
 def request_of(body: bytes, more: str) -> bytes:
@@ -44,16 +44,16 @@ def request_of(body: bytes, more: str) -> bytes:
     return posted(body, more=token + more)
 
 
-def answers(server: Server, *pieces: bytes, count: int = 1, usual_s: float) -> list[bytes]:
-    """Send pieces, and return so many answers of a model that seems to take so long."""
+def answers(server: Server, *pieces: bytes, count: int = 1, typical_s: float) -> list[bytes]:
+    """Send pieces; return responses of a model with this typical time."""
     statistics = server.service.repository.find("plus").statistics
-    with connected(server) as made:
+    with connected(server) as client:
         for number, piece in enumerate(pieces):
             if number:
-                time.sleep(0.01)  # it may come with the piece before: the answers are the same
-            statistics.typical_s = usual_s
-            made.sendall(piece)
-        reader = made.makefile("rb")
+                time.sleep(0.01)  # if it arrives with the previous piece, the response is the same
+            statistics.typical_s = typical_s
+            client.sendall(piece)
+        reader = client.makefile("rb")
         return [b"".join(read_answer(reader)) for _ in range(count)]
 
 
@@ -61,36 +61,36 @@ QUICK, SLOW = -math.inf, 1.0
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_answers_are_the_same(server: Server, name: str) -> None:
+def test_responses_are_those_of_slow_models(server: Server, name: str) -> None:
     request = request_of(*REQUESTS[name])
-    [slow] = answers(server, request, usual_s=SLOW)
-    [quick] = answers(server, request, usual_s=QUICK)
+    [slow] = answers(server, request, typical_s=SLOW)
+    [quick] = answers(server, request, typical_s=QUICK)
     assert sorted(quick.split(b"\r\n")) == sorted(slow.split(b"\r\n"))
     head = request.index(b"\r\n\r\n") + 4
-    assert answers(server, request[:head], request[head:], usual_s=QUICK) == [quick]
-    assert answers(server, request[:-1], request[-1:], usual_s=QUICK) == [quick]
-    both = answers(server, request + request, count=2, usual_s=QUICK)
+    assert answers(server, request[:head], request[head:], typical_s=QUICK) == [quick]
+    assert answers(server, request[:-1], request[-1:], typical_s=QUICK) == [quick]
+    both = answers(server, request + request, count=2, typical_s=QUICK)
     assert both == [quick, quick]
 
 
-def test_no_task_is_made(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = answers(server, request_of(GOOD, ""), usual_s=QUICK)
+def test_quick_request_needs_no_task(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answers(server, request_of(GOOD, ""), typical_s=QUICK)
     monkeypatch.setattr(Exchange, "cancel_on_disconnect", None)
-    assert answers(server, request_of(GOOD, ""), usual_s=QUICK) == wanted
+    assert answers(server, request_of(GOOD, ""), typical_s=QUICK) == expected
 
 
-def test_what_is_begun_is_counted_once(server: Server) -> None:
+def test_request_is_counted_once(server: Server) -> None:
     statistics = server.service.repository.find("plus").statistics
     before = statistics.num_succeeded, statistics.num_failed
     for name in ("good", "with a timeout", "no JSON"):
-        answers(server, request_of(*REQUESTS[name]), usual_s=QUICK)
+        answers(server, request_of(*REQUESTS[name]), typical_s=QUICK)
     assert (statistics.num_succeeded, statistics.num_failed) == (before[0] + 2, before[1] + 1)
     assert statistics.num_in_flight == 0
 
 
-def test_a_body_in_chunks_may_follow(server: Server) -> None:
+def test_chunked_body_may_follow(server: Server) -> None:
     good = request_of(GOOD, "")
     head = good[: good.index(b"content-length")] + b"authorization: Bearer secret\r\n"
     chunks = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)
-    first, second = answers(server, good, chunks, count=2, usual_s=QUICK)
+    first, second = answers(server, good, chunks, count=2, typical_s=QUICK)
     assert sorted(second.split(b"\r\n")) == sorted(first.split(b"\r\n"))

@@ -1,4 +1,4 @@
-"""A server under load, with clients that leave, are slow or have no right to ask; and its end."""
+"""A server under load and at its end; slow, disconnecting and unauthorised clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
 
 @pytest.fixture
 def gated() -> Iterator[Server]:
-    """A model that runs while the gate is open, one request at a time, two more may wait."""
+    """A model that runs one request at a time while its gate is open; two more may wait."""
     config = {"MAX_REQUESTS_IN_FLIGHT": 1, "MAX_REQUESTS_WAITING": 2}
     with (
         serving("GATED", config=config, plugins=(GatedPlugin,), plus=plus_one()) as server,
@@ -63,35 +63,35 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def begun(
     pool: ThreadPoolExecutor, server: Server, rows: int = 2, **parameters: Any
 ) -> Future[Response]:
-    """Begin a request with so many rows."""
+    """Begin a request with this number of rows."""
     body = {"inputs": [tensor("x", "FP32", np.ones(rows))], "parameters": parameters}
     return pool.submit(ask, server, INFER, body)
 
 
 def waiting(server: Server) -> int:
-    """Return how many requests wait for room, besides the one that runs."""
+    """Return the number of waiting requests."""
     text = ask(server, "/metrics").body.decode()
-    found = re.search(r"^hetero_serve_requests_in_flight\{.*\} (\d+)", text, re.MULTILINE)
-    assert found
-    return int(found[1]) - 1
+    match = re.search(r"^hetero_serve_requests_in_flight\{.*\} (\d+)", text, re.MULTILINE)
+    assert match
+    return int(match[1]) - 1
 
 
-def test_a_request_beyond_those_that_may_wait_is_told_to_come_again(
+def test_request_beyond_the_waiting_limit_is_answered_503(
     gated: Server, pool: ThreadPoolExecutor
 ) -> None:
     first = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
     others = [begun(pool, gated) for _ in range(2)]
     until(lambda: waiting(gated) == 2)
-    refused = ask(gated, INFER, BODY)
-    assert refused.status == 503
-    assert int(refused.headers["retry-after"]) >= 1
+    response = ask(gated, INFER, BODY)
+    assert response.status == 503
+    assert int(response.headers["retry-after"]) >= 1
     assert ask(gated, "/v2/health/ready").status == 200
     GatedPlugin.gate.set()
     assert [f.result(PATIENCE_S).status for f in (first, *others)] == [200] * 3
 
 
-def test_of_those_that_wait_the_first_level_goes_first(
+def test_waiting_request_of_the_first_level_runs_first(
     gated: Server, pool: ThreadPoolExecutor
 ) -> None:
     first = begun(pool, gated, rows=2)
@@ -105,7 +105,7 @@ def test_of_those_that_wait_the_first_level_goes_first(
     assert GatedPlugin.runs == [2, 4, 3]
 
 
-def test_a_deadline_holds_while_it_runs_and_while_it_waits(
+def test_deadline_ends_running_and_waiting_requests(
     gated: Server, pool: ThreadPoolExecutor
 ) -> None:
     running = begun(pool, gated)
@@ -117,9 +117,7 @@ def test_a_deadline_holds_while_it_runs_and_while_it_waits(
     assert begun(pool, gated, timeout=100_000).result(PATIENCE_S).status == 504
 
 
-def test_a_client_that_leaves_takes_its_request_with_it(
-    gated: Server, pool: ThreadPoolExecutor
-) -> None:
+def test_disconnect_cancels_a_waiting_request(gated: Server, pool: ThreadPoolExecutor) -> None:
     running = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
     with connected(gated) as leaver:
@@ -131,7 +129,7 @@ def test_a_client_that_leaves_takes_its_request_with_it(
     assert GatedPlugin.runs == [2]
 
 
-def test_the_end_answers_what_is_there(gated: Server, pool: ThreadPoolExecutor) -> None:
+def test_close_answers_running_requests(gated: Server, pool: ThreadPoolExecutor) -> None:
     running = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
     ending = threading.Thread(target=gated.close)
@@ -152,7 +150,7 @@ def _refuses(server: Server) -> bool:
     return False
 
 
-def test_large_and_slow_bodies() -> None:
+def test_large_and_slow_bodies_are_refused() -> None:
     options = {"body_nbytes": 1000, "body_s": 0.2}
     with serving(options=options, plus=plus_one()) as server:
         assert ask(server, INFER, b" " * 1001).status == 413
@@ -165,7 +163,7 @@ def test_large_and_slow_bodies() -> None:
         assert ask(server, INFER, BODY).status == 200
 
 
-def test_headers_without_an_end_are_cut_off() -> None:
+def test_endless_headers_are_refused() -> None:
     with (
         serving(plus=plus_one()) as server,
         connected(server) as flood,
@@ -176,17 +174,18 @@ def test_headers_without_an_end_are_cut_off() -> None:
         assert ask(server, "/v2").status == 200
 
 
-def test_tokens() -> None:
+def test_requests_need_a_token_except_health_checks() -> None:
     with serving(options={"tokens": ("sesame", "two")}, plus=plus_one()) as server:
-        refused = ask(server, INFER, BODY)
-        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        response = ask(server, INFER, BODY)
+        assert (response.status, response.headers["www-authenticate"]) == (401, "Bearer")
         assert ask(server, INFER, BODY, headers={"Authorization": "Bearer wrong"}).status == 401
         assert ask(server, INFER, BODY, headers={"Authorization": "Bearer two"}).status == 200
         assert ask(server, "/v2/health/live").status == 200
 
 
-def test_the_access_log_tells_who_has_gone(caplog: pytest.LogCaptureFixture) -> None:
-    """By whom a proxy on this machine asked, and that nobody waited for the answer."""
+def test_access_log_has_the_client_behind_a_proxy_and_its_disconnect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with (
         serving(
             "GATED", options={"access_log": True}, plugins=(GatedPlugin,), plus=plus_one()
@@ -195,15 +194,15 @@ def test_the_access_log_tells_who_has_gone(caplog: pytest.LogCaptureFixture) -> 
         caplog.at_level(logging.INFO, "hetero.serve.access"),
     ):
         with connected(server) as leaver:
-            told = "x-forwarded-for: 192.0.2.1, 192.0.2.7\r\n"
-            leaver.sendall(posted(json.dumps(BODY).encode(), more=told))
+            forwarded = "x-forwarded-for: 192.0.2.1, 192.0.2.7\r\n"
+            leaver.sendall(posted(json.dumps(BODY).encode(), more=forwarded))
             assert GatedPlugin.began.wait(PATIENCE_S)
         until(lambda: bool(caplog.records))
     line = json.loads(caplog.records[0].message)
     assert (line["client"], line["status"]) == ("192.0.2.7", 499)
 
 
-def test_the_access_log_tells_the_trace(caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_has_the_trace(caplog: pytest.LogCaptureFixture) -> None:
     with (
         serving(options={"access_log": True}, plus=plus_one()) as server,
         caplog.at_level(logging.INFO, "hetero.serve.access"),
@@ -218,7 +217,7 @@ def test_the_access_log_tells_the_trace(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("by", ["http", "grpc"])
-def test_the_trace_of_a_client_is_in_ours(by: str, tmp_path: Path) -> None:
+def test_trace_file_has_the_clients_trace(by: str, tmp_path: Path) -> None:
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     with hetero.Core("inprocess") as core, core.trace(tmp_path / "trace.json"):
         model = core.read_model(plus_one().SerializeToString())
@@ -238,8 +237,8 @@ def test_the_trace_of_a_client_is_in_ours(by: str, tmp_path: Path) -> None:
                     metadata = [("traceparent", parent)]
                     call(request, timeout=PATIENCE_S, metadata=metadata)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    told = [event["args"]["traceparent"] for event in events if "state" in event.get("args", {})]
-    assert told == [parent]
+    traces = [event["args"]["traceparent"] for event in events if "state" in event.get("args", {})]
+    assert traces == [parent]
 
 
 @pytest.mark.parametrize(
@@ -251,19 +250,19 @@ def test_the_trace_of_a_client_is_in_ours(by: str, tmp_path: Path) -> None:
         ("soon", None, 200),
     ],
 )
-def test_a_proxys_deadline_holds(
+def test_deadline_of_a_proxy_is_kept(
     gated: Server, pool: ThreadPoolExecutor, header_ms: str, timeout: int | None, status: int
 ) -> None:
     body = {**BODY, "parameters": {"timeout": timeout} if timeout else {}}
     headers = {"x-envoy-expected-rq-timeout-ms": header_ms}
-    asked = pool.submit(ask, gated, INFER, body, headers=headers)
+    future = pool.submit(ask, gated, INFER, body, headers=headers)
     if status == 200:  # others may be late before they begin
         assert GatedPlugin.began.wait(PATIENCE_S)
         GatedPlugin.gate.set()
-    assert asked.result(PATIENCE_S).status == status
+    assert future.result(PATIENCE_S).status == status
 
 
-def test_requests_of_unlike_clients_are_joined(pool: ThreadPoolExecutor) -> None:
+def test_requests_of_several_clients_are_batched(pool: ThreadPoolExecutor) -> None:
     config = {"AUTO_BATCH_SIZE": 64, "MAX_REQUESTS_IN_FLIGHT": 1}
     with (
         serving("GATED", config=config, plugins=(GatedPlugin,), plus=plus_one()) as server,
@@ -279,7 +278,7 @@ def test_requests_of_unlike_clients_are_joined(pool: ThreadPoolExecutor) -> None
     assert max(GatedPlugin.runs) > 2
 
 
-def test_what_cannot_be_served_is_said() -> None:
+def test_unknown_option_and_used_port_are_errors() -> None:
     with hetero.Core("inprocess") as core:
         compiled = core.compile_model(core.read_model(plus_one().SerializeToString()), "CPU")
         with pytest.raises(ArgumentError, match="no_such"):
@@ -291,7 +290,7 @@ def test_what_cannot_be_served_is_said() -> None:
             hetero.serve(compiled, server.port)
 
 
-def test_a_folder_of_models_is_watched(tmp_path: Path) -> None:
+def test_changes_of_a_model_folder_are_loaded(tmp_path: Path) -> None:
     from hetero.apps.serve.model_folder import ModelOptions, folder_sources
     from hetero.apps.serve.repository import Repository
 
@@ -319,10 +318,10 @@ def test_a_folder_of_models_is_watched(tmp_path: Path) -> None:
         repository.refresh()
         assert [path for path, _ in seen] == ["second/2/model.onnx"]
         assert repository.versions("second") == ["2"]
-        kept = repository.find("first")
+        model = repository.find("first")
         (tmp_path / "first.onnx").write_bytes(b"no model")
         repository.refresh()
-        assert repository.find("first") is kept
+        assert repository.find("first") is model
         (versions / "hetero.yaml").write_text("version: [2]\n")
         repository.refresh()
         assert "version" in next(
@@ -334,7 +333,7 @@ def test_a_folder_of_models_is_watched(tmp_path: Path) -> None:
             repository.find("first")
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_tls_serves_http_and_grpc(tmp_path: Path) -> None:
     if not shutil.which("openssl"):
         pytest.skip("openssl makes the certificate")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -1,4 +1,4 @@
-"""Quantised models compute in floats: what the passes make of them gives what integers give."""
+"""Quantized models in float32: results equal those of integer arithmetic in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, helper
 
-from tests.support.quantized import RNG, bytes_of, kinds, plain, run_cpu, weights_of
+from tests.support.quantized import (
+    RNG,
+    bytes_of,
+    operator_types,
+    run_cpu,
+    run_unoptimized,
+    weights_of,
+)
 from tests.support.small_models import make_model
 
 
@@ -22,39 +29,40 @@ def pair(x: str, y: str, zero: str = "zero") -> list[NodeProto]:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
 @pytest.mark.parametrize("zero", [0, 3])
-def test_quantisation_and_its_inverse_round_to_the_same_values(dtype: type, zero: int) -> None:
+def test_fake_quantize_equals_quantize_and_dequantize(dtype: type, zero: int) -> None:
     x = (RNG.standard_normal((3, 40)) * 9).astype(np.float32)
     x[0, :4] = [0.25, 0.75, -0.25, 1e9]
     constants = {"scale": np.float32(0.5), "zero": dtype(zero)}
     model = make_model(pair("x", "y"), {"x": x}, ["y"], constants, opset=21)
-    assert kinds(model) == ["FakeQuantize"]
-    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+    assert operator_types(model) == ["FakeQuantize"]
+    assert np.array_equal(run_cpu(model, {"x": x})[0], run_unoptimized(model, {"x": x})[0])
 
 
 @pytest.mark.parametrize(
-    ("change", "kept"),
+    ("change", "case"),
     [
         ({"scale": np.array([0.5, 0.25, 1], np.float32), "zero": np.zeros(3, np.uint8)}, "axis"),
         ({"other": np.uint8(4)}, "another zero point"),
         ({}, "integers are an output"),
     ],
 )
-def test_other_quantisations_stay(change: dict[str, Any], kept: str) -> None:
+def test_other_quantizations_are_not_fused(change: dict[str, Any], case: str) -> None:
     nodes = pair("x", "y")
     if "other" in change:
         nodes[1].input[2] = "other"
-    if kept == "axis":
+    if case == "axis":
         for node in nodes:
             node.attribute.append(helper.make_attribute("axis", 0))
     x = RNG.standard_normal((3, 5)).astype(np.float32)
     constants = {"scale": np.float32(0.5), "zero": np.uint8(9)} | change
     model = make_model(nodes, {"x": x}, ["y"] if change else ["y", "y_q"], constants)
-    assert "FakeQuantize" not in kinds(model)
-    for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert "FakeQuantize" not in operator_types(model)
+    results = zip(run_cpu(model, {"x": x}), run_unoptimized(model, {"x": x}), strict=True)
+    for result, expected in results:
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-def test_what_lies_on_a_grid_stays_there_when_it_is_rounded_to_it_again() -> None:
+def test_repeated_rounding_does_not_change_values() -> None:
     nodes = [
         *pair("x", "a"),
         helper.make_node("Transpose", ["a"], ["t"], perm=[0, 1, 3, 2]),
@@ -67,23 +75,23 @@ def test_what_lies_on_a_grid_stays_there_when_it_is_rounded_to_it_again() -> Non
     x = (RNG.standard_normal((2, 3, 5, 7)) * 9).astype(np.float32)
     constants = {"scale": np.float32(0.3), "zero": np.uint8(100)}
     model = make_model(nodes, {"x": x}, ["y"], constants)
-    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+    assert np.array_equal(run_cpu(model, {"x": x})[0], run_unoptimized(model, {"x": x})[0])
 
 
 @pytest.mark.parametrize("other", ["zero", "low"])
-def test_integers_that_several_nodes_read_become_floats_once(other: str) -> None:
-    quantise, back = pair("x", "a")
-    again = helper.make_node("DequantizeLinear", ["a_q", "scale", other], ["b"])
-    nodes = [quantise, back, again, helper.make_node("Add", ["a", "b"], ["y"])]
+def test_several_dequantizations_of_one_value_are_fused(other: str) -> None:
+    quantize, first = pair("x", "a")
+    second = helper.make_node("DequantizeLinear", ["a_q", "scale", other], ["b"])
+    nodes = [quantize, first, second, helper.make_node("Add", ["a", "b"], ["y"])]
     x = (RNG.standard_normal((3, 40)) * 9).astype(np.float32)
     constants = {"scale": np.float32(0.3), "zero": np.uint8(100), "low": np.uint8(0)}
     model = make_model(nodes, {"x": x}, ["y"], constants)
-    assert ("FakeQuantize" in kinds(model)) == (other == "zero")
-    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+    assert ("FakeQuantize" in operator_types(model)) == (other == "zero")
+    assert np.array_equal(run_cpu(model, {"x": x})[0], run_unoptimized(model, {"x": x})[0])
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_what_a_convolution_makes_is_rounded(relu: bool) -> None:
+def test_output_of_convolution_is_rounded(relu: bool) -> None:
     x = RNG.standard_normal((2, 5, 9, 8)).astype(np.float32)
     nodes = [helper.make_node("Conv", ["a", "w", "b"], ["c"])]
     nodes += [helper.make_node("Relu", ["c"], ["r"])] if relu else []
@@ -96,18 +104,20 @@ def test_what_a_convolution_makes_is_rounded(relu: bool) -> None:
         "low": np.uint8(0),
     }
     model = make_model(nodes, {"x": x}, ["y"], constants)
-    assert kinds(model) == ["FakeQuantize", "Conv", "FakeQuantize"]
-    # Multiples of 1/4 times small integers: floats add them without rounding.
-    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+    assert operator_types(model) == ["FakeQuantize", "Conv", "FakeQuantize"]
+    # Floats represent multiples of 1/4 times small integers exactly.
+    assert np.array_equal(run_cpu(model, {"x": x})[0], run_unoptimized(model, {"x": x})[0])
 
 
-def steps_apart(model: ModelProto, feeds: dict[str, Any]) -> np.ndarray:
-    (ours,), (theirs,) = run_cpu(model, feeds), plain(model, feeds)
-    assert ours.dtype == theirs.dtype
-    return np.abs(ours.astype(int) - theirs.astype(int))
+def step_difference(model: ModelProto, feeds: dict[str, Any]) -> np.ndarray:
+    """Return the differences between device CPU and ONNX Runtime, in quantization steps."""
+    (result,), (expected,) = run_cpu(model, feeds), run_unoptimized(model, feeds)
+    assert result.dtype == expected.dtype
+    return np.abs(result.astype(int) - expected.astype(int))
 
 
-def quantised(x: Sequence[str], y: str) -> list[str]:
+def quantized_inputs(x: Sequence[str], y: str) -> list[str]:
+    """Return the inputs of a QLinear operator: tensors, scales and zero points."""
     tensors = [f"{name}{part}" for name in x for part in ("", "_scale", "_zero")]
     return [*tensors, f"{y}_scale", f"{y}_zero"]
 
@@ -121,7 +131,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_a_quantised_convolution_of_constant_weights(per_channel: bool) -> None:
+def test_quantized_convolution_equals_onnxruntime(per_channel: bool) -> None:
     x, w = bytes_of(np.uint8, 1, 16, 12, 12), weights_of(np.int8, 8, 16, 3, 3)
     scale = np.linspace(0.01, 0.03, 8, dtype=np.float32) if per_channel else np.float32(0.02)
     constants = SCALES | {
@@ -130,30 +140,28 @@ def test_a_quantised_convolution_of_constant_weights(per_channel: bool) -> None:
         "w_zero": np.zeros(scale.shape, np.int8),
         "b": RNG.integers(-9000, 9000, 8, np.int32),
     }
-    inputs = [*quantised(["x", "w"], "y"), "b"]
+    inputs = [*quantized_inputs(["x", "w"], "y"), "b"]
     nodes = [helper.make_node("QLinearConv", inputs, ["y"], pads=[1, 1, 1, 1], name="conv")]
     model = make_model(nodes, {"x": x}, ["y"], constants)
-    apart = steps_apart(model, {"x": x})
-    assert apart.max() <= 1  # where a product lies halfway between two steps
-    assert apart.mean() < 1e-3
+    difference = step_difference(model, {"x": x})
+    assert difference.max() <= 1  # if a product is halfway between two steps
+    assert difference.mean() < 1e-3
 
 
-def test_a_quantised_product_of_constant_weights() -> None:
+def test_quantized_product_equals_onnxruntime() -> None:
     x, w = bytes_of(np.uint8, 6, 300), weights_of(np.int8, 300, 7)
     constants = SCALES | {"w": w, "w_scale": np.float32(0.01), "w_zero": np.int8(-2)}
-    nodes = [helper.make_node("QLinearMatMul", quantised(["x", "w"], "y"), ["y"])]
+    nodes = [helper.make_node("QLinearMatMul", quantized_inputs(["x", "w"], "y"), ["y"])]
     model = make_model(nodes, {"x": x}, ["y"], constants)
-    apart = steps_apart(model, {"x": x})
-    assert apart.max() <= 1
-    assert apart.mean() < 1e-3
+    difference = step_difference(model, {"x": x})
+    assert difference.max() <= 1
+    assert difference.mean() < 1e-3
 
 
 @pytest.mark.parametrize("cast", [False, True])
 @pytest.mark.parametrize("depth", [64, 600])
 @pytest.mark.parametrize("largest", [3, 127])
-def test_integer_products_of_constant_weights_are_exact(
-    cast: bool, depth: int, largest: int
-) -> None:
+def test_integer_product_is_exact(cast: bool, depth: int, largest: int) -> None:
     x = bytes_of(np.uint8, 5, depth)
     w = np.full((depth, 3), largest, np.int8)
     x[0] = 255
@@ -161,13 +169,13 @@ def test_integer_products_of_constant_weights_are_exact(
     nodes += [helper.make_node("Cast", ["p"], ["y"], to=1)] if cast else []
     constants = {"w": w, "x_zero": np.uint8(0), "w_zero": np.int8(-1)}
     model = make_model(nodes, {"x": x}, ["y" if cast else "p"], constants)
-    (ours,) = run_cpu(model, {"x": x})
-    assert ours.dtype == (np.float32 if cast else np.int32)
-    assert np.array_equal(ours, x.astype(int) @ (w.astype(int) + 1))
+    (result,) = run_cpu(model, {"x": x})
+    assert result.dtype == (np.float32 if cast else np.int32)
+    assert np.array_equal(result, x.astype(int) @ (w.astype(int) + 1))
 
 
-def dynamic(bias: bool = True) -> list[NodeProto]:
-    """Return what onnxruntime's quantiser writes for a linear layer of activations of any range."""
+def dynamic_linear(bias: bool = True) -> list[NodeProto]:
+    """Return a dynamically quantized linear layer, as ONNX Runtime's quantizer writes it."""
     return [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
         helper.make_node("MatMulInteger", ["q", "w", "z", "w_zero"], ["p"]),
@@ -183,7 +191,7 @@ def dynamic(bias: bool = True) -> list[NodeProto]:
     ("depth", "width", "dtype", "per_column"),
     [(64, 7, np.int8, True), (600, 5, np.int8, False), (600, 500, np.uint8, True)],
 )
-def test_layers_whose_activations_are_quantised_in_the_run_stay_floats_throughout(
+def test_dynamically_quantized_linear_layer_equals_onnxruntime(
     depth: int, width: int, dtype: type, per_column: bool, bias: bool
 ) -> None:
     x = RNG.standard_normal((2, 3, depth)).astype(np.float32)
@@ -194,21 +202,21 @@ def test_layers_whose_activations_are_quantised_in_the_run_stay_floats_throughou
         "b": np.ones(width, np.float32),
         "w_scale": np.linspace(0.01, 0.03, columns, dtype=np.float32),
     }
-    model = make_model(dynamic(bias), {"x": x}, ["y"], constants)
-    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
+    model = make_model(dynamic_linear(bias), {"x": x}, ["y"], constants)
+    (result,), (expected,) = run_cpu(model, {"x": x}), run_unoptimized(model, {"x": x})
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("row", [[-101.5, 153.5], [0, 0], [3, 4], [-5, -9], [-1e-3, 700]])
-def test_floats_are_spread_as_in_the_specification(row: list[float]) -> None:
+def test_dynamic_range_equals_onnxruntime(row: list[float]) -> None:
     x = np.array([row * 8], np.float32)
     constants = {"w": np.eye(16, dtype=np.int8), "w_zero": np.int8(0), "w_scale": np.float32(1)}
-    model = make_model(dynamic(bias=False), {"x": x}, ["y"], constants)
-    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+    model = make_model(dynamic_linear(bias=False), {"x": x}, ["y"], constants)
+    assert np.array_equal(run_cpu(model, {"x": x})[0], run_unoptimized(model, {"x": x})[0])
 
 
 def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
-    """Return what onnxruntime's quantiser writes for a convolution and what follows, and inputs."""
+    """Return a dynamically quantized convolution, as ONNX Runtime's quantizer writes it."""
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
         helper.make_node(
@@ -236,25 +244,27 @@ def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
 
 
 @pytest.mark.parametrize("group", [1, 6])
-def test_convolutions_whose_activations_are_quantised_in_the_run_are_floats(group: int) -> None:
+def test_dynamically_quantized_convolution_equals_onnxruntime(group: int) -> None:
     model, x = dynamic_convolution(group)
-    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    (result,), (expected,) = run_cpu(model, {"x": x}), run_unoptimized(model, {"x": x})
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_nan_is_spread_alike_in_every_run() -> None:
+def test_dynamic_quantization_of_nan_runs() -> None:
     node = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
     x = np.array([[1, 2, np.nan, 4], [1, 2, 3, 4]], np.float32)
     run_cpu(make_model([node], {"x": x}, ["q", "s", "z"]), {"x": x})
     constants = {"w": np.eye(4, dtype=np.int8), "w_zero": np.int8(0), "w_scale": np.float32(1)}
-    run_cpu(make_model(dynamic(bias=False), {"x": x}, ["y"], constants), {"x": x})
+    run_cpu(make_model(dynamic_linear(bias=False), {"x": x}, ["y"], constants), {"x": x})
 
 
-def test_names_that_passes_would_give_may_be_taken() -> None:
+def test_pass_avoids_names_in_use() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["conv1/x"], to=1),
         helper.make_node("Cast", ["x"], ["conv1/floats"], to=1),
-        helper.make_node("QLinearConv", [*quantised(["x", "w"], "y"), "b"], ["conv1"], "conv1"),
+        helper.make_node(
+            "QLinearConv", [*quantized_inputs(["x", "w"], "y"), "b"], ["conv1"], "conv1"
+        ),
         helper.make_node("DequantizeLinear", ["conv1", "y_scale", "y_zero"], ["a"]),
         helper.make_node("Sum", ["a", "conv1/x", "conv1/floats"], ["y"]),
     ]
@@ -266,4 +276,4 @@ def test_names_that_passes_would_give_may_be_taken() -> None:
     }
     x = {"x": bytes_of(np.uint8, 1, 1, 2, 2)}
     model = make_model(nodes, x, ["y"], constants)
-    np.testing.assert_allclose(run_cpu(model, x)[0], plain(model, x)[0], rtol=1e-6)
+    np.testing.assert_allclose(run_cpu(model, x)[0], run_unoptimized(model, x)[0], rtol=1e-6)

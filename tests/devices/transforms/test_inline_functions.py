@@ -1,4 +1,4 @@
-"""Functions of a model that are put in place of their calls, and those that are not."""
+"""Inlining of a model's functions: when it applies, names, and equal results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.transformed import check, floats, node, operators
 
 
 def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
-    """Return ``0.5 * factor * tanh(a + shift)``, with a call inside, and absent shift allowed."""
+    """Return a function that calls another one and has an attribute and an optional input."""
     inner = helper.make_function(
         "own",
         "Half",
@@ -50,8 +50,8 @@ def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
     return [inner, outer]
 
 
-@pytest.mark.parametrize(("opset", "inlined"), [(17, True), (16, False)])
-def test_functions_are_inlined_where_their_opsets_are_the_models(opset: int, inlined: bool) -> None:
+@pytest.mark.parametrize(("opset", "is_inlined"), [(17, True), (16, False)])
+def test_function_is_inlined_if_its_opset_is_the_models(opset: int, is_inlined: bool) -> None:
     x = floats(1, 4, 6, 6) - 1
     nodes = [
         helper.make_node("ScaledTanh", ["x"], ["h"], name="one", domain="own", factor=3.0),
@@ -68,13 +68,13 @@ def test_functions_are_inlined_where_their_opsets_are_the_models(opset: int, inl
     h, y = run_cpu(model, {"x": x})
     np.testing.assert_allclose(h, 1.5 * np.tanh(x), rtol=1e-5)
     np.testing.assert_allclose(y, np.tanh(np.maximum(h, 0)), rtol=1e-5)
-    ran = transform(read_model(model)).nodes
-    assert ("ScaledTanh" not in [n.op_type for n in ran]) == inlined
-    assert {name for n in ran for name in n.covers} == {"one", "two"}
-    assert len({n.name for n in ran}) == len(ran)
+    executed = transform(read_model(model)).nodes
+    assert ("ScaledTanh" not in [n.op_type for n in executed]) == is_inlined
+    assert {name for n in executed for name in n.covers} == {"one", "two"}
+    assert len({n.name for n in executed}) == len(executed)
 
 
-def test_values_of_an_inlined_function_take_no_name_of_the_graph() -> None:
+def test_values_of_inlined_function_get_unique_names() -> None:
     x = floats(2, 3)
     body = [node("Exp", "a", "t"), node("Neg", "t", "o")]
     function = helper.make_function("own", "F", ["a"], ["o"], body, [helper.make_opsetid("", 17)])
@@ -90,7 +90,7 @@ def test_values_of_an_inlined_function_take_no_name_of_the_graph() -> None:
     np.testing.assert_array_equal(z, x)
 
 
-def test_a_function_of_one_node_is_inlined() -> None:
+def test_function_of_one_node_is_inlined() -> None:
     x = floats(2, 3)
     function = helper.make_function(
         "own", "F", ["a"], ["o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
@@ -101,7 +101,7 @@ def test_a_function_of_one_node_is_inlined() -> None:
     check(model, {"x": x})
 
 
-def test_a_function_that_gives_out_a_value_twice_runs() -> None:
+def test_function_with_duplicate_output_runs() -> None:
     x = floats(2, 3)
     function = helper.make_function(
         "own", "F", ["a"], ["o", "o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
@@ -111,7 +111,7 @@ def test_a_function_that_gives_out_a_value_twice_runs() -> None:
     check(model, {"x": x}, run_reference)
 
 
-def test_functions_that_call_one_another_twice_are_built_once_each(
+def test_nested_functions_are_built_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, opsets = floats(2, 3), [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
@@ -126,9 +126,9 @@ def test_functions_that_call_one_another_twice_are_built_once_each(
     ]
     call = helper.make_node("F12", ["x"], ["y"], domain="own")
     model = make_model([call], {"x": x}, ["y"], functions=functions, domains={"own": 1})
-    built = []
+    builds = []
     build = block.build_block
-    monkeypatch.setattr(block, "build_block", lambda *a, **k: built.append(1) or build(*a, **k))
-    monkeypatch.setattr(sys.modules[inline_functions.__module__], "_MOST_NODES", 10)
+    monkeypatch.setattr(block, "build_block", lambda *a, **k: builds.append(1) or build(*a, **k))
+    monkeypatch.setattr(sys.modules[inline_functions.__module__], "_MAX_NEW_NODES", 10)
     np.testing.assert_array_equal(run_cpu(model, {"x": x})[0], x)
-    assert len(built) <= len(functions)
+    assert len(builds) <= len(functions)
