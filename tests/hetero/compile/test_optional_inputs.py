@@ -49,7 +49,7 @@ def compile_layer(core: hetero.Core, device: str, config: Any = None) -> hetero.
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("inputs", [{}, {"w": W}, {"b": B}, {"w": W, "b": B}])
+@pytest.mark.parametrize("overrides", [{}, {"w": W}, {"b": B}, {"w": W, "b": B}])
 @pytest.mark.parametrize("exported", [False, True])
 def test_input_overrides_the_default(
     core: hetero.Core, device: str, overrides: dict[str, Any], exported: bool
